@@ -1,0 +1,34 @@
+"""GDPO for verl: several rewards, each normalised within its group before they are added.
+
+https://arxiv.org/abs/2601.05242. Importing this package loads neither verl nor Ray.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdpo_verl.advantage import (
+        apply_conditions,
+        gdpo_advantages,
+        group_normalize,
+        grpo_advantages,
+    )
+
+__version__ = "0.1.0"
+__all__ = [
+    "__version__",
+    "apply_conditions",
+    "gdpo_advantages",
+    "group_normalize",
+    "grpo_advantages",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import, and each of verl's processes imports this package.
+    if name in __all__:
+        from gdpo_verl import advantage
+
+        return getattr(advantage, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,187 @@
+"""What can be known to be wrong with a run before its first rollout."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+
+from gdpo_verl import __version__
+from gdpo_verl.batch import read_components
+from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.rewards.components import Component, declared_components
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED_VERL = ">=0.9.1,<0.10"
+MANAGER_NAME = "gdpo_components"
+
+
+def unsupported_verl() -> str | None:
+    """Why the installed verl is not supported, or None."""
+    installed = version("verl")
+    if Version("0.9.1") <= Version(installed) < Version("0.10"):
+        return None
+    return (
+        f"gdpo-verl {__version__} supports verl{SUPPORTED_VERL}, found verl {installed}. Install a "
+        f"supported one (pip install 'verl{SUPPORTED_VERL}'), or a gdpo-verl that supports this one."
+    )
+
+
+def is_gdpo(config: Any) -> bool:
+    """Whether the run asks for GDPO."""
+    estimator = config.algorithm.adv_estimator
+    return str(getattr(estimator, "value", estimator)) == "gdpo"
+
+
+def check_run(config: Any) -> None:
+    """Refuse a GDPO run that cannot work, in the driver, before Ray starts.
+
+    Raises:
+      ValueError: names the configuration key in full and the remedy.
+    """
+    settings = GdpoConfig.from_algorithm(config.algorithm)
+    if config.algorithm.get("use_kl_in_reward", False):
+        raise ValueError(
+            "algorithm.use_kl_in_reward: true has no effect under GDPO, which reads the reward "
+            "components before any penalty. Set it to false and use "
+            "actor_rollout_ref.actor.use_kl_loss=true."
+        )
+    if not settings.scale:
+        logger.warning(
+            "algorithm.norm_adv_by_std_in_grpo=false: without the groups' standard deviations the "
+            "components are only centred, and decoupling them makes no difference."
+        )
+    _check_rollout_engine(config.actor_rollout_ref.rollout.name)
+    _check_data_files(config.data)
+    declared = declared_reward(config)
+    if declared or settings.reward_keys is None:
+        settings.resolve(declared)
+
+
+def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
+    """What the run optimises, or None when it has no components for us.
+
+    A run with another estimator gets metrics when its reward declares components; if its
+    declaration cannot be read, it is left alone.
+
+    Args:
+      config: verl's whole configuration.
+      returned: a dict that the reward returned, where one is known.
+    """
+    try:
+        settings = GdpoConfig.from_algorithm(config.algorithm)
+        declared = declared_reward(config)
+        asked = is_gdpo(config) or (settings.metrics and (declared or settings.reward_keys))
+        if not asked:
+            return None
+        objective = settings.resolve(declared, None if returned is None else list(returned))
+        if returned is not None:
+            read_components([returned], objective, ["0 of data.train_files with an empty answer"])
+        return objective
+    except ValueError:
+        if is_gdpo(config):
+            raise
+        logger.warning("no metrics for the reward components", exc_info=True)
+        return None
+
+
+def declared_reward(config: Any) -> tuple[Component, ...]:
+    """The components that the configured reward function, else its manager, declares.
+
+    Raises:
+      ValueError: the reward function or the manager cannot be loaded.
+    """
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+    from verl.utils.import_utils import load_extern_object
+
+    function = config.reward.get("custom_reward_function") or {}
+    path, name = function.get("path"), function.get("name")
+    components: tuple[Component, ...] = ()
+    if path:
+        try:
+            components = declared_components(load_extern_object(path, name))
+        except (ImportError, AttributeError, FileNotFoundError, RuntimeError) as error:
+            raise ValueError(
+                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: {error}. Give "
+                "path=pkg://package.module or a file, and name=the function in it."
+            ) from error
+    if components:
+        return components
+    try:
+        manager = resolve_reward_manager_cls(config)
+    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
+        raise ValueError(f"reward.reward_manager: {error}") from error
+    # A custom function takes the place of the manager's own rewards.
+    return () if path else declared_components(manager)
+
+
+def probe_reward(config: Any, tokenizer: Any, dataset: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Call the configured reward once, on the first row of the data with an empty answer.
+
+    Returns:
+      What it returned (verl's `reward_extra_info`); None when it needs a reward model,
+      which does not run yet.
+
+    Raises:
+      ValueError: it raised; the message has the key, the row and the reward's own words.
+    """
+    from verl import DataProto
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    if config.reward.reward_model.enable:
+        return None
+    row = dict(dataset[0])
+    tensors = {
+        "prompts": torch.zeros(1, 1, dtype=torch.int64),
+        "responses": torch.full((1, 1), tokenizer.eos_token_id, dtype=torch.int64),
+        "attention_mask": torch.ones(1, 2, dtype=torch.int64),
+    }
+    columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
+    columns |= {"__num_turns__": 2, "response_len": 1}
+    manager = load_reward_manager(config, tokenizer)
+    data = DataProto.from_dict(
+        tensors=tensors, non_tensors={key: _boxed(value) for key, value in columns.items()}
+    )
+    try:
+        result = manager.loop.run_until_complete(manager.run_single(data))
+    except Exception as error:
+        function = config.reward.get("custom_reward_function") or {}
+        raise ValueError(
+            f"reward.custom_reward_function={function.get('path')}:{function.get('name')} raised on row "
+            "0 of data.train_files with an empty answer: "
+            f"{type(error).__name__}: {error}. A reward function must return its components for any text."
+        ) from error
+    return dict(result.get("reward_extra_info") or {})
+
+
+def _boxed(value: Any) -> np.ndarray:
+    box = np.empty(1, dtype=object)
+    box[0] = value
+    return box
+
+
+def _check_rollout_engine(name: str) -> None:
+    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "actor_rollout_ref.rollout.name: vllm is not installed. With a GPU: pip install "
+            "'verl[vllm]'; without one: pip install 'gdpo-verl[cpu]'."
+        )
+
+
+def _check_data_files(data: Any) -> None:
+    for key in ("train_files", "val_files"):
+        files = data.get(key)
+        for path in [files] if isinstance(files, str) else list(files or []):
+            if "://" not in path and not os.path.exists(os.path.expanduser(path)):
+                raise ValueError(
+                    f"data.{key}: {path!r} does not exist here (working directory {os.getcwd()}). "
+                    "Prepare it first, for instance with `gdpo-verl prepare toolbox`."
+                )

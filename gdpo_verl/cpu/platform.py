@@ -1,0 +1,113 @@
+"""A CPU platform for verl's `PlatformRegistry` (verl/plugin/platform/platform_base.py)."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+# verl reads free and total memory of a device for its logs; there is no device memory here.
+_NO_MEMORY = (1 << 33, 1 << 33)
+
+
+class _Device(types.ModuleType):
+    """`torch.cpu`, and for what it lacks of `torch.cuda` a function that returns 0."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(torch.cpu, name, lambda *args, **kwargs: 0)
+
+
+def _device_module() -> types.ModuleType:
+    device: Any = _Device("gdpo_verl_cpu_device")
+    device.is_available = lambda: True
+    device.device_count = lambda: 1
+    device.current_device = lambda: 0
+    device.get_device_name = lambda *args, **kwargs: "cpu"
+    device.mem_get_info = lambda *args, **kwargs: _NO_MEMORY
+    device.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    device.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    return device  # type: ignore[no-any-return]
+
+
+class PlatformCPU(PlatformBase):
+    """One or more logical devices on the cores of this machine."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        # Never auto-detected: a machine whose GPU is not found should fail, not crawl.
+        return False
+
+    def current_device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        # verl's ResourcePoolManager counts the resources GPU and NPU and no other
+        # (verl/single_controller/ray/base.py), so a logical device is a logical GPU.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        # Weights go to vLLM through shared memory instead of CUDA IPC handles.
+        return False
+
+    def cudart(self) -> None:
+        return None
+
+
+def register() -> None:
+    """Make ``VERL_PLATFORM=cpu`` known to verl."""
+    PlatformRegistry.register(platform="cpu")(PlatformCPU)

@@ -1,0 +1,84 @@
+"""Write a data set: parquet in verl's columns, with its provenance beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import gdpo_verl
+
+PROVENANCE = "provenance.json"
+
+
+def row(
+    data_source: str,
+    prompt: list[dict[str, str]],
+    ground_truth: str,
+    *,
+    ability: str,
+    extra_info: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One row in verl's columns. ``extra_info`` needs ``index`` and ``split``."""
+    return {
+        "data_source": data_source,
+        "prompt": prompt,
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": dict(extra_info),
+    }
+
+
+def write(
+    out_dir: Path,
+    splits: Mapping[str, Sequence[Mapping[str, Any]]],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write ``<split>.parquet`` for each split, then ``provenance.json``.
+
+    Every file is complete under a temporary name before any gets its own, so
+    an interrupted run leaves no half file. The provenance comes last and holds
+    each file's SHA-256: where it is present and agrees, the set is whole. The
+    same rows give the same bytes.
+
+    Returns:
+      the provenance as written: ``provenance`` with the package version, and
+      rows and SHA-256 of each file.
+
+    Raises:
+      ValueError: a split has no rows.
+    """
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(f"split {split!r} has no rows; ask for at least one")
+    out_dir = Path(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    files: dict[str, dict[str, Any]] = {}
+    with ExitStack() as cleanup:
+        pending: list[tuple[Path, Path]] = []
+
+        def temporary(name: str) -> Path:
+            path = out_dir / f".{name}.{os.getpid()}.tmp"
+            cleanup.callback(path.unlink, missing_ok=True)
+            pending.append((path, out_dir / name))
+            return path
+
+        for split, rows in splits.items():
+            path = temporary(f"{split}.parquet")
+            pq.write_table(pa.Table.from_pylist(list(rows)), path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            files[f"{split}.parquet"] = {"rows": len(rows), "sha256": digest}
+        version = getattr(gdpo_verl, "__version__", "unknown")
+        written = {**provenance, "gdpo_verl": version, "files": files}
+        text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+        temporary(PROVENANCE).write_text(text, encoding="utf-8")
+        for source, target in pending:
+            os.replace(source, target)
+    return written

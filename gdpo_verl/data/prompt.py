@@ -1,0 +1,73 @@
+"""The prompt and the reference answer of a tool-calling row.
+
+The form is that of the GDPO paper's tool-calling task
+(https://arxiv.org/abs/2601.05242, after ToolRL): the system message lists the
+tools and the output format, the user message holds the dialogue so far. The
+words are our own and shorter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+
+HEADER = """\
+You are an assistant that solves the user's task by calling tools.
+
+**Available Tools**
+You can use these tools:
+"""
+
+FOOTER = """
+**Steps for Each Turn**
+1. Think: find the tool that fits the request.
+2. Call: give its name and its parameters.
+
+**Output Format**
+<think> your thoughts </think>
+<tool_call>
+{"name": "tool name", "parameters": {"parameter name": "value"}}
+</tool_call>
+
+**Important Notes**
+1. Always think first, and write nothing outside the tags.
+2. Several calls are several lines, each a JSON object of its own."""
+
+HISTORY = "**Dialogue Records History**"
+
+
+def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> str:
+    """A tool's three lines, without the number that goes in front of them."""
+    one_line = " ".join(description.split())
+    schema = json.dumps(parameters, ensure_ascii=False)
+    return f". Name: {name}\nDescription: {one_line}\nParameters: {schema}\n"
+
+
+def messages(tool_blocks: Sequence[str], turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """The chat of one row.
+
+    Args:
+      tool_blocks: what `tool_block` returned, in the order to be listed.
+      turns: (role, text) of the dialogue so far, oldest first.
+    """
+    tools = "".join(f"{number}{block}" for number, block in enumerate(tool_blocks, start=1))
+    history = "\n".join(f"<{role}> {text} </{role}>" for role, text in turns)
+    return [
+        {"role": "system", "content": f"{HEADER}{tools}{FOOTER}"},
+        {"role": "user", "content": f"{HISTORY}\n{history}"},
+    ]
+
+
+def call_line(name: str, parameters: Mapping[str, Any]) -> str:
+    """One call as the JSON object that stands on a line between the tool_call tags."""
+    return json.dumps({"name": name, "parameters": parameters}, ensure_ascii=False)
+
+
+def reference_answer(thought: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The ground truth: a thought, then one line for each (name, parameters) of ``calls``."""
+    lines = "\n".join(call_line(name, parameters) for name, parameters in calls)
+    return f"{THINK_OPEN} {thought} {THINK_CLOSE}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"

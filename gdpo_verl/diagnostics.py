@@ -1,0 +1,93 @@
+"""What happened to each reward component in a batch: pure functions of rewards and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage import decoupled_sum, factorize_groups, grpo_scalars
+
+# Advantages closer than this count as one; rounding in float64 stays far below it.
+DISTINCT_TOLERANCE = 1e-6
+
+
+def component_metrics(
+    rewards: Tensor, group_ids: Sequence[Hashable] | Tensor, keys: Sequence[str]
+) -> dict[str, float]:
+    """Statistics of each component, under ``gdpo/<component>/…``.
+
+    ``mean``, ``std`` (unbiased), ``min`` and ``max`` over the scored rows, in reward units;
+    ``constant_groups``, the share of the groups with a scored row in which the component
+    does not vary; ``unscored``, the share of rows without it, alone where no row has it.
+
+    Args:
+      rewards: shape (B, K), in reward units; NaN where not scored.
+      group_ids: B hashables, or a tensor of shape (B,).
+      keys: the names of the K components.
+    """
+    values = rewards.to(torch.float64)
+    groups, count = factorize_groups(group_ids, values)
+    metrics: dict[str, float] = {}
+    for key, column in zip(keys, values.unbind(dim=1), strict=True):
+        scored = ~column.isnan()
+        present = column[scored]
+        metrics[f"gdpo/{key}/unscored"] = 1.0 - len(present) / max(len(column), 1)
+        if len(present):
+            metrics[f"gdpo/{key}/mean"] = float(present.mean())
+            metrics[f"gdpo/{key}/std"] = float(present.std()) if len(present) > 1 else 0.0
+            metrics[f"gdpo/{key}/min"] = float(present.min())
+            metrics[f"gdpo/{key}/max"] = float(present.max())
+            metrics[f"gdpo/{key}/constant_groups"] = _constant_share(present, groups[scored], count)
+    return metrics
+
+
+def distinct_advantages(advantage: Tensor, group_ids: Sequence[Hashable] | Tensor) -> float:
+    """Mean number of distinct advantages within a group, NaN rows left out.
+
+    Two advantages are distinct when they differ by more than `DISTINCT_TOLERANCE`. GRPO's
+    number below GDPO's on the same rewards is advantage collapse.
+
+    Args:
+      advantage: shape (B,), unitless, before whitening.
+      group_ids: B hashables, or a tensor of shape (B,).
+    """
+    groups, count = factorize_groups(group_ids, advantage)
+    live = ~advantage.isnan()
+    if not bool(live.any()):
+        return 0.0
+    values, by_value = advantage[live].sort()
+    codes, by_group = groups[live][by_value].sort(stable=True)
+    values = values[by_group]
+    new = (codes.diff() != 0) | (values.diff() > DISTINCT_TOLERANCE)
+    return float((1 + new.sum()) / codes.unique().numel())
+
+
+def collapse_metrics(
+    rewards: Tensor,
+    group_ids: Sequence[Hashable] | Tensor,
+    *,
+    weights: Sequence[float] | None = None,
+    epsilon: float = 1e-6,
+    scale: bool = True,
+) -> dict[str, float]:
+    """What GRPO would tell apart in these groups, and what GDPO does.
+
+    ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
+    """
+    options = {"weights": weights, "epsilon": epsilon, "scale": scale}
+    decoupled = decoupled_sum(rewards, group_ids, **options)  # type: ignore[arg-type]
+    summed = grpo_scalars(rewards, group_ids, **options)  # type: ignore[arg-type]
+    summed = torch.where(decoupled.isnan(), torch.nan, summed)
+    return {
+        "gdpo/distinct_advantages/gdpo": distinct_advantages(decoupled, group_ids),
+        "gdpo/distinct_advantages/grpo": distinct_advantages(summed, group_ids),
+    }
+
+
+def _constant_share(values: Tensor, groups: Tensor, count: int) -> float:
+    low = values.new_full((count,), torch.inf).scatter_reduce_(0, groups, values, "amin")
+    high = values.new_full((count,), -torch.inf).scatter_reduce_(0, groups, values, "amax")
+    present = low.isfinite()
+    return float((low == high)[present].to(torch.float64).mean())

@@ -1,0 +1,71 @@
+"""Stop a run in which every rollout session fails, and say why.
+
+verl 0.9.1 logs the exception of a session in the worker it failed in and goes on
+(verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
+an error that does not name the cause, the asynchronous ones refill for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import wrapt
+
+logger = logging.getLogger(__name__)
+
+_PARTITION = "gdpo_verl_failures"
+_KEY = "last"
+
+
+def record_errors(agent_loop_tq: Any) -> None:
+    """Keep the last session error where the trainer can read it (module `…v1.agent_loop_tq`)."""
+    wrapt.wrap_function_wrapper(agent_loop_tq, "_settle_session_tasks", _settle)
+
+
+async def _settle(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    import transfer_queue as tq
+
+    errors = await wrapped(*args, **kwargs)
+    if errors:
+        text = f"{type(errors[-1]).__name__}: {errors[-1]}"
+        await tq.async_kv_put(key=_KEY, partition_id=_PARTITION, tag={"error": text})
+    return errors
+
+
+def watch(replay_buffer: Any) -> None:
+    """Raise from the buffer's next poll once every session so far has failed."""
+    wrapt.wrap_function_wrapper(replay_buffer, "_sync_metadata_from_transfer_queue", _Watch())
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.failed: dict[str, set[str]] = {}
+
+    def __call__(self, wrapped: Any, buffer: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        for partition in ("train", "val"):
+            self._check(buffer, partition)
+        return result
+
+    def _check(self, buffer: Any, partition: str) -> None:
+        failed = self.failed.setdefault(partition, set())
+        if buffer.finished_keys[partition] or buffer.partitions[partition]:
+            failed.clear()
+            return
+        failed |= buffer.failure_keys[partition]
+        waiting = len(buffer.pending_keys[partition]) + len(buffer.running_keys[partition])
+        # The synchronous trainer waits for nothing more; the others refill what failed.
+        if failed and (not waiting or len(failed) > 2 * waiting):
+            raise RuntimeError(
+                f"every rollout session failed: {len(failed)} prompts of the partition "
+                f"{partition!r} so far, none with an answer. The last error: {_last_error()}. The "
+                "log of the AgentLoopWorker has its traceback."
+            )
+
+
+def _last_error() -> str:
+    import transfer_queue as tq
+
+    tags = (tq.kv_list(_PARTITION) or {}).get(_PARTITION, {})
+    return str(tags.get(_KEY, {}).get("error", "unknown"))

@@ -1,0 +1,27 @@
+"""Run directories of verl → learning curves, a table and one self-contained page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdpo_verl.report.page import write_report
+    from gdpo_verl.report.progress import follow
+    from gdpo_verl.report.runs import RunError, set_aside_metrics
+
+_MODULES = {
+    "RunError": "runs",
+    "follow": "progress",
+    "set_aside_metrics": "runs",
+    "write_report": "page",
+}
+__all__ = ["RunError", "follow", "set_aside_metrics", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    # Following a run should not wait for matplotlib.
+    if name in _MODULES:
+        from importlib import import_module
+
+        return getattr(import_module(f"gdpo_verl.report.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,205 @@
+"""One live line about a training that writes metrics.jsonl and train.log."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import TextIO
+
+from tqdm import tqdm
+
+from gdpo_verl.report.runs import METRICS, Metrics, parse_metrics_line
+from gdpo_verl.report.table import duration
+
+POLL_SECONDS = 1.0
+PLAIN_EVERY_STEPS = 10
+PLAIN_EVERY_SECONDS = 60.0
+_RECENT = 5
+
+# Lines that verl 0.9 and vLLM print as they get further; the last one seen counts.
+_PHASES = (
+    (re.compile(r"Started a local Ray instance|Connected to Ray cluster"), "loading the policy"),
+    (re.compile(r"Initializing a V1 LLM engine"), "starting vLLM"),
+    (re.compile(r"Creating file logger at"), "validating before training"),
+    (re.compile(r"Initial validation metrics"), "first training step"),
+)
+
+
+def follow(
+    run: Path,
+    *,
+    total_steps: int,
+    is_alive: Callable[[], bool],
+    label: str,
+    stream: TextIO | None = None,
+) -> None:
+    """Show how far a training is until its process ends.
+
+    On a terminal this is one line that is rewritten each second, elsewhere a line at the
+    first step, every ten steps and at the last. Lines that metrics.jsonl holds when the
+    call begins belong to an earlier launch: a resumed run continues from what it logs next.
+
+    Args:
+      run: the run directory; it may still be empty.
+      total_steps: trainer.total_training_steps.
+      is_alive: whether the training's process still runs.
+      label: the run's name on the line.
+      stream: where to write; sys.stderr by default.
+    """
+    stream = sys.stderr if stream is None else stream
+    state = _State(total_steps)
+    metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
+    metrics.read()
+    log.read()
+    line = (_LiveLine if stream.isatty() else _PlainLines)(stream, label, total_steps)
+    while True:
+        # Asked before reading, so that what the process wrote last is read as well.
+        alive = is_alive()
+        for text in log.read():
+            state.see_log(text.decode(errors="replace"))
+        for text in metrics.read():
+            record = parse_metrics_line(text)
+            if record is not None:
+                state.see_metrics(*record)
+        if not alive:
+            break
+        line.show(state)
+        time.sleep(POLL_SECONDS)
+    line.close(state)
+
+
+class _State:
+    """What is known of the training so far."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self.started = time.monotonic()
+        self.phase = "starting Ray, vLLM and FSDP"
+        self.step: int | None = None
+        self.rewards: dict[str, float] = {}
+        self.seconds: list[float] = []
+
+    def see_log(self, line: str) -> None:
+        for pattern, phase in _PHASES:
+            if pattern.search(line):
+                self.phase = phase
+
+    def see_metrics(self, step: int, data: Metrics) -> None:
+        self.step = step
+        for key, value in data.items():
+            if key.startswith("gdpo/") and key.endswith("/mean"):
+                self.rewards[key.removeprefix("gdpo/").removesuffix("/mean")] = value
+        if "timing_s/step" in data:
+            self.seconds = [*self.seconds, data["timing_s/step"]][-_RECENT:]
+
+    @property
+    def elapsed(self) -> str:
+        return duration(time.monotonic() - self.started)
+
+    @property
+    def training(self) -> bool:
+        return self.step is not None and bool(self.rewards or self.seconds)
+
+    def describe(self) -> str:
+        """What stands behind the step: rewards, pace and time left, or the phase."""
+        if not self.training:
+            return f"{self.phase}… {self.elapsed}"
+        parts = [f"{name} {value:.3f}" for name, value in self.rewards.items()]
+        if self.seconds:
+            left = max(0, self.total_steps - (self.step or 0)) * mean(self.seconds)
+            parts.append(f"{mean(self.seconds):.1f} s a step")
+            parts.append(f"about {duration(left)} left" if left else "finishing")
+        return ", ".join(parts)
+
+    def verdict(self) -> str:
+        """The last line, once the process has ended."""
+        if not self.training:
+            return f"ended after {self.elapsed} while {self.phase}"
+        if (self.step or 0) < self.total_steps:
+            return f"ended early after {self.elapsed}: {self.describe()}"
+        rewards = ", ".join(f"{name} {value:.3f}" for name, value in self.rewards.items())
+        return f"done in {self.elapsed}" + (f": {rewards}" if rewards else "")
+
+
+class _LiveLine:
+    """A line on a terminal, rewritten at each look."""
+
+    def __init__(self, stream: TextIO, label: str, total_steps: int) -> None:
+        self.bar = tqdm(
+            desc=label,
+            total=total_steps,
+            file=stream,
+            dynamic_ncols=True,
+            bar_format="{desc} |{bar:16}| {n_fmt}/{total_fmt}{postfix}",
+        )
+
+    def show(self, state: _State) -> None:
+        self._write(state, state.describe())
+
+    def close(self, state: _State) -> None:
+        self._write(state, state.verdict())
+        self.bar.close()
+
+    def _write(self, state: _State, text: str) -> None:
+        self.bar.n = state.step or 0
+        self.bar.set_postfix_str(text)
+
+
+class _PlainLines:
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, stream: TextIO, label: str, total_steps: int) -> None:
+        self.stream, self.label, self.total_steps = stream, label, total_steps
+        self.step = 0
+        self.phase = ""
+        self.written = 0.0
+
+    def show(self, state: _State) -> None:
+        now = time.monotonic()
+        if state.training:
+            step = state.step or 0
+            first = not self.step
+            due = step // PLAIN_EVERY_STEPS > self.step // PLAIN_EVERY_STEPS
+            if first or (due and step > self.step) or (step == self.total_steps != self.step):
+                self.step = step
+                self._write(state, state.describe())
+        elif state.phase != self.phase or now - self.written >= PLAIN_EVERY_SECONDS:
+            self.phase, self.written = state.phase, now
+            self._write(state, state.describe())
+
+    def close(self, state: _State) -> None:
+        self._write(state, state.verdict())
+
+    def _write(self, state: _State, text: str) -> None:
+        where = f"step {state.step}/{self.total_steps}: " if state.training else ""
+        self.stream.write(f"{self.label}: {where}{text}\n")
+        self.stream.flush()
+
+
+class _Tail:
+    """Reads the whole lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: int | None = None
+        self.offset = 0
+
+    def read(self) -> list[bytes]:
+        try:
+            with self.path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                # A new launch makes a new file, or empties the old one (verl's tracker does).
+                if status.st_ino != self.file or status.st_size < self.offset:
+                    self.file, self.offset = status.st_ino, 0
+                stream.seek(self.offset)
+                new = stream.read()
+        except FileNotFoundError:
+            return []
+        whole = new.rfind(b"\n") + 1
+        self.offset += whole
+        return new[:whole].splitlines()

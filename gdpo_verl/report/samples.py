@@ -1,0 +1,103 @@
+"""The same held-out prompts before and after training."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gdpo_verl.report.runs import Run, is_number, read_rows
+
+Row = dict[str, Any]
+MAX_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a run answered at one validation, with the scores it got."""
+
+    run: str
+    when: str
+    text: str
+    scores: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A held-out prompt with each run's first and last completion."""
+
+    prompt: str
+    expected: str
+    changed: bool
+    completions: tuple[Completion, ...]
+
+    @property
+    def title(self) -> str:
+        """The end of the prompt, where the question usually stands."""
+        lines = [line.strip() for line in self.prompt.splitlines()]
+        roles = {"", "user", "assistant", "system"}
+        last = next((line for line in reversed(lines) if line.lower() not in roles), "")
+        return last if len(last) <= 160 else last[:159] + "…"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The chosen prompts and how many there were to choose from."""
+
+    chosen: tuple[Sample, ...]
+    prompts: int
+    changed: int
+
+
+def choose_samples(
+    runs: Sequence[Run], components: Sequence[str], *, changed: int = 4, unchanged: int = 2
+) -> Samples:
+    """Pick prompts by a rule that knows nothing of how good the answers are.
+
+    Prompts that every run answered at its first and last validation are put in the
+    order of their SHA-256. Taken are the first `changed` for which a component's score
+    differs between the two validations of some run, then the first `unchanged` of the others.
+    """
+    usable = [run for run in runs if len(run.validation) > 1]
+    ends = {run.path: (min(run.validation), max(run.validation)) for run in usable}
+    answers = [_by_prompt(run, step) for run in usable for step in ends[run.path]]
+    if not answers:
+        return Samples((), 0, 0)
+    shared = set.intersection(*(set(each) for each in answers))
+    samples = []
+    for prompt in sorted(shared, key=lambda text: hashlib.sha256(text.encode()).digest()):
+        rows = [each[prompt] for each in answers]
+        labels = [(run.name, f"step {step}") for run in usable for step in ends[run.path]]
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        differs = any(_scores(a, components) != _scores(b, components) for a, b in pairs)
+        completions = tuple(
+            Completion(name, when, _cut(row.get("output")), _scores(row, components))
+            for (name, when), row in zip(labels, rows, strict=True)
+        )
+        samples.append(Sample(prompt, _cut(rows[0].get("gts")), differs, completions))
+    moved = [sample for sample in samples if sample.changed]
+    still = [sample for sample in samples if not sample.changed]
+    return Samples((*moved[:changed], *still[:unchanged]), len(samples), len(moved))
+
+
+def _by_prompt(run: Run, step: int) -> dict[str, Row]:
+    """The first completion of each prompt; verl orders those of one prompt by session."""
+    rows: dict[str, Row] = {}
+    for row in read_rows(run.validation[step]):
+        rows.setdefault(str(row.get("input", "")), row)
+    return rows
+
+
+def _scores(row: Mapping[str, Any], components: Sequence[str]) -> dict[str, str]:
+    return {
+        component: f"{row[component]:.4g}" if is_number(row.get(component)) else "not scored"
+        for component in components
+    }
+
+
+def _cut(value: Any) -> str:
+    text = "" if value is None else str(value)
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}\n[… {len(text) - MAX_CHARACTERS} characters more]"

@@ -1,0 +1,66 @@
+"""The reward manager that feeds GDPO and its GRPO control the same components.
+
+It does what verl's `naive` manager does, and two things more: it tells the reward function
+the response's length in tokens, and it makes the score the weighted sum of the components
+that GDPO decouples, from the same configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+
+from gdpo_verl.batch import RewardBatch
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.rewards import tool_call
+from gdpo_verl.rewards.components import declared_components
+
+# Used when reward.custom_reward_function is not set, by data_source.
+REWARDS = {name: tool_call.compute_score for name in ("toolbox", "bfcl", "rlla")}
+
+
+class ComponentsRewardManager(NaiveRewardManager):
+    """verl's `naive` manager, with score = sum_k w_k r_k after the conditions.
+
+    Registered as ``reward.reward_manager.name=gdpo_components``.
+    """
+
+    components = declared_components(tool_call.compute_score)
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
+        if not (config.reward.get("custom_reward_function") or {}).get("path"):
+            compute_score = compute_default_score
+        super().__init__(config, tokenizer, compute_score, **kwargs)
+        self.settings = GdpoConfig.from_algorithm(config.algorithm)
+        function = getattr(compute_score, "args", [compute_score])[0]
+        self.declared = declared_components(function) or self.components
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Score one session by its last output."""
+        data = data[-1:]
+        item = data[0]
+        mask = item.batch["attention_mask"][-item.batch["responses"].shape[-1] :]
+        extra_info = dict(item.non_tensor_batch.get("extra_info") or {})
+        column = np.array([extra_info | {"response_length": int(mask.sum())}], dtype=object)
+        data.non_tensor_batch["extra_info"] = column
+        result = await super().run_single(data)
+        info = result["reward_extra_info"]
+        objective = self.settings.resolve(self.declared, list(info))
+        batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
+        info["score"] = result["reward_score"] = float(batch.score()[0])
+        return result
+
+
+def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
+    """The reward of a data source that gdpo-verl prepares."""
+    if data_source not in REWARDS:
+        raise ValueError(
+            f"data_source: no reward of gdpo-verl's is known for {data_source!r}, only for "
+            f"{sorted(REWARDS)}. Set reward.custom_reward_function.path and .name."
+        )
+    return REWARDS[data_source](data_source, *args, **kwargs)
+
+
+compute_default_score.components = ComponentsRewardManager.components  # type: ignore[attr-defined]

@@ -1,0 +1,64 @@
+"""What a reward function returns, declared beside it: names, ranges, which may be absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Component:
+    """One named reward component.
+
+    Attributes:
+      name: its key in the dict that the reward function returns.
+      low: the smallest value it can take, in reward units; None when unbounded.
+      high: the largest value it can take; None when unbounded.
+      optional: the key may be missing for some data sources. A missing, None or
+        NaN value then means *not scored*.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    optional: bool = False
+
+
+def declares(*components: Component | str) -> Callable[[F], F]:
+    """Attach the declaration that the estimator, the metrics and the checks read.
+
+    >>> @declares(Component("format", 0, 1), "correctness")
+    ... def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    ...     return {"score": 0.0, "format": 0.0, "correctness": 0.0}
+    >>> [component.name for component in declared_components(compute_score)]
+    ['format', 'correctness']
+    """
+
+    def attach(function: F) -> F:
+        function.components = _as_components(components)  # type: ignore[attr-defined]
+        return function
+
+    return attach
+
+
+def declared_components(reward: Any) -> tuple[Component, ...]:
+    """The declaration of a reward function or manager class, empty when it has none.
+
+    Raises:
+      ValueError: an entry is neither a `Component` nor a name, or a name stands twice
+        or is 'score', which verl keeps for the sum.
+    """
+    return _as_components(getattr(reward, "components", None) or ())
+
+
+def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
+    components = tuple(Component(entry) if isinstance(entry, str) else entry for entry in entries)
+    names = [getattr(component, "name", component) for component in components]
+    if not all(isinstance(component, Component) for component in components):
+        raise ValueError(f"components: expected names or Component objects, found {names}")
+    if "score" in names or len(set(names)) < len(names):
+        raise ValueError(f"components: names must be distinct and none may be 'score', found {names}")
+    return components

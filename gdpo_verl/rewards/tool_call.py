@@ -1,0 +1,319 @@
+"""Rewards for tool calling: format, 0 or 1, and correctness, from -3 to 3.
+
+The two rewards of ToolRL (https://arxiv.org/abs/2504.13958), with which GDPO's paper
+(https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=True` is hardened
+against answers that please the rules without doing the task; `strict=False` gives the
+published rules' verdicts, defects included. `tool_text` says how an answer is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import eq
+from typing import Any
+
+from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.tool_text import (
+    CLOSE,
+    END_RESPONSE,
+    OPEN,
+    RESPONSE,
+    Call,
+    ParseError,
+    Reading,
+    assistant_text,
+    read,
+)
+
+__all__ = [
+    "GroundTruth",
+    "ParseError",
+    "compute_score",
+    "correctness_reward",
+    "format_reward",
+    "parse_ground_truth",
+]
+
+LOWEST, HIGHEST = -3.0, 3.0
+
+Verdict = tuple[float, float, ParseError]
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """What an answer is measured against.
+
+    Attributes:
+      calls: the calls asked for, dicts of `name` and `parameters`; may be empty.
+      has_response: whether a `<response>` is asked for.
+    """
+
+    calls: list[Call]
+    has_response: bool
+
+
+@declares(Component("format", 0, 1), Component("correctness", LOWEST, HIGHEST))
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    strict: bool = True,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """Both rewards of one answer, in the form in which verl calls a reward function.
+
+    Args:
+      data_source: ignored, as are `extra_info` and `kwargs`.
+      solution_str: the assistant's turn; special tokens at its end are dropped.
+      ground_truth: a right answer in the same form, with or without its thought.
+      strict: False for the published rules' verdicts.
+
+    Returns:
+      format in {0, 1}; correctness in [-3, 3]; score, their sum; parse_error, a
+      `ParseError`: 0 = none. The same keys for any text. A malformed ground truth gives
+      correctness -3 and `ParseError.GROUND_TRUTH`.
+
+    >>> call = '<tool_call>\\n{"name": "add", "parameters": {"a": 1}}\\n</tool_call>'
+    >>> compute_score("toolbox", "<think>Add.</think>\\n" + call + "<|im_end|>", call)
+    {'score': 4.0, 'format': 1.0, 'correctness': 3.0, 'parse_error': 0}
+    """
+    judge = _judge_strictly if strict else _judge_as_published
+    form, correctness, error = judge(assistant_text(solution_str), ground_truth)
+    return {
+        "score": form + correctness,
+        "format": form,
+        "correctness": correctness,
+        "parse_error": int(error),
+    }
+
+
+def format_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
+    """1 when the whole answer has the shape that the ground truth has, else 0.
+
+    A thought, then the calls if the ground truth holds any, then the response if it holds
+    one, a newline between each two. Strict: every part must hold something, what stands
+    between the call tags must be calls, and further newlines, further blocks and any
+    layout of the JSON are fine.
+
+    Args:
+      response: the assistant's turn.
+      ground_truth: a right answer in the same form.
+      strict: False for the published rule, which looks at tags alone.
+
+    Returns:
+      0.0 or 1.0; 0.0 under strict when the ground truth is malformed.
+    """
+    return compute_score("", response, ground_truth, strict=strict)["format"]
+
+
+def correctness_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
+    """How well the calls match those of the ground truth, from -3 to 3.
+
+    6 S / M - 3, where S begins with J(names) and M with 1, J being the multiset Jaccard
+    similarity. For every call asked for, M grows by 1 + its number of parameters, and S by
+    the best, over unused calls of its name, of J(parameter names) + the number of equal
+    parameters; that call is then used. Strict: each unused call beyond the number asked
+    for adds 1 + its number of parameters to M, so that spraying calls does not pay, and
+    true differs from 1.
+
+    Args:
+      response: the assistant's turn.
+      ground_truth: a right answer in the same form.
+      strict: False for the published rule.
+
+    Returns:
+      -3.0 for calls that cannot be read, 0.0 when no call was asked for.
+    """
+    return compute_score("", response, ground_truth, strict=strict)["correctness"]
+
+
+def parse_ground_truth(ground_truth: str) -> GroundTruth:
+    """Read a ground truth, at data preparation, where a malformed one is an error.
+
+    Raises:
+      ValueError: it is not text, or an answer that reads so could earn nothing.
+    """
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    reading = read(assistant_text(ground_truth))
+    if reading.error:
+        raise ValueError(
+            f"ground_truth: its tool calls cannot be read ({reading.error.name}). Expected one "
+            f'{{"name": ..., "parameters": {{...}}}} a line between {OPEN} and {CLOSE}, '
+            f"found {ground_truth[-200:]!a}"
+        )
+    return GroundTruth(reading.calls, reading.has_response)
+
+
+def _judge_strictly(text: str, ground_truth: str) -> Verdict:
+    try:
+        wanted = parse_ground_truth(ground_truth)
+    except ValueError:
+        return 0.0, LOWEST, ParseError.GROUND_TRUTH
+    found = read(text)
+    form = float(found.tidy and _parts(found) == _parts(wanted))
+    if not wanted.calls:
+        return form, 0.0, found.error
+    if not found.calls:
+        return form, LOWEST, found.error or ParseError.NO_CALL
+    try:
+        correctness = _match(wanted.calls, found.calls, _identical, spray_costs=True)
+    except RecursionError:
+        return form, LOWEST, ParseError.TOO_DEEP
+    return form, correctness, ParseError.NONE
+
+
+def _parts(answer: Reading | GroundTruth) -> tuple[bool, bool]:
+    return bool(answer.calls), answer.has_response
+
+
+def _judge_as_published(text: str, ground_truth: str) -> Verdict:
+    if not isinstance(ground_truth, str):
+        return 0.0, LOWEST, ParseError.GROUND_TRUTH
+    return _published_format(text, ground_truth), *_published_correctness(text, ground_truth)
+
+
+def _published_format(text: str, ground_truth: str) -> float:
+    # Regular expressions for these shapes take cubic time on hostile text.
+    asks_calls, asks_response = OPEN in ground_truth, RESPONSE in ground_truth
+    shape = "<think>*</think>"
+    shape += f"\n{OPEN}\n*\n{CLOSE}" if asks_calls else ""
+    shape += f"\n{RESPONSE}*{END_RESPONSE}" if asks_response else ""
+    once = [OPEN, CLOSE] * asks_calls + [RESPONSE, END_RESPONSE] * asks_response
+    in_shape = _is_in_shape(text, shape.split("*"))
+    return float(in_shape and all(text.count(tag) == 1 for tag in once))
+
+
+def _is_in_shape(text: str, literals: list[str]) -> bool:
+    """Whether the text is the literals in this order, with anything between them."""
+    first, *inner, last = literals
+    position = len(first)
+    for literal in inner:
+        start = text.find(literal, position)
+        if start < 0:
+            return False
+        position = start + len(literal)
+    return text.startswith(first) and text.endswith(last) and position + len(last) <= len(text)
+
+
+def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseError]:
+    if OPEN not in ground_truth:
+        return 0.0, ParseError.NONE
+    try:
+        wanted = _published_calls(ground_truth)
+    except (ValueError, RecursionError):
+        return LOWEST, ParseError.GROUND_TRUTH
+    if OPEN not in text or CLOSE not in text:
+        return LOWEST, ParseError.NO_CALL
+    try:
+        found = _published_calls(text, expected=len(wanted))
+        return _match(wanted, found, eq, spray_costs=False), ParseError.NONE
+    except RecursionError:
+        return LOWEST, ParseError.TOO_DEEP
+    except ValueError:
+        return LOWEST, ParseError.NOT_JSON
+    except (TypeError, KeyError, AttributeError):
+        return LOWEST, ParseError.NOT_A_CALL
+
+
+def _published_calls(text: str, expected: int | None = None) -> list[Any]:
+    """One JSON value a line, from the first opening tag to the next tag of either kind."""
+    lines = text.split(OPEN, 2)[1].split(CLOSE, 1)[0].strip().split("\n")
+    calls = []
+    for line in lines:
+        calls.append(_decode_line(line))
+        # Lists of another length cannot be equal, so an entry that is no call decides now.
+        if expected not in (None, len(lines)) and not isinstance(calls[-1], dict):
+            raise TypeError("a call is an object")
+    return calls
+
+
+def _decode_line(line: str) -> Any:
+    line = line.strip(" \t\r\n")
+    value, end = _LINE_DECODER.raw_decode(line)
+    if end != len(line):
+        raise ValueError("text behind the JSON value of a line")
+    return value
+
+
+def _bounded_integer(digits: str) -> int:
+    # Python's own limit since 3.11; before it, int() takes quadratic time.
+    if len(digits.lstrip("-")) > 4300:
+        raise ValueError("integer of more than 4300 digits")
+    return int(digits)
+
+
+_LINE_DECODER = json.JSONDecoder(parse_int=_bounded_integer)
+
+
+def _match(
+    wanted: list[Any],
+    found: list[Any],
+    same: Callable[[Any, Any], bool],
+    *,
+    spray_costs: bool,
+) -> float:
+    """6 S / M - 3 as in `correctness_reward`; raises on entries that are not calls."""
+    if same(wanted, found):
+        return HIGHEST
+    score = _name_similarity([call["name"] for call in wanted], [call["name"] for call in found])
+    highest = 1.0
+    used: set[int] = set()
+    for call in wanted:
+        highest += 1.0 + len(call["parameters"])
+        best, index = _best_match(call, found, used, same)
+        score += best
+        used |= {index} if best > 0 else set()
+    if spray_costs:
+        highest += _spray_cost(found, used, asked=len(wanted))
+    return (HIGHEST - LOWEST) * score / highest + LOWEST
+
+
+def _name_similarity(wanted: list[Any], found: list[Any]) -> float:
+    if wanted == found:
+        return 1.0
+    shared = sum((Counter(wanted) & Counter(found)).values())
+    return shared / (len(wanted) + len(found) - shared)
+
+
+def _best_match(
+    wanted: Any, found: list[Any], used: set[int], same: Callable[[Any, Any], bool]
+) -> tuple[float, int]:
+    """The highest similarity, and the first unused call of the same name that has it."""
+    name, parameters = wanted["name"], wanted["parameters"]
+    best, best_index = 0.0, -1
+    for index, call in enumerate(found):
+        if call["name"] != name or index in used:
+            continue
+        similarity = _parameter_similarity(parameters, call["parameters"], same)
+        if similarity > best:
+            best, best_index = similarity, index
+    return best, best_index
+
+
+def _parameter_similarity(wanted: Any, found: Any, same: Callable[[Any, Any], bool]) -> float:
+    shared = wanted.keys() & found.keys()
+    union = len(wanted) + len(found) - len(shared)
+    equal = sum([same(wanted[key], found[key]) for key in shared])
+    return (len(shared) / union if union else 1.0) + equal
+
+
+def _spray_cost(found: list[Call], used: set[int], *, asked: int) -> float:
+    """What the unused calls cost, but for the first ones, which fill the places asked for."""
+    unused = [call for index, call in enumerate(found) if index not in used]
+    sprayed = unused[asked - len(used) :]
+    return float(len(sprayed) + sum(len(call["parameters"]) for call in sprayed))
+
+
+def _identical(a: Any, b: Any) -> bool:
+    """Equality of JSON values: true is not 1, but 1 is 1.0."""
+    if a != b or isinstance(a, bool) != isinstance(b, bool):
+        return False
+    if isinstance(a, dict):
+        return all(_identical(a[key], b[key]) for key in a)
+    return not isinstance(a, list) or all(map(_identical, a, b))

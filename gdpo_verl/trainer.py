@@ -1,0 +1,174 @@
+"""The seam into verl's trainers: components in, metrics and dumps out.
+
+verl 0.9.1's default trainer calls an estimator without reward components
+(verl/trainer/ppo/v1/trainer_base.py, `_compute_advantage`), and its rollout dump leaves them
+out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
+every trainer mode and every derived trainer has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import wrapt
+
+from gdpo_verl import checks, diagnostics, estimator, failures
+from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, whitening
+from gdpo_verl.batch import RewardBatch
+from gdpo_verl.config import Objective
+
+logger = logging.getLogger(__name__)
+
+SCORE_TOLERANCE = 1e-4
+
+
+def install(v1: Any) -> None:
+    """Wrap the default trainer's base class (module `verl.trainer.ppo.v1`)."""
+    trainer = v1.PPOTrainer
+    wrapt.wrap_function_wrapper(trainer, "_init_dataloader", _init_dataloader)
+    wrapt.wrap_function_wrapper(trainer, "_compute_advantage", _compute_advantage)
+    wrapt.wrap_function_wrapper(trainer, "_dump_generations", _dump_generations)
+
+
+def install_legacy(ray_trainer: Any) -> None:
+    """Wrap the legacy trainer's constructor (module `verl.trainer.ppo.ray_trainer`)."""
+    wrapt.wrap_function_wrapper(ray_trainer.RayPPOTrainer, "__init__", _init_legacy)
+
+
+class Seam:
+    """What one trainer carries from its first row to its last dump."""
+
+    def __init__(self, config: Any, objective: Objective) -> None:
+        self.config = config
+        self.objective = objective
+        self.estimates = checks.is_gdpo(config)
+        self.score_checked = False
+        # Columns of the rollout dump by row key, kept from the advantage to the dump.
+        self.dump: dict[str, dict[str, Any]] = {}
+
+    def read(self, batch: Any) -> tuple[RewardBatch, torch.Tensor]:
+        """Components and summed scores of the batch's rows, in the order of its keys."""
+        fields = _fetch(batch, ["extra_fields", "uid", "rm_scores"])
+        infos = [_unwrap(extra).get("reward_extra_info") or {} for extra in _rows(fields["extra_fields"])]
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        uids = [_unwrap(uid) for uid in _rows(fields["uid"])]
+        rewards = RewardBatch(self.objective, infos, uids, batch.keys, padding)
+        scores = torch.stack([row.sum() for row in fields["rm_scores"].unbind()])
+        return rewards, scores
+
+    def check_score(self, rewards: RewardBatch, scores: torch.Tensor, keys: list[str]) -> None:
+        """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
+        if self.score_checked:
+            return
+        self.score_checked = True
+        real = rewards.real
+        difference = (rewards.score()[real] - scores.to("cpu", torch.float64)[real]).abs()
+        if len(difference) and float(difference.max()) > SCORE_TOLERANCE:
+            row = int(real[int(difference.argmax())])
+            logger.warning(
+                "reward: for row %s the score is %.6g, but the weighted sum of the components %s is "
+                "%.6g. A GRPO control would optimise something else than GDPO decouples; use "
+                "reward.reward_manager.name=%s, or return the sum as 'score'.",
+                keys[row],
+                float(scores[row]),
+                list(self.objective.keys),
+                float(rewards.score()[row]),
+                checks.MANAGER_NAME,
+            )
+
+    def report(self, rewards: RewardBatch, token_counts: torch.Tensor, batch: Any, metrics: dict) -> None:
+        """Add the metrics of this batch, and keep its columns for the dump."""
+        last, objective, config = rewards.last_rows, self.objective, self.objective.config
+        options: dict[str, Any] = {
+            "weights": objective.weights,
+            "epsilon": config.epsilon,
+            "scale": config.scale,
+        }
+        effective = rewards.rewards[last]
+        if config.metrics:
+            metrics.update(
+                diagnostics.component_metrics(rewards.raw[last], rewards.group_ids, objective.keys)
+            )
+            metrics.update(diagnostics.collapse_metrics(effective, rewards.group_ids, **options))
+        if config.metrics and self.estimates:
+            combined = decoupled_sum(effective, rewards.group_ids, **options)
+            floor = NOISE_FLOOR * max(map(abs, objective.weights)) if config.scale else 0.0
+            tokens = rewards.session_tokens(token_counts)
+            mean, factor = whitening(combined, tokens, over=config.whiten, floor=floor)
+            metrics["gdpo/whiten_shift"] = -mean * factor
+        if self.config.trainer.get("rollout_data_dir", None):
+            self._keep_for_dump(rewards, token_counts, batch.keys)
+
+    def _keep_for_dump(
+        self, rewards: RewardBatch, token_counts: torch.Tensor, keys: list[str]
+    ) -> None:
+        gdpo, grpo = rewards.gdpo(token_counts).tolist(), rewards.grpo().tolist()
+        raw = [[None if value != value else value for value in row] for row in rewards.raw.tolist()]
+        for row in rewards.real.tolist():
+            columns = dict(zip(self.objective.keys, raw[row], strict=True))
+            self.dump[keys[row]] = columns | {"gdpo_advantage": gdpo[row], "grpo_advantage": grpo[row]}
+
+
+def _init_dataloader(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    objective = checks.objective_of(trainer.config)
+    if objective is None:
+        trainer.gdpo_seam = None
+        return result
+    trainer.gdpo_seam = Seam(trainer.config, objective)
+    if trainer.gdpo_seam.estimates:
+        returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
+        trainer.gdpo_seam.objective = checks.objective_of(trainer.config, returned)
+        failures.watch(trainer.replay_buffer)
+    return result
+
+
+def _compute_advantage(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+    seam: Seam | None = getattr(trainer, "gdpo_seam", None)
+    if seam is None:
+        return wrapped(*args, **kwargs)
+    batch, metrics = (lambda batch, metrics: (batch, metrics))(*args, **kwargs)
+    rewards, scores = seam.read(batch)
+    seam.check_score(rewards, scores, batch.keys)
+    with estimator.reward_batch(rewards):
+        result = wrapped(batch, metrics)
+    # After upstream's call: rollout correction may have rewritten the mask.
+    mask = _fetch(batch, ["response_mask"])["response_mask"]
+    counts = torch.stack([row.sum() for row in mask.unbind()])
+    seam.report(rewards, counts, batch, metrics)
+    return result
+
+
+def _dump_generations(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+    seam: Seam | None = getattr(trainer, "gdpo_seam", None)
+    if seam is None or kwargs.get("dump_path") != trainer.config.trainer.get("rollout_data_dir", None):
+        return wrapped(*args, **kwargs)
+    columns = dict(kwargs["reward_extra_infos_dict"])
+    names = [*seam.objective.keys, "gdpo_advantage", "grpo_advantage"]
+    for name in names:
+        columns[name] = [seam.dump.get(key, {}).get(name) for key in columns["uid"]]
+    seam.dump.clear()
+    return wrapped(*args, **(kwargs | {"reward_extra_infos_dict": columns}))
+
+
+def _init_legacy(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+    wrapped(*args, **kwargs)
+    if checks.is_gdpo(trainer.config):
+        returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
+        estimator.legacy_objective.set(checks.objective_of(trainer.config, returned))
+
+
+def _fetch(batch: Any, fields: list[str]) -> Any:
+    import transfer_queue as tq
+
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+
+
+def _rows(column: Any) -> list[Any]:
+    return column.tolist() if hasattr(column, "tolist") else list(column)
+
+
+def _unwrap(value: Any) -> Any:
+    return getattr(value, "data", value) if not isinstance(value, (dict, str)) else value
