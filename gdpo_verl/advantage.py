@@ -65,10 +65,14 @@ def check_conditions(keys: Sequence[str], conditions: Mapping[str, Mapping[str, 
     for name, condition in conditions.items():
         where = f"algorithm.gdpo.conditions.{name}"
         if not isinstance(condition, Mapping) or set(condition) != {"on", "at_least"}:
-            raise ValueError(f"{where}: expected {{on: component, at_least: number}}, found {condition}")
+            raise ValueError(
+                f"{where}: expected {{on: component, at_least: number}}, found {condition}"
+            )
         for component in (name, condition["on"]):
             if component not in keys:
-                raise ValueError(f"{where}: {component!r} is not among the reward components {list(keys)}")
+                raise ValueError(
+                    f"{where}: {component!r} is not among the reward components {list(keys)}"
+                )
         threshold = condition["at_least"]
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
             raise ValueError(f"{where}.at_least: expected a number, found {threshold!r}")
@@ -280,7 +284,9 @@ def count_tokens(response_mask: Tensor, rewards: Tensor) -> Tensor:
 def broadcast(advantage: Tensor, response_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A response's advantage on each of its response tokens, exactly 0 elsewhere: (B, T)."""
     column = advantage.to(response_mask.device, dtype)[:, None]
-    return torch.where(response_mask != 0, column, torch.zeros((), dtype=dtype, device=column.device))
+    return torch.where(
+        response_mask != 0, column, torch.zeros((), dtype=dtype, device=column.device)
+    )
 
 
 def factorize_groups(group_ids: Sequence[Hashable] | Tensor, rewards: Tensor) -> tuple[Tensor, int]:
@@ -290,7 +296,9 @@ def factorize_groups(group_ids: Sequence[Hashable] | Tensor, rewards: Tensor) ->
       ValueError: not one id a row.
     """
     if len(group_ids) != len(rewards):
-        raise ValueError(f"group_ids: expected {len(rewards)}, one a row of rewards, found {len(group_ids)}")
+        raise ValueError(
+            f"group_ids: expected {len(rewards)}, one a row of rewards, found {len(group_ids)}"
+        )
     if isinstance(group_ids, Tensor):
         values, codes = torch.unique(group_ids.to(rewards.device), return_inverse=True)
         return codes, len(values)
@@ -361,10 +369,14 @@ def whitening(
 
 def _check_rewards(rewards: Tensor) -> Tensor:
     if rewards.ndim != 2 or rewards.shape[1] == 0:
-        raise ValueError(f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}")
+        raise ValueError(
+            f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}"
+        )
     if bool(rewards.isinf().any()):
         row, column = rewards.isinf().nonzero()[0].tolist()
-        raise ValueError(f"rewards: expected finite numbers or NaN, found {rewards[row, column]} at row {row}, component {column}")
+        raise ValueError(
+            f"rewards: expected finite numbers or NaN, found {rewards[row, column]} at row {row}, component {column}"
+        )
     return rewards.to(torch.float64)
 
 

@@ -37,7 +37,9 @@ class RewardBatch:
     ) -> None:
         self.objective = objective
         padding = padding or [False] * len(row_keys)
-        self.real = torch.tensor([row for row, pad in enumerate(padding) if not pad], dtype=torch.int64)
+        self.real = torch.tensor(
+            [row for row, pad in enumerate(padding) if not pad], dtype=torch.int64
+        )
         rows = self.real.tolist()
         self.raw = torch.full((len(row_keys), len(objective.keys)), math.nan, dtype=torch.float64)
         self.raw[self.real] = read_components(
@@ -56,7 +58,9 @@ class RewardBatch:
             last[session] = max(last.get(session, (-1, row)), (int(output), row))
         place = {session: index for index, session in enumerate(last)}
         self.last_rows = torch.tensor([row for _, row in last.values()], dtype=torch.int64)
-        self.session_of_row = torch.tensor([place[session] for session in sessions], dtype=torch.int64)
+        self.session_of_row = torch.tensor(
+            [place[session] for session in sessions], dtype=torch.int64
+        )
 
     def session_tokens(self, token_counts: Tensor) -> Tensor:
         """The response tokens of all outputs of each session: float64, shape (S,)."""
@@ -91,7 +95,9 @@ class RewardBatch:
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, in reward units: float64, shape (B,)."""
-        return self.rewards.nan_to_num(0.0) @ torch.tensor(self.objective.weights, dtype=torch.float64)
+        return self.rewards.nan_to_num(0.0) @ torch.tensor(
+            self.objective.weights, dtype=torch.float64
+        )
 
     def _to_rows(self, advantage: Tensor) -> Tensor:
         rows = advantage.new_zeros(len(self.raw))

@@ -123,7 +123,9 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     return () if path else declared_components(manager)
 
 
-def probe_reward(config: Any, tokenizer: Any, dataset: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def probe_reward(
+    config: Any, tokenizer: Any, dataset: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
     """Call the configured reward once, on the first row of the data with an empty answer.
 
     Returns:

@@ -64,7 +64,9 @@ class GdpoConfig:
             metrics=_read_flag(node, "metrics", "algorithm.gdpo"),
         )
 
-    def resolve(self, declared: Sequence[Component], returned: Sequence[str] | None = None) -> Objective:
+    def resolve(
+        self, declared: Sequence[Component], returned: Sequence[str] | None = None
+    ) -> Objective:
         """The components that enter the estimator, in order, with weights and conditions.
 
         Args:
@@ -137,7 +139,11 @@ def _read_keys(keys: Any) -> tuple[str, ...] | None:
     where = "algorithm.gdpo_reward_keys"
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not keys:
         raise ValueError(f"{where}: expected a list of component names, found {keys!r}")
-    if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys) or "score" in keys:
+    if (
+        not all(isinstance(key, str) for key in keys)
+        or len(set(keys)) < len(keys)
+        or "score" in keys
+    ):
         raise ValueError(
             f"{where}: expected distinct names of components, 'score' (their sum) not among them, "
             f"found {list(keys)}"
@@ -151,7 +157,9 @@ def _read_weights(weights: Any, keys: tuple[str, ...] | None) -> dict[str, float
         return None
     if not isinstance(weights, Mapping):
         if isinstance(weights, str) or not isinstance(weights, Sequence):
-            raise ValueError(f"{where}: expected a list or {{component: weight}}, found {weights!r}")
+            raise ValueError(
+                f"{where}: expected a list or {{component: weight}}, found {weights!r}"
+            )
         if keys is None:
             raise ValueError(
                 f"{where}: a list of weights needs algorithm.gdpo_reward_keys, which gives their "

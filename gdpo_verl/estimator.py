@@ -71,7 +71,9 @@ def _legacy_batch(
             "PPOTrainer work when they call its _compute_advantage."
         )
     columns = {key: non_tensor_batch[key] for key in objective.keys if key in non_tensor_batch}
-    infos = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    infos = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
     # The legacy trainer has one output a session and no padding rows at this point.
     keys = [f"{uid}_{row}_0" for row, uid in enumerate(index)]
     return RewardBatch(objective, infos or [{} for _ in keys], list(index), keys)

@@ -7,9 +7,11 @@ an error that does not name the cause, the asynchronous ones refill for ever.
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
+import transfer_queue as tq
 import wrapt
 
 logger = logging.getLogger(__name__)
@@ -20,17 +22,18 @@ _KEY = "last"
 
 def record_errors(agent_loop_tq: Any) -> None:
     """Keep the last session error where the trainer can read it (module `…v1.agent_loop_tq`)."""
-    wrapt.wrap_function_wrapper(agent_loop_tq, "_settle_session_tasks", _settle)
+    settle = agent_loop_tq._settle_session_tasks
 
+    # A plain function: Ray pickles it with the worker class, which a wrapt proxy would not bear.
+    @functools.wraps(settle)
+    async def settle_and_record(tasks: list[Any]) -> list[BaseException]:
+        errors = await settle(tasks)
+        if errors:
+            text = f"{type(errors[-1]).__name__}: {errors[-1]}"
+            await tq.async_kv_put(key=_KEY, partition_id=_PARTITION, tag={"error": text})
+        return errors  # type: ignore[no-any-return]
 
-async def _settle(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    import transfer_queue as tq
-
-    errors = await wrapped(*args, **kwargs)
-    if errors:
-        text = f"{type(errors[-1]).__name__}: {errors[-1]}"
-        await tq.async_kv_put(key=_KEY, partition_id=_PARTITION, tag={"error": text})
-    return errors
+    agent_loop_tq._settle_session_tasks = settle_and_record
 
 
 def watch(replay_buffer: Any) -> None:
@@ -65,7 +68,5 @@ class _Watch:
 
 
 def _last_error() -> str:
-    import transfer_queue as tq
-
     tags = (tq.kv_list(_PARTITION) or {}).get(_PARTITION, {})
     return str(tags.get(_KEY, {}).get("error", "unknown"))

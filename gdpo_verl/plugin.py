@@ -30,12 +30,38 @@ def _when_imported(name: str, *, only_supported: bool = True) -> Callable[[Hook]
                 if not only_supported or checks.unsupported_verl() is None:
                     hook(module)
             except Exception:
-                logger.exception("gdpo-verl could not be set up on %s; run `gdpo-verl doctor`", name)
+                logger.exception(
+                    "gdpo-verl could not be set up on %s; run `gdpo-verl doctor`", name
+                )
 
         wrapt.register_post_import_hook(guarded, name)
         return hook
 
     return register
+
+
+def _validate_config(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    from gdpo_verl import checks
+
+    config = args[0] if args else kwargs["config"]
+    if checks.is_gdpo(config):
+        reason = checks.unsupported_verl()
+        if reason is not None:
+            raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
+        checks.check_run(config)
+        announce()
+    return wrapped(*args, **kwargs)
+
+
+def announce() -> None:
+    """One line on stderr; verl's root logger shows nothing below WARNING."""
+    from importlib.metadata import version
+
+    line = (
+        f"gdpo-verl {__version__}: estimator 'gdpo' in place of verl {version('verl')}'s own; "
+        "components, metrics and dumps through its PPO trainers"
+    )
+    sys.stderr.write(line + "\n")
 
 
 @_when_imported("verl.trainer.ppo.core_algos", only_supported=False)
@@ -81,27 +107,3 @@ def _register_reward_manager(reward_manager: Any) -> None:
     from gdpo_verl.reward_manager import ComponentsRewardManager
 
     reward_manager.register(MANAGER_NAME)(ComponentsRewardManager)
-
-
-def _validate_config(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    from gdpo_verl import checks
-
-    config = args[0] if args else kwargs["config"]
-    if checks.is_gdpo(config):
-        reason = checks.unsupported_verl()
-        if reason is not None:
-            raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
-        checks.check_run(config)
-        announce()
-    return wrapped(*args, **kwargs)
-
-
-def announce() -> None:
-    """One line on stderr; verl's root logger shows nothing below WARNING."""
-    from importlib.metadata import version
-
-    line = (
-        f"gdpo-verl {__version__}: estimator 'gdpo' in place of verl {version('verl')}'s own; "
-        "components, metrics and dumps through its PPO trainers"
-    )
-    sys.stderr.write(line + "\n")

@@ -336,7 +336,9 @@ def make_policy(
     }
     for how in ("sampled", "greedy"):
         shares = record[how]
-        log.info("%s: format %.1f %%, exact %.1f %%", how, 100 * shares["format"], 100 * shares["exact"])
+        log.info(
+            "%s: format %.1f %%, exact %.1f %%", how, 100 * shares["format"], 100 * shares["exact"]
+        )
     check_band(sampled)
     _save(out_dir, model, tokenizer, record)
     return record

@@ -51,7 +51,9 @@ class Seam:
     def read(self, batch: Any) -> tuple[RewardBatch, torch.Tensor]:
         """Components and summed scores of the batch's rows, in the order of its keys."""
         fields = _fetch(batch, ["extra_fields", "uid", "rm_scores"])
-        infos = [_unwrap(extra).get("reward_extra_info") or {} for extra in _rows(fields["extra_fields"])]
+        infos = [
+            _unwrap(extra).get("reward_extra_info") or {} for extra in _rows(fields["extra_fields"])
+        ]
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         uids = [_unwrap(uid) for uid in _rows(fields["uid"])]
         rewards = RewardBatch(self.objective, infos, uids, batch.keys, padding)
@@ -78,7 +80,9 @@ class Seam:
                 checks.MANAGER_NAME,
             )
 
-    def report(self, rewards: RewardBatch, token_counts: torch.Tensor, batch: Any, metrics: dict) -> None:
+    def report(
+        self, rewards: RewardBatch, token_counts: torch.Tensor, batch: Any, metrics: dict
+    ) -> None:
         """Add the metrics of this batch, and keep its columns for the dump."""
         last, objective, config = rewards.last_rows, self.objective, self.objective.config
         options: dict[str, Any] = {
@@ -108,7 +112,10 @@ class Seam:
         raw = [[None if value != value else value for value in row] for row in rewards.raw.tolist()]
         for row in rewards.real.tolist():
             columns = dict(zip(self.objective.keys, raw[row], strict=True))
-            self.dump[keys[row]] = columns | {"gdpo_advantage": gdpo[row], "grpo_advantage": grpo[row]}
+            self.dump[keys[row]] = columns | {
+                "gdpo_advantage": gdpo[row],
+                "grpo_advantage": grpo[row],
+            }
 
 
 def _init_dataloader(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
@@ -143,7 +150,9 @@ def _compute_advantage(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> An
 
 def _dump_generations(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    if seam is None or kwargs.get("dump_path") != trainer.config.trainer.get("rollout_data_dir", None):
+    if seam is None or kwargs.get("dump_path") != trainer.config.trainer.get(
+        "rollout_data_dir", None
+    ):
         return wrapped(*args, **kwargs)
     columns = dict(kwargs["reward_extra_infos_dict"])
     names = [*seam.objective.keys, "gdpo_advantage", "grpo_advantage"]

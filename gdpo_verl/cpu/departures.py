@@ -58,7 +58,8 @@ class _VllmFinder(DistributionFinder):
         return None
 
     def find_distributions(
-        self, context: DistributionFinder.Context = DistributionFinder.Context()  # noqa: B008
+        self,
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
     ) -> Iterator[Distribution]:
         if context.name == "vllm":
             try:

@@ -83,7 +83,11 @@ TOOLS: Mapping[str, Tool] = {
             "multiply",
             "Multiplies two integers.",
             _AB,
-            ("what is {a} times {b}?", "multiply {a} by {b}.", "I want the product of {a} and {b}."),
+            (
+                "what is {a} times {b}?",
+                "multiply {a} by {b}.",
+                "I want the product of {a} and {b}.",
+            ),
             _two_numbers,
         ),
         Tool(
@@ -160,9 +164,7 @@ def draw_example(rng: random.Random, *, two_calls: float = 0.0) -> Example:
     """Draw one example; a share ``two_calls`` asks two different tools for something."""
     needed = rng.sample(list(TOOLS), 2 if rng.random() < two_calls else 1)
     calls = tuple((name, TOOLS[name].draw(rng)) for name in needed)
-    asked = [
-        rng.choice(TOOLS[name].questions).format(**arguments) for name, arguments in calls
-    ]
+    asked = [rng.choice(TOOLS[name].questions).format(**arguments) for name, arguments in calls]
     question = " ".join(part[0].upper() + part[1:] for part in asked)
     others = [name for name in TOOLS if name not in needed]
     listed = needed + rng.sample(others, rng.randint(3, 5) - len(needed))

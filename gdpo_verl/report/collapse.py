@@ -29,38 +29,52 @@ class Group:
 
     run: str
     step: int
+    components: tuple[str, ...]
     combinations: tuple[Combination, ...]
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """How many groups were looked at, in how many GRPO saw less, and one to show."""
+    """How many groups were looked at, in how many which estimator saw less, and one to show.
+
+    Attributes:
+      groups: groups whose rows have components and both advantages.
+      collapsed: those in which only GRPO gives one advantage to different components.
+      reverse: those in which only GDPO does: components that cancel after normalisation.
+      example: the group with the most combinations that GRPO takes for equal to another.
+    """
 
     groups: int
     collapsed: int
+    reverse: int
     example: Group | None
 
 
-def find_collapse(runs: Sequence[Run], components: Sequence[str]) -> Collapse:
-    """Count the groups in which GRPO gives one advantage to different components
-    that GDPO tells apart.
+def find_collapse(runs: Sequence[Run]) -> Collapse:
+    """Count the groups in which one estimator gives the same advantage to different
+    components that the other tells apart.
 
-    The example is the group with the most such combinations; of equals the first,
-    by run and step. Groups whose dump lacks components or advantages are not counted.
+    Of groups that would do as the example, the first by run and step is taken.
     """
-    groups = collapsed = 0
+    groups = collapsed = reverse = 0
     example: Group | None = None
     most = 0
     for run in runs:
+        components = tuple(run.components)
         for step, path in run.rollouts.items():
             for rows in _groups(read_rows(path), components):
                 combinations = _combinations(rows, components)
                 groups += 1
                 size = sum(each.collapsed for each in combinations)
                 collapsed += size > 0
+                reverse += any(
+                    abs(one.gdpo - other.gdpo) < SAME <= abs(one.grpo - other.grpo)
+                    for one in combinations
+                    for other in combinations
+                )
                 if size > most:
-                    most, example = size, Group(run.name, step, combinations)
-    return Collapse(groups, collapsed, example)
+                    most, example = size, Group(run.name, step, components, combinations)
+    return Collapse(groups, collapsed, reverse, example)
 
 
 def _groups(

@@ -68,7 +68,7 @@ def smooth(series: Series, window: int) -> Series:
 
 def write_curves(runs: Sequence[Run], components: Sequence[str], path: Path) -> Path:
     """Draw all components side by side into a PNG."""
-    columns = min(3, max(1, len(components)))
+    columns = 2 if len(components) == 4 else min(3, max(1, len(components)))
     rows = max(1, -(-len(components) // columns))
     with matplotlib.rc_context(_STYLE):
         figure = Figure(
@@ -103,7 +103,8 @@ def component_svg(runs: Sequence[Run], component: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # Matplotlib numbers its groups from 1 in every picture; nothing refers to them.
-    svg = re.sub(r'<g id="[a-zA-Z]+_?\d*(\.\w+)*_?\d*">', "<g>", svg)
+    svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)  # HTML knows what an svg element is
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
     return svg.replace(_INK, "currentColor").replace(_GRID, "var(--grid)")
 

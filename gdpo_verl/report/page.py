@@ -58,7 +58,7 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
         window=smoothing_window(found),
         rows=rows,
         samples=choose_samples(found, components),
-        collapse=find_collapse(found, components),
+        collapse=find_collapse(found),
         links=[list(_links(run, out_dir)) for run in found],
     )
     write_curves(found, components, out_dir / "curves.png")

@@ -60,5 +60,7 @@ def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
     if not all(isinstance(component, Component) for component in components):
         raise ValueError(f"components: expected names or Component objects, found {names}")
     if "score" in names or len(set(names)) < len(names):
-        raise ValueError(f"components: names must be distinct and none may be 'score', found {names}")
+        raise ValueError(
+            f"components: names must be distinct and none may be 'score', found {names}"
+        )
     return components

@@ -13,8 +13,9 @@ linear in its length and ends in a `Reading`, never in an exception.
 `<response>` follow; without one, at the last `</think>`. So a thought may mention any
 tag, its own included, and all of it stays thought.
 
-**Order.** Outside the thought and outside the JSON of the calls, a tag that is not in its
-place (think, calls, response) makes the answer out of order, and none of its calls count.
+**Order.** Outside the thought and the JSON of the calls, a tag that is not in its place
+(thought, calls, response) makes the answer out of order, and none of its calls count. A
+response may mention the tags of thought, but no call.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ END_TOKENS = (
 )
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
-_TAG_BEFORE_RESPONSE = re.compile(r"</?(?:think|tool_call)>")
 _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
 _SPACE = re.compile(r"\s*")
 
@@ -200,9 +200,10 @@ def _as_call(value: Any) -> Call:
 
 
 def _check_order(texts: list[str]) -> None:
-    before, _, response = texts[-1].partition(RESPONSE)
-    misplaced = any(_TAG.search(text) for text in (*texts[:-1], before))
-    if misplaced or _TAG_BEFORE_RESPONSE.search(response):
+    before, _, rest = texts[-1].partition(RESPONSE)
+    response, _, after = rest.rpartition(END_RESPONSE)
+    misplaced = any(_TAG.search(text) for text in (*texts[:-1], before, after))
+    if misplaced or CLOSE in response:
         raise Unreadable(ParseError.OUT_OF_ORDER)
 
 

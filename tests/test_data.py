@@ -1,0 +1,349 @@
+"""The data sets: columns, determinism, disjoint splits, sound ground truths."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from gdpo_verl.data import bfcl, parquet, prompt, toolbox
+from gdpo_verl.data.demonstrations import demonstrate
+from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
+
+COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+
+needs_bfcl = pytest.mark.skipif(
+    importlib.util.find_spec("bfcl_eval") is None, reason=f"needs {bfcl.REQUIREMENT}"
+)
+
+
+def read(out_dir: Path, split: str) -> list[dict[str, Any]]:
+    table = pq.read_table(out_dir / f"{split}.parquet")
+    assert table.column_names == COLUMNS
+    return list(table.to_pylist())
+
+
+def user_texts(rows: list[dict[str, Any]]) -> set[str]:
+    return {row["prompt"][1]["content"] for row in rows}
+
+
+def assert_is_its_own_best_answer(truth: str) -> None:
+    for strict in (True, False):
+        assert format_reward(truth, truth, strict=strict) == 1.0, truth
+        assert correctness_reward(truth, truth, strict=strict) == 3.0, truth
+
+
+# --- prompt ---------------------------------------------------------------------------
+
+
+def test_messages_number_the_tools_in_the_order_given() -> None:
+    blocks = [prompt.tool_block("f", "Does\n  f.", {"x": {"type": "integer"}})]
+    blocks.append(prompt.tool_block("g", "Does g.", {}))
+    system, user = prompt.messages(blocks, [("user", "Please f 3.")])
+    assert (
+        '1. Name: f\nDescription: Does f.\nParameters: {"x": {"type": "integer"}}\n'
+        "2. Name: g\nDescription: Does g.\nParameters: {}\n"
+    ) in system["content"]
+    assert user == {
+        "role": "user",
+        "content": "**Dialogue Records History**\n<user> Please f 3. </user>",
+    }
+
+
+def test_reference_answer_has_one_line_a_call() -> None:
+    text = prompt.reference_answer("use f and g", [("f", {"x": 1}), ("g", {})])
+    assert text == (
+        "<think> use f and g </think>\n<tool_call>\n"
+        '{"name": "f", "parameters": {"x": 1}}\n'
+        '{"name": "g", "parameters": {}}\n'
+        "</tool_call>"
+    )
+    assert_is_its_own_best_answer(text)
+
+
+# --- toolbox --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def toolbox_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out_dir = tmp_path_factory.mktemp("toolbox")
+    toolbox.prepare(out_dir, train=512, validation=128, seed=0)
+    return out_dir
+
+
+def test_toolbox_rows_have_verls_columns(toolbox_dir: Path) -> None:
+    for split, size in (("train", 512), ("validation", 128)):
+        rows = read(toolbox_dir, split)
+        assert len(rows) == size
+        for index, row in enumerate(rows):
+            assert row["data_source"] == "toolbox"
+            assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+            assert row["reward_model"]["style"] == "rule"
+            assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
+
+
+def test_toolbox_ground_truths_are_their_own_best_answers(toolbox_dir: Path) -> None:
+    for split in toolbox.SPLITS:
+        for row in read(toolbox_dir, split):
+            assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
+
+
+def test_toolbox_lists_the_needed_tool_in_every_prompt(toolbox_dir: Path) -> None:
+    for row in read(toolbox_dir, "train"):
+        call = json.loads(row["reward_model"]["ground_truth"].splitlines()[2])
+        tool = toolbox.TOOLS[call["name"]]
+        assert tool.block in row["prompt"][0]["content"]
+        assert list(call["parameters"]) == list(tool.parameters)
+
+
+def test_toolbox_prompts_vary_in_their_tools(toolbox_dir: Path) -> None:
+    systems = {row["prompt"][0]["content"] for row in read(toolbox_dir, "train")}
+    assert len(systems) > 256
+
+
+def test_no_toolbox_question_is_in_both_splits_whatever_the_seeds(tmp_path: Path) -> None:
+    train, validation = set(), set()
+    for seed in (0, 1):
+        toolbox.prepare(tmp_path / str(seed), train=1024, validation=256, seed=seed)
+        train |= user_texts(read(tmp_path / str(seed), "train"))
+        validation |= user_texts(read(tmp_path / str(seed), "validation"))
+    assert not train & validation
+    assert len(train) > 1024  # the seeds do differ
+
+
+def test_toolbox_asks_no_question_twice(toolbox_dir: Path) -> None:
+    assert len(user_texts(read(toolbox_dir, "train"))) == 512
+
+
+def test_toolbox_is_byte_identical_for_a_seed_and_differs_for_another(tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        toolbox.prepare(tmp_path / name, train=64, validation=16, seed=seed)
+    for file in ("train.parquet", "validation.parquet", "provenance.json"):
+        a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
+        assert a == b
+        assert a != c
+
+
+def test_first_toolbox_question_of_seed_0_is_pinned() -> None:
+    # A change here changes everybody's data: raise the version and say so in the changelog.
+    first = next(toolbox.examples("train", seed=0))
+    assert first.question == "What is 84 in base 6?"
+    assert first.calls == (("convert_base", {"number": 84, "base": 6}),)
+
+
+def test_toolbox_can_draw_questions_that_need_two_tools() -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        example = toolbox.draw_example(rng, two_calls=1.0)
+        assert len({name for name, _ in example.calls}) == 2
+        assert {name for name, _ in example.calls} <= set(example.tools)
+        assert_is_its_own_best_answer(example.ground_truth)
+
+
+@pytest.mark.parametrize("sizes", [{"train": 0}, {"validation": -1}], ids=["none", "negative"])
+def test_toolbox_refuses_an_empty_split(tmp_path: Path, sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="expected at least 1 row"):
+        toolbox.prepare(tmp_path, **sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_toolbox_says_when_the_questions_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolbox, "TOOLS", {"timer": toolbox.TOOLS["timer"]})
+    monkeypatch.setattr(toolbox, "draw_example", lambda rng: toolbox.Example("Tea?", (), ()))
+    split = toolbox.split_of("Tea?")
+    with pytest.raises(ValueError, match=f"no new {split} question after 1"):
+        list(toolbox.examples(split, seed=0))
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected one of"):
+        next(toolbox.examples("test", seed=0))
+
+
+# --- demonstrations -------------------------------------------------------------------
+
+
+def test_faultless_demonstrations_are_the_ground_truth() -> None:
+    rng = random.Random(0)
+    for example in islice(toolbox.examples("train", seed=0), 50):
+        assert demonstrate(example, rng, flawed_format=0, flawed_call=0) == example.ground_truth
+
+
+def test_format_and_calls_go_wrong_independently() -> None:
+    rng = random.Random(0)
+    wrong_format = wrong_call = 0
+    for example in islice(toolbox.examples("train", seed=0), 200):
+        truth = example.ground_truth
+        text = demonstrate(example, rng, flawed_format=1, flawed_call=0)
+        assert format_reward(text, truth) == 0.0, text
+        wrong_format += correctness_reward(text, truth) == 3.0
+        text = demonstrate(example, rng, flawed_format=0, flawed_call=1)
+        assert format_reward(text, truth) == 1.0, text
+        wrong_call += correctness_reward(text, truth) < 3.0
+    assert wrong_format > 80  # many a badly formed answer still holds the right call
+    assert wrong_call > 180  # a number drawn anew is the old one now and then
+
+
+# --- writing --------------------------------------------------------------------------
+
+
+def tiny_row(index: int) -> dict[str, Any]:
+    chat = prompt.messages([], [("user", "Hello.")])
+    info = {"index": index, "split": "train"}
+    return parquet.row("toolbox", chat, "<think> a </think>", ability="x", extra_info=info)
+
+
+def test_provenance_holds_the_files_it_describes(tmp_path: Path) -> None:
+    written = parquet.write(tmp_path, {"train": [tiny_row(0), tiny_row(1)]}, {"license": "none"})
+    assert json.loads((tmp_path / "provenance.json").read_text()) == written
+    assert written["license"] == "none"
+    assert written["files"]["train.parquet"]["rows"] == 2
+    assert sorted(os.listdir(tmp_path)) == ["provenance.json", "train.parquet"]
+
+
+def test_an_interrupted_write_leaves_the_old_files_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet.write(tmp_path, {"train": [tiny_row(0)], "validation": [tiny_row(1)]}, {})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    real_write, calls = pq.write_table, []
+
+    def interrupted(table: Any, where: Any) -> None:
+        real_write(table, where)
+        calls.append(where)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parquet.pq, "write_table", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        parquet.write(tmp_path, {"train": [tiny_row(7)], "validation": [tiny_row(8)]}, {})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'validation' has no rows"):
+        parquet.write(tmp_path / "new", {"train": [tiny_row(0)], "validation": []}, {})
+    assert not (tmp_path / "new").exists()
+
+
+def test_importing_the_data_package_imports_neither_torch_nor_verl() -> None:
+    code = (
+        "import sys, gdpo_verl.data, gdpo_verl.data.toolbox, gdpo_verl.data.bfcl; "
+        "print([name for name in ('torch', 'verl', 'transformers') if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+# --- bfcl -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accepted", "calls"),
+    [
+        ([{"f": {"x": [3, 3.0]}}], [("f", {"x": 3})]),
+        ([{"f": {"x": ["", 1], "y": [2, ""]}}], [("f", {"y": 2})]),
+        ([{"f": {"x": [{"u": [1, 2], "v": [""]}]}}], [("f", {"x": {"u": 1}})]),
+        ([{"f": {"x": [[{"u": ["a", "b"]}, {"u": [4]}]]}}], [("f", {"x": [{"u": "a"}, {"u": 4}]})]),
+        ([{"f": {"x": [["a", "b"]]}}, {"f": {}}], [("f", {"x": ["a", "b"]}), ("f", {})]),
+    ],
+    ids=["first of several", "omitted", "dict", "list of dicts", "two calls"],
+)
+def test_first_answer_takes_the_first_listed_value_at_every_level(
+    accepted: list[dict[str, Any]], calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    assert bfcl.first_answer(accepted) == calls
+
+
+def test_without_the_package_bfcl_names_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bfcl_eval", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps bfcl-eval=="):
+        bfcl.prepare(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def bfcl_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out_dir = tmp_path_factory.mktemp("bfcl")
+    bfcl.prepare(out_dir, seed=0)
+    return out_dir
+
+
+@needs_bfcl
+def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(bfcl_dir: Path) -> None:
+    if importlib.metadata.version("bfcl-eval") != "2026.3.23":
+        pytest.skip("the counts belong to bfcl-eval 2026.3.23")
+    provenance = json.loads((bfcl_dir / "provenance.json").read_text())
+    kept = {name: count["kept"] for name, count in provenance["categories"].items()}
+    assert kept == {
+        "simple_python": 399,
+        "multiple": 200,
+        "parallel": 200,
+        "parallel_multiple": 199,
+        "live_simple": 256,
+        "live_multiple": 1048,
+        "live_parallel": 16,
+        "live_parallel_multiple": 24,
+    }
+    assert provenance["kept"] == 2342
+    assert provenance["license"] == "Apache-2.0"
+    rejected = provenance["rejected"]
+    assert len(rejected) == 2351 - 2342
+    assert all(row["file"] and row["id"] and row["reason"] for row in rejected)
+
+
+@needs_bfcl
+def test_bfcl_ground_truths_are_their_own_best_answers(bfcl_dir: Path) -> None:
+    rows = read(bfcl_dir, "train") + read(bfcl_dir, "validation")
+    assert len(rows) == json.loads((bfcl_dir / "provenance.json").read_text())["kept"]
+    for row in rows:
+        assert row["data_source"] == "bfcl"
+        assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
+
+
+@needs_bfcl
+def test_no_bfcl_question_is_in_both_splits(bfcl_dir: Path) -> None:
+    train, validation = read(bfcl_dir, "train"), read(bfcl_dir, "validation")
+    assert not user_texts(train) & user_texts(validation)
+    assert 0.05 < len(validation) / (len(train) + len(validation)) < 0.15
+
+
+@needs_bfcl
+def test_bfcl_is_byte_identical_for_a_seed(bfcl_dir: Path, tmp_path: Path) -> None:
+    bfcl.prepare(tmp_path, seed=0)
+    for path in bfcl_dir.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+@needs_bfcl
+def test_the_leaderboards_checker_objects_to_a_wrong_value() -> None:
+    function = {
+        "name": "geo.area",
+        "parameters": {"properties": {"side": {"type": "integer"}}, "required": ["side"]},
+    }
+    check = bfcl.load_checker()
+    accepted = [{"geo.area": {"side": [3]}}]
+    assert check([function], [("geo.area", {"side": 3})], accepted, "simple_python") == []
+    (reason,) = check([function], [("geo.area", {"side": 4})], accepted, "simple_python")
+    assert "'side'" in reason
+
+
+@needs_bfcl
+def test_loading_the_checker_leaves_no_stand_in_behind() -> None:
+    bfcl.load_checker()
+    assert "bfcl_eval.constants.model_config" not in sys.modules
+    assert "bfcl_eval.eval_checker.ast_eval.ast_checker" not in sys.modules
