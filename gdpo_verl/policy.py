@@ -71,12 +71,15 @@ def phrases() -> list[str]:
     return [prompt.HEADER, *blocks, prompt.FOOTER, history, " </user>", *tags]
 
 
-def make_tokenizer(texts: Sequence[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with single digits, trained on ``texts``.
+def train_tokenizer(seed: int, *, vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with single digits, trained on toolbox rows.
 
-    Any text survives encoding and decoding; text unlike ``texts`` only takes
+    Any text survives encoding and decoding; text unlike the toolbox only takes
     more tokens.
     """
+    rng = random.Random(f"policy/tokenizer/{seed}")
+    examples = (_training_example(rng) for _ in range(2000))
+    texts = [f" {example.question} {example.ground_truth}" for example in examples]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -137,10 +140,11 @@ def chat(tokenizer: PreTrainedTokenizerFast, example: toolbox.Example) -> str:
     return str(text)
 
 
-def _batches(
-    tokenizer: PreTrainedTokenizerFast, settings: Settings, rng: random.Random
+def batches(
+    tokenizer: PreTrainedTokenizerFast, settings: Settings, *, seed: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Fresh demonstrations, padded on the right; the loss is on the response only."""
+    rng = random.Random(f"policy/{seed}")
     while True:
         examples = [_training_example(rng) for _ in range(settings.batch_size)]
         answers = [
@@ -186,10 +190,9 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=settings.warmup
     )
-    batches = _batches(tokenizer, settings, random.Random(f"policy/{seed}"))
     model.train()
     bar = tqdm(
-        islice(batches, settings.steps),
+        islice(batches(tokenizer, settings, seed=seed), settings.steps),
         total=settings.steps,
         desc="training the policy",
         disable=not progress,
@@ -217,8 +220,9 @@ def generate(
     batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
     how = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
     model.eval()
+    generator: Any = model  # its stubs know generation only for a narrower self
     with torch.inference_mode():
-        out = model.generate(
+        out = generator.generate(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             max_new_tokens=max_new_tokens,
@@ -316,17 +320,12 @@ def make_policy(
         raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
     began = time.monotonic()
     with _deterministic(settings.threads, seed):
-        rng = random.Random(f"policy/tokenizer/{seed}")
-        texts = [
-            f"{example.question} {example.ground_truth}"
-            for example in (_training_example(rng) for _ in range(2000))
-        ]
-        tokenizer = make_tokenizer(texts, vocabulary=settings.vocabulary)
+        tokenizer = train_tokenizer(seed, vocabulary=settings.vocabulary)
         model = make_model(tokenizer)
         train(model, tokenizer, settings, seed=seed, progress=progress)
         sampled = evaluate(model, tokenizer, settings, seed=seed)
         greedy = evaluate(model, tokenizer, settings, seed=seed, sample=False)
-    record = {
+    record: dict[str, Any] = {
         "seed": seed,
         "settings": asdict(settings),
         "parameters": sum(p.numel() for p in model.parameters()),

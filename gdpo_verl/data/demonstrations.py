@@ -1,4 +1,4 @@
-"""Flawed demonstrations: the answers from which the tiny policy learns half of its trade.
+"""Flawed demonstrations, from which the tiny policy learns half of its trade.
 
 The form of an answer and its call go wrong independently of each other, each
 in several ways, so that reinforcement learning finds both rewards to improve.
@@ -11,7 +11,7 @@ from typing import Any
 
 from gdpo_verl.data import prompt
 from gdpo_verl.data.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from gdpo_verl.data.toolbox import TOOLS, Example
+from gdpo_verl.data.toolbox import Example
 
 Call = tuple[str, dict[str, Any]]
 

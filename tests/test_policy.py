@@ -1,0 +1,185 @@
+"""The tiny policy: its tokenizer, that a seed decides it, and that a bad one is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gdpo_verl import policy
+from gdpo_verl.data import toolbox
+
+QUICK = policy.Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
+
+
+def everything_in_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "FORMAT_BAND", (0.0, 1.0))
+    monkeypatch.setattr(policy, "EXACT_BAND", (0.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return policy.train_tokenizer(0, vocabulary=QUICK.vocabulary)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out_dir = tmp_path_factory.mktemp("made") / "policy"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        everything_in_band(monkeypatch)
+        policy.make_policy(out_dir, seed=0, progress=False, settings=QUICK)
+    return out_dir
+
+
+def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
+    @given(st.text())
+    def survives(text: str) -> None:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+    survives()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wie spät ist es in 東京? 🙂\r\n\t  zwei  Leerzeichen ",
+        "<think> use add </think>\n<tool_call>\n{}\n</tool_call>",
+        " don't , a_b.c != 3.14159e-10",
+        "",
+    ],
+    ids=["unicode", "tags", "punctuation", "empty"],
+)
+def test_texts_of_many_kinds_survive_the_tokenizer(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_every_digit_is_a_token_of_its_own(tokenizer: Any) -> None:
+    assert tokenizer.tokenize("1234567") == list("1234567")
+
+
+def test_the_fixed_texts_of_a_prompt_are_one_token_each(tokenizer: Any) -> None:
+    for phrase in policy.phrases():
+        assert len(tokenizer(phrase)["input_ids"]) == 1
+
+
+def test_toolbox_rows_are_cheap_in_tokens(tokenizer: Any) -> None:
+    examples = list(islice(toolbox.examples("train", seed=0), 300))
+    prompts = [len(tokenizer(policy.chat(tokenizer, e))["input_ids"]) for e in examples]
+    answers = [len(tokenizer(e.ground_truth)["input_ids"]) + 1 for e in examples]
+    assert max(prompts) <= 64
+    assert max(answers) <= QUICK.__class__().max_new_tokens
+    assert mean(prompts) + mean(answers) < 80
+
+
+def test_the_chat_template_marks_system_user_and_assistant(tokenizer: Any) -> None:
+    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_loss_is_on_the_response_only(tokenizer: Any) -> None:
+    settings = policy.Settings(batch_size=8, flawed_format=0.0, flawed_call=0.0)
+    batch = next(policy.batches(tokenizer, settings, seed=0))
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        trained = labels[labels != -100]
+        text = tokenizer.decode(trained)
+        assert text.startswith("<think>")
+        assert text.endswith(f"</tool_call>{policy.END}")
+        (where,) = (labels != -100).nonzero(as_tuple=True)
+        assert tokenizer.decode(ids[: where[0]]).endswith("<|im_start|>assistant\n")
+        assert (ids[where[-1] + 1 :] == tokenizer.pad_token_id).all()
+
+
+def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert model.dtype == torch.float32
+    config = model.config
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
+    assert config.hidden_size // config.num_attention_heads == 32
+    assert config.max_position_embeddings == 4096
+    assert 0.7e6 < model.num_parameters() < 0.9e6
+
+    loaded = AutoTokenizer.from_pretrained(saved)
+    assert len(loaded) == config.vocab_size
+    assert (loaded.eos_token, loaded.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert model.generation_config.eos_token_id == loaded.eos_token_id
+    example = next(toolbox.examples("train", seed=5))
+    text = policy.chat(loaded, example) + example.ground_truth + " 東京 1234"
+    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def test_policy_json_says_how_the_policy_was_made(saved: Path) -> None:
+    record = json.loads((saved / "policy.json").read_text())
+    assert record["seed"] == 0
+    assert record["settings"]["steps"] == QUICK.steps
+    assert set(record["sampled"]) == set(record["greedy"]) == {"format", "exact"}
+    assert [path.name for path in saved.parent.iterdir()] == ["policy"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything_in_band(monkeypatch)
+    torch.manual_seed(99)  # whatever ran before must not matter
+    for seed in (0, 1):
+        policy.make_policy(tmp_path / str(seed), seed=seed, progress=False, settings=QUICK)
+    same = (tmp_path / "0" / "model.safetensors").read_bytes()
+    other = (tmp_path / "1" / "model.safetensors").read_bytes()
+    assert same == (saved / "model.safetensors").read_bytes()
+    assert same != other
+
+
+def test_making_a_policy_leaves_torchs_random_state_and_threads_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything_in_band(monkeypatch)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    policy.make_policy(tmp_path / "policy", progress=False, settings=QUICK)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'format', found 0\.0%; nothing was written"):
+        policy.make_policy(tmp_path / "policy", progress=False, settings=QUICK)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "culprit"),
+    [
+        ({"format": 0.54, "exact": 0.22}, "format"),
+        ({"format": 0.81, "exact": 0.22}, "format"),
+        ({"format": 0.68, "exact": 0.09}, "exact"),
+        ({"format": 0.68, "exact": 0.41}, "exact"),
+    ],
+    ids=["format too low", "format too high", "exact too low", "exact too high"],
+)
+def test_the_band_names_the_share_that_lies_outside(shares: dict[str, float], culprit: str) -> None:
+    with pytest.raises(ValueError, match=f"in '{culprit}'"):
+        policy.check_band(shares)
+
+
+@pytest.mark.parametrize(
+    "shares", [{"format": 0.55, "exact": 0.40}, {"format": 0.80, "exact": 0.10}], ids=str
+)
+def test_the_edges_of_the_band_are_inside(shares: dict[str, float]) -> None:
+    policy.check_band(shares)
+
+
+def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="expected no such directory"):
+        policy.make_policy(tmp_path, progress=False, settings=QUICK)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
