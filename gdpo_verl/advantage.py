@@ -48,9 +48,15 @@ def apply_conditions(
       float, shape (B, K), in reward units; the input is left as it was.
 
     Raises:
-      ValueError: an unknown component, a missing or unknown field, a threshold that is not
-        a finite number, or a condition on a component that is conditioned itself.
+      ValueError: not one name a component, an unknown component, a missing or unknown field,
+        a threshold that is not a finite number, or a condition on a component that is
+        conditioned itself.
     """
+    if rewards.ndim != 2 or rewards.shape[1] != len(keys):
+        raise ValueError(
+            f"rewards: expected shape (B, {len(keys)}), one column for each of {list(keys)}, "
+            f"found {tuple(rewards.shape)}"
+        )
     check_conditions(keys, conditions)
     result = rewards.clone()
     for name, condition in conditions.items():
@@ -80,8 +86,8 @@ def check_conditions(keys: Sequence[str], conditions: Mapping[str, Mapping[str, 
             raise ValueError(f"{where}.at_least: expected a finite number, found {threshold}")
         if condition["on"] in conditions:
             raise ValueError(
-                f"{where}.on: {condition['on']!r} is conditioned itself; conditions are read on raw "
-                "rewards and may not be chained. Name an unconditioned component."
+                f"{where}.on: {condition['on']!r} is conditioned itself; conditions are read on "
+                "raw rewards and may not be chained. Name an unconditioned component."
             )
 
 
@@ -117,7 +123,7 @@ def group_normalize(
       not scored.
 
     Raises:
-      ValueError: shapes disagree, or a reward is infinite.
+      ValueError: shapes disagree, a reward is infinite, or epsilon is not a finite number >= 0.
     """
     raw = _check_rewards(rewards)
     groups, count = factorize_groups(group_ids, raw)
@@ -162,8 +168,9 @@ def gdpo_advantages(
       tokens, rows without any scored component and batches that cancel are exactly 0.
 
     Raises:
-      ValueError: shapes disagree, a reward is infinite, the mask is not 0/1, or the
-        weights are not K finite numbers of which one is not zero.
+      ValueError: shapes disagree, a reward is infinite, the mask is not 0/1, the weights
+        are not K finite numbers of which one is not zero, epsilon is not a finite number
+        >= 0, or `whiten` is none of the three.
     """
     counts = count_tokens(response_mask, rewards)
     advantage = gdpo_scalars(
@@ -300,6 +307,10 @@ def factorize_groups(group_ids: Sequence[Hashable] | Tensor, rewards: Tensor) ->
             f"group_ids: expected {len(rewards)}, one a row of rewards, found {len(group_ids)}"
         )
     if isinstance(group_ids, Tensor):
+        if group_ids.ndim != 1:
+            raise ValueError(
+                f"group_ids: expected shape ({len(rewards)},), found {tuple(group_ids.shape)}"
+            )
         values, codes = torch.unique(group_ids.to(rewards.device), return_inverse=True)
         return codes, len(values)
     seen: dict[Hashable, int] = {}
@@ -310,6 +321,8 @@ def factorize_groups(group_ids: Sequence[Hashable] | Tensor, rewards: Tensor) ->
 def _group_normalize(
     rewards: Tensor, groups: Tensor, group_count: int, epsilon: float, scale: bool
 ) -> Tensor:
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon: expected a finite number >= 0, found {epsilon}")
     scored = ~rewards.isnan()
     values = rewards.nan_to_num(0.0)
     shape = (group_count, rewards.shape[1])
@@ -335,7 +348,8 @@ def _group_normalize(
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    total = values.nan_to_num(0.0) @ weights
+    # Not a matrix product: BLAS rounds equal rows differently, and a constant group is exact.
+    total = (values.nan_to_num(0.0) * weights).sum(dim=1)
     return torch.where(values.isnan().all(dim=1), torch.nan, total)
 
 
@@ -375,14 +389,19 @@ def _check_rewards(rewards: Tensor) -> Tensor:
     if bool(rewards.isinf().any()):
         row, column = rewards.isinf().nonzero()[0].tolist()
         raise ValueError(
-            f"rewards: expected finite numbers or NaN, found {rewards[row, column]} at row {row}, component {column}"
+            f"rewards: expected finite numbers or NaN, found {rewards[row, column]} at row {row}, "
+            f"component {column}"
         )
     return rewards.to(torch.float64)
 
 
 def _check_weights(weights: Sequence[float] | None, rewards: Tensor) -> Tensor:
     count = rewards.shape[1]
-    values = torch.as_tensor([1.0] * count if weights is None else list(weights)).to(rewards)
+    values = torch.as_tensor(
+        [1.0] * count if weights is None else list(weights),
+        dtype=torch.float64,
+        device=rewards.device,
+    )
     if values.shape != (count,) or not bool(values.isfinite().all()) or not bool(values.any()):
         raise ValueError(
             f"weights: expected {count} finite numbers, not all zero, found {values.tolist()}"

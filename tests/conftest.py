@@ -1,0 +1,167 @@
+"""What the real tests share: the task, the tiny policy, and a driver that is verl's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+STOCK = "verl's own configuration"
+
+
+@dataclass
+class Training:
+    """A finished or killed run of ``python -m verl.trainer.main_ppo``."""
+
+    directory: Path
+    status: int
+    output: str
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
+        return {record["step"]: record["data"] for record in map(json.loads, lines)}
+
+    def rollouts(self, step: int) -> list[dict[str, Any]]:
+        lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared toolbox task."""
+    out = tmp_path_factory.mktemp("data") / "toolbox"
+    run_cli("prepare", "toolbox", "--out", str(out))
+    return out
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny policy, as `gdpo-verl make-policy` trains it; the command checks its competence."""
+    out = tmp_path_factory.mktemp("models") / "toolbox"
+    started = time.monotonic()
+    run_cli("make-policy", "--out", str(out))
+    print(f"make-policy: {time.monotonic() - started:.0f} s")
+    return out
+
+
+def stock_overrides() -> list[str]:
+    """What the hardware recipe `cpu` sets, as overrides of verl's own configuration."""
+    recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
+    del recipe.trainer.v1  # the only place where it names a module of ours
+    flat: list[str] = []
+
+    def walk(prefix: str, node: Any) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)
+            else:
+                flat.append(f"++{prefix}{key}={value}")
+
+    walk("", OmegaConf.to_container(recipe))
+    lengths = ["data.max_prompt_length=128", "data.max_response_length=64"]
+    return [*flat, *lengths, "trainer.logger=[console,file]"]
+
+
+def run_cli(*arguments: str) -> str:
+    command = [sys.executable, "-m", "gdpo_verl.cli", *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.fixture
+def driver(
+    tmp_path: Path, toolbox: Path, policy: Path
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start verl's driver with a recipe's configuration; whatever still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        config: str, *overrides: str, directory: Path = tmp_path, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        directory.mkdir(exist_ok=True)
+        settings = {
+            "data.train_files": toolbox / "train.parquet",
+            "data.val_files": toolbox / "validation.parquet",
+            "data.val_max_samples": 16,
+            "actor_rollout_ref.model.path": policy,
+            "trainer.default_local_dir": directory / "checkpoints",
+            "trainer.rollout_data_dir": directory / "rollouts",
+            "trainer.save_freq": -1,
+            "trainer.test_freq": -1,
+            "trainer.val_before_train": "false",
+            "trainer.total_training_steps": 2,
+            "data.train_batch_size": 8,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+            "actor_rollout_ref.rollout.n": 4,
+            "hydra.run.dir": directory,
+        }
+        chosen = ["--config-dir", str(RECIPES), "--config-name", config]
+        command = [
+            *[sys.executable, "-m", "verl.trainer.main_ppo"],
+            *(stock_overrides() if config == STOCK else chosen),
+            *[f"{key}={value}" for key, value in settings.items()],
+            *overrides,
+        ]
+        log = (directory / "train.log").open("ab")
+        variables = {
+            "VERL_FILE_LOGGER_PATH": str(directory / "metrics.jsonl"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "VERL_PLATFORM": "cpu",
+            "HYDRA_FULL_ERROR": "1",
+        }
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | variables | (environment or {}),
+            start_new_session=True,
+            cwd=directory,
+        )
+        log.close()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def train(driver: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Callable[..., Training]:
+    """Run verl's driver to its end, at most `timeout` seconds."""
+
+    def run(
+        config: str, *overrides: str, fails: bool = False, timeout: float = 420, **options: Any
+    ) -> Training:
+        process = driver(config, *overrides, **options)
+        status = process.wait(timeout)
+        directory = options.get("directory", tmp_path)
+        output = (directory / "train.log").read_text(errors="replace")
+        assert fails == (status != 0), output[-6000:]
+        return Training(directory, status, output)
+
+    return run
+
+
+def processes_of(needles: Sequence[str]) -> list[str]:
+    """Command lines of running processes that contain one of the needles."""
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    return [
+        line
+        for line in listing.stdout.splitlines()
+        if any(needle in line for needle in needles) and "ps -eo" not in line
+    ]

@@ -1,0 +1,270 @@
+"""Batches as the trainer has them: padding, sessions with several outputs, missing scores."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.advantage import Whiten
+from gdpo_verl.batch import RewardBatch, read_components
+from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.rewards.components import Component
+
+NAN = math.nan
+KEYS = ("format", "correctness")
+
+
+def objective(**settings: Any) -> Objective:
+    declared = [Component("format"), Component("correctness", optional=True)]
+    return GdpoConfig(**settings).resolve(declared)
+
+
+def close(found: Tensor, expected: Any, tolerance: float = 1e-12) -> None:
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
+
+
+def lengths(*tokens: int) -> Tensor:
+    """A mask with so many response tokens in each row."""
+    return (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
+
+
+def name(session: int, output: int = 0) -> str:
+    return f"u_{session}_{output}"
+
+
+def infos(*rows: tuple[Any, Any]) -> list[dict[str, Any]]:
+    return [
+        {"score": 99.0, "format": a, "correctness": b, "parse_error": 7, "note": "text"}
+        for a, b in rows
+    ]
+
+
+# Two prompts; the rows are interleaved.
+ROWS = [(1.0, 3.0), (0.0, -3.0), (1.0, -3.0), (1.0, 3.0), (0.0, 1.0)]
+UIDS = ["u_1", "v", "u_1", "v", "u_1"]
+NAMES = ["u_1_0_0", "v_0_0", "u_1_1_0", "v_1_0", "u_1_2_0"]
+TOKENS = torch.tensor([3, 1, 2, 2, 1])
+
+# ---------------------------------------------------------------- one output a session
+
+
+@pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
+@pytest.mark.parametrize("scale", [True, False], ids=["std", "no std"])
+def test_plain_rows_give_what_the_pure_functions_give(whiten: Whiten, scale: bool) -> None:
+    weights = {"format": 2.0, "correctness": -0.5}
+    wanted = objective(whiten=whiten, scale=scale, epsilon=0.1, reward_weights=weights)
+    batch = RewardBatch(wanted, infos(*ROWS), UIDS, NAMES)
+    rewards, mask = torch.tensor(ROWS, dtype=torch.float64), lengths(*TOKENS.tolist())
+    options: dict[str, Any] = {"weights": [2.0, -0.5], "epsilon": 0.1, "scale": scale}
+    expected = gdpo_advantages(rewards, UIDS, mask, whiten=whiten, **options)
+    close(batch.gdpo(TOKENS), expected[:, 0])
+    close(batch.grpo(), grpo_advantages(rewards, UIDS, mask, **options)[:, 0])
+
+
+def test_the_score_is_the_weighted_sum_of_what_counts() -> None:
+    wanted = objective(
+        reward_weights={"format": 0.5},
+        conditions={"format": {"on": "correctness", "at_least": 0}},
+    )
+    rows = infos((1.0, 3.0), (1.0, -3.0), (1.0, None), (None, 2.0))
+    batch = RewardBatch(wanted, rows, ["u"] * 4, ["u_0_0", "u_1_0", "u_2_0", "u_3_0"])
+    # 0.5 + 3; the format does not count at -3; nor where correctness is not scored; 2 alone.
+    close(batch.score(), [3.5, -3.0, 0.0, 2.0])
+    close(batch.raw.nan_to_num(9.0), [[1.0, 3.0], [1.0, -3.0], [1.0, 9.0], [9.0, 2.0]])
+
+
+def test_conditions_reach_both_advantages() -> None:
+    wanted = objective(whiten="none", conditions={"format": {"on": "correctness", "at_least": 1.0}})
+    batch = RewardBatch(wanted, infos((1.0, 1.0), (1.0, 0.0)), ["u", "u"], ["u_0_0", "u_1_0"])
+    s = 1 / math.sqrt(2)
+    # The second format does not count: both components are 1, 0.
+    close(batch.gdpo(torch.tensor([1, 1])), [2 * s, -2 * s], 1e-5)
+    close(batch.grpo(), [s, -s], 1e-5)
+
+
+def test_an_unscored_row_gets_zero() -> None:
+    batch = RewardBatch(
+        objective(), infos((1.0, None), (0.0, NAN), (None, None)), ["u"] * 3, [*map(name, range(3))]
+    )
+    found = batch.gdpo(torch.tensor([1, 1, 5]))
+    # Two tokens, ±s: var = 2s²/1 = 1. The third row's five tokens do not count.
+    close(found, [math.sqrt(0.5), -math.sqrt(0.5), 0.0], 1e-6)
+    assert float(found[2]) == 0.0
+
+
+# ---------------------------------------------------------------- padding
+
+GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf}
+
+
+@pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
+@pytest.mark.parametrize("padded", [[5, 6], [0, 1], [0, 3]], ids=["at the end", "first", "between"])
+def test_padding_rows_count_in_nothing_and_get_zero(whiten: Whiten, padded: list[int]) -> None:
+    wanted = objective(whiten=whiten)
+    plain = RewardBatch(wanted, infos(*ROWS), UIDS, NAMES)
+    rows, uids, names, tokens = infos(*ROWS), [*UIDS], [*NAMES], TOKENS.tolist()
+    for place in padded:
+        # Of a real group, with tokens, and with what no real row may have.
+        rows.insert(place, GARBAGE)
+        uids.insert(place, "v")
+        names.insert(place, "padding without underscores")
+        tokens.insert(place, 100)
+    flags = [row is GARBAGE for row in rows]
+    batch = RewardBatch(wanted, rows, uids, names, flags)
+    real = ~torch.tensor(flags)
+    for found, expected in (
+        (batch.gdpo(torch.tensor(tokens)), plain.gdpo(TOKENS)),
+        (batch.grpo(), plain.grpo()),
+        (batch.score(), plain.score()),
+    ):
+        assert torch.equal(found[real], expected)
+        assert found[~real].tolist() == [0.0, 0.0]
+    assert bool(batch.raw[~real].isnan().all())
+
+
+def test_a_batch_of_padding_alone_gives_zeros() -> None:
+    batch = RewardBatch(objective(), [GARBAGE] * 2, ["u", "u"], ["p", "q"], [True, True])
+    assert batch.gdpo(torch.tensor([3, 3])).tolist() == [0.0, 0.0]
+    assert batch.grpo().tolist() == [0.0, 0.0]
+
+
+# ---------------------------------------------------------------- several outputs
+
+# Sessions of one prompt, by their last output: 0 with outputs 0, 9 and 10, 1 with one, 2 with
+# two in reverse order. Only the last outputs' rewards may count.
+MANY = [
+    (name(0, 0), (0.0, 7.0), 1),
+    (name(2, 1), (0.0, 1.0), 2),
+    (name(0, 10), (1.0, 2.0), 3),
+    (name(1, 0), (0.0, -3.0), 4),
+    (name(0, 9), (0.0, -7.0), 5),
+    (name(2, 0), (1.0, 8.0), 6),
+]
+LAST = torch.tensor([[1.0, 2.0], [0.0, -3.0], [0.0, 1.0]], dtype=torch.float64)
+TOKENS_OF_SESSION = (1 + 5 + 3, 4, 2 + 6)
+SESSION_OF_ROW = [0, 2, 0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
+def test_a_session_counts_once_by_its_last_output_and_all_its_outputs_get_the_result(
+    whiten: Whiten,
+) -> None:
+    names, rows, tokens = zip(*MANY, strict=True)
+    batch = RewardBatch(objective(whiten=whiten), infos(*rows), ["u"] * 6, names)
+    expected = gdpo_advantages(LAST, ["u"] * 3, lengths(*TOKENS_OF_SESSION), whiten=whiten)
+    close(batch.gdpo(torch.tensor(tokens)), expected[SESSION_OF_ROW, 0])
+    control = grpo_advantages(LAST, ["u"] * 3, torch.ones(3, 1))
+    close(batch.grpo(), control[SESSION_OF_ROW, 0])
+
+
+def test_the_tokens_of_a_session_are_those_of_all_its_outputs() -> None:
+    names, rows, tokens = zip(*MANY, strict=True)
+    batch = RewardBatch(objective(), infos(*rows), ["u"] * 6, names)
+    found = dict(
+        zip(
+            [names[row] for row in batch.last_rows.tolist()],
+            batch.session_tokens(torch.tensor(tokens)).tolist(),
+            strict=True,
+        )
+    )
+    assert found == {name(0, 10): 9.0, name(1, 0): 4.0, name(2, 1): 8.0}
+
+
+def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
+    names, rows, _ = zip(*MANY, strict=True)
+    batch = RewardBatch(objective(whiten="sequence"), infos(*rows), ["u"] * 6, names)
+    # The last output of session 0 has no tokens, its others have.
+    found = batch.gdpo(torch.tensor([1, 2, 0, 4, 5, 6]))
+    expected = gdpo_advantages(LAST, ["u"] * 3, torch.ones(3, 1), whiten="sequence")
+    close(found, expected[SESSION_OF_ROW, 0])
+
+
+def test_each_output_keeps_its_own_score() -> None:
+    names, rows, _ = zip(*MANY, strict=True)
+    batch = RewardBatch(objective(), infos(*rows), ["u"] * 6, names)
+    close(batch.score(), [7.0, 1.0, 3.0, -3.0, -7.0, 9.0])
+
+
+# ---------------------------------------------------------------- reading components
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, 2.0),
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.array(0.5), 0.5),
+        (torch.tensor(-1.5), -1.5),
+        (Decimal("0.25"), 0.25),
+        (None, NAN),
+        (NAN, NAN),
+        (np.float64("nan"), NAN),
+    ],
+    ids=["int", "bool", "float32", "array", "tensor", "decimal", "None", "NaN", "numpy NaN"],
+)
+def test_numbers_are_read_and_none_and_nan_mean_not_scored(value: Any, expected: float) -> None:
+    found = read_components([{"format": value, "correctness": 4.0}], objective(), ["u_0_0"])
+    torch.testing.assert_close(
+        found,
+        torch.tensor([[expected, 4.0]], dtype=torch.float64),
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
+
+
+def test_an_absent_optional_component_is_not_scored() -> None:
+    found = read_components([{"format": 1.0}, {"format": 0.0, "correctness": 2}], objective(), "ab")
+    assert found.isnan().tolist() == [[False, True], [False, False]]
+
+
+def test_columns_are_in_the_order_of_the_objective() -> None:
+    wanted = objective(reward_keys=("correctness", "format"))
+    assert read_components([{"format": 1, "correctness": 2}], wanted, "a").tolist() == [[2.0, 1.0]]
+
+
+def test_no_rows_give_no_rewards_and_keep_the_components() -> None:
+    assert read_components([], objective(), []).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1.0", b"1", [1.0], {"a": 1}, 1j, np.array([1.0, 2.0]), math.inf, -math.inf, 10**400],
+    ids=["text", "bytes", "list", "dict", "complex", "array", "inf", "-inf", "too large"],
+)
+@pytest.mark.parametrize("key", KEYS)
+def test_what_is_no_finite_number_is_refused_with_key_and_row(key: str, value: Any) -> None:
+    good = {"format": 1.0, "correctness": 1.0}
+    wanted = rf"^algorithm\.gdpo_reward_keys: expected a finite number, .* for '{key}'.* row u_1_0"
+    with pytest.raises(ValueError, match=f"(?s){wanted}"):
+        read_components([good, good | {key: value}], objective(), ["u_0_0", "u_1_0"])
+
+
+def test_an_absent_component_is_refused_with_key_row_and_what_was_returned() -> None:
+    good = {"format": 1.0, "correctness": 1.0}
+    with pytest.raises(
+        ValueError,
+        match=r"^algorithm\.gdpo_reward_keys: .* no 'format' for row u_1_0, only "
+        r"\['correctness', 'score'\]\. Return it from compute_score",
+    ):
+        read_components([good, {"score": 1.0, "correctness": 1.0}], objective(), ["u_0_0", "u_1_0"])
+
+
+def test_a_row_without_any_component_points_to_the_agent_loop() -> None:
+    with pytest.raises(ValueError, match=r"no 'format' for row u_0_0, only \[\]\. An agent loop"):
+        read_components([{}], objective(), ["u_0_0"])
+
+
+def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
+    rows = [GARBAGE, *infos((1.0, 1.0), ("bad", 1.0))]
+    with pytest.raises(ValueError, match=r"'format', found 'bad' for row u_1_0"):
+        RewardBatch(objective(), rows, ["u"] * 3, ["pad", name(0), name(1)], [True, False, False])

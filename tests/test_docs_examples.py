@@ -1,0 +1,44 @@
+"""The examples in docstrings, README and docs run and print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import gdpo_verl
+
+PACKAGE = Path(gdpo_verl.__file__).parent
+ROOT = PACKAGE.parent
+
+
+def with_examples(files: list[Path]) -> list[Path]:
+    return [path for path in sorted(files) if ">>> " in path.read_text(encoding="utf-8")]
+
+
+# By text, so that modules without examples, which may need verl, Ray or vLLM, are not imported.
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in with_examples([*PACKAGE.rglob("*.py")])
+]
+PAGES = with_examples([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README.md")])
+
+
+def test_the_public_modules_have_examples() -> None:
+    assert {"gdpo_verl.advantage", "gdpo_verl.rewards.components"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0, "'>>> ' stands in the file, but in no docstring"
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_in_docs_are_true(page: Path) -> None:
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 0
+    assert result.failed == 0

@@ -1,0 +1,223 @@
+"""verl's own driver on Ray with vLLM and FSDP2, on the cores of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import STOCK, Training, processes_of, run_cli
+
+import gdpo_verl
+from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
+
+pytestmark = pytest.mark.real
+
+# What a user has who has never heard of our modules: a file with a function of several rewards.
+USERS_REWARD = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    tags = float("<tool_call>" in solution_str and "</tool_call>" in solution_str)
+    short = float(len(solution_str) < 90)
+    return {"score": tags + short, "tags": tags, "short": short}
+'''
+
+
+def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
+    return torch.tensor([[row[key] for key in keys] for row in rows], dtype=torch.float64)
+
+
+def groups(rows: list[dict]) -> list[str]:
+    return [row["uid"].rsplit("_", 2)[0] for row in rows]
+
+
+def test_stock_command_trains_with_one_override(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    reward = tmp_path / "my_reward.py"
+    reward.write_text(USERS_REWARD)
+
+    run = train(
+        STOCK,
+        "algorithm.adv_estimator=gdpo",
+        "+algorithm.gdpo_reward_keys=[tags,short]",
+        "+algorithm.gdpo.whiten=sequence",
+        f"reward.custom_reward_function.path={reward}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "trainer.total_training_steps=3",
+    )
+
+    metrics = run.metrics()
+    assert sorted(metrics) == [1, 2, 3]
+    assert run.output.count("gdpo-verl 0.1.0: estimator 'gdpo' in place of verl 0.9.1's own") == 1
+    for step, data in metrics.items():
+        rows = [row for row in run.rollouts(step) if row["gdpo_advantage"] is not None]
+        rewards = components(rows, ["tags", "short"])
+        for index, key in enumerate(["tags", "short"]):
+            assert data[f"gdpo/{key}/mean"] == pytest.approx(rewards[:, index].mean(), abs=1e-6)
+        # The advantages that the actor was given, by verl's own count over response tokens.
+        dumped = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
+        expected = gdpo_scalars(rewards, groups(rows), torch.ones(len(rows)), whiten="sequence")
+        torch.testing.assert_close(dumped, expected, rtol=0, atol=1e-6)
+        assert data["critic/advantages/max"] == pytest.approx(expected.max(), abs=1e-5)
+        assert data["critic/advantages/min"] == pytest.approx(expected.min(), abs=1e-5)
+        grpo = torch.tensor([row["grpo_advantage"] for row in rows], dtype=torch.float64)
+        torch.testing.assert_close(grpo, grpo_scalars(rewards, groups(rows)), rtol=0, atol=1e-6)
+
+
+def test_updates_reach_vllm(train: Callable[..., Training]) -> None:
+    run = train(
+        "toolbox/gdpo", "actor_rollout_ref.actor.optim.lr=3e-3", "trainer.total_training_steps=3"
+    )
+    metrics = run.metrics()
+
+    # verl scores the tokens that vLLM sampled with the trainer's weights. At this learning rate a
+    # step moves probabilities by tenths (the entropy shows it); a vLLM that had kept its first
+    # weights would differ by as much from step 2 on.
+    assert abs(metrics[3]["actor/entropy"] - metrics[1]["actor/entropy"]) > 0.02
+    for step in (1, 2, 3):
+        assert metrics[step]["actor/grad_norm"] > 0
+        assert metrics[step]["training/rollout_probs_diff_max"] < 1e-3
+
+
+def test_grpo_control_logs_the_same_metrics(train: Callable[..., Training]) -> None:
+    run = train("toolbox/grpo", "data.train_batch_size=4", "trainer.total_training_steps=1")
+    data, rows = run.metrics()[1], run.rollouts(1)
+    rewards = components(rows, ["format", "correctness"])
+
+    assert data["gdpo/correctness/mean"] == pytest.approx(rewards[:, 1].mean(), abs=1e-6)
+    assert {"gdpo/format/constant_groups", "gdpo/distinct_advantages/grpo"} <= set(data)
+    assert data["critic/score/mean"] == pytest.approx(rewards.sum(dim=1).mean(), abs=1e-5)
+    grpo = grpo_scalars(rewards, groups(rows))
+    assert data["critic/advantages/max"] == pytest.approx(grpo.max(), abs=1e-5)
+    dumped = torch.tensor([row["grpo_advantage"] for row in rows], dtype=torch.float64)
+    torch.testing.assert_close(dumped, grpo, rtol=0, atol=1e-6)
+
+
+def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]) -> None:
+    run = train(
+        "toolbox/gdpo",
+        "trainer.use_v1=false",
+        "+algorithm.gdpo.whiten=sequence",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+    )
+    for step, data in run.metrics().items():
+        rows = run.rollouts(step)
+        rewards = components(rows, ["format", "correctness"])
+        prompts = [row["input"] for row in rows]
+        expected = gdpo_scalars(rewards, prompts, torch.ones(len(rows)), whiten="sequence")
+        assert data["critic/advantages/max"] == pytest.approx(expected.max(), abs=1e-5)
+        assert data["critic/advantages/min"] == pytest.approx(expected.min(), abs=1e-5)
+
+
+def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Training]) -> None:
+    # 6 prompts x 3 responses = 18 rows; mini-batches of 4 x 3 = 12 make verl add 6 padding rows.
+    run = train(
+        "toolbox/gdpo",
+        "trainer.n_gpus_per_node=2",
+        "ray_kwargs.ray_init.num_gpus=2",
+        "data.train_batch_size=6",
+        "actor_rollout_ref.rollout.n=3",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=6",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=6",
+    )
+    for step in run.metrics():
+        rows = run.rollouts(step)
+        padding = [row for row in rows if row["uid"].startswith("pad")]
+        real = [row for row in rows if not row["uid"].startswith("pad")]
+        assert (len(real), len(padding)) == (18, 6)
+        assert all(row["gdpo_advantage"] is None and row["format"] is None for row in padding)
+        rewards = components(real, ["format", "correctness"])
+        assert run.metrics()[step]["gdpo/format/mean"] == pytest.approx(rewards[:, 0].mean())
+        # Over tokens: the mean of the whitened advantages, weighted by length, is 0.
+        assert abs(run.metrics()[step]["critic/advantages/mean"]) < 1e-5
+
+
+def test_bfcl_trains(train: Callable[..., Training], tmp_path: Path) -> None:
+    pytest.importorskip("bfcl_eval")
+    data = tmp_path / "bfcl"
+    run_cli("prepare", "bfcl", "--out", str(data))
+
+    run = train(
+        "toolbox/gdpo",
+        f"data.train_files={data / 'train.parquet'}",
+        f"data.val_files={data / 'validation.parquet'}",
+        "data.train_max_samples=64",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        "data.max_prompt_length=3000",
+        "data.filter_overlong_prompts=true",
+        "actor_rollout_ref.rollout.max_model_len=3064",
+        "trainer.val_before_train=true",
+    )
+    metrics = run.metrics()
+    assert "gdpo/correctness/mean" in metrics[2]
+    assert "val-aux/bfcl/correctness/mean@1" in metrics[0]
+
+
+def test_killed_driver_leaves_nothing_and_resumes(
+    driver: Callable, train: Callable[..., Training], tmp_path: Path
+) -> None:
+    overrides = ["trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.test_freq=-1"]
+    process = driver("toolbox/gdpo", *overrides)
+    saved = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
+    wait_for(lambda: saved.exists() or process.poll() is not None, seconds=300)
+    assert process.poll() is None, (tmp_path / "train.log").read_text()[-3000:]
+    wait_for(lambda: "3" in steps_of(tmp_path / "metrics.jsonl"), seconds=60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    session = re.search(r"session_[\d_-]+", (tmp_path / "train.log").read_text())
+    wait_for(lambda: not leftovers(), seconds=60)
+    assert not leftovers(), leftovers()
+    assert session is None or not processes_of([session[0]])
+
+    run = train("toolbox/gdpo", *overrides)
+    assert min(run.metrics()) == 3  # the step after the checkpoint of step 2
+    assert max(run.metrics()) == 6
+
+
+def test_run_in_which_every_session_fails_stops_with_the_reason(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    reward = tmp_path / "my_reward.py"
+    # Passes the check with an empty answer, and breaks on every real one.
+    reward.write_text(
+        USERS_REWARD.replace("    tags =", "    assert not solution_str, 'no such table'\n    tags =")
+    )
+    run = train(
+        STOCK,
+        "algorithm.adv_estimator=gdpo",
+        "+algorithm.gdpo_reward_keys=[tags,short]",
+        f"reward.custom_reward_function.path={reward}",
+        fails=True,
+    )
+    assert "every rollout session failed: 8 prompts" in run.output
+    assert "no such table" in run.output[run.output.index("every rollout session failed") :]
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def steps_of(metrics: Path) -> set[str]:
+    if not metrics.exists():
+        return set()
+    return set(re.findall(r'"step":\s*(\d+)', metrics.read_text()))
+
+
+def leftovers() -> list[str]:
+    return processes_of(["ray::", "raylet/raylet", "gcs_server", "VLLM::", "main_ppo"])
+
+
+def test_version_is_the_one_announced() -> None:
+    assert gdpo_verl.__version__ == "0.1.0"
