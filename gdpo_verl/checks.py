@@ -31,7 +31,7 @@ def unsupported_verl() -> str | None:
         return None
     return (
         f"gdpo-verl {__version__} supports verl{SUPPORTED_VERL}, found verl {installed}. Install a "
-        f"supported one (pip install 'verl{SUPPORTED_VERL}'), or a gdpo-verl that supports this one."
+        f"supported one (pip install 'verl{SUPPORTED_VERL}'), or a gdpo-verl for this one."
     )
 
 
@@ -107,20 +107,18 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     components: tuple[Component, ...] = ()
     if path:
         try:
-            components = declared_components(load_extern_object(path, name))
+            components = declared_components(load_extern_object(path, str(name)))
         except (ImportError, AttributeError, FileNotFoundError, RuntimeError) as error:
             raise ValueError(
                 f"reward.custom_reward_function: cannot load {name!r} from {path!r}: {error}. Give "
                 "path=pkg://package.module or a file, and name=the function in it."
             ) from error
-    if components:
-        return components
     try:
         manager = resolve_reward_manager_cls(config)
     except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
         raise ValueError(f"reward.reward_manager: {error}") from error
     # A custom function takes the place of the manager's own rewards.
-    return () if path else declared_components(manager)
+    return components if path else declared_components(manager)
 
 
 def probe_reward(
@@ -157,9 +155,9 @@ def probe_reward(
     except Exception as error:
         function = config.reward.get("custom_reward_function") or {}
         raise ValueError(
-            f"reward.custom_reward_function={function.get('path')}:{function.get('name')} raised on row "
-            "0 of data.train_files with an empty answer: "
-            f"{type(error).__name__}: {error}. A reward function must return its components for any text."
+            f"reward.custom_reward_function={function.get('path')}:{function.get('name')} raised on "
+            f"row 0 of data.train_files with an empty answer: {type(error).__name__}: {error}. "
+            "A reward function must return its components for any text."
         ) from error
     return dict(result.get("reward_extra_info") or {})
 

@@ -75,7 +75,10 @@ def _prepare(options: argparse.Namespace) -> None:
         from gdpo_verl.data import bfcl
 
         provenance = bfcl.prepare(out, seed=options.seed)
-    print(f"{out}: {provenance['counts']}")
+    for name, file in provenance["files"].items():
+        print(f"{out / name}: {file['rows']} rows")
+    if rejected := provenance.get("rejected"):
+        print(f"{out / 'provenance.json'}: lists {len(rejected)} rejected rows and why")
 
 
 def _make_policy(options: argparse.Namespace) -> None:
@@ -83,8 +86,8 @@ def _make_policy(options: argparse.Namespace) -> None:
 
     result = make_policy(options.out, seed=options.seed)
     for decoding in ("sampled", "greedy"):
-        shares = result[decoding]
-        print(f"{decoding}: correct format {shares['format']:.1%}, exact calls {shares['exact']:.1%}")
+        share = result[decoding]
+        print(f"{decoding}: correct format {share['format']:.1%}, exact calls {share['exact']:.1%}")
     print(f"{options.out}: trained in {result['seconds']:.0f} s from seed {options.seed}")
 
 

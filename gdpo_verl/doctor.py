@@ -154,7 +154,8 @@ def _device(found: dict[str, Any]) -> Finding:
     return Finding(
         "device",
         "no GPU found",
-        "train with hardware=cpu and set VERL_PLATFORM=cpu for this check, or install a GPU build of torch",
+        "train with hardware=cpu and set VERL_PLATFORM=cpu for this check, or install a GPU build "
+        "of torch",
     )
 
 

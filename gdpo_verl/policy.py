@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -188,6 +189,8 @@ def train(
         total=settings.steps,
         desc="training the policy",
         disable=not progress,
+        # A terminal gets a moving bar, a log a line now and then.
+        mininterval=0.1 if sys.stderr.isatty() else 20.0,
     )
     for step, batch in enumerate(bar):
         loss = model(**batch).loss

@@ -18,7 +18,7 @@ from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
 
 # Used when reward.custom_reward_function is not set, by data_source.
-REWARDS = {name: tool_call.compute_score for name in ("toolbox", "bfcl", "rlla")}
+REWARDS = dict.fromkeys(("toolbox", "bfcl", "rlla"), tool_call.compute_score)
 
 
 class ComponentsRewardManager(NaiveRewardManager):

@@ -9,6 +9,7 @@ every trainer mode and every derived trainer has them.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ def install(v1: Any) -> None:
     wrapt.wrap_function_wrapper(trainer, "_init_dataloader", _init_dataloader)
     wrapt.wrap_function_wrapper(trainer, "_compute_advantage", _compute_advantage)
     wrapt.wrap_function_wrapper(trainer, "_dump_generations", _dump_generations)
+    aggregator = sys.modules[trainer.__module__].MetricsAggregator
+    wrapt.wrap_function_wrapper(aggregator, "_get_aggregation_type", _aggregation)
 
 
 def install_legacy(ray_trainer: Any) -> None:
@@ -70,8 +73,8 @@ class Seam:
         if len(difference) and float(difference.max()) > SCORE_TOLERANCE:
             row = int(real[int(difference.argmax())])
             logger.warning(
-                "reward: for row %s the score is %.6g, but the weighted sum of the components %s is "
-                "%.6g. A GRPO control would optimise something else than GDPO decouples; use "
+                "reward: for row %s the score is %.6g, but the weighted sum of the components %s "
+                "is %.6g. A GRPO control would optimise something else than GDPO decouples; use "
                 "reward.reward_manager.name=%s, or return the sum as 'score'.",
                 keys[row],
                 float(scores[row]),
@@ -160,6 +163,15 @@ def _dump_generations(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any
         columns[name] = [seam.dump.get(key, {}).get(name) for key in columns["uid"]]
     seam.dump.clear()
     return wrapped(*args, **(kwargs | {"reward_extra_infos_dict": columns}))
+
+
+def _aggregation(wrapped: Any, aggregator: Any, args: Any, kwargs: Any) -> Any:
+    # verl decides by substrings of the whole name, so a component named "summary" would be summed
+    # over mini-batches (verl/trainer/ppo/v1/utils.py, `_get_aggregation_type`).
+    name: str = (lambda metric_name: metric_name)(*args, **kwargs)
+    if not name.startswith("gdpo/"):
+        return wrapped(name)
+    return {"min": "min", "max": "max"}.get(name.rpartition("/")[2], "weighted_avg")
 
 
 def _init_legacy(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:

@@ -66,7 +66,8 @@ def stock_overrides() -> list[str]:
             if isinstance(value, dict):
                 walk(f"{prefix}{key}.", value)
             else:
-                flat.append(f"++{prefix}{key}={value}")
+                quoted = f'"{value}"' if isinstance(value, str) else value
+                flat.append(f"++{prefix}{key}={quoted}")
 
     walk("", OmegaConf.to_container(recipe))
     lengths = ["data.max_prompt_length=128", "data.max_response_length=64"]
@@ -88,7 +89,10 @@ def driver(
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        config: str, *overrides: str, directory: Path = tmp_path, environment: dict[str, str] | None = None
+        config: str,
+        *overrides: str,
+        directory: Path = tmp_path,
+        environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         directory.mkdir(exist_ok=True)
         settings = {
@@ -141,7 +145,9 @@ def driver(
 
 
 @pytest.fixture
-def train(driver: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Callable[..., Training]:
+def train(
+    driver: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> Callable[..., Training]:
     """Run verl's driver to its end, at most `timeout` seconds."""
 
     def run(

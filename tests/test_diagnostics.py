@@ -124,14 +124,16 @@ def test_collapse_leaves_rows_without_a_score_out_on_both_sides() -> None:
     assert found == {"gdpo/distinct_advantages/gdpo": 2.0, "gdpo/distinct_advantages/grpo": 2.0}
 
 
-def test_collapse_reads_epsilon_and_scale() -> None:
-    # Centred, 1, 0 and 0, 1 cancel and 1, 1 against 0, 0 do not: one and two advantages.
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-    centred = collapse_metrics(rewards, [0, 0, 1, 1], scale=False)
-    assert set(centred.values()) == {1.5}
+def test_collapse_reads_scale_and_epsilon() -> None:
+    # Scaled, ±s and ∓s cancel; centred, ±5 and ∓1/2 do not.
+    rewards = torch.tensor([[10.0, 0.0], [0.0, 1.0]])
+    assert collapse_metrics(rewards, [0, 0])["gdpo/distinct_advantages/gdpo"] == 1.0
+    centred = collapse_metrics(rewards, [0, 0], scale=False)
+    assert centred["gdpo/distinct_advantages/gdpo"] == 2.0
     # Under a huge epsilon all advantages are closer than the tolerance.
-    blunt = collapse_metrics(rewards, [0, 0, 1, 1], epsilon=1e9)
-    assert set(blunt.values()) == {1.0}
+    alike = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    assert set(collapse_metrics(alike, [0, 0]).values()) == {2.0}
+    assert set(collapse_metrics(alike, [0, 0], epsilon=1e9).values()) == {1.0}
 
 
 # ---------------------------------------------------------------- the paper's counts

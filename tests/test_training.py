@@ -19,12 +19,12 @@ from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
 pytestmark = pytest.mark.real
 
 # What a user has who has never heard of our modules: a file with a function of several rewards.
-USERS_REWARD = '''
+USERS_REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tags = float("<tool_call>" in solution_str and "</tool_call>" in solution_str)
     short = float(len(solution_str) < 90)
     return {"score": tags + short, "tags": tags, "short": short}
-'''
+"""
 
 
 def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
@@ -190,7 +190,9 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(
     reward = tmp_path / "my_reward.py"
     # Passes the check with an empty answer, and breaks on every real one.
     reward.write_text(
-        USERS_REWARD.replace("    tags =", "    assert not solution_str, 'no such table'\n    tags =")
+        USERS_REWARD.replace(
+            "    tags =", "    assert not solution_str, 'no such table'\n    tags ="
+        )
     )
     run = train(
         STOCK,

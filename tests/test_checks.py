@@ -1,0 +1,222 @@
+"""What is refused before the first rollout, through verl's own configuration and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+REWARDS = """
+def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 2.0, "format": 1.0, "correctness": 1.0, "note": "text"}
+
+def raises(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 1 / len(solution_str)}
+
+async def good_async(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 2.0, "format": 1.0, "correctness": None}
+"""
+
+
+@pytest.fixture
+def compose(tmp_path: Path) -> Callable[..., DictConfig]:
+    """The resolved configuration of a recipe whose data files exist."""
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "data.parquet").touch()
+
+    def build(*overrides: str, recipe: str = "toolbox/gdpo") -> DictConfig:
+        files = [f"data.{key}={tmp_path / 'data.parquet'}" for key in ("train_files", "val_files")]
+        with hydra.initialize_config_dir(str(RECIPES), version_base=None):
+            return hydra.compose(recipe, [*files, *overrides])
+
+    return build
+
+
+def users(tmp_path: Path, name: str) -> list[str]:
+    return [
+        f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
+        f"reward.custom_reward_function.name={name}",
+        "reward.reward_manager.name=naive",
+    ]
+
+
+def validate(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config, need_reference_policy(config), need_critic(config))
+
+
+@pytest.mark.parametrize("recipe", ["toolbox/gdpo", "toolbox/grpo"])
+@pytest.mark.parametrize("hardware", ["cpu", "gpu1"])
+def test_recipe_composes_and_passes_verls_validation(
+    compose: Callable, recipe: str, hardware: str, capsys: pytest.CaptureFixture
+) -> None:
+    validate(compose(f"hardware={hardware}", recipe=recipe))
+    announced = capsys.readouterr().err.count("estimator 'gdpo' in place of verl 0.9.1's own")
+    assert announced == (1 if recipe.endswith("gdpo") else 0)
+
+
+def test_control_differs_from_the_recipe_in_the_estimator_and_the_name_alone(
+    compose: Callable,
+) -> None:
+    gdpo, grpo = (
+        OmegaConf.to_container(compose(recipe=f"toolbox/{name}")) for name in ("gdpo", "grpo")
+    )
+    for config, name in ((gdpo, "gdpo"), (grpo, "grpo")):
+        assert config["algorithm"].pop("adv_estimator") == name
+        assert config["trainer"].pop("experiment_name") == name
+    assert gdpo == grpo
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        pytest.param(
+            ["+algorithm.gdpo.whitten=token"],
+            r"algorithm\.gdpo\.whitten: unknown key.*Did you mean 'whiten'",
+            id="unknown key",
+        ),
+        pytest.param(
+            ["+algorithm.gdpo_reward_keys=[format,corectness]"],
+            r"algorithm\.gdpo_reward_keys: 'corectness' is not among.*Did you mean 'correctness'",
+            id="unknown reward key",
+        ),
+        pytest.param(
+            [
+                "+algorithm.gdpo_reward_keys=[format,correctness]",
+                "+algorithm.gdpo_reward_weights=[1]",
+            ],
+            r"algorithm\.gdpo_reward_weights: expected 2 weights",
+            id="weights of the wrong length",
+        ),
+        pytest.param(
+            ["+algorithm.gdpo.conditions={format:{on:correctness}}"],
+            r"algorithm\.gdpo\.conditions\.format: expected",
+            id="condition without a threshold",
+        ),
+        pytest.param(
+            ["algorithm.use_kl_in_reward=true"],
+            r"algorithm\.use_kl_in_reward.*use_kl_loss",
+            id="KL in the reward",
+        ),
+        pytest.param(
+            ["data.val_files=/no/such/file.parquet"],
+            r"data\.val_files: '/no/such/file\.parquet' does not exist.*prepare",
+            id="missing data file",
+        ),
+        pytest.param(
+            ["reward.custom_reward_function.path=pkg://no.such.module"],
+            r"reward\.custom_reward_function: cannot load",
+            id="reward function that cannot be loaded",
+        ),
+        pytest.param(
+            ["reward.reward_manager.name=gdpo_component"],
+            r"reward\.reward_manager: Unknown reward manager",
+            id="unknown reward manager",
+        ),
+    ],
+)
+def test_refused_before_ray_starts(compose: Callable, overrides: list[str], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        validate(compose(*overrides))
+
+
+def test_reward_without_declaration_or_keys_is_refused(compose: Callable, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.gdpo_reward_keys: the reward declares no"):
+        validate(compose(*users(tmp_path, "good")))
+
+
+def test_missing_vllm_is_refused(compose: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdpo_verl import checks
+
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"actor_rollout_ref\.rollout\.name: vllm is not installed"
+    ):
+        checks.check_run(compose())
+
+
+def test_other_estimators_are_not_checked(compose: Callable) -> None:
+    validate(compose("+algorithm.gdpo.whitten=token", recipe="toolbox/grpo"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+
+
+ROW = {
+    "data_source": "toolbox",
+    "reward_model": {
+        "ground_truth": '<think>t</think>\n<tool_call>\n{"name": "a", "parameters": {}}\n</tool_call>'
+    },
+    "extra_info": {"index": 0},
+}
+
+
+def probe(config: DictConfig, tokenizer: object) -> object:
+    from gdpo_verl import checks
+
+    returned = checks.probe_reward(config, tokenizer, [ROW])
+    return checks.objective_of(config, returned)
+
+
+def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer: object) -> None:
+    assert probe(compose(), tokenizer).keys == ("format", "correctness")
+    without_function = compose("reward.custom_reward_function.path=null")
+    assert probe(without_function, tokenizer).keys == ("format", "correctness")
+
+
+def test_probe_runs_async_rewards(compose: Callable, tokenizer: object, tmp_path: Path) -> None:
+    config = compose(
+        *users(tmp_path, "good_async"), "+algorithm.gdpo_reward_keys=[format,correctness]"
+    )
+    assert probe(config, tokenizer).keys == ("format", "correctness")
+
+
+@pytest.mark.parametrize(
+    ("function", "keys", "expected"),
+    [
+        pytest.param(
+            "raises",
+            "[format]",
+            r"raised on row 0 of data\.train_files with an empty answer: ZeroDivisionError",
+            id="raises",
+        ),
+        pytest.param(
+            "good",
+            "[format,accuracy]",
+            r"algorithm\.gdpo_reward_keys: 'accuracy' is not among the reward components",
+            id="absent",
+        ),
+        pytest.param("good", "[format,note]", r"number, None or NaN for 'note'", id="not a number"),
+    ],
+)
+def test_reward_is_called_once_before_the_first_rollout(
+    compose: Callable, tokenizer: object, tmp_path: Path, function: str, keys: str, expected: str
+) -> None:
+    config = compose(*users(tmp_path, function), f"+algorithm.gdpo_reward_keys={keys}")
+    validate(config)  # nothing is known to be wrong yet
+    with pytest.raises(ValueError, match=expected):
+        probe(config, tokenizer)
+
+
+def test_manager_makes_the_score_the_weighted_sum(compose: Callable, tokenizer: object) -> None:
+    from gdpo_verl import checks
+
+    config = compose("+algorithm.gdpo_reward_weights={format:0.5,correctness:2}")
+    returned = checks.probe_reward(config, tokenizer, [ROW])
+    # An empty answer: format 0, correctness -3.
+    assert (returned["format"], returned["correctness"]) == (0.0, -3.0)
+    assert returned["score"] == 0.5 * 0.0 + 2 * -3.0

@@ -1,0 +1,151 @@
+"""What the plug-in registers in processes of verl's, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+import wrapt
+
+ADVANTAGES = """
+import json, sys
+import numpy as np, torch
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+generator = torch.Generator().manual_seed(0)
+mask = (torch.rand(16, 12, generator=generator) < 0.8).float()
+mask[:, 0] = 1
+scores = torch.zeros(16, 12)
+scores[:, -1] = torch.randn(16, generator=generator)
+uid = np.array([f"u{i // 4}" for i in range(16)], dtype=object)
+result = {}
+for name in ("grpo", "gae", "rloo", "reinforce_plus_plus", "opo", "grpo_vectorized"):
+    data = DataProto.from_dict(
+        tensors={"token_level_rewards": scores.clone(), "response_mask": mask.clone(),
+                 "values": torch.ones(16, 12) * 0.1},
+        non_tensors={"uid": uid})
+    compute_advantage_for_multi_trajectories(
+        data, [f"{u}_{i % 4}_0" for i, u in enumerate(uid)], core_algos.AdvantageEstimator(name),
+        config=OmegaConf.create({"gamma": 1.0}))
+    result[name] = data.batch["advantages"].numpy().tobytes().hex()
+result["gdpo"] = core_algos.get_adv_estimator_fn("gdpo").__module__
+result["gdpo_verl imported"] = [name for name in sys.modules if name.startswith("gdpo_verl")]
+print("@" + json.dumps(result))
+"""
+
+
+def in_fresh_process(code: str, **environment: str) -> dict:
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("@")]
+    assert lines, process.stdout + process.stderr
+    return json.loads(lines[-1][1:])
+
+
+def test_verl_discovers_the_entry_points() -> None:
+    found = {point.name: point.value for point in entry_points(group="verl.plugins")}
+    assert found["gdpo"] == "gdpo_verl.plugin"
+    assert found["gdpo_cpu"] == "gdpo_verl.cpu"
+    general = {point.name: point.value for point in entry_points(group="vllm.general_plugins")}
+    assert general["gdpo_cpu"] == "gdpo_verl.cpu.vllm:keep_plain_weights"
+
+
+def test_other_estimators_are_bit_identical_with_and_without_the_plugin() -> None:
+    with_plugin = in_fresh_process(ADVANTAGES)
+    without = in_fresh_process(ADVANTAGES, VERL_USE_EXTERNAL_PLUGINS="none")
+
+    assert with_plugin.pop("gdpo") == "gdpo_verl.estimator"
+    assert without.pop("gdpo") == "verl.trainer.ppo.core_algos"
+    assert with_plugin.pop("gdpo_verl imported")
+    assert without.pop("gdpo_verl imported") == []
+    assert with_plugin == without
+    assert len(with_plugin) == 6
+
+
+def test_loading_the_plugin_imports_next_to_nothing() -> None:
+    code = (
+        "import json, sys, importlib.metadata, packaging.version, wrapt; before = set(sys.modules)\n"
+        "import gdpo_verl.plugin, gdpo_verl.cpu\n"
+        "print('@' + json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    assert in_fresh_process(code) == ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.plugin"]
+
+
+UNSUPPORTED = """
+import importlib.metadata, json
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.11.0" if name == "verl" else real(name)
+import verl.trainer.ppo.v1 as v1
+from verl.trainer.ppo import core_algos
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+try:
+    core_algos.get_adv_estimator_fn("gdpo")(token_level_rewards=None)
+    message = "ran"
+except RuntimeError as error:
+    message = str(error)
+print("@" + json.dumps({
+    "message": message, "managers": sorted(REWARD_MANAGER),
+    "wrapped": hasattr(v1.PPOTrainer._compute_advantage, "__wrapped__")}))
+"""
+
+
+def test_unsupported_verl_gets_an_estimator_that_explains_and_nothing_else() -> None:
+    found = in_fresh_process(UNSUPPORTED)
+
+    assert "supports verl>=0.9.1,<0.10, found verl 0.11.0" in found["message"]
+    assert "pip install" in found["message"]
+    assert found["wrapped"] is False
+    assert "gdpo_components" not in found["managers"]
+
+
+def test_hook_that_raises_is_reported_and_does_not_break_the_import(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gdpo_verl import plugin
+
+    hooks = []
+    monkeypatch.setattr(wrapt, "register_post_import_hook", lambda hook, name: hooks.append(hook))
+
+    @plugin._when_imported("some.module")
+    def broken(module: object) -> None:
+        raise KeyError("moved upstream")
+
+    hooks[0](object())
+    assert "gdpo-verl could not be set up on some.module" in caplog.text
+    assert "doctor" in caplog.text
+
+
+@pytest.mark.real
+def test_doctor_is_content_here_and_names_what_is_missing() -> None:
+    def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "gdpo_verl.cli", "doctor"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | environment,
+        )
+
+    well = doctor(VERL_PLATFORM="cpu")
+    assert well.returncode == 0, well.stdout + well.stderr
+    assert "gdpo_verl.estimator.gdpo" in well.stdout
+    assert "starts and runs a task" in well.stdout
+
+    ill = doctor(VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu")
+    assert ill.returncode == 1
+    assert "FAIL  adv_estimator=gdpo" in ill.stdout
+    assert "FAIL  trainer seam" in ill.stdout
+    assert "VERL_USE_EXTERNAL_PLUGINS" in ill.stdout
