@@ -47,6 +47,8 @@ def check_run(config: Any) -> None:
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
+    if reason := unsupported_verl():
+        raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
     settings = GdpoConfig.from_algorithm(config.algorithm)
     if config.algorithm.get("use_kl_in_reward", False):
         raise ValueError(
@@ -61,9 +63,7 @@ def check_run(config: Any) -> None:
         )
     _check_rollout_engine(config.actor_rollout_ref.rollout.name)
     _check_data_files(config.data)
-    declared = declared_reward(config)
-    if declared or settings.reward_keys is None:
-        settings.resolve(declared)
+    settings.resolve(declared_reward(config))
 
 
 def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
@@ -155,8 +155,8 @@ def probe_reward(
     except Exception as error:
         function = config.reward.get("custom_reward_function") or {}
         raise ValueError(
-            f"reward.custom_reward_function={function.get('path')}:{function.get('name')} raised on "
-            f"row 0 of data.train_files with an empty answer: {type(error).__name__}: {error}. "
+            f"reward.custom_reward_function={function.get('path')}:{function.get('name')} raised "
+            f"on row 0 of data.train_files with an empty answer: {type(error).__name__}: {error}. "
             "A reward function must return its components for any text."
         ) from error
     return dict(result.get("reward_extra_info") or {})

@@ -87,9 +87,9 @@ class GdpoConfig:
             )
         keys = self.reward_keys or tuple(names)
         optional = {component.name for component in declared if component.optional}
-        known = names if returned is None else [key for key in returned if key != "score"]
+        known = [key for key in returned or () if key != "score"]
         for key in keys:
-            if key not in known and key not in optional and (returned is not None or names):
+            if returned is not None and key not in known and key not in optional:
                 raise ValueError(
                     f"algorithm.gdpo_reward_keys: {key!r} is not among the reward components "
                     f"{known}. Return it from compute_score or remove the key."

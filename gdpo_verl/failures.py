@@ -7,14 +7,11 @@ an error that does not name the cause, the asynchronous ones refill for ever.
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 import transfer_queue as tq
-import wrapt
 
-logger = logging.getLogger(__name__)
+from gdpo_verl.hooks import wrap
 
 _PARTITION = "gdpo_verl_failures"
 _KEY = "last"
@@ -22,36 +19,34 @@ _KEY = "last"
 
 def record_errors(agent_loop_tq: Any) -> None:
     """Keep the last session error where the trainer can read it (module `…v1.agent_loop_tq`)."""
-    settle = agent_loop_tq._settle_session_tasks
 
-    # A plain function: Ray pickles it with the worker class, which a wrapt proxy would not bear.
-    @functools.wraps(settle)
-    async def settle_and_record(tasks: list[Any]) -> list[BaseException]:
-        errors = await settle(tasks)
+    async def settle(original: Any, tasks: list[Any]) -> list[BaseException]:
+        errors: list[BaseException] = await original(tasks)
         if errors:
             text = f"{type(errors[-1]).__name__}: {errors[-1]}"
             await tq.async_kv_put(key=_KEY, partition_id=_PARTITION, tag={"error": text})
-        return errors  # type: ignore[no-any-return]
+        return errors
 
-    agent_loop_tq._settle_session_tasks = settle_and_record
+    wrap(agent_loop_tq, "_settle_session_tasks", settle)
 
 
 def watch(replay_buffer: Any) -> None:
     """Raise from the buffer's next poll once every session so far has failed."""
-    wrapt.wrap_function_wrapper(replay_buffer, "_sync_metadata_from_transfer_queue", _Watch())
+    watcher = _Watch()
+
+    def sync(original: Any) -> None:
+        original()
+        for partition in ("train", "val"):
+            watcher.check(replay_buffer, partition)
+
+    wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
 
 
 class _Watch:
     def __init__(self) -> None:
         self.failed: dict[str, set[str]] = {}
 
-    def __call__(self, wrapped: Any, buffer: Any, args: Any, kwargs: Any) -> Any:
-        result = wrapped(*args, **kwargs)
-        for partition in ("train", "val"):
-            self._check(buffer, partition)
-        return result
-
-    def _check(self, buffer: Any, partition: str) -> None:
+    def check(self, buffer: Any, partition: str) -> None:
         failed = self.failed.setdefault(partition, set())
         if buffer.finished_keys[partition] or buffer.partitions[partition]:
             failed.clear()

@@ -8,17 +8,18 @@ every trainer mode and every derived trainer has them.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from typing import Any
 
 import torch
-import wrapt
 
 from gdpo_verl import checks, diagnostics, estimator, failures
 from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, whitening
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import Objective
+from gdpo_verl.hooks import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +29,16 @@ SCORE_TOLERANCE = 1e-4
 def install(v1: Any) -> None:
     """Wrap the default trainer's base class (module `verl.trainer.ppo.v1`)."""
     trainer = v1.PPOTrainer
-    wrapt.wrap_function_wrapper(trainer, "_init_dataloader", _init_dataloader)
-    wrapt.wrap_function_wrapper(trainer, "_compute_advantage", _compute_advantage)
-    wrapt.wrap_function_wrapper(trainer, "_dump_generations", _dump_generations)
+    wrap(trainer, "_init_dataloader", _init_dataloader)
+    wrap(trainer, "_compute_advantage", _compute_advantage)
+    wrap(trainer, "_dump_generations", _dump_generations)
     aggregator = sys.modules[trainer.__module__].MetricsAggregator
-    wrapt.wrap_function_wrapper(aggregator, "_get_aggregation_type", _aggregation)
+    wrap(aggregator, "_get_aggregation_type", _aggregation)
 
 
 def install_legacy(ray_trainer: Any) -> None:
     """Wrap the legacy trainer's constructor (module `verl.trainer.ppo.ray_trainer`)."""
-    wrapt.wrap_function_wrapper(ray_trainer.RayPPOTrainer, "__init__", _init_legacy)
+    wrap(ray_trainer.RayPPOTrainer, "__init__", _init_legacy)
 
 
 class Seam:
@@ -108,6 +109,13 @@ class Seam:
         if self.config.trainer.get("rollout_data_dir", None):
             self._keep_for_dump(rewards, token_counts, batch.keys)
 
+    def dump_columns(self, keys: list[str]) -> dict[str, list[Any]]:
+        """Components and both advantages of the rows, None for padding; forgets them."""
+        names = [*self.objective.keys, "gdpo_advantage", "grpo_advantage"]
+        columns = {name: [self.dump.get(key, {}).get(name) for key in keys] for name in names}
+        self.dump.clear()
+        return columns
+
     def _keep_for_dump(
         self, rewards: RewardBatch, token_counts: torch.Tensor, keys: list[str]
     ) -> None:
@@ -121,29 +129,24 @@ class Seam:
             }
 
 
-def _init_dataloader(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
+def _init_dataloader(original: Any, trainer: Any) -> None:
+    original(trainer)
     objective = checks.objective_of(trainer.config)
-    if objective is None:
-        trainer.gdpo_seam = None
-        return result
-    trainer.gdpo_seam = Seam(trainer.config, objective)
-    if trainer.gdpo_seam.estimates:
+    trainer.gdpo_seam = None if objective is None else Seam(trainer.config, objective)
+    if checks.is_gdpo(trainer.config):
         returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
-        trainer.gdpo_seam.objective = checks.objective_of(trainer.config, returned)
+        checks.objective_of(trainer.config, returned)
         failures.watch(trainer.replay_buffer)
-    return result
 
 
-def _compute_advantage(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+def _compute_advantage(original: Any, trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
     if seam is None:
-        return wrapped(*args, **kwargs)
-    batch, metrics = (lambda batch, metrics: (batch, metrics))(*args, **kwargs)
+        return original(trainer, batch, metrics)
     rewards, scores = seam.read(batch)
     seam.check_score(rewards, scores, batch.keys)
     with estimator.reward_batch(rewards):
-        result = wrapped(batch, metrics)
+        result = original(trainer, batch, metrics)
     # After upstream's call: rollout correction may have rewritten the mask.
     mask = _fetch(batch, ["response_mask"])["response_mask"]
     counts = torch.stack([row.sum() for row in mask.unbind()])
@@ -151,31 +154,26 @@ def _compute_advantage(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> An
     return result
 
 
-def _dump_generations(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    arguments = inspect.signature(original).bind(trainer, *args, **kwargs).arguments
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    if seam is None or kwargs.get("dump_path") != trainer.config.trainer.get(
-        "rollout_data_dir", None
-    ):
-        return wrapped(*args, **kwargs)
-    columns = dict(kwargs["reward_extra_infos_dict"])
-    names = [*seam.objective.keys, "gdpo_advantage", "grpo_advantage"]
-    for name in names:
-        columns[name] = [seam.dump.get(key, {}).get(name) for key in columns["uid"]]
-    seam.dump.clear()
-    return wrapped(*args, **(kwargs | {"reward_extra_infos_dict": columns}))
+    rollouts = trainer.config.trainer.get("rollout_data_dir", None)
+    if seam is not None and arguments["dump_path"] == rollouts:
+        columns = seam.dump_columns(arguments["reward_extra_infos_dict"]["uid"])
+        arguments["reward_extra_infos_dict"] = arguments["reward_extra_infos_dict"] | columns
+    original(**arguments)
 
 
-def _aggregation(wrapped: Any, aggregator: Any, args: Any, kwargs: Any) -> Any:
+def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
     # verl decides by substrings of the whole name, so a component named "summary" would be summed
     # over mini-batches (verl/trainer/ppo/v1/utils.py, `_get_aggregation_type`).
-    name: str = (lambda metric_name: metric_name)(*args, **kwargs)
-    if not name.startswith("gdpo/"):
-        return wrapped(name)
-    return {"min": "min", "max": "max"}.get(name.rpartition("/")[2], "weighted_avg")
+    if not metric_name.startswith("gdpo/"):
+        return original(aggregator, metric_name)
+    return {"min": "min", "max": "max"}.get(metric_name.rpartition("/")[2], "weighted_avg")
 
 
-def _init_legacy(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
-    wrapped(*args, **kwargs)
+def _init_legacy(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    original(trainer, *args, **kwargs)
     if checks.is_gdpo(trainer.config):
         returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
         estimator.legacy_objective.set(checks.objective_of(trainer.config, returned))

@@ -85,7 +85,7 @@ def run_cli(*arguments: str) -> str:
 def driver(
     tmp_path: Path, toolbox: Path, policy: Path
 ) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start verl's driver with a recipe's configuration; whatever still runs at the end is killed."""
+    """Start verl's driver with a recipe's configuration; what still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -108,6 +108,8 @@ def driver(
             "trainer.total_training_steps": 2,
             "data.train_batch_size": 8,
             "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
             "actor_rollout_ref.rollout.n": 4,
             "hydra.run.dir": directory,
         }

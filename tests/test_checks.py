@@ -83,11 +83,6 @@ def test_control_differs_from_the_recipe_in_the_estimator_and_the_name_alone(
             id="unknown key",
         ),
         pytest.param(
-            ["+algorithm.gdpo_reward_keys=[format,corectness]"],
-            r"algorithm\.gdpo_reward_keys: 'corectness' is not among.*Did you mean 'correctness'",
-            id="unknown reward key",
-        ),
-        pytest.param(
             [
                 "+algorithm.gdpo_reward_keys=[format,correctness]",
                 "+algorithm.gdpo_reward_weights=[1]",
@@ -158,9 +153,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory):
 
 ROW = {
     "data_source": "toolbox",
-    "reward_model": {
-        "ground_truth": '<think>t</think>\n<tool_call>\n{"name": "a", "parameters": {}}\n</tool_call>'
-    },
+    "reward_model": {"ground_truth": '<tool_call>\n{"name": "a", "parameters": {}}\n</tool_call>'},
     "extra_info": {"index": 0},
 }
 
@@ -196,9 +189,9 @@ def test_probe_runs_async_rewards(compose: Callable, tokenizer: object, tmp_path
         ),
         pytest.param(
             "good",
-            "[format,accuracy]",
-            r"algorithm\.gdpo_reward_keys: 'accuracy' is not among the reward components",
-            id="absent",
+            "[format,corectness]",
+            r"algorithm\.gdpo_reward_keys: 'corectness' is not among.*Did you mean 'correctness'",
+            id="unknown reward key",
         ),
         pytest.param("good", "[format,note]", r"number, None or NaN for 'note'", id="not a number"),
     ],

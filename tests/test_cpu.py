@@ -33,9 +33,9 @@ print("@" + json.dumps(result))
 """
 
 STOCK_PLATFORM = """
-from verl.plugin.platform import PlatformRegistry
+from verl.plugin.platform import set_platform
 from gdpo_verl.cpu.platform import PlatformCPU
-PlatformRegistry.register(platform="cpu")(PlatformCPU)
+set_platform(PlatformCPU())
 """
 
 
@@ -53,7 +53,7 @@ def test_upstream_still_needs_each_departure() -> None:
     # The platform alone, registered by hand: what verl and vLLM do without our departures.
     found = in_fresh_process(
         STOCK_PLATFORM + PROBE,
-        VERL_PLATFORM="cpu",
+        VERL_PLATFORM="",
         VERL_USE_EXTERNAL_PLUGINS="none",
         VLLM_PLUGINS="",
     )

@@ -11,6 +11,8 @@ from importlib.metadata import entry_points
 import pytest
 import wrapt
 
+from gdpo_verl import hooks
+
 ADVANTAGES = """
 import json, sys
 import numpy as np, torch
@@ -77,11 +79,17 @@ def test_other_estimators_are_bit_identical_with_and_without_the_plugin() -> Non
 
 def test_loading_the_plugin_imports_next_to_nothing() -> None:
     code = (
-        "import json, sys, importlib.metadata, packaging.version, wrapt; before = set(sys.modules)\n"
+        "import json, sys, importlib.metadata, packaging.version, wrapt\n"
+        "before = set(sys.modules)\n"
         "import gdpo_verl.plugin, gdpo_verl.cpu\n"
         "print('@' + json.dumps(sorted(set(sys.modules) - before)))"
     )
-    assert in_fresh_process(code) == ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.plugin"]
+    assert in_fresh_process(code) == [
+        "gdpo_verl",
+        "gdpo_verl.cpu",
+        "gdpo_verl.hooks",
+        "gdpo_verl.plugin",
+    ]
 
 
 UNSUPPORTED = """
@@ -114,16 +122,12 @@ def test_unsupported_verl_gets_an_estimator_that_explains_and_nothing_else() -> 
 def test_hook_that_raises_is_reported_and_does_not_break_the_import(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gdpo_verl import plugin
+    monkeypatch.setattr(wrapt, "register_post_import_hook", lambda hook, name: hook(object()))
 
-    hooks = []
-    monkeypatch.setattr(wrapt, "register_post_import_hook", lambda hook, name: hooks.append(hook))
-
-    @plugin._when_imported("some.module")
+    @hooks.when_imported("some.module")
     def broken(module: object) -> None:
         raise KeyError("moved upstream")
 
-    hooks[0](object())
     assert "gdpo-verl could not be set up on some.module" in caplog.text
     assert "doctor" in caplog.text
 

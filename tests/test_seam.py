@@ -81,7 +81,9 @@ def put(queue: Any, rows: list[tuple[str, list[int], dict[str, Any] | None]]) ->
                 "extra_fields": {} if info is None else {"reward_extra_info": info},
             }
         )
-        tags.append({"status": "success", "prompt_len": 3, "response_len": length, "seq_len": 3 + length})
+        tags.append(
+            {"status": "success", "prompt_len": 3, "response_len": length, "seq_len": 3 + length}
+        )
     keys = [key for key, _, _ in rows]
     queue.kv_batch_put(
         keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags
@@ -90,9 +92,7 @@ def put(queue: Any, rows: list[tuple[str, list[int], dict[str, Any] | None]]) ->
 
 
 def advantages(queue: Any, batch: Any) -> list[list[float]]:
-    data = queue.kv_batch_get(
-        keys=batch.keys, partition_id="train", select_fields=["advantages"]
-    )
+    data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])
     return [row.tolist() for row in data["advantages"].unbind()]
 
 
@@ -139,7 +139,9 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(
 
     sessions = expected(whiten)
     session_of_row = [0, 1, 1, 2, 3, 4, 5]
-    for (_, mask, _), session, row in zip(ROWS, session_of_row, advantages(queue, batch), strict=False):
+    for (_, mask, _), session, row in zip(
+        ROWS, session_of_row, advantages(queue, batch), strict=False
+    ):
         assert row == pytest.approx([sessions[session] * m for m in mask], abs=1e-6)
     for row in advantages(queue, batch)[7:]:
         assert row == [0.0]
@@ -217,7 +219,9 @@ def test_score_that_is_not_the_weighted_sum_is_reported_once(
     with caplog.at_level(logging.WARNING):
         trainer._compute_advantage(batch, {})
         trainer._compute_advantage(batch, {})
-    messages = [record.getMessage() for record in caplog.records if "weighted sum" in record.getMessage()]
+    messages = [
+        record.getMessage() for record in caplog.records if "weighted sum" in record.getMessage()
+    ]
     assert len(messages) == 1
     assert "for row a_0_0 the score is 4, but the weighted sum" in messages[0]
     queue.kv_clear(keys=batch.keys, partition_id="train")
@@ -236,8 +240,12 @@ def test_metrics_keep_their_meaning_over_mini_batches() -> None:
 
     aggregator = MetricsAggregator()
     for value in (1.0, 3.0):
-        names = [f"gdpo/summary/{name}" for name in ("mean", "std", "min", "max", "constant_groups")]
+        names = [
+            f"gdpo/summary/{name}" for name in ("mean", "std", "min", "max", "constant_groups")
+        ]
         aggregator.add_step_metrics(dict.fromkeys(names, value), sample_count=10)
     result = aggregator.get_aggregated_metrics()
-    assert [result[f"gdpo/summary/{name}"] for name in ("mean", "std", "constant_groups")] == [2] * 3
+    assert [result[f"gdpo/summary/{name}"] for name in ("mean", "std", "constant_groups")] == [
+        2
+    ] * 3
     assert (result["gdpo/summary/min"], result["gdpo/summary/max"]) == (1.0, 3.0)

@@ -85,7 +85,7 @@ def test_updates_reach_vllm(train: Callable[..., Training]) -> None:
 
 
 def test_grpo_control_logs_the_same_metrics(train: Callable[..., Training]) -> None:
-    run = train("toolbox/grpo", "data.train_batch_size=4", "trainer.total_training_steps=1")
+    run = train("toolbox/grpo", "trainer.total_training_steps=1")
     data, rows = run.metrics()[1], run.rollouts(1)
     rewards = components(rows, ["format", "correctness"])
 
@@ -103,7 +103,6 @@ def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]
         "toolbox/gdpo",
         "trainer.use_v1=false",
         "+algorithm.gdpo.whiten=sequence",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
     )
     for step, data in run.metrics().items():
         rows = run.rollouts(step)

@@ -12,14 +12,14 @@ from email.message import Message
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from typing import Any
 
-import wrapt
+from gdpo_verl.hooks import when_imported, wrap
 
 
 def apply() -> None:
     """Apply all of them to this process."""
     use_fsdp_engine()
     name_vllm()
-    wrapt.register_post_import_hook(use_one_gloo_backend, "verl.utils.distributed")
+    when_imported("verl.utils.distributed")(use_one_gloo_backend)
 
 
 def use_fsdp_engine() -> None:
@@ -32,14 +32,13 @@ def use_fsdp_engine() -> None:
 def use_one_gloo_backend(distributed: Any) -> None:
     """`initialize_global_process_group_ray` asks for ``cpu:gloo,cpu:gloo`` on this platform
     (verl/utils/distributed.py), and torch refuses a device named twice."""
-    wrapt.wrap_function_wrapper(distributed, "initialize_global_process_group_ray", _with_gloo)
 
+    def initialize(
+        original: Any, timeout_second: int | None = None, backend: str | None = None
+    ) -> Any:
+        return original(timeout_second, backend or "cpu:gloo")
 
-def _with_gloo(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    def call(timeout_second: int | None = None, backend: str | None = None) -> Any:
-        return wrapped(timeout_second, backend or "cpu:gloo")
-
-    return call(*args, **kwargs)
+    wrap(distributed, "initialize_global_process_group_ray", initialize)
 
 
 def name_vllm() -> None:
