@@ -12,7 +12,12 @@ from gdpo_verl import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    # Hydra's overrides may stand before and behind our own options.
+    options.overrides = rest
+    if rest and (options.command is not _train or any(word.startswith("--") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(options.command(options) or 0)
     except (ValueError, RuntimeError, ModuleNotFoundError) as error:
@@ -41,10 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     policy.add_argument("--seed", type=int, default=0)
     policy.set_defaults(command=_make_policy)
 
-    train = commands.add_parser("train", help="train a recipe in a directory of its own")
+    train = commands.add_parser(
+        "train",
+        help="train a recipe in a directory of its own",
+        usage="gdpo-verl train [-h] [--run RUN] RECIPE [HYDRA OVERRIDES]",
+    )
     train.add_argument("recipe", help="for example toolbox/gdpo")
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
-    train.add_argument("overrides", nargs="*", help="Hydra overrides, as for verl")
     train.set_defaults(command=_train)
 
     report = commands.add_parser("report", help="runs to pictures and a page")

@@ -9,6 +9,7 @@ RUN/done          the training came to its end
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
 import re
@@ -21,13 +22,11 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-import gdpo_verl
+from gdpo_verl import __version__
 from gdpo_verl.report import follow, set_aside_metrics
 
 GRACE_SECONDS = 20.0
-_ERROR = re.compile(
-    r"(?:\(\S+ pid=\d+[^)]*\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$"
-)
+_ERROR = re.compile(r"(?:\(.*pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -37,9 +36,7 @@ class LaunchError(RuntimeError):
 
 def recipes_directory() -> Path:
     """Where the recipes are: in the wheel, or at the top of a checkout."""
-    import gdpo_verl.recipes
-
-    return Path(next(iter(gdpo_verl.recipes.__path__)))
+    return Path(str(importlib.resources.files("gdpo_verl.recipes")))
 
 
 def train(recipe: str, run: Path, overrides: Sequence[str] = ()) -> None:
@@ -104,7 +101,7 @@ def _claim(run: Path, recipe: str, overrides: Sequence[str]) -> None:
             for file in recipes_directory().glob("*/g[dr]po*.yaml")
         )
         raise LaunchError(f"recipe: {recipe!r} does not exist; there are {known}")
-    settings = {"recipe": recipe, "overrides": list(overrides), "version": gdpo_verl.__version__}
+    settings = {"recipe": recipe, "overrides": list(overrides), "version": __version__}
     claim = run / "launch.json"
     if claim.exists() and json.loads(claim.read_text()) != settings:
         raise LaunchError(
@@ -140,7 +137,7 @@ def _stop(driver: subprocess.Popen[bytes]) -> None:
 def _reason(run: Path) -> str:
     lines = (run / "train.log").read_text(errors="replace").splitlines()
     for line in reversed(lines):
-        match = _ERROR.match(_COLOUR.sub("", line).strip())
+        match = _ERROR.fullmatch(_COLOUR.sub("", line).strip())
         if match and "RayTaskError" not in match[1]:
             return match[1]
     return lines[-1] if lines else "it printed nothing"

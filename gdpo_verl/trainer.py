@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import torch
+from tensordict import NonTensorData
 
 from gdpo_verl import checks, diagnostics, estimator, failures
 from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, whitening
@@ -55,14 +56,23 @@ class Seam:
     def read(self, batch: Any) -> tuple[RewardBatch, torch.Tensor]:
         """Components and summed scores of the batch's rows, in the order of its keys."""
         fields = _fetch(batch, ["extra_fields", "uid", "rm_scores"])
-        infos = [
-            _unwrap(extra).get("reward_extra_info") or {} for extra in _rows(fields["extra_fields"])
-        ]
+        infos = self._infos(batch, fields["extra_fields"])
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         uids = [_unwrap(uid) for uid in _rows(fields["uid"])]
         rewards = RewardBatch(self.objective, infos, uids, batch.keys, padding)
         scores = torch.stack([row.sum() for row in fields["rm_scores"].unbind()])
         return rewards, scores
+
+    def _infos(self, batch: Any, extra_fields: Any) -> list[dict[str, Any]]:
+        model = self.config.reward.reward_model
+        if not model.enable or model.enable_resource_pool:
+            return [_unwrap(row).get("reward_extra_info") or {} for row in _rows(extra_fields)]
+        # A reward model that shares the trainer's devices runs after the rollout, and verl
+        # writes what it returns into fields of the queue (`_compute_reward_colocate`).
+        names = list(self.objective.keys)
+        columns = _fetch(batch, names)
+        values = zip(*(map(_unwrap, _rows(columns[name])) for name in names), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in values]
 
     def check_score(self, rewards: RewardBatch, scores: torch.Tensor, keys: list[str]) -> None:
         """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
@@ -143,15 +153,35 @@ def _compute_advantage(original: Any, trainer: Any, batch: Any, metrics: dict[st
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
     if seam is None:
         return original(trainer, batch, metrics)
+    if not seam.estimates:
+        return _report_only(original, trainer, seam, batch, metrics)
     rewards, scores = seam.read(batch)
     seam.check_score(rewards, scores, batch.keys)
     with estimator.reward_batch(rewards):
         result = original(trainer, batch, metrics)
-    # After upstream's call: rollout correction may have rewritten the mask.
-    mask = _fetch(batch, ["response_mask"])["response_mask"]
-    counts = torch.stack([row.sum() for row in mask.unbind()])
-    seam.report(rewards, counts, batch, metrics)
+    seam.report(rewards, _token_counts(batch), batch, metrics)
     return result
+
+
+def _report_only(
+    original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
+) -> Any:
+    """Metrics and dumps beside another estimator, which they must not stop."""
+    result = original(trainer, batch, metrics)
+    try:
+        rewards, scores = seam.read(batch)
+        seam.check_score(rewards, scores, batch.keys)
+        seam.report(rewards, _token_counts(batch), batch, metrics)
+    except Exception:
+        logger.warning("no more metrics for the reward components in this run", exc_info=True)
+        trainer.gdpo_seam = None
+    return result
+
+
+def _token_counts(batch: Any) -> torch.Tensor:
+    # Read after upstream's call: rollout correction may have rewritten the mask.
+    mask = _fetch(batch, ["response_mask"])["response_mask"]
+    return torch.stack([row.sum() for row in mask.unbind()])
 
 
 def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -190,4 +220,4 @@ def _rows(column: Any) -> list[Any]:
 
 
 def _unwrap(value: Any) -> Any:
-    return getattr(value, "data", value) if not isinstance(value, (dict, str)) else value
+    return value.data if isinstance(value, NonTensorData) else value

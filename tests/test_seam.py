@@ -207,6 +207,43 @@ def test_row_without_components_is_named(queue: Any) -> None:
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
+def test_control_with_broken_components_trains_on_without_metrics(
+    queue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch, metrics = put(queue, [*ROWS[:2], ("a_2_0", [1], None)]), {}
+    trainer = trainer_of(recipe("grpo"))
+    trainer._compute_advantage(batch, metrics)
+
+    assert len(advantages(queue, batch)) == 3
+    assert not [key for key in metrics if key.startswith("gdpo/")]
+    assert "no more metrics for the reward components" in caplog.text
+    assert trainer.gdpo_seam is None
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: Any) -> None:
+    from verl.utils import tensordict_utils
+
+    batch, metrics = put(queue, [(key, mask, None) for key, mask, _ in ROWS[:4]]), {}
+    # As verl's _compute_reward_colocate writes them.
+    fields = {"format": np.array([1.0, 0.0, 0.0, 1.0]), "correctness": np.array([3.0, -1, -1, -3])}
+    queue.kv_batch_put(
+        keys=batch.keys, partition_id="train", fields=tensordict_utils.get_tensordict(fields)
+    )
+    config = recipe(whiten="none")
+    with open_dict(config):
+        config.reward.reward_model.enable = True
+        config.reward.reward_model.enable_resource_pool = False
+    trainer_of(config)._compute_advantage(batch, metrics)
+
+    pure = gdpo_advantages(SESSIONS[:3], ["a"] * 3, torch.ones(3, 1), whiten="none")
+    pure = pure[:, 0].tolist()
+    assert [row[0] for row in advantages(queue, batch)] == pytest.approx(
+        [pure[0], pure[1], pure[1], pure[2]], abs=1e-6
+    )
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
 def test_score_that_is_not_the_weighted_sum_is_reported_once(
     queue: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

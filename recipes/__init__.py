@@ -1,0 +1,1 @@
+"""The recipes: Hydra configurations, in the wheel as `gdpo_verl.recipes`."""

@@ -1,0 +1,59 @@
+"""The launcher: one directory a training, a reason when it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gdpo_verl import launch
+from gdpo_verl.cli import main
+
+
+def test_unknown_recipe_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(launch.LaunchError, match=r"'toolbox/gdop' does not exist.*'toolbox/gdpo'"):
+        launch.train("toolbox/gdop", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
+    settings = {"recipe": "toolbox/grpo", "overrides": [], "version": "0.1.0"}
+    (tmp_path / "launch.json").write_text(json.dumps(settings))
+    with pytest.raises(launch.LaunchError, match=r"other settings(.|\n)*must not be mixed"):
+        launch.train("toolbox/gdpo", tmp_path)
+
+
+def test_finished_training_is_not_done_again(tmp_path: Path) -> None:
+    settings = {"recipe": "toolbox/gdpo", "overrides": ["a=1"], "version": "0.1.0"}
+    (tmp_path / "launch.json").write_text(json.dumps(settings))
+    (tmp_path / "done").touch()
+    launch.train("toolbox/gdpo", tmp_path, ["a=1"])
+    assert not (tmp_path / "train.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("ValueError: algorithm.gdpo.whiten: wrong", "ValueError: algorithm.gdpo.whiten: wrong"),
+        ("\x1b[36m(Task pid=7)\x1b[0m RuntimeError: no: more", "RuntimeError: no: more"),
+        ("ray.exceptions.RayTaskError(ValueError): ray::run", None),
+        ("UserWarning: engine is not available: Error here", None),
+    ],
+)
+def test_reason_is_the_last_error_of_the_log(tmp_path: Path, line: str, reason: str | None) -> None:
+    (tmp_path / "train.log").write_text(f"KeyError: 'first'\n{line}\nsome other line\n")
+    assert launch._reason(tmp_path) == (reason or "KeyError: 'first'")
+
+
+@pytest.mark.real
+def test_failing_training_ends_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["train", "toolbox/gdpo", "--run", str(tmp_path), "data.train_files=/no/file"])
+
+    assert status == 1
+    error = capsys.readouterr().err
+    assert "data.train_files: '/no/file' does not exist" in error
+    assert str(tmp_path / "train.log") in error
+    assert not (tmp_path / "done").exists()
