@@ -9,6 +9,7 @@ RUN/done          the training came to its end
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
 import os
@@ -124,14 +125,15 @@ def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: fl
 
 
 def _stop(driver: subprocess.Popen[bytes]) -> None:
-    """End the driver, if it still runs, the way Ctrl-C would, so that Ray ends its processes."""
-    for sign in (signal.SIGINT, signal.SIGKILL):
-        if driver.poll() is None:
-            os.killpg(driver.pid, sign)
-            try:
-                driver.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
+    """End the driver, if it still runs, as Ctrl-C would, and then what it left behind."""
+    if driver.poll() is None:
+        os.killpg(driver.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(GRACE_SECONDS)
+    # Ray's agents outlive a killed driver by a minute; they are in its process group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
 
 
 def _reason(run: Path) -> str:

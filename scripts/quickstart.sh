@@ -13,6 +13,7 @@
 # STEPS (40) training steps each; OUT (runs/quickstart) where everything goes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PYTHONDONTWRITEBYTECODE=          # bytecode is written at the first import; see setup.sh
 steps=${STEPS:-40}
 out=${OUT:-runs/quickstart}
 data=$PWD/data/toolbox

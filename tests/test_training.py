@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import STOCK, Training, processes_of, run_cli
 
-import gdpo_verl
 from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
 
 pytestmark = pytest.mark.real
@@ -25,6 +24,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     short = float(len(solution_str) < 90)
     return {"score": tags + short, "tags": tags, "short": short}
 """
+
+
+WORKERS = ["ray::Worker", "ray::TaskRunner", "raylet/raylet", "gcs_server", "VLLM::", "main_ppo"]
 
 
 def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
@@ -58,13 +60,15 @@ def test_stock_command_trains_with_one_override(
         rows = [row for row in run.rollouts(step) if row["gdpo_advantage"] is not None]
         rewards = components(rows, ["tags", "short"])
         for index, key in enumerate(["tags", "short"]):
-            assert data[f"gdpo/{key}/mean"] == pytest.approx(rewards[:, index].mean(), abs=1e-6)
+            assert data[f"gdpo/{key}/mean"] == pytest.approx(
+                float(rewards[:, index].mean()), abs=1e-6
+            )
         # The advantages that the actor was given, by verl's own count over response tokens.
         dumped = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
         expected = gdpo_scalars(rewards, groups(rows), torch.ones(len(rows)), whiten="sequence")
         torch.testing.assert_close(dumped, expected, rtol=0, atol=1e-6)
-        assert data["critic/advantages/max"] == pytest.approx(expected.max(), abs=1e-5)
-        assert data["critic/advantages/min"] == pytest.approx(expected.min(), abs=1e-5)
+        assert data["critic/advantages/max"] == pytest.approx(float(expected.max()), abs=1e-5)
+        assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
         grpo = torch.tensor([row["grpo_advantage"] for row in rows], dtype=torch.float64)
         torch.testing.assert_close(grpo, grpo_scalars(rewards, groups(rows)), rtol=0, atol=1e-6)
 
@@ -89,11 +93,11 @@ def test_grpo_control_logs_the_same_metrics(train: Callable[..., Training]) -> N
     data, rows = run.metrics()[1], run.rollouts(1)
     rewards = components(rows, ["format", "correctness"])
 
-    assert data["gdpo/correctness/mean"] == pytest.approx(rewards[:, 1].mean(), abs=1e-6)
+    assert data["gdpo/correctness/mean"] == pytest.approx(float(rewards[:, 1].mean()), abs=1e-6)
     assert {"gdpo/format/constant_groups", "gdpo/distinct_advantages/grpo"} <= set(data)
-    assert data["critic/score/mean"] == pytest.approx(rewards.sum(dim=1).mean(), abs=1e-5)
+    assert data["critic/score/mean"] == pytest.approx(float(rewards.sum(dim=1).mean()), abs=1e-5)
     grpo = grpo_scalars(rewards, groups(rows))
-    assert data["critic/advantages/max"] == pytest.approx(grpo.max(), abs=1e-5)
+    assert data["critic/advantages/max"] == pytest.approx(float(grpo.max()), abs=1e-5)
     dumped = torch.tensor([row["grpo_advantage"] for row in rows], dtype=torch.float64)
     torch.testing.assert_close(dumped, grpo, rtol=0, atol=1e-6)
 
@@ -109,8 +113,8 @@ def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]
         rewards = components(rows, ["format", "correctness"])
         prompts = [row["input"] for row in rows]
         expected = gdpo_scalars(rewards, prompts, torch.ones(len(rows)), whiten="sequence")
-        assert data["critic/advantages/max"] == pytest.approx(expected.max(), abs=1e-5)
-        assert data["critic/advantages/min"] == pytest.approx(expected.min(), abs=1e-5)
+        assert data["critic/advantages/max"] == pytest.approx(float(expected.max()), abs=1e-5)
+        assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
 
 
 def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Training]) -> None:
@@ -132,7 +136,7 @@ def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Trai
         assert (len(real), len(padding)) == (18, 6)
         assert all(row["gdpo_advantage"] is None and row["format"] is None for row in padding)
         rewards = components(real, ["format", "correctness"])
-        assert run.metrics()[step]["gdpo/format/mean"] == pytest.approx(rewards[:, 0].mean())
+        assert run.metrics()[step]["gdpo/format/mean"] == pytest.approx(float(rewards[:, 0].mean()))
         # Over tokens: the mean of the whitened advantages, weighted by length, is 0.
         assert abs(run.metrics()[step]["critic/advantages/mean"]) < 1e-5
 
@@ -173,14 +177,15 @@ def test_killed_driver_leaves_nothing_and_resumes(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
-    session = re.search(r"session_[\d_-]+", (tmp_path / "train.log").read_text())
-    wait_for(lambda: not leftovers(), seconds=60)
-    assert not leftovers(), leftovers()
-    assert session is None or not processes_of([session[0]])
+    wait_for(lambda: not processes_of(WORKERS), seconds=30)
+    assert not processes_of(WORKERS)
 
     run = train("toolbox/gdpo", *overrides)
     assert min(run.metrics()) == 3  # the step after the checkpoint of step 2
     assert max(run.metrics()) == 6
+    # Ray's own agents look for their parent once a minute.
+    wait_for(lambda: not processes_of(["ray::"]), seconds=90)
+    assert not processes_of(["ray::"])
 
 
 def test_run_in_which_every_session_fails_stops_with_the_reason(
@@ -214,11 +219,3 @@ def steps_of(metrics: Path) -> set[str]:
     if not metrics.exists():
         return set()
     return set(re.findall(r'"step":\s*(\d+)', metrics.read_text()))
-
-
-def leftovers() -> list[str]:
-    return processes_of(["ray::", "raylet/raylet", "gcs_server", "VLLM::", "main_ppo"])
-
-
-def test_version_is_the_one_announced() -> None:
-    assert gdpo_verl.__version__ == "0.1.0"
