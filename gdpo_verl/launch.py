@@ -115,12 +115,13 @@ def _claim(run: Path, recipe: str, overrides: Sequence[str]) -> None:
 
 
 def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float) -> None:
-    config = run / "config.yaml"
-    while driver.poll() is None and not (config.exists() and config.stat().st_mtime >= started):
+    # The last of the files that Hydra writes once the configuration is composed.
+    written = run / "overrides.yaml"
+    while driver.poll() is None and not (written.exists() and written.stat().st_mtime >= started):
         time.sleep(0.2)
     if driver.returncode is not None:
         return
-    steps = OmegaConf.load(config).trainer.total_training_steps or 0
+    steps = OmegaConf.load(run / "config.yaml").trainer.total_training_steps or 0
     follow(run, total_steps=steps, is_alive=lambda: driver.poll() is None, label=recipe)
 
 

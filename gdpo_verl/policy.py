@@ -28,6 +28,7 @@ import torch
 from tokenizers import AddedToken
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from gdpo_verl.data import prompt, toolbox
 from gdpo_verl.data.demonstrations import demonstrate
@@ -346,6 +347,7 @@ def _save(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}.") as scratch:
         ready = Path(scratch) / "policy"
+        disable_progress_bar()
         model.save_pretrained(ready)
         tokenizer.save_pretrained(ready)
         (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -92,6 +92,15 @@ def test_loading_the_plugin_imports_next_to_nothing() -> None:
     ]
 
 
+def test_importing_verl_loads_the_plugin_and_nothing_that_it_defers() -> None:
+    code = (
+        "import json, sys, verl\n"
+        "print('@' + json.dumps(sorted(n for n in sys.modules if n.startswith('gdpo_verl'))))"
+    )
+    found = in_fresh_process(code, VERL_PLATFORM="")
+    assert found == ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.hooks", "gdpo_verl.plugin"]
+
+
 UNSUPPORTED = """
 import importlib.metadata, json
 real = importlib.metadata.version

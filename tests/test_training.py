@@ -59,10 +59,8 @@ def test_stock_command_trains_with_one_override(
     for step, data in metrics.items():
         rows = [row for row in run.rollouts(step) if row["gdpo_advantage"] is not None]
         rewards = components(rows, ["tags", "short"])
-        for index, key in enumerate(["tags", "short"]):
-            assert data[f"gdpo/{key}/mean"] == pytest.approx(
-                float(rewards[:, index].mean()), abs=1e-6
-            )
+        logged = [data["gdpo/tags/mean"], data["gdpo/short/mean"]]
+        assert logged == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
         # The advantages that the actor was given, by verl's own count over response tokens.
         dumped = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
         expected = gdpo_scalars(rewards, groups(rows), torch.ones(len(rows)), whiten="sequence")
@@ -73,11 +71,24 @@ def test_stock_command_trains_with_one_override(
         torch.testing.assert_close(grpo, grpo_scalars(rewards, groups(rows)), rtol=0, atol=1e-6)
 
 
-def test_updates_reach_vllm(train: Callable[..., Training]) -> None:
-    run = train(
-        "toolbox/gdpo", "actor_rollout_ref.actor.optim.lr=3e-3", "trainer.total_training_steps=3"
-    )
-    metrics = run.metrics()
+def test_launched_training_updates_vllm_and_is_reported(
+    toolbox: Path, policy: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "gdpo"
+    arguments = [
+        *["train", "toolbox/gdpo", "--run", str(run)],
+        f"data.train_files={toolbox / 'train.parquet'}",
+        f"data.val_files={toolbox / 'validation.parquet'}",
+        f"actor_rollout_ref.model.path={policy}",
+        "actor_rollout_ref.actor.optim.lr=3e-3",
+        "data.train_batch_size=16",
+        "data.val_max_samples=16",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=-1",
+    ]
+    run_cli(*arguments)
+    assert (run / "done").exists()
+    metrics = Training(run, 0, "").metrics()
 
     # verl scores the tokens that vLLM sampled with the trainer's weights. At this learning rate a
     # step moves probabilities by tenths (the entropy shows it); a vLLM that had kept its first
@@ -86,6 +97,11 @@ def test_updates_reach_vllm(train: Callable[..., Training]) -> None:
     for step in (1, 2, 3):
         assert metrics[step]["actor/grad_norm"] > 0
         assert metrics[step]["training/rollout_probs_diff_max"] < 1e-3
+
+    run_cli("report", str(run), "--out", str(tmp_path / "report"))
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "correctness" in page
+    assert f"{metrics[3]['val-aux/toolbox/format/mean@1']:.3f}" in page
 
 
 def test_grpo_control_logs_the_same_metrics(train: Callable[..., Training]) -> None:
