@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions, gdpo_scalars, grpo_scalars
+from gdpo_verl.advantage import (
+    NOISE_FLOOR,
+    apply_conditions,
+    decoupled_sum,
+    gdpo_scalars,
+    grpo_scalars,
+    whitening,
+)
 from gdpo_verl.config import Objective
 
 
@@ -67,30 +74,39 @@ class RewardBatch:
         counts = token_counts.to("cpu", torch.float64)[self.real]
         return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Weights, epsilon and scale, as the functions of `gdpo_verl.advantage` take them."""
+        config = self.objective.config
+        return {
+            "weights": self.objective.weights,
+            "epsilon": config.epsilon,
+            "scale": config.scale,
+        }
+
+    def whiten_shift(self, token_counts: Tensor) -> float:
+        """Where whitening puts an advantage of 0, unitless."""
+        config = self.objective.config
+        combined = decoupled_sum(self.rewards[self.last_rows], self.group_ids, **self.options)
+        floor = NOISE_FLOOR * max(map(abs, self.objective.weights)) if config.scale else 0.0
+        tokens = self.session_tokens(token_counts)
+        mean, factor = whitening(combined, tokens, over=config.whiten, floor=floor)
+        return -mean * factor
+
     def gdpo(self, token_counts: Tensor) -> Tensor:
         """GDPO's advantage of each row: float64, shape (B,)."""
-        config = self.objective.config
         advantage = gdpo_scalars(
             self.rewards[self.last_rows],
             self.group_ids,
             self.session_tokens(token_counts),
-            weights=self.objective.weights,
-            whiten=config.whiten,
-            epsilon=config.epsilon,
-            scale=config.scale,
+            whiten=self.objective.config.whiten,
+            **self.options,
         )
         return self._to_rows(advantage)
 
     def grpo(self) -> Tensor:
         """GRPO's advantage of each row on the same weighted sum: float64, shape (B,)."""
-        config = self.objective.config
-        advantage = grpo_scalars(
-            self.rewards[self.last_rows],
-            self.group_ids,
-            weights=self.objective.weights,
-            epsilon=config.epsilon,
-            scale=config.scale,
-        )
+        advantage = grpo_scalars(self.rewards[self.last_rows], self.group_ids, **self.options)
         return self._to_rows(advantage)
 
     def score(self) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
 
 from gdpo_verl import __version__
 from gdpo_verl.batch import read_components
@@ -27,7 +27,8 @@ MANAGER_NAME = "gdpo_components"
 def unsupported_verl() -> str | None:
     """Why the installed verl is not supported, or None."""
     installed = version("verl")
-    if Version("0.9.1") <= Version(installed) < Version("0.10"):
+    # A release candidate of the first unsupported version is not supported either.
+    if SpecifierSet(SUPPORTED_VERL).contains(installed, prereleases=True):
         return None
     return (
         f"gdpo-verl {__version__} supports verl{SUPPORTED_VERL}, found verl {installed}. Install a "
@@ -61,9 +62,19 @@ def check_run(config: Any) -> None:
             "algorithm.norm_adv_by_std_in_grpo=false: without the groups' standard deviations the "
             "components are only centred, and decoupling them makes no difference."
         )
+    if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
+        check_machine(config)
+
+
+def check_machine(config: Any) -> None:
+    """Refuse what the machine lacks on which the trainer runs; on a cluster not the driver's.
+
+    Raises:
+      ValueError: names the configuration key in full and the remedy.
+    """
     _check_rollout_engine(config.actor_rollout_ref.rollout.name)
     _check_data_files(config.data)
-    settings.resolve(declared_reward(config))
+    GdpoConfig.from_algorithm(config.algorithm).resolve(declared_reward(config))
 
 
 def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
@@ -86,7 +97,7 @@ def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Obje
         if returned is not None:
             read_components([returned], objective, ["0 of data.train_files with an empty answer"])
         return objective
-    except ValueError:
+    except Exception:
         if is_gdpo(config):
             raise
         logger.warning("no metrics for the reward components", exc_info=True)
@@ -177,6 +188,8 @@ def _check_rollout_engine(name: str) -> None:
 
 
 def _check_data_files(data: Any) -> None:
+    if (data.get("custom_cls") or {}).get("path"):
+        return  # what its files are is that class's business
     for key in ("train_files", "val_files"):
         files = data.get(key)
         for path in [files] if isinstance(files, str) else list(files or []):

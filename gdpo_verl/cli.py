@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(options.command(options) or 0)
-    except (ValueError, RuntimeError, ModuleNotFoundError) as error:
+    except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
         print(f"gdpo-verl: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -54,7 +54,8 @@ def vllm():
     return {"version": __version__, "device": current_platform.device_type}
 def start_ray():
     import ray
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False,
+             logging_level="ERROR")
     try:
         return ray.get(ray.remote(lambda: "runs").options(num_cpus=1).remote())
     finally:

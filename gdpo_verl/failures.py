@@ -53,8 +53,10 @@ class _Watch:
             return
         failed |= buffer.failure_keys[partition]
         waiting = len(buffer.pending_keys[partition]) + len(buffer.running_keys[partition])
-        # The synchronous trainer waits for nothing more; the others refill what failed.
-        if failed and (not waiting or len(failed) > 2 * waiting):
+        # The synchronous trainer waits until nothing runs any more; the others refill what failed
+        # and would go on for ever.
+        refills = buffer.trainer_mode != "sync"
+        if failed and (not waiting or (refills and len(failed) > 2 * waiting)):
             raise RuntimeError(
                 f"every rollout session failed: {len(failed)} prompts of the partition "
                 f"{partition!r} so far, none with an answer. The last error: {_last_error()}. The "

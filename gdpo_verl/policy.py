@@ -1,6 +1,6 @@
 """Make a tiny policy, half-competent at the toolbox, in about a minute on one CPU core.
 
-A Qwen2 of about 0.8 M parameters with a tokenizer of its own, trained from
+A Qwen2 of about 0.86 M parameters with a tokenizer of its own, trained from
 random weights on flawed demonstrations (`gdpo_verl.data.demonstrations`). It
 ends where reinforcement learning is interesting: often right in form, seldom
 in content. The fixed parts of the prompt (header, tools, footer) are one token

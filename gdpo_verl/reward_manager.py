@@ -34,8 +34,8 @@ class ComponentsRewardManager(NaiveRewardManager):
             compute_score = compute_default_score
         super().__init__(config, tokenizer, compute_score, **kwargs)
         self.settings = GdpoConfig.from_algorithm(config.algorithm)
-        function = getattr(compute_score, "args", [compute_score])[0]
-        self.declared = declared_components(function) or self.components
+        # verl wraps a custom function in a partial.
+        self.declared = declared_components(getattr(compute_score, "args", [compute_score])[0])
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one session by its last output."""
@@ -47,6 +47,8 @@ class ComponentsRewardManager(NaiveRewardManager):
         data.non_tensor_batch["extra_info"] = column
         result = await super().run_single(data)
         info = result["reward_extra_info"]
+        if not self.declared and self.settings.reward_keys is None:
+            return result  # a function of its own score, for another estimator than GDPO
         objective = self.settings.resolve(self.declared, list(info))
         batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
         info["score"] = result["reward_score"] = float(batch.score()[0])

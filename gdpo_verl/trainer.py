@@ -17,13 +17,13 @@ import torch
 from tensordict import NonTensorData
 
 from gdpo_verl import checks, diagnostics, estimator, failures
-from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, whitening
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
 
 logger = logging.getLogger(__name__)
 
+# Relative; verl keeps scores in float32.
 SCORE_TOLERANCE = 1e-4
 
 
@@ -80,7 +80,8 @@ class Seam:
             return
         self.score_checked = True
         real = rewards.real
-        difference = (rewards.score()[real] - scores.to("cpu", torch.float64)[real]).abs()
+        returned = scores.to("cpu", torch.float64)[real]
+        difference = (rewards.score()[real] - returned).abs() / returned.abs().clamp(min=1.0)
         if len(difference) and float(difference.max()) > SCORE_TOLERANCE:
             row = int(real[int(difference.argmax())])
             logger.warning(
@@ -98,24 +99,18 @@ class Seam:
         self, rewards: RewardBatch, token_counts: torch.Tensor, batch: Any, metrics: dict
     ) -> None:
         """Add the metrics of this batch, and keep its columns for the dump."""
-        last, objective, config = rewards.last_rows, self.objective, self.objective.config
-        options: dict[str, Any] = {
-            "weights": objective.weights,
-            "epsilon": config.epsilon,
-            "scale": config.scale,
-        }
-        effective = rewards.rewards[last]
-        if config.metrics:
+        if self.objective.config.metrics:
+            raw = rewards.raw[rewards.last_rows]
             metrics.update(
-                diagnostics.component_metrics(rewards.raw[last], rewards.group_ids, objective.keys)
+                diagnostics.component_metrics(raw, rewards.group_ids, self.objective.keys)
             )
-            metrics.update(diagnostics.collapse_metrics(effective, rewards.group_ids, **options))
-        if config.metrics and self.estimates:
-            combined = decoupled_sum(effective, rewards.group_ids, **options)
-            floor = NOISE_FLOOR * max(map(abs, objective.weights)) if config.scale else 0.0
-            tokens = rewards.session_tokens(token_counts)
-            mean, factor = whitening(combined, tokens, over=config.whiten, floor=floor)
-            metrics["gdpo/whiten_shift"] = -mean * factor
+            metrics.update(
+                diagnostics.collapse_metrics(
+                    rewards.rewards[rewards.last_rows], rewards.group_ids, **rewards.options
+                )
+            )
+            if self.estimates:
+                metrics["gdpo/whiten_shift"] = rewards.whiten_shift(token_counts)
         if self.config.trainer.get("rollout_data_dir", None):
             self._keep_for_dump(rewards, token_counts, batch.keys)
 
@@ -140,17 +135,25 @@ class Seam:
 
 
 def _init_dataloader(original: Any, trainer: Any) -> None:
+    if checks.is_gdpo(trainer.config):
+        checks.check_machine(trainer.config)
     original(trainer)
-    objective = checks.objective_of(trainer.config)
-    trainer.gdpo_seam = None if objective is None else Seam(trainer.config, objective)
+    trainer.gdpo_seam = _seam(trainer.config)
     if checks.is_gdpo(trainer.config):
         returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
         checks.objective_of(trainer.config, returned)
         failures.watch(trainer.replay_buffer)
 
 
+def _seam(config: Any) -> Seam | None:
+    objective = checks.objective_of(config)
+    return None if objective is None else Seam(config, objective)
+
+
 def _compute_advantage(original: Any, trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-    seam: Seam | None = getattr(trainer, "gdpo_seam", None)
+    if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with a data loader of its own
+        trainer.gdpo_seam = _seam(trainer.config)
+    seam: Seam | None = trainer.gdpo_seam
     if seam is None:
         return original(trainer, batch, metrics)
     if not seam.estimates:

@@ -3,8 +3,8 @@
 #
 #   scripts/quickstart.sh                     a machine without a GPU: 2 cores, 8 GB of memory free,
 #                                             4 GB of disk, about 15 minutes
-#   scripts/quickstart.sh PATH-OF-A-MODEL     a machine with a GPU: the same task with that model
-#                                             (Qwen2.5-0.5B-Instruct, say) and the recipe gpu1
+#   scripts/quickstart.sh MODEL               a machine with a GPU: the same task with that model
+#                                             (Qwen/Qwen2.5-0.5B-Instruct or a path), recipe gpu1
 #
 # Trains GDPO and then GRPO, its control, from the same policy with the same seed through verl's
 # own PPO driver on Ray with vLLM rollouts. Run again after an interruption: what is done is not
@@ -12,37 +12,45 @@
 #
 # STEPS (40) training steps each; OUT (runs/quickstart) where everything goes.
 set -euo pipefail
+# The path of a model stays as it is from here, before the change of directory; a hub id too.
+model=${1:+$(realpath -e "$1" 2>/dev/null || echo "$1")}
 cd "$(dirname "$0")/.."
-export PYTHONDONTWRITEBYTECODE=          # bytecode is written at the first import; see setup.sh
+export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
 steps=${STEPS:-40}
 out=${OUT:-runs/quickstart}
 data=$PWD/data/toolbox
 
 echo "1/5  installing (two minutes the first time)"
-scripts/setup.sh
-gdpo=.venv/bin/gdpo-verl
-
-if [ $# -gt 0 ]; then
-  hardware=gpu1 model=$(realpath "$1")
+if [ -n "$model" ]; then
+  scripts/setup.sh gpu
+  gdpo=.venv-gpu/bin/gdpo-verl
+  # A pretrained model needs more tokens than the tiny policy, and the paper's learning rate.
+  settings=(hardware=gpu1 data.max_prompt_length=1024 data.max_response_length=512
+            actor_rollout_ref.actor.optim.lr=1e-6)
 else
-  hardware=cpu model=$PWD/models/toolbox
-  export VERL_PLATFORM=cpu                 # verl on the cores of this machine
+  scripts/setup.sh cpu
+  gdpo=.venv/bin/gdpo-verl
+  settings=(hardware=cpu)
+  export VERL_PLATFORM=cpu         # verl on the cores of this machine
 fi
 
 echo "2/5  checking the installation"
-[ -f .venv/doctor-ok ] || { $gdpo doctor && touch .venv/doctor-ok; }
+$gdpo doctor
 
 echo "3/5  preparing the task and the policy to start from"
-[ -f "$data/provenance.json" ] || $gdpo prepare toolbox --out "$data"
-[ $# -gt 0 ] || [ -f "$model/policy.json" ] || $gdpo make-policy --out "$model"
+if [ ! -f "$data/provenance.json" ]; then $gdpo prepare toolbox --out "$data"; fi
+if [ -z "$model" ]; then
+  model=$PWD/models/toolbox
+  if [ ! -f "$model/policy.json" ]; then $gdpo make-policy --out "$model"; fi
+fi
 
 echo "4/5  training, $steps steps each; everything that verl prints is in $out/*/train.log"
 for estimator in gdpo grpo; do
   $gdpo train "toolbox/$estimator" --run "$out/$estimator" \
-    "hardware=$hardware" \
-    "actor_rollout_ref.model.path=$model" \
-    "data.train_files=$data/train.parquet" \
-    "data.val_files=$data/validation.parquet" \
+    "${settings[@]}" \
+    "actor_rollout_ref.model.path='$model'" \
+    "data.train_files='$data/train.parquet'" \
+    "data.val_files='$data/validation.parquet'" \
     "trainer.total_training_steps=$steps"
 done
 

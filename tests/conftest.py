@@ -58,7 +58,6 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stock_overrides() -> list[str]:
     """What the hardware recipe `cpu` sets, as overrides of verl's own configuration."""
     recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
-    del recipe.trainer.v1  # the only place where it names a module of ours
     flat: list[str] = []
 
     def walk(prefix: str, node: Any) -> None:

@@ -28,6 +28,9 @@ vllm.plugins.load_general_plugins()
 from vllm.model_executor.layers import utils
 layer = torch.nn.Linear(64, 64, bias=False)
 utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+buffer = ReplayBuffer("sync", {}, None, "drop", {})
+result["poll"] = buffer.poll_interval
 result["weight"] = layer.weight.numel()
 print("@" + json.dumps(result))
 """
@@ -47,6 +50,7 @@ def test_departures_are_applied_on_the_cpu_platform() -> None:
     assert found["engine_device"] == "cuda"
     assert "cpu" in found["platforms"]
     assert found["weight"] == 64 * 64
+    assert found["poll"] == 0.1
 
 
 def test_upstream_still_needs_each_departure() -> None:
@@ -82,10 +86,10 @@ def test_verl_counts_no_other_devices_than_gpu_and_npu() -> None:
 def test_verls_replay_buffer_polls_every_two_seconds() -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    from gdpo_verl.cpu.sampler import POLL_SECONDS
+    from gdpo_verl.cpu.departures import POLL_SECONDS
 
     upstream = inspect.signature(ReplayBuffer.__init__).parameters["poll_interval"].default
-    assert upstream > POLL_SECONDS, "QuickReplayBuffer can go"
+    assert upstream > POLL_SECONDS, "poll_often can go"
 
 
 def test_platform_is_never_chosen_by_itself() -> None:

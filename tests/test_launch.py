@@ -25,11 +25,28 @@ def test_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_finished_training_is_not_done_again(tmp_path: Path) -> None:
-    settings = {"recipe": "toolbox/gdpo", "overrides": ["a=1"], "version": "0.1.0"}
+    settings = launch._settings("toolbox/gdpo", ["a=1"])
     (tmp_path / "launch.json").write_text(json.dumps(settings))
     (tmp_path / "done").touch()
     launch.train("toolbox/gdpo", tmp_path, ["a=1"])
     assert not (tmp_path / "train.log").exists()
+
+
+def test_another_policy_of_the_same_name_is_noticed(tmp_path: Path) -> None:
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    override = f"actor_rollout_ref.model.path='{weights.parent}'"
+    weights.write_bytes(b"first")
+    before = launch._settings("toolbox/gdpo", [override])
+    assert launch._settings("toolbox/gdpo", [override]) == before
+    weights.write_bytes(b"other")
+    assert launch._settings("toolbox/gdpo", [override]) != before
+
+
+def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
+    settings = launch._settings("toolbox/gdpo", [])
+    with launch._claim(tmp_path, settings), pytest.raises(launch.LaunchError, match="still runs"):
+        launch.train("toolbox/gdpo", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +58,9 @@ def test_finished_training_is_not_done_again(tmp_path: Path) -> None:
         ("UserWarning: engine is not available: Error here", None),
     ],
 )
-def test_reason_is_the_last_error_of_the_log(tmp_path: Path, line: str, reason: str | None) -> None:
-    (tmp_path / "train.log").write_text(f"KeyError: 'first'\n{line}\nsome other line\n")
-    assert launch._reason(tmp_path) == (reason or "KeyError: 'first'")
+def test_reason_is_the_last_error_of_the_log(line: str, reason: str | None) -> None:
+    log = f"KeyError: 'first'\n{line}\nsome other line\n"
+    assert launch._reason(log) == (reason or "KeyError: 'first'")
 
 
 @pytest.mark.real

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 from conftest import STOCK, Training, processes_of, run_cli
 
-from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
+from gdpo_verl.advantage import decoupled_sum, gdpo_scalars, grpo_scalars
 
 pytestmark = pytest.mark.real
 
@@ -24,9 +26,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     short = float(len(solution_str) < 90)
     return {"score": tags + short, "tags": tags, "short": short}
 """
-
-
-WORKERS = ["ray::Worker", "ray::TaskRunner", "raylet/raylet", "gcs_server", "VLLM::", "main_ppo"]
 
 
 def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
@@ -124,9 +123,11 @@ def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]
         "trainer.use_v1=false",
         "+algorithm.gdpo.whiten=sequence",
     )
+    assert sorted(run.metrics()) == [1, 2]
     for step, data in run.metrics().items():
         rows = run.rollouts(step)
         rewards = components(rows, ["format", "correctness"])
+        assert rewards.std(dim=0).min() > 0
         prompts = [row["input"] for row in rows]
         expected = gdpo_scalars(rewards, prompts, torch.ones(len(rows)), whiten="sequence")
         assert data["critic/advantages/max"] == pytest.approx(float(expected.max()), abs=1e-5)
@@ -145,6 +146,7 @@ def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Trai
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=6",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=6",
     )
+    assert sorted(run.metrics()) == [1, 2]
     for step in run.metrics():
         rows = run.rollouts(step)
         padding = [row for row in rows if row["uid"].startswith("pad")]
@@ -153,8 +155,19 @@ def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Trai
         assert all(row["gdpo_advantage"] is None and row["format"] is None for row in padding)
         rewards = components(real, ["format", "correctness"])
         assert run.metrics()[step]["gdpo/format/mean"] == pytest.approx(float(rewards[:, 0].mean()))
-        # Over tokens: the mean of the whitened advantages, weighted by length, is 0.
-        assert abs(run.metrics()[step]["critic/advantages/mean"]) < 1e-5
+        # Whitening over tokens shifts and scales the decoupled sum, by one number each, so that
+        # the mean over tokens is 0; the batch's token counts decide both.
+        dumped = torch.tensor([row["gdpo_advantage"] for row in real], dtype=torch.float64)
+        combined = decoupled_sum(rewards, groups(real))
+        assert combined.std() > 0.1
+        low, high = int(combined.argmin()), int(combined.argmax())
+        factor = (dumped[high] - dumped[low]) / (combined[high] - combined[low])
+        assert factor > 0
+        torch.testing.assert_close(dumped, dumped[low] + factor * (combined - combined[low]))
+        metrics = run.metrics()[step]
+        assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-5)
+        assert metrics["critic/advantages/max"] == pytest.approx(float(dumped.max()), abs=1e-5)
+        assert metrics["critic/advantages/min"] == pytest.approx(float(dumped.min()), abs=1e-5)
 
 
 def test_bfcl_trains(train: Callable[..., Training], tmp_path: Path) -> None:
@@ -177,31 +190,42 @@ def test_bfcl_trains(train: Callable[..., Training], tmp_path: Path) -> None:
         "trainer.val_before_train=true",
     )
     metrics = run.metrics()
-    assert "gdpo/correctness/mean" in metrics[2]
-    assert "val-aux/bfcl/correctness/mean@1" in metrics[0]
+    assert -3.0 <= metrics[2]["gdpo/correctness/mean"] <= 3.0
+    assert -3.0 <= metrics[0]["val-aux/bfcl/correctness/mean@1"] <= 3.0
+    assert all('{"name": ' in row["gts"] for row in run.rollouts(2))
 
 
-def test_killed_driver_leaves_nothing_and_resumes(
-    driver: Callable, train: Callable[..., Training], tmp_path: Path
+def test_killed_driver_leaves_nothing_and_the_same_command_resumes(
+    toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
-    overrides = ["trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.test_freq=-1"]
-    process = driver("toolbox/gdpo", *overrides)
-    saved = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
-    wait_for(lambda: saved.exists() or process.poll() is not None, seconds=300)
-    assert process.poll() is None, (tmp_path / "train.log").read_text()[-3000:]
-    wait_for(lambda: "3" in steps_of(tmp_path / "metrics.jsonl"), seconds=60)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    run = tmp_path / "gdpo"
+    command = [
+        *[sys.executable, "-m", "gdpo_verl.cli", "train", "toolbox/gdpo", "--run", str(run)],
+        f"data.train_files={toolbox / 'train.parquet'}",
+        f"data.val_files={toolbox / 'validation.parquet'}",
+        f"actor_rollout_ref.model.path={policy}",
+        *["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=2"],
+        *["trainer.total_training_steps=6", "data.train_batch_size=16"],
+    ]
+    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: 3 in steps_of(run) or launcher.poll() is not None, seconds=300)
+        driver = [line for line in processes_of([f"hydra.run.dir='{run}'"]) if "main_ppo" in line]
+        session = re.search(r"session_dir=(\S+)", "\n".join(processes_of(["raylet/raylet"])))
+        os.kill(int(driver[0].split()[0]), signal.SIGKILL)
+        _, error = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
 
-    wait_for(lambda: not processes_of(WORKERS), seconds=30)
-    assert not processes_of(WORKERS)
+    assert launcher.returncode == 1
+    assert "the training ended with status -9" in error
+    ours = [str(run), *([session[1]] if session else [])]
+    wait_for(lambda: not processes_of(ours), seconds=30)
+    assert not processes_of(ours)
 
-    run = train("toolbox/gdpo", *overrides)
-    assert min(run.metrics()) == 3  # the step after the checkpoint of step 2
-    assert max(run.metrics()) == 6
-    # Ray's own agents look for their parent once a minute.
-    wait_for(lambda: not processes_of(["ray::"]), seconds=90)
-    assert not processes_of(["ray::"])
+    subprocess.run(command, check=True, timeout=420)
+    assert sorted(steps_of(run)) == [3, 4, 5, 6]  # on from the checkpoint of step 2
+    assert (run / "metrics.1.jsonl").exists()
 
 
 def test_run_in_which_every_session_fails_stops_with_the_reason(
@@ -231,7 +255,8 @@ def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
         time.sleep(0.5)
 
 
-def steps_of(metrics: Path) -> set[str]:
+def steps_of(run: Path) -> set[int]:
+    metrics = run / "metrics.jsonl"
     if not metrics.exists():
         return set()
-    return set(re.findall(r'"step":\s*(\d+)', metrics.read_text()))
+    return {int(step) for step in re.findall(r'"step":\s*(\d+)', metrics.read_text())}

@@ -14,12 +14,15 @@ from typing import Any
 
 from gdpo_verl.hooks import when_imported, wrap
 
+POLL_SECONDS = 0.1
+
 
 def apply() -> None:
     """Apply all of them to this process."""
     use_fsdp_engine()
     name_vllm()
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
+    when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
 
 
 def use_fsdp_engine() -> None:
@@ -39,6 +42,17 @@ def use_one_gloo_backend(distributed: Any) -> None:
         return original(timeout_second, backend or "cpu:gloo")
 
     wrap(distributed, "initialize_global_process_group_ray", initialize)
+
+
+def poll_often(replay_buffer: Any) -> None:
+    """The replay buffer asks for finished rollouts every 2 s, fixed in the constructor's default
+    (verl/trainer/ppo/v1/replay_buffer.py, `poll_interval`): half of a small step. A sampler of
+    ours (`trainer.v1.sampler.custom_sampler`) would lose group filtering and refilling."""
+
+    def initialize(original: Any, buffer: Any, *args: Any, **kwargs: Any) -> None:
+        original(buffer, *args, **({"poll_interval": POLL_SECONDS} | kwargs))
+
+    wrap(replay_buffer.ReplayBuffer, "__init__", initialize)
 
 
 def name_vllm() -> None:
