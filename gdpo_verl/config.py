@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from gdpo_verl.advantage import Whiten, check_conditions
 from gdpo_verl.rewards.components import Component
@@ -106,16 +106,21 @@ class GdpoConfig:
         chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
         if not any(chosen):
             raise ValueError(f"algorithm.gdpo_reward_weights: all are zero, found {list(chosen)}")
-        return Objective(keys, chosen, frozenset(optional), self)
+        return Objective(keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is optimised: the components in order, their weights, and the settings."""
+    """What is optimised: the components in order, their weights, and the settings.
+
+    Attributes:
+      ranges: low and high, in reward units, of the components that declare both.
+    """
 
     keys: tuple[str, ...]
     weights: tuple[float, ...]
     optional: frozenset[str]
+    ranges: Mapping[str, tuple[float, float]]
     config: GdpoConfig
 
 
@@ -131,6 +136,19 @@ def _plain(node: Any) -> dict[str, Any]:
     if isinstance(node, DictConfig):
         node = OmegaConf.to_container(node, resolve=True)
     return dict(node or {})
+
+
+def _finite_ranges(
+    declared: Sequence[Component], keys: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    return {
+        component.name: (float(component.low), float(component.high))
+        for component in declared
+        if component.name in keys
+        and _is_number(component.low)
+        and _is_number(component.high)
+        and component.low < component.high
+    }
 
 
 def _read_keys(keys: Any) -> tuple[str, ...] | None:
@@ -201,7 +219,7 @@ def _read_epsilon(value: Any) -> float:
     return float(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, factorize_groups, grpo_scalars
+from gdpo_verl.advantage import (
+    NOISE_FLOOR,
+    decoupled_sum,
+    factorize_groups,
+    group_normalize,
+    grpo_scalars,
+)
 
-# Advantages closer than this, in units of the largest weight, count as one. It is what the
-# estimator takes for noise: of components that cancel, the groups' epsilon leaves a rest.
+# Advantages closer than this, in units of the largest weight, count as one, and closer to 0 as
+# 0. It is what the estimator takes for noise: of components that cancel, the groups' epsilon
+# leaves a rest.
 DISTINCT_TOLERANCE = NOISE_FLOOR
 
 
 def component_metrics(
-    rewards: Tensor, group_ids: Sequence[Hashable] | Tensor, keys: Sequence[str]
+    rewards: Tensor,
+    group_ids: Sequence[Hashable] | Tensor,
+    keys: Sequence[str],
+    *,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, float]:
     """Statistics of each component, under ``gdpo/<component>/…``.
 
     ``mean``, ``std`` (unbiased), ``min`` and ``max`` over the scored rows, in reward units;
     ``constant_groups``, the share of the groups with a scored row in which the component
-    does not vary; ``unscored``, the share of rows without it, alone where no row has it.
+    does not vary; ``unscored``, the share of rows without it, alone where no row has it;
+    ``saturation``, (mean - low) / (high - low), where the component has a range. It is left
+    outside 0 to 1 when rewards lie outside their range.
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, or a tensor of shape (B,).
       keys: the names of the K components.
+      ranges: low and high > low by component, in reward units, where both are declared.
     """
+    ranges = ranges or {}
     values = rewards.to(torch.float64)
     groups, count = factorize_groups(group_ids, values)
     metrics: dict[str, float] = {}
@@ -41,7 +56,69 @@ def component_metrics(
             metrics[f"gdpo/{key}/min"] = float(present.min())
             metrics[f"gdpo/{key}/max"] = float(present.max())
             metrics[f"gdpo/{key}/constant_groups"] = _constant_share(present, groups[scored], count)
+            if key in ranges:
+                low, high = ranges[key]
+                metrics[f"gdpo/{key}/saturation"] = float((present.mean() - low) / (high - low))
     return metrics
+
+
+def contribution_metrics(
+    rewards: Tensor,
+    group_ids: Sequence[Hashable] | Tensor,
+    keys: Sequence[str],
+    *,
+    weights: Sequence[float] | None = None,
+    epsilon: float = 1e-6,
+    scale: bool = True,
+) -> dict[str, float]:
+    """Who moves the decoupled advantage, and who pulls against whom.
+
+    With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
+
+    ``gdpo/<component>/advantage_share`` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|, 0 for all
+    components when nothing varies;
+    ``gdpo/sign_conflicts``, the share of rows in which one term lies above
+    `DISTINCT_TOLERANCE` and another below its negative.
+
+    Args:
+      rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
+      group_ids: B hashables, or a tensor of shape (B,).
+      keys: the names of the K components.
+      weights, epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
+    """
+    weights = [1.0] * len(keys) if weights is None else _unit_weights(weights)
+    normalized = group_normalize(rewards.to(torch.float64), group_ids, epsilon=epsilon, scale=scale)
+    columns = normalized.nan_to_num(0.0).unbind(dim=1)
+    terms = torch.stack(
+        [weight * column for weight, column in zip(weights, columns, strict=True)], dim=1
+    )
+    sizes = terms.abs().sum(dim=0)
+    shares = (sizes / (float(sizes.sum()) or 1.0)).tolist()
+    up, down = terms > DISTINCT_TOLERANCE, terms < -DISTINCT_TOLERANCE
+    conflicts = up.any(dim=1) & down.any(dim=1)
+    metrics = {
+        f"gdpo/{key}/advantage_share": share for key, share in zip(keys, shares, strict=True)
+    }
+    return metrics | {"gdpo/sign_conflicts": float(conflicts.sum()) / max(len(conflicts), 1)}
+
+
+def coverage_metrics(rewards: Tensor, group_ids: Sequence[Hashable] | Tensor) -> dict[str, float]:
+    """Groups and rows that teach GDPO nothing, as shares of the batch.
+
+    ``gdpo/singleton_groups``, the share of groups with one row, scored or not;
+    ``gdpo/unscored_rows``, the share of rows without any scored component.
+
+    Args:
+      rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
+      group_ids: B hashables, or a tensor of shape (B,).
+    """
+    groups, count = factorize_groups(group_ids, rewards)
+    single = groups.bincount(minlength=count) == 1
+    unscored = rewards.isnan().all(dim=1)
+    return {
+        "gdpo/singleton_groups": float(single.sum()) / max(count, 1),
+        "gdpo/unscored_rows": float(unscored.sum()) / max(len(unscored), 1),
+    }
 
 
 def distinct_advantages(advantage: Tensor, group_ids: Sequence[Hashable] | Tensor) -> float:
@@ -77,9 +154,7 @@ def collapse_metrics(
 
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
-    if weights is not None:
-        largest = max(map(abs, weights), default=1.0) or 1.0
-        weights = [weight / largest for weight in weights]
+    weights = None if weights is None else _unit_weights(weights)
     options = {"weights": weights, "epsilon": epsilon, "scale": scale}
     decoupled = decoupled_sum(rewards, group_ids, **options)  # type: ignore[arg-type]
     summed = grpo_scalars(rewards, group_ids, **options)  # type: ignore[arg-type]
@@ -88,6 +163,11 @@ def collapse_metrics(
         "gdpo/distinct_advantages/gdpo": distinct_advantages(decoupled, group_ids),
         "gdpo/distinct_advantages/grpo": distinct_advantages(summed, group_ids),
     }
+
+
+def _unit_weights(weights: Sequence[float]) -> list[float]:
+    largest = max(map(abs, weights), default=1.0) or 1.0
+    return [weight / largest for weight in weights]
 
 
 def _constant_share(values: Tensor, groups: Tensor, count: int) -> float:

@@ -100,15 +100,15 @@ class Seam:
     ) -> None:
         """Add the metrics of this batch, and keep its columns for the dump."""
         if self.objective.config.metrics:
+            keys, groups, options = self.objective.keys, rewards.group_ids, rewards.options
             raw = rewards.raw[rewards.last_rows]
+            counted = rewards.rewards[rewards.last_rows]
             metrics.update(
-                diagnostics.component_metrics(raw, rewards.group_ids, self.objective.keys)
+                diagnostics.component_metrics(raw, groups, keys, ranges=self.objective.ranges)
             )
-            metrics.update(
-                diagnostics.collapse_metrics(
-                    rewards.rewards[rewards.last_rows], rewards.group_ids, **rewards.options
-                )
-            )
+            metrics.update(diagnostics.contribution_metrics(counted, groups, keys, **options))
+            metrics.update(diagnostics.collapse_metrics(counted, groups, **options))
+            metrics.update(diagnostics.coverage_metrics(counted, groups))
             if self.estimates:
                 metrics["gdpo/whiten_shift"] = rewards.whiten_shift(token_counts)
         if self.config.trainer.get("rollout_data_dir", None):

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import decoupled_sum, grpo_scalars
-from gdpo_verl.diagnostics import collapse_metrics, component_metrics, distinct_advantages
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.diagnostics import (
+    collapse_metrics,
+    component_metrics,
+    contribution_metrics,
+    coverage_metrics,
+    distinct_advantages,
+)
+from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
 
@@ -53,6 +61,169 @@ def test_a_component_that_one_row_has_deviates_by_zero() -> None:
         "gdpo/length/max": 0.25,
         "gdpo/length/constant_groups": 1.0,
         "gdpo/length/unscored": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "expected"),
+    [
+        # The scored mean is 1: (1 + 3)/6.
+        pytest.param([3.0, NAN, -1.0], -3.0, 3.0, 2 / 3, id="unscored rows are left out"),
+        pytest.param([0.0, 0.0], 0.0, 1.0, 0.0, id="at the bottom"),
+        pytest.param([2.0, 2.0], -2.0, 2.0, 1.0, id="at the top"),
+        # (3 - 0)/2: not clamped.
+        pytest.param([3.0], 0.0, 2.0, 1.5, id="a range that the reward leaves"),
+    ],
+)
+def test_saturation_by_hand(values: list[float], low: float, high: float, expected: float) -> None:
+    rewards = torch.tensor(values)[:, None]
+    found = component_metrics(rewards, [0] * len(values), ["r"], ranges={"r": (low, high)})
+    assert found["gdpo/r/saturation"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_saturation_needs_a_range_and_a_scored_row() -> None:
+    rewards = torch.tensor([[1.0, NAN], [0.0, NAN]])
+    found = component_metrics(rewards, [0, 0], ["open", "empty"], ranges={"empty": (0.0, 1.0)})
+    assert not [name for name in found if name.endswith("saturation")]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        pytest.param(-3, 3, {"r": (-3.0, 3.0)}, id="finite"),
+        pytest.param(None, 1.0, {}, id="no lower end"),
+        pytest.param(0.0, None, {}, id="no upper end"),
+        pytest.param(0.0, math.inf, {}, id="infinite"),
+        pytest.param(1.0, 1.0, {}, id="a point"),
+        pytest.param(1.0, 0.0, {}, id="upside down"),
+    ],
+)
+def test_only_declared_finite_ranges_are_carried(
+    low: float | None, high: float | None, expected: dict[str, tuple[float, float]]
+) -> None:
+    declared = [Component("r", low, high), Component("unused", 0, 1)]
+    assert GdpoConfig(reward_keys=("r", "named")).resolve(declared).ranges == expected
+
+
+# Groups a (rows 0, 1) and b (rows 2, 3). In a group of two that differ, z = ±s, s = 1/√2:
+# format z = s, -s, 0, 0; length z = -s, s, s, -s.
+PULLING = torch.tensor([[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares", "conflicts"),
+    [
+        # Sizes 2s and 4s; rows 0 and 1 pull both ways.
+        pytest.param(None, [1 / 3, 2 / 3], 0.5, id="weights of 1"),
+        # 3·2s and 4s.
+        pytest.param([3.0, 1.0], [0.6, 0.4], 0.5, id="weighted"),
+        pytest.param([3e6, 1e6], [0.6, 0.4], 0.5, id="huge weights, same ratio"),
+        pytest.param([3e-6, 1e-6], [0.6, 0.4], 0.5, id="tiny weights, same ratio"),
+        # 3s, -3s, 0, 0 and s, -s, -s, s: the signs now agree.
+        pytest.param([3.0, -1.0], [0.6, 0.4], 0.0, id="negative weight"),
+        pytest.param([-3.0, -1.0], [0.6, 0.4], 0.5, id="negative weights"),
+        pytest.param([0.0, 2.0], [0.0, 1.0], 0.0, id="a weight of 0"),
+        # 2s and 4e-5·s; s·1e-5 is below the tolerance of 1e-4.
+        pytest.param([1.0, 1e-5], [1 / (1 + 2e-5), 2e-5 / (1 + 2e-5)], 0.0, id="1e-5 is noise"),
+        # s·1e-3 is above it.
+        pytest.param([1.0, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5, id="1e-3 counts"),
+    ],
+)
+def test_shares_and_conflicts_by_hand(
+    weights: list[float] | None, shares: list[float], conflicts: float
+) -> None:
+    found = contribution_metrics(
+        PULLING, ["a", "a", "b", "b"], ["format", "length"], weights=weights, epsilon=0.0
+    )
+    assert found == {
+        "gdpo/format/advantage_share": pytest.approx(shares[0], abs=1e-12),
+        "gdpo/length/advantage_share": pytest.approx(shares[1], abs=1e-12),
+        "gdpo/sign_conflicts": conflicts,
+    }
+
+
+def test_shares_without_the_std_are_in_reward_units() -> None:
+    # Centred: format ±0.5 in a, 0 in b; length ∓2.5 in a, ±1 in b. Sizes 1 and 7.
+    found = contribution_metrics(PULLING, ["a", "a", "b", "b"], ["f", "l"], scale=False)
+    assert found["gdpo/f/advantage_share"] == pytest.approx(1 / 8, abs=1e-12)
+    assert found["gdpo/l/advantage_share"] == pytest.approx(7 / 8, abs=1e-12)
+
+
+def test_unscored_components_pull_nowhere() -> None:
+    # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s in
+    # row 2. Only row 0 has both, and they differ in sign.
+    rewards = torch.tensor([[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]])
+    assert contribution_metrics(rewards, [0] * 4, ["f", "l"]) == {
+        "gdpo/f/advantage_share": pytest.approx(0.5, abs=1e-12),
+        "gdpo/l/advantage_share": pytest.approx(0.5, abs=1e-12),
+        "gdpo/sign_conflicts": 0.25,
+    }
+
+
+def test_a_third_component_may_be_the_one_in_conflict() -> None:
+    # z = ±s for f and l alike, 0 for the constant c; h runs against them.
+    rewards = torch.tensor([[1.0, 4.0, 2.0, 0.0], [0.0, 3.0, 2.0, 1.0]])
+    found = contribution_metrics(rewards, [0, 0], ["f", "l", "c", "h"], epsilon=0.0)
+    assert found["gdpo/sign_conflicts"] == 1.0
+    assert found["gdpo/c/advantage_share"] == 0.0
+    assert found["gdpo/h/advantage_share"] == pytest.approx(1 / 3, abs=1e-12)
+    without = contribution_metrics(rewards[:, :3], [0, 0], ["f", "l", "c"])
+    assert without["gdpo/sign_conflicts"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "groups"),
+    [
+        pytest.param([[NAN, NAN], [NAN, NAN]], [0, 0], id="nothing scored"),
+        pytest.param([[1.0, 0.0]], [0], id="one row"),
+        pytest.param([[0.1, 7.0]] * 3, [0, 0, 0], id="constant"),
+        pytest.param([[1.0, 0.0], [0.0, 1.0]], ["a", "b"], id="groups of one"),
+        pytest.param([[1.0, NAN], [NAN, 0.0]], [0, 0], id="one scored row each"),
+        pytest.param([], [], id="no rows"),
+    ],
+)
+def test_nothing_that_varies_is_a_share_of_zero(
+    rewards: list[list[float]], groups: list[object]
+) -> None:
+    table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
+    found = contribution_metrics(table, groups, ["f", "l"], weights=[1.0, -2.0])
+    assert found == {
+        "gdpo/f/advantage_share": 0.0,
+        "gdpo/l/advantage_share": 0.0,
+        "gdpo/sign_conflicts": 0.0,
+    }
+
+
+def test_weights_that_are_not_one_a_component_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        contribution_metrics(PULLING, [0, 0, 1, 1], ["f", "l"], weights=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "groups", "single", "unscored"),
+    [
+        # Of a, b and c only b has one row; row 3 has no score, rows 1 and 2 have one of two.
+        pytest.param(
+            [[1.0, 2.0], [NAN, 0.0], [1.0, NAN], [NAN, NAN], [0.0, 0.0]],
+            ["a", "b", "a", "c", "c"],
+            1 / 3,
+            1 / 5,
+            id="some",
+        ),
+        pytest.param([[NAN, NAN], [NAN, NAN]], [0, 0], 0.0, 1.0, id="nothing scored"),
+        pytest.param([[NAN, NAN]], [0], 1.0, 1.0, id="one row without a score"),
+        pytest.param([[1.0, 1.0]], [0], 1.0, 0.0, id="one row"),
+        pytest.param([[1.0, 1.0]] * 4, [0, 1, 0, 1], 0.0, 0.0, id="constant"),
+        pytest.param([], [], 0.0, 0.0, id="no rows"),
+    ],
+)
+def test_coverage_by_hand(
+    rewards: list[list[float]], groups: list[object], single: float, unscored: float
+) -> None:
+    table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
+    assert coverage_metrics(table, groups) == {
+        "gdpo/singleton_groups": pytest.approx(single),
+        "gdpo/unscored_rows": pytest.approx(unscored),
     }
 
 
@@ -207,9 +378,12 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
     rewards = torch.tensor([[1.0], [3.0], [0.0]])
-    names = component_metrics(rewards, [0, 0, 1], [component])
-    names |= collapse_metrics(rewards, [0, 0, 1]) | {"gdpo/whiten_shift": 0.0}
-    assert len(names) == 6 + 2 + 1
+    groups = [0, 0, 1]
+    names = component_metrics(rewards, groups, [component], ranges={component: (0.0, 3.0)})
+    names |= contribution_metrics(rewards, groups, [component])
+    names |= collapse_metrics(rewards, groups) | coverage_metrics(rewards, groups)
+    names |= {"gdpo/whiten_shift": 0.0}
+    assert len(names) == (7 + 1) + (1 + 2 + 2 + 1)
     aggregator = MetricsAggregator()
     aggregator.add_step_metrics(dict.fromkeys(names, 8.0), sample_count=1)
     aggregator.add_step_metrics(dict.fromkeys(names, 4.0), sample_count=3)

@@ -1,0 +1,45 @@
+"""docs/metrics.md describes every metric that the seam emits, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl.batch import RewardBatch
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.rewards.components import Component
+from gdpo_verl.trainer import Seam
+
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def emitted(estimator: str, component: Component) -> set[str]:
+    """The names of one batch's metrics, with <component> in place of the component's name."""
+    objective = GdpoConfig().resolve([component])
+    config = OmegaConf.create({"algorithm": {"adv_estimator": estimator}, "trainer": {}})
+    infos = [{component.name: value} for value in (1.0, 0.0, 1.0)]
+    rewards = RewardBatch(objective, infos, ["a", "a", "b"], ["a_0_0", "a_1_0", "b_0_0"])
+    metrics: dict[str, float] = {}
+    Seam(config, objective).report(rewards, torch.tensor([2, 1, 3]), None, metrics)
+    return {name.replace(f"/{component.name}/", "/<component>/") for name in metrics}
+
+
+def test_the_page_has_one_row_for_each_metric() -> None:
+    rows = re.findall(r"^\| `(gdpo/[^`]+)` \|", PAGE, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(emitted("gdpo", Component("format", 0, 1)))
+
+
+def test_the_page_names_no_other_metric() -> None:
+    assert set(re.findall(r"gdpo/[\w<>/]+", PAGE)) == emitted("gdpo", Component("format", 0, 1))
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_only_what_the_page_limits_is_ever_missing(estimator: str) -> None:
+    ranged = emitted(estimator, Component("format", 0, 1))
+    limited = {"gdpo/whiten_shift"} if estimator == "grpo" else set()
+    assert emitted("gdpo", Component("format", 0, 1)) - ranged == limited
+    assert ranged - emitted(estimator, Component("format")) == {"gdpo/<component>/saturation"}
