@@ -166,9 +166,11 @@ def train(
 
 def processes_of(needles: Sequence[str]) -> list[str]:
     """Command lines of running processes that contain one of the needles."""
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True
+    )
     return [
         line
         for line in listing.stdout.splitlines()
-        if any(needle in line for needle in needles) and "ps -eo" not in line
+        if any(needle in line for needle in needles) and "ps -eww" not in line
     ]
