@@ -190,10 +190,10 @@ def _token_counts(batch: Any) -> torch.Tensor:
 def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     arguments = inspect.signature(original).bind(trainer, *args, **kwargs).arguments
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    rollouts = trainer.config.trainer.get("rollout_data_dir", None)
-    if seam is not None and arguments["dump_path"] == rollouts:
-        columns = seam.dump_columns(arguments["reward_extra_infos_dict"]["uid"])
-        arguments["reward_extra_infos_dict"] = arguments["reward_extra_infos_dict"] | columns
+    columns = arguments["reward_extra_infos_dict"]
+    # Validation is dumped the same way, and brings the components itself.
+    if seam is not None and not seam.dump.keys().isdisjoint(columns.get("uid", [])):
+        arguments["reward_extra_infos_dict"] = columns | seam.dump_columns(columns["uid"])
     original(**arguments)
 
 

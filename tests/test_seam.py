@@ -100,6 +100,9 @@ def info(form: float | None, correctness: float | None) -> dict[str, Any]:
     return {"score": (form or 0) + (correctness or 0), "format": form, "correctness": correctness}
 
 
+NAMES = ("inputs", "outputs", "gts", "scores", "columns", "path", "step")  # _write_generations
+
+
 # Two prompts of three sessions. a's session 1 has two outputs, of which the last one counts; b's
 # session 1 is not scored for correctness, and its session 2 has an all-zero mask.
 ROWS = [
@@ -176,6 +179,23 @@ def test_dump_holds_components_and_both_advantages(queue: Any) -> None:
     assert row["gdpo_advantage"] == pytest.approx(0.57735, abs=1e-5)
     # b's sums are 3, 1, -2: (1 - 2/3) / 2.51661.
     assert row["grpo_advantage"] == pytest.approx(0.13245, abs=1e-5)
+
+    written = {}
+    trainer._write_generations = lambda *args: written.update(zip(NAMES, args, strict=True))
+    trainer._init_dump_executor()
+    trainer.global_steps = 1
+    dump = dict.fromkeys(("inputs", "outputs", "gts", "scores"), ["x"] * 2)
+    validation = {"uid": ["v_0_0", "v_1_0"], "format": [1.0, 0.0]}
+    trainer._dump_generations(**dump, reward_extra_infos_dict=validation, dump_path="rollouts")
+    trainer._shutdown_dump_executor()
+    assert written["columns"] == validation
+    trainer._init_dump_executor()
+    keys = ["b_1_0", "pad_0_0"]
+    trainer._dump_generations(**dump, reward_extra_infos_dict={"uid": keys}, dump_path="rollouts")
+    trainer._shutdown_dump_executor()
+    assert written["columns"]["format"] == [1.0, None]
+    assert written["columns"]["gdpo_advantage"] == [row["gdpo_advantage"], None]
+    assert not trainer.gdpo_seam.dump
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
