@@ -54,10 +54,12 @@ def vllm():
     return {"version": __version__, "device": current_platform.device_type}
 def start_ray():
     import ray
+    # With a runtime environment, as verl's driver does: Ray then starts workers another way.
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False,
-             logging_level="ERROR")
+             logging_level="ERROR", runtime_env={"env_vars": {"GDPO_VERL_DOCTOR": "1"}})
     try:
-        return ray.get(ray.remote(lambda: "runs").options(num_cpus=1).remote())
+        task = ray.remote(lambda: os.environ["GDPO_VERL_DOCTOR"]).options(num_cpus=1)
+        return ray.get(task.remote(), timeout=90)
     finally:
         ray.shutdown()
 for name, function in [("estimator", estimator), ("seam", seam), ("manager", manager),
@@ -173,12 +175,13 @@ def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
 
 
 def _ray(found: Any) -> Finding:
-    if found == "runs":
+    if found == "1":
         return Finding("Ray", "starts and runs a task")
     return Finding(
         "Ray",
         _state(found),
-        "pip install 'ray[default]', and see that this machine lets it open ports",
+        "pip install 'ray[default]'; see that this machine lets it open ports, and that no path of "
+        "the environment holds a space",
     )
 
 

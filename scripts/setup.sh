@@ -9,6 +9,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+case $PWD in
+  *[[:space:]]*) echo "setup: Ray starts no workers from a path with spaces; move $PWD" >&2; exit 1 ;;
+esac
+
 case "${1:-}" in
   cpu) venv=.venv extra=cpu ;;
   gpu) venv=.venv-gpu extra=vllm ;;
