@@ -92,7 +92,7 @@ def test_launched_training_updates_vllm_and_is_reported(
     # verl scores the tokens that vLLM sampled with the trainer's weights. At this learning rate a
     # step moves probabilities by tenths (the entropy shows it); a vLLM that had kept its first
     # weights would differ by as much from step 2 on.
-    assert abs(metrics[3]["actor/entropy"] - metrics[1]["actor/entropy"]) > 0.02
+    assert abs(metrics[2]["actor/entropy"] - metrics[1]["actor/entropy"]) > 0.02
     for step in (1, 2, 3):
         assert metrics[step]["actor/grad_norm"] > 0
         assert metrics[step]["training/rollout_probs_diff_max"] < 1e-3
