@@ -83,16 +83,16 @@ def test_launched_training_updates_vllm_and_is_reported(
         "data.train_batch_size=16",
         "data.val_max_samples=16",
         "trainer.total_training_steps=3",
-        "trainer.save_freq=-1",
+        "trainer.save_freq=2",
+        "trainer.max_actor_ckpt_to_keep=2",
     ]
     run_cli(*arguments)
     assert (run / "done").exists()
     metrics = Training(run, 0, "").metrics()
 
-    # verl scores the tokens that vLLM sampled with the trainer's weights. At this learning rate a
-    # step moves probabilities by tenths (the entropy shows it); a vLLM that had kept its first
-    # weights would differ by as much from step 2 on.
-    assert abs(metrics[2]["actor/entropy"] - metrics[1]["actor/entropy"]) > 0.02
+    # verl scores the tokens that vLLM sampled with the trainer's weights. By step 3 these give
+    # other probabilities than the first ones; a vLLM that had kept those would differ as much.
+    assert probability_change(policy, run / "checkpoints/global_step_2", run) > 0.05
     for step in (1, 2, 3):
         assert metrics[step]["actor/grad_norm"] > 0
         assert metrics[step]["training/rollout_probs_diff_max"] < 1e-3
@@ -247,6 +247,30 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(
     )
     assert "every rollout session failed: 8 prompts" in run.output
     assert "no such table" in run.output[run.output.index("every rollout session failed") :]
+
+
+def probability_change(policy: Path, checkpoint: Path, run: Path) -> float:
+    """The largest change of a token's probability from the policy to the checkpoint."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    texts = [row["input"] + row["output"] for row in Training(run, 0, "").rollouts(3)[:16]]
+
+    def probabilities() -> torch.Tensor:
+        found = []
+        for text in texts:
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            with torch.no_grad():
+                given = model(ids).logits.softmax(dim=-1)[0, :-1]
+            found.append(given.gather(1, ids[0, 1:, None])[:, 0])
+        return torch.cat(found)
+
+    before = probabilities()
+    saved = checkpoint / "actor" / "model_world_size_1_rank_0.pt"
+    weights = torch.load(saved, weights_only=False)
+    model.load_state_dict({name: value.to_local() for name, value in weights.items()})
+    return float((probabilities() - before).abs().max())
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
