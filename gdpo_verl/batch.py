@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,9 @@ class RewardBatch:
       raw: float64, shape (B, K), in reward units, as the reward returned them; NaN where
         not scored and in padding rows.
       rewards: the same after `algorithm.gdpo.conditions`.
+      last_rows: int64, shape (S,), the row of each session's last output.
+      group_ids: the group of each session.
+      parse_errors: of each session, the reward's diagnostic of that name; None without one.
     """
 
     def __init__(
@@ -54,7 +58,9 @@ class RewardBatch:
         )
         self.rewards = apply_conditions(self.raw, objective.keys, objective.config.conditions)
         self._join_sessions(rows, row_keys)
-        self.group_ids = [group_ids[row] for row in self.last_rows.tolist()]
+        last = self.last_rows.tolist()
+        self.group_ids = [group_ids[row] for row in last]
+        self.parse_errors = [_code(infos[row].get("parse_error")) for row in last]
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
         last: dict[str, tuple[int, int]] = {}
@@ -143,6 +149,11 @@ def read_components(
         for info, row in zip(infos, rows, strict=True)
     ]
     return torch.tensor(table, dtype=torch.float64).reshape(len(table), len(objective.keys))
+
+
+def _code(value: Any) -> int | None:
+    is_number = isinstance(value, (int, float, np.number)) and math.isfinite(value)
+    return int(value) if is_number else None
 
 
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:

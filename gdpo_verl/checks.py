@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 SUPPORTED_VERL = ">=0.9.1,<0.10"
 MANAGER_NAME = "gdpo_components"
+# algorithm.filter_groups.metric: a group is dropped only if every component is constant.
+FILTER_METRIC = "components"
 
 
 def unsupported_verl() -> str | None:
@@ -62,6 +64,7 @@ def check_run(config: Any) -> None:
             "algorithm.norm_adv_by_std_in_grpo=false: without the groups' standard deviations the "
             "components are only centred, and decoupling them makes no difference."
         )
+    _warn_about_filter(config)
     if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
         check_machine(config)
 
@@ -177,6 +180,20 @@ def _boxed(value: Any) -> np.ndarray:
     box = np.empty(1, dtype=object)
     box[0] = value
     return box
+
+
+def _warn_about_filter(config: Any) -> None:
+    node = config.algorithm.get("filter_groups") or {}
+    metric = node.get("metric")
+    if node.get("enable", False) and metric != FILTER_METRIC:
+        logger.warning(
+            "algorithm.filter_groups.metric=%s drops groups in which %s does not vary although "
+            "other components may, from which GDPO learns. Use algorithm.filter_groups.metric=%s "
+            "to drop a group only if every component is constant.",
+            metric,
+            "the sum" if metric in ("reward", "score") else f"{metric!r} alone",
+            FILTER_METRIC,
+        )
 
 
 def _check_rollout_engine(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 import torch
@@ -102,15 +103,19 @@ def contribution_metrics(
     return metrics | {"gdpo/sign_conflicts": float(conflicts.sum()) / max(len(conflicts), 1)}
 
 
-def coverage_metrics(rewards: Tensor, group_ids: Sequence[Hashable] | Tensor) -> dict[str, float]:
-    """Groups and rows that teach GDPO nothing, as shares of the batch.
+def coverage_metrics(
+    rewards: Tensor, group_ids: Sequence[Hashable] | Tensor, *, failed_sessions: int = 0
+) -> dict[str, float]:
+    """Groups, rows and sessions that teach GDPO nothing, as shares.
 
     ``gdpo/singleton_groups``, the share of groups with one row, scored or not;
-    ``gdpo/unscored_rows``, the share of rows without any scored component.
+    ``gdpo/unscored_rows``, the share of rows without any scored component;
+    ``gdpo/failed_sessions``, the share of failed ones in them and the rows.
 
     Args:
       rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
       group_ids: B hashables, or a tensor of shape (B,).
+      failed_sessions: those that left no row.
     """
     groups, count = factorize_groups(group_ids, rewards)
     single = groups.bincount(minlength=count) == 1
@@ -118,6 +123,41 @@ def coverage_metrics(rewards: Tensor, group_ids: Sequence[Hashable] | Tensor) ->
     return {
         "gdpo/singleton_groups": float(single.sum()) / max(count, 1),
         "gdpo/unscored_rows": float(unscored.sum()) / max(len(unscored), 1),
+        "gdpo/failed_sessions": failed_sessions / max(failed_sessions + len(rewards), 1),
+    }
+
+
+def groups_that_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hashable]:
+    """The groups in which at least one component differs between two scored rows.
+
+    Args:
+      rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
+      group_ids: B hashables.
+    """
+    moves = (group_normalize(rewards, group_ids).nan_to_num(0.0) != 0).any(dim=1)
+    return {group for group, moved in zip(group_ids, moves.tolist(), strict=True) if moved}
+
+
+def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
+    """How many answers could not be read, and why, as shares of the rows.
+
+    ``gdpo/parse_error/share``, the rows with a code other than 0;
+    ``gdpo/parse_error/code_<code>``, the rows with that code, for each that occurs. Empty
+    when no row has a code.
+
+    Args:
+      codes: what the reward returned as `parse_error` for each row, 0 for none; None
+        where it returned nothing of the name.
+
+    >>> parse_error_metrics([0, 4, 4, 1])["gdpo/parse_error/code_4"]
+    0.5
+    """
+    known = [code for code in codes if code is not None]
+    if not known:
+        return {}
+    errors = Counter(int(code) for code in known if code)
+    return {"gdpo/parse_error/share": errors.total() / len(known)} | {
+        f"gdpo/parse_error/code_{code}": count / len(known) for code, count in errors.items()
     }
 
 

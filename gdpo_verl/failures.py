@@ -1,4 +1,4 @@
-"""Stop a run in which every rollout session fails, and say why.
+"""Count the rollout sessions that fail; stop a run in which every one does, and say why.
 
 verl 0.9.1 logs the exception of a session in the worker it failed in and goes on
 (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
@@ -30,24 +30,47 @@ def record_errors(agent_loop_tq: Any) -> None:
     wrap(agent_loop_tq, "_settle_session_tasks", settle)
 
 
-def watch(replay_buffer: Any) -> None:
-    """Raise from the buffer's next poll once every session so far has failed."""
-    watcher = _Watch()
+class SessionFailures:
+    """Counts the training sessions that failed, from what a replay buffer sees at each poll.
 
-    def sync(original: Any) -> None:
-        original()
-        for partition in ("train", "val"):
-            watcher.check(replay_buffer, partition)
+    Args:
+      replay_buffer: verl's; its polls are watched from now on.
+      group_size: sessions a prompt, `actor_rollout_ref.rollout.n`.
+      stop: raise from the poll after which every session so far has failed.
+    """
 
-    wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
+    def __init__(self, replay_buffer: Any, group_size: int, *, stop: bool) -> None:
+        self._buffer = replay_buffer
+        self._group_size = group_size
+        self._count = 0
+        self._counted: set[str] = set()
+        self._unanswered: dict[str, set[str]] = {"train": set(), "val": set()}
 
+        def sync(original: Any) -> None:
+            original()
+            self._count_new()
+            if stop:
+                for partition in self._unanswered:
+                    self._stop_when_all_failed(partition)
 
-class _Watch:
-    def __init__(self) -> None:
-        self.failed: dict[str, set[str]] = {}
+        wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
 
-    def check(self, buffer: Any, partition: str) -> None:
-        failed = self.failed.setdefault(partition, set())
+    def take(self) -> int:
+        """The failed sessions since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+    def _count_new(self) -> None:
+        failed = set(self._buffer.failure_keys["train"])
+        new = failed - self._counted
+        if new:
+            sessions = {tuple(key.split("_")[:2]) for key in self._buffer.partitions["train"]}
+            answered = sum(uid in new for uid, _ in sessions)
+            self._count += len(new) * self._group_size - answered
+        self._counted = failed
+
+    def _stop_when_all_failed(self, partition: str) -> None:
+        buffer, failed = self._buffer, self._unanswered[partition]
         if buffer.finished_keys[partition] or buffer.partitions[partition]:
             failed.clear()
             return

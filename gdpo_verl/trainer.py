@@ -14,9 +14,8 @@ import sys
 from typing import Any
 
 import torch
-from tensordict import NonTensorData
 
-from gdpo_verl import checks, diagnostics, estimator, failures
+from gdpo_verl import checks, diagnostics, estimator, failures, filtering, queue
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
@@ -49,6 +48,7 @@ class Seam:
         self.config = config
         self.objective = objective
         self.estimates = checks.is_gdpo(config)
+        self.failures: failures.SessionFailures | None = None
         self.score_checked = False
         # Columns of the rollout dump by row key, kept from the advantage to the dump.
         self.dump: dict[str, dict[str, Any]] = {}
@@ -58,7 +58,7 @@ class Seam:
         fields = _fetch(batch, ["extra_fields", "uid", "rm_scores"])
         infos = self._infos(batch, fields["extra_fields"])
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        uids = [_unwrap(uid) for uid in _rows(fields["uid"])]
+        uids = queue.values(fields["uid"])
         rewards = RewardBatch(self.objective, infos, uids, batch.keys, padding)
         scores = torch.stack([row.sum() for row in fields["rm_scores"].unbind()])
         return rewards, scores
@@ -66,12 +66,12 @@ class Seam:
     def _infos(self, batch: Any, extra_fields: Any) -> list[dict[str, Any]]:
         model = self.config.reward.reward_model
         if not model.enable or model.enable_resource_pool:
-            return [_unwrap(row).get("reward_extra_info") or {} for row in _rows(extra_fields)]
+            return queue.reward_infos(extra_fields)
         # A reward model that shares the trainer's devices runs after the rollout, and verl
         # writes what it returns into fields of the queue (`_compute_reward_colocate`).
         names = list(self.objective.keys)
         columns = _fetch(batch, names)
-        values = zip(*(map(_unwrap, _rows(columns[name])) for name in names), strict=True)
+        values = zip(*(queue.values(columns[name]) for name in names), strict=True)
         return [dict(zip(names, row, strict=True)) for row in values]
 
     def check_score(self, rewards: RewardBatch, scores: torch.Tensor, keys: list[str]) -> None:
@@ -108,7 +108,9 @@ class Seam:
             )
             metrics.update(diagnostics.contribution_metrics(counted, groups, keys, **options))
             metrics.update(diagnostics.collapse_metrics(counted, groups, **options))
-            metrics.update(diagnostics.coverage_metrics(counted, groups))
+            failed = self.failures.take() if self.failures else 0
+            metrics.update(diagnostics.coverage_metrics(counted, groups, failed_sessions=failed))
+            metrics.update(diagnostics.parse_error_metrics(rewards.parse_errors))
             if self.estimates:
                 metrics["gdpo/whiten_shift"] = rewards.whiten_shift(token_counts)
         if self.config.trainer.get("rollout_data_dir", None):
@@ -138,11 +140,16 @@ def _init_dataloader(original: Any, trainer: Any) -> None:
     if checks.is_gdpo(trainer.config):
         checks.check_machine(trainer.config)
     original(trainer)
-    trainer.gdpo_seam = _seam(trainer.config)
-    if checks.is_gdpo(trainer.config):
-        returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
-        checks.objective_of(trainer.config, returned)
-        failures.watch(trainer.replay_buffer)
+    config, buffer = trainer.config, trainer.replay_buffer
+    trainer.gdpo_seam = _seam(config)
+    filtering.filter_by_components(buffer, trainer.gdpo_seam and trainer.gdpo_seam.objective)
+    if checks.is_gdpo(config):
+        returned = checks.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
+        checks.objective_of(config, returned)
+    if trainer.gdpo_seam is not None:
+        trainer.gdpo_seam.failures = failures.SessionFailures(
+            buffer, config.actor_rollout_ref.rollout.n, stop=checks.is_gdpo(config)
+        )
 
 
 def _seam(config: Any) -> Seam | None:
@@ -213,14 +220,4 @@ def _init_legacy(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None
 
 
 def _fetch(batch: Any, fields: list[str]) -> Any:
-    import transfer_queue as tq
-
-    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-
-
-def _rows(column: Any) -> list[Any]:
-    return column.tolist() if hasattr(column, "tolist") else list(column)
-
-
-def _unwrap(value: Any) -> Any:
-    return value.data if isinstance(value, NonTensorData) else value
+    return queue.fetch(batch.keys, batch.partition_id, fields)

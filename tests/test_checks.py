@@ -127,6 +127,34 @@ def test_reward_without_declaration_or_keys_is_refused(compose: Callable, tmp_pa
         validate(compose(*users(tmp_path, "good")))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        ([], None),
+        (["algorithm.filter_groups.enable=true"], "metric=reward drops groups in which the sum"),
+        (
+            ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=format"],
+            "metric=format drops groups in which 'format' alone",
+        ),
+        (
+            ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=components"],
+            None,
+        ),
+    ],
+    ids=["no filter", "the sum", "one component", "all components"],
+)
+def test_group_filter_that_hides_components_is_warned_of(
+    compose: Callable,
+    caplog: pytest.LogCaptureFixture,
+    overrides: list[str],
+    warned: str | None,
+) -> None:
+    validate(compose(*overrides))
+    messages = [message for message in caplog.messages if "filter_groups" in message]
+    assert len(messages) == (warned is not None)
+    assert all(str(warned) in message for message in messages)
+
+
 def test_missing_vllm_is_refused(compose: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     from gdpo_verl import checks
 

@@ -17,6 +17,8 @@ from gdpo_verl.diagnostics import (
     contribution_metrics,
     coverage_metrics,
     distinct_advantages,
+    groups_that_vary,
+    parse_error_metrics,
 )
 from gdpo_verl.rewards.components import Component
 
@@ -224,7 +226,51 @@ def test_coverage_by_hand(
     assert coverage_metrics(table, groups) == {
         "gdpo/singleton_groups": pytest.approx(single),
         "gdpo/unscored_rows": pytest.approx(unscored),
+        "gdpo/failed_sessions": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("rows", "failed", "share"),
+    [(4, 0, 0.0), (4, 1, 1 / 5), (0, 8, 1.0)],
+    ids=["none failed", "one of five", "all"],
+)
+def test_failed_sessions_are_a_share_of_all_sessions(rows: int, failed: int, share: float) -> None:
+    found = coverage_metrics(torch.zeros(rows, 2), [0] * rows, failed_sessions=failed)
+    assert found["gdpo/failed_sessions"] == pytest.approx(share)
+
+
+def test_a_group_varies_when_one_component_does() -> None:
+    rewards = torch.tensor(
+        [
+            *[[0.1, 1.0], [0.1, 1.0], [0.1, 1.0]],  # nothing varies
+            *[[1.0, 0.0], [0.0, 1.0]],  # both vary, their sum does not
+            *[[0.0, 1.0], [0.0, NAN]],  # the second component is scored once
+            *[[0.0, 5e-1], [0.0, 5e-1 + 1e-6]],
+            *[[7.0, 7.0]],
+        ],
+        dtype=torch.float64,
+    )
+    groups = ["a"] * 3 + ["b"] * 2 + ["c"] * 2 + ["d"] * 2 + ["e"]
+    assert groups_that_vary(rewards, groups) == {"b", "d"}
+    assert groups_that_vary(rewards[:0], []) == set()
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        pytest.param([], {}, id="no rows"),
+        pytest.param([None, None], {}, id="no reward returns it"),
+        pytest.param([0, 0], {"share": 0.0}, id="all read"),
+        # Of four rows with a code two have 4 and one has 1; the None is left out.
+        pytest.param(
+            [4, 0, None, 1, 4], {"share": 0.75, "code_4": 0.5, "code_1": 0.25}, id="two codes"
+        ),
+    ],
+)
+def test_parse_errors_by_hand(codes: list[int | None], expected: dict[str, float]) -> None:
+    expected = {f"gdpo/parse_error/{name}": share for name, share in expected.items()}
+    assert parse_error_metrics(codes) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +428,8 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     names = component_metrics(rewards, groups, [component], ranges={component: (0.0, 3.0)})
     names |= contribution_metrics(rewards, groups, [component])
     names |= collapse_metrics(rewards, groups) | coverage_metrics(rewards, groups)
-    names |= {"gdpo/whiten_shift": 0.0}
-    assert len(names) == (7 + 1) + (1 + 2 + 2 + 1)
+    names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0}
+    assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1)
     aggregator = MetricsAggregator()
     aggregator.add_step_metrics(dict.fromkeys(names, 8.0), sample_count=1)
     aggregator.add_step_metrics(dict.fromkeys(names, 4.0), sample_count=3)

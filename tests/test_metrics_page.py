@@ -21,11 +21,14 @@ def emitted(estimator: str, component: Component) -> set[str]:
     """The names of one batch's metrics, with <component> in place of the component's name."""
     objective = GdpoConfig().resolve([component])
     config = OmegaConf.create({"algorithm": {"adv_estimator": estimator}, "trainer": {}})
-    infos = [{component.name: value} for value in (1.0, 0.0, 1.0)]
+    infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
     rewards = RewardBatch(objective, infos, ["a", "a", "b"], ["a_0_0", "a_1_0", "b_0_0"])
     metrics: dict[str, float] = {}
     Seam(config, objective).report(rewards, torch.tensor([2, 1, 3]), None, metrics)
-    return {name.replace(f"/{component.name}/", "/<component>/") for name in metrics}
+    return {
+        name.replace(f"/{component.name}/", "/<component>/").replace("code_4", "code_<code>")
+        for name in metrics
+    }
 
 
 def test_the_page_has_one_row_for_each_metric() -> None:

@@ -284,6 +284,106 @@ def test_score_that_is_not_the_weighted_sum_is_reported_once(
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
+def buffer_of(queue: Any, config: DictConfig, groups: dict[str, list[dict[str, Any]]]) -> Any:
+    """verl's replay buffer on a queue in which these groups have finished."""
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    buffer = ReplayBuffer(
+        trainer_mode="sync",
+        trainer_config=config.trainer.v1.sync,
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs={},
+        refill_fn=lambda count: None,
+        filter_groups_metric=config.algorithm.filter_groups.metric,
+        train_batch_size=1,
+        gen_batch_size=1,
+    )
+    for uid, infos in groups.items():
+        put(queue, [(f"{uid}_{i}_0", [1], info) for i, info in enumerate(infos)])
+        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+        queue.kv_put(key=uid, partition_id="train", tag=tag)
+    return buffer
+
+
+GROUPS = {
+    "same": [info(1.0, -1.0)] * 3,
+    "cancels": [info(1.0, 0.0), info(0.0, 1.0)],
+    "varies": [info(1.0, 3.0), info(1.0, 1.0)],
+    "lonely": [info(1.0, 3.0)],
+    # Under the condition that the test sets the format counts for neither row.
+    "conditioned": [info(1.0, -3.0), info(0.0, -3.0)],
+}
+
+
+def test_group_is_filtered_only_if_every_component_is_constant(queue: Any) -> None:
+    from gdpo_verl.filtering import filter_by_components
+
+    config = recipe(conditions={"format": {"on": "correctness", "at_least": -2.0}})
+    seam = trainer_of(config).gdpo_seam
+    dropped = {}
+    for metric in ("reward", "components"):
+        config.algorithm.filter_groups.metric = metric
+        buffer = buffer_of(queue, config, GROUPS)
+        filter_by_components(buffer, seam.objective)
+        buffer._sync_metadata_from_transfer_queue()
+        dropped[metric], counts = buffer._dapo_filtered_keys("train")
+        assert buffer._dapo_filtered_keys("val") == (set(), {})
+        # The classification of a finished group is kept, and forgotten with the group.
+        assert buffer._dapo_filtered_keys("train")[0] == dropped[metric]
+        buffer._clear_groups("train", set(GROUPS))
+        assert buffer._dapo_filtered_keys("train")[0] == set()
+
+    assert dropped["reward"] == {"same", "cancels"}
+    assert dropped["components"] == {"same", "conditioned"}
+    assert counts == {0.0: 1, -3.0: 1}  # the groups' scores
+
+
+def test_filter_by_components_needs_components(queue: Any) -> None:
+    from gdpo_verl.filtering import filter_by_components
+
+    config = recipe("grpo")
+    config.algorithm.filter_groups.metric = "components"
+    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
+        filter_by_components(buffer_of(queue, config, {}), None)
+    config.algorithm.filter_groups.metric = "reward"
+    filter_by_components(buffer_of(queue, config, {}), None)
+
+
+def test_failed_sessions_are_counted_once(queue: Any) -> None:
+    from gdpo_verl.failures import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {"whole": [info(1.0, 3.0)] * 3})
+    failures = SessionFailures(buffer, 3, stop=False)
+    buffer._sync_metadata_from_transfer_queue()
+    assert failures.take() == 0
+
+    # Of three sessions one left two outputs, then none of another prompt any.
+    put(queue, [("half_0_0", [1], info(1.0, 3.0)), ("half_0_1", [1], info(1.0, 3.0))])
+    for uid, partition in (("half", "train"), ("none", "train"), ("held-out", "val")):
+        tag = {"is_prompt": True, "status": "failure", "global_steps": 1}
+        queue.kv_put(key=uid, partition_id=partition, tag=tag)
+    for _ in range(2):
+        buffer._sync_metadata_from_transfer_queue()
+    assert failures.take() == 2 + 3
+    assert failures.take() == 0
+    queue.kv_clear(keys=["held-out"], partition_id="val")
+    queue.kv_clear(
+        keys=["whole", "half", "none", "whole_0_0", "whole_1_0", "whole_2_0"],
+        partition_id="train",
+    )
+    queue.kv_clear(keys=["half_0_0", "half_0_1"], partition_id="train")
+
+
+def test_codes_of_unreadable_answers_are_counted(queue: Any) -> None:
+    rows = [("a_0_0", [1], info(1.0, 3.0) | {"parse_error": 0})]
+    rows += [("a_1_0", [1], info(0.0, -3.0) | {"parse_error": 4})]
+    batch, metrics = put(queue, rows), {}
+    trainer_of(recipe())._compute_advantage(batch, metrics)
+    assert metrics["gdpo/parse_error/share"] == metrics["gdpo/parse_error/code_4"] == 0.5
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
 def test_metrics_can_be_switched_off(queue: Any) -> None:
     batch, metrics = put(queue, ROWS), {}
     trainer_of(recipe(metrics=False))._compute_advantage(batch, metrics)
