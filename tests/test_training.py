@@ -16,6 +16,7 @@ import torch
 from conftest import STOCK, Training, processes_of, run_cli
 
 from gdpo_verl.advantage import decoupled_sum, gdpo_scalars, grpo_scalars
+from gdpo_verl.diagnostics import groups_that_vary
 
 pytestmark = pytest.mark.real
 
@@ -133,7 +134,9 @@ def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]
         assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
 
 
-def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Training]) -> None:
+def test_two_workers_filtered_groups_and_a_batch_that_does_not_divide(
+    train: Callable[..., Training],
+) -> None:
     # 6 prompts x 3 responses = 18 rows; mini-batches of 4 x 3 = 12 make verl add 6 padding rows.
     run = train(
         "toolbox/gdpo",
@@ -144,8 +147,13 @@ def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Trai
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=6",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=6",
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=components",
+        "actor_rollout_ref.rollout.temperature=0.5",  # more groups without a difference
     )
     assert sorted(run.metrics()) == [1, 2]
+    evicted = "training/filter_groups/evicted_samples"
+    assert sum(metrics.get(evicted, 0) for metrics in run.metrics().values()) > 0
     for step in run.metrics():
         rows = run.rollouts(step)
         padding = [row for row in rows if row["uid"].startswith("pad")]
@@ -153,6 +161,7 @@ def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Trai
         assert (len(real), len(padding)) == (18, 6)
         assert all(row["gdpo_advantage"] is None and row["format"] is None for row in padding)
         rewards = components(real, ["format", "correctness"])
+        assert groups_that_vary(rewards, groups(real)) == set(groups(real))
         assert run.metrics()[step]["gdpo/format/mean"] == pytest.approx(float(rewards[:, 0].mean()))
         # Whitening over tokens shifts and scales the decoupled sum, by one number each, so that
         # the mean over tokens is 0; the batch's token counts decide both.
@@ -169,29 +178,61 @@ def test_two_workers_with_a_batch_that_does_not_divide(train: Callable[..., Trai
         assert metrics["critic/advantages/min"] == pytest.approx(float(dumped.min()), abs=1e-5)
 
 
-def test_bfcl_trains(train: Callable[..., Training], tmp_path: Path) -> None:
+# Asynchronous; one component is for one data source alone; every fifth answer makes it raise.
+MIXED_REWARD = """
+import asyncio
+
+from gdpo_verl.rewards import Component, declares, tool_call
+
+
+@declares(Component("format", 0, 1, optional=True), Component("correctness", -3, 3))
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    await asyncio.sleep(0.01)
+    assert sum(map(ord, solution_str)) % 5 or not solution_str, "every fifth"
+    result = tool_call.compute_score(data_source, solution_str, ground_truth)
+    if data_source == "toolbox":
+        del result["format"]
+    return result
+"""
+
+
+def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
+    train: Callable[..., Training], toolbox: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("bfcl_eval")
-    data = tmp_path / "bfcl"
-    run_cli("prepare", "bfcl", "--out", str(data))
+    reward, bfcl = tmp_path / "my_reward.py", tmp_path / "bfcl"
+    reward.write_text(MIXED_REWARD)
+    run_cli("prepare", "bfcl", "--out", str(bfcl))
 
     run = train(
         "toolbox/gdpo",
-        f"data.train_files={data / 'train.parquet'}",
-        f"data.val_files={data / 'validation.parquet'}",
+        f"data.train_files=[{toolbox / 'train.parquet'},{bfcl / 'train.parquet'}]",
+        f"reward.custom_reward_function.path={reward}",
+        "+algorithm.gdpo.whiten=sequence",
         "data.train_max_samples=64",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
         "data.max_prompt_length=3000",
         "data.filter_overlong_prompts=true",
         "actor_rollout_ref.rollout.max_model_len=3064",
-        "trainer.val_before_train=true",
     )
-    metrics = run.metrics()
-    assert -3.0 <= metrics[2]["gdpo/correctness/mean"] <= 3.0
-    assert -3.0 <= metrics[0]["val-aux/bfcl/correctness/mean@1"] <= 3.0
-    assert all('{"name": ' in row["gts"] for row in run.rollouts(2))
+    sources, failed = set(), 0
+    for step, metrics in run.metrics().items():
+        rows = [row for row in run.rollouts(step) if not row["uid"].startswith("pad")]
+        sources |= {row["format"] is None for row in rows}
+        failed += 32 - len(rows)
+        assert metrics["gdpo/failed_sessions"] == pytest.approx(1 - len(rows) / 32)
+        table = [
+            [float("nan") if row[key] is None else row[key] for key in ("format", "correctness")]
+            for row in rows
+        ]
+        rewards = torch.tensor(table, dtype=torch.float64)
+        assert metrics["gdpo/format/unscored"] == pytest.approx(
+            float(rewards[:, 0].isnan().double().mean())
+        )
+        dumped = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
+        expected = gdpo_scalars(rewards, groups(rows), torch.ones(len(rows)), whiten="sequence")
+        torch.testing.assert_close(dumped, expected, rtol=0, atol=1e-6)
+    assert sources == {True, False}
+    assert failed > 0
 
 
 def test_killed_driver_leaves_nothing_and_the_same_command_resumes(
