@@ -41,7 +41,8 @@ class GdpoConfig:
           ValueError: names the key in full, what was found and what is expected.
         """
         algorithm = _plain(algorithm)
-        node = algorithm.get("gdpo") or {}
+        node = algorithm.get("gdpo")
+        node = {} if node is None else node
         if not isinstance(node, Mapping):
             raise ValueError(f"algorithm.gdpo: expected a mapping, found {node!r}")
         for key in node:
@@ -51,16 +52,13 @@ class GdpoConfig:
                     f"{did_you_mean(key, _GDPO_KEYS)}"
                 )
         keys = _read_keys(algorithm.get("gdpo_reward_keys"))
-        conditions = node.get("conditions") or {}
-        if not isinstance(conditions, Mapping):
-            raise ValueError(f"algorithm.gdpo.conditions: expected a mapping, found {conditions!r}")
         return cls(
             reward_keys=keys,
             reward_weights=_read_weights(algorithm.get("gdpo_reward_weights"), keys),
             scale=_read_flag(algorithm, "norm_adv_by_std_in_grpo", "algorithm"),
             whiten=_read_whiten(node.get("whiten", "token")),
             epsilon=_read_epsilon(node.get("epsilon", 1e-6)),
-            conditions=conditions,
+            conditions=_read_conditions(node.get("conditions")),
             metrics=_read_flag(node, "metrics", "algorithm.gdpo"),
         )
 
@@ -196,6 +194,19 @@ def _read_weights(weights: Any, keys: tuple[str, ...] | None) -> dict[str, float
     if keys is not None and set(weights) >= set(keys) and not any(weights.values()):
         raise ValueError(f"{where}: all are zero, nothing would be learnt: {weights}")
     return dict(weights)
+
+
+def _read_conditions(conditions: Any) -> dict[str, Mapping[str, Any]]:
+    conditions = {} if conditions is None else conditions
+    if not isinstance(conditions, Mapping):
+        raise ValueError(f"algorithm.gdpo.conditions: expected a mapping, found {conditions!r}")
+    # YAML 1.1 reads an unquoted key `on` as true.
+    return {
+        name: {"on" if key is True else key: value for key, value in condition.items()}
+        if isinstance(condition, Mapping)
+        else condition
+        for name, condition in conditions.items()
+    }
 
 
 def _read_flag(node: Mapping[str, Any], key: str, where: str) -> bool:

@@ -62,6 +62,14 @@ def test_what_is_not_given_has_the_documented_default(algorithm: Mapping[str, An
     assert found == GdpoConfig(None, None, True, "token", 1e-6, {}, True)
 
 
+@pytest.mark.parametrize("key", ["on", "'on'"], ids=["unquoted", "quoted"])
+def test_conditions_are_read_from_yaml(key: str) -> None:
+    # YAML 1.1 takes an unquoted on for true.
+    text = f"gdpo: {{conditions: {{length: {{{key}: correctness, at_least: 1.0}}}}}}"
+    config = GdpoConfig.from_algorithm(OmegaConf.create(text))
+    assert config.conditions == {"length": {"on": "correctness", "at_least": 1.0}}
+
+
 def test_interpolations_are_resolved() -> None:
     algorithm = OmegaConf.create({"keys": ["a", "b"], "gdpo_reward_keys": "${keys}"})
     assert GdpoConfig.from_algorithm(algorithm).reward_keys == ("a", "b")
@@ -110,6 +118,9 @@ def under_gdpo(**settings: Any) -> dict[str, Any]:
         ),
         pytest.param({"gdpo": {}}, {"gdpo": "token"}, r"gdpo: expected a mapping", id="no mapping"),
         pytest.param(
+            {"gdpo": None}, {"gdpo": False}, r"gdpo: expected a mapping", id="switched off"
+        ),
+        pytest.param(
             under_gdpo(whiten="sequence"),
             under_gdpo(whiten="batch"),
             r"gdpo\.whiten: expected one of \['token', 'sequence', 'none'\], found 'batch'",
@@ -148,6 +159,12 @@ def under_gdpo(**settings: Any) -> dict[str, Any]:
             under_gdpo(conditions=["length"]),
             r"gdpo\.conditions: expected a mapping",
             id="conditions",
+        ),
+        pytest.param(
+            under_gdpo(conditions=None),
+            under_gdpo(conditions=False),
+            r"gdpo\.conditions: expected a mapping, found False",
+            id="conditions switched off",
         ),
         pytest.param({KEYS: ["a"]}, {KEYS: "a"}, rf"{KEYS}: expected a list", id="key as text"),
         pytest.param({KEYS: ["a"]}, {KEYS: []}, rf"{KEYS}: expected a list", id="no keys"),
