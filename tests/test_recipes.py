@@ -1,0 +1,143 @@
+"""Every recipe on every hardware: composed, known to verl, and fair to its control."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl.cpu.departures import name_vllm
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+NAMES = sorted(
+    str(file.relative_to(RECIPES).with_suffix("")) for file in RECIPES.glob("*/g[dr]po*.yaml")
+)
+HARDWARE = sorted(file.stem for file in (RECIPES / "hardware").glob("*.yaml"))
+TASKS = sorted({name.split("/")[0] for name in NAMES})
+
+# Mappings that verl hands on as they are, to us, a reward, Transformers, or Ray.
+FREE = (
+    "algorithm.gdpo",
+    "reward.custom_reward_function.reward_kwargs",
+    "actor_rollout_ref.model.override_config",
+    "ray_kwargs.ray_init",
+)
+
+name_vllm()  # verl asks for vLLM's version when LoRA is on; the CPU build has another name
+
+
+@functools.cache
+def compose(name: str, hardware: str) -> DictConfig:
+    files = [f"data.{key}=/dev/null" for key in ("train_files", "val_files")]
+    with hydra.initialize_config_dir(str(RECIPES), version_base=None):
+        return hydra.compose(name, [f"hardware={hardware}", *files])
+
+
+@functools.cache
+def verls_own() -> dict[str, Any]:
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        return plain(hydra.compose("ppo_trainer"))
+
+
+def plain(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    return OmegaConf.to_container(config, resolve=resolve)  # type: ignore[return-value]
+
+
+def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[str]:
+    """Keys that are neither in verl's configuration nor fields of the class it makes of it."""
+    known = known if isinstance(known, dict) else {}
+    fields = set(known)
+    if "_target_" in known:
+        fields |= {field.name for field in dataclasses.fields(get_class(known["_target_"]))}
+    for key, value in node.items():
+        where = f"{path}.{key}".lstrip(".")
+        if where in FREE:
+            continue
+        if key not in fields:
+            yield where
+        elif isinstance(value, dict) and key in known:
+            yield from unknown_keys(value, known[key], where)
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.parametrize("name", NAMES)
+def test_composes_with_verls_keys_and_passes_its_validation(
+    name: str, hardware: str, capsys: pytest.CaptureFixture
+) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    config = compose(name, hardware)
+    assert list(unknown_keys(plain(config), verls_own())) == []
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    announced = capsys.readouterr().err.count("estimator 'gdpo' in place of verl 0.9.1's own")
+    assert announced == ("gdpo" in name)
+
+
+def test_a_misspelt_key_would_be_seen() -> None:
+    config = plain(compose("toolbox/gdpo", "cpu"))
+    config["actor_rollout_ref"]["rollout"]["temprature"] = 1.0
+    config["trainer"]["total_step"] = 1
+    found = list(unknown_keys(config, verls_own()))
+    assert found == ["actor_rollout_ref.rollout.temprature", "trainer.total_step"]
+
+
+def test_there_are_five_tasks_eighteen_recipes_and_five_kinds_of_hardware() -> None:
+    assert TASKS == ["code", "gsm8k", "math_length", "tool_call", "toolbox"]
+    assert len(NAMES) == 18
+    assert HARDWARE == ["cluster", "cpu", "gpu1", "gpu24", "gpu8"]
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu8"])
+@pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
+def test_control_differs_in_the_estimator_and_the_name_alone(name: str, hardware: str) -> None:
+    control = name.replace("/gdpo", "/grpo")
+    run, other = (yaml.safe_load((RECIPES / f"{n}.yaml").read_text()) for n in (name, control))
+    resolved = [plain(compose(n, hardware), resolve=True) for n in (name, control)]
+    for gdpo, grpo in ((run, other), resolved):
+        assert gdpo["algorithm"].pop("adv_estimator") == "gdpo"
+        assert grpo["algorithm"].pop("adv_estimator") == "grpo"
+        assert gdpo["trainer"].pop("experiment_name") == name.split("/")[1]
+        assert grpo["trainer"].pop("experiment_name") == control.split("/")[1]
+    # verl derives two values from the name.
+    places = [config["trainer"].pop("default_local_dir") for config in resolved]
+    assert [Path(place).name for place in places] == [n.split("/")[1] for n in (name, control)]
+    tracing = [config["actor_rollout_ref"]["rollout"]["trace"] for config in resolved]
+    assert [trace.pop("experiment_name") for trace in tracing] == [
+        n.split("/")[1] for n in (name, control)
+    ]
+    assert run == other
+    assert resolved[0] == resolved[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_score_is_the_sum_that_gdpo_decouples(name: str) -> None:
+    # Our manager makes it so (tests/test_reward_manager.py), from the same weights and conditions.
+    reward = compose(name, "cpu").reward
+    assert reward.reward_manager.name == "gdpo_components"
+    assert reward.custom_reward_function.path.startswith("pkg://gdpo_verl.rewards.")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "toolbox" not in name])
+def test_the_published_rules_are_the_default_and_the_strict_ones_a_sibling(name: str) -> None:
+    kwargs = compose(name, "gpu8").reward.custom_reward_function.reward_kwargs
+    if "math_length" in name:  # it has one set of rules; conditions are its variant
+        conditions = (compose(name, "gpu8").algorithm.get("gdpo") or {}).get("conditions")
+        assert bool(conditions) == name.endswith("_conditioned")
+    else:
+        assert kwargs.strict == name.endswith("_strict")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_task_has_a_readme_with_its_commands(task: str) -> None:
+    text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
+    assert "gdpo-verl prepare" in text
+    assert f"scripts/train.sh {task}/gdpo" in text
