@@ -1,0 +1,119 @@
+"""Train a tiny model with TRL's `GRPOTrainer` on rewards that are given; run by `test_trl.py`.
+
+    python trl_step.py STEPS.json OUT
+
+STEPS.json: ``{name: {"rewards": rows, "group_size": G, "config": {...}, "evaluate": bool}}``, one
+row of K rewards a response, a group's responses one after the other; ``config`` goes to
+`GRPOConfig`. Each name becomes a directory of OUT, in which TRL writes its table of completions,
+with the rewards that it received and the advantages that it gave; what it refuses is in
+``error.txt`` there.
+
+A program of its own because verl must not find TRL (test_trl.py says why).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+END = "<end>"
+WORDS = [END, *(f"word{i}" for i in range(31))]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=END))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END, pad_token=END)
+
+
+def make_model() -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(WORDS),
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=32,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+    )
+
+
+def preset(name: str, rewards: list[float | None]) -> Callable[..., list[float | None]]:
+    """A reward function that ignores what was generated."""
+
+    def reward(prompts: list[str], **_: Any) -> list[float | None]:
+        assert len(prompts) == len(rewards)
+        return rewards
+
+    reward.__name__ = name  # the column in TRL's table
+    return reward
+
+
+def take_step(
+    directory: Path,
+    rewards: list[list[float | None]],
+    group_size: int,
+    config: dict[str, Any],
+    evaluate: bool = False,
+) -> None:
+    """One training step, or an evaluation, over all the rewards as one batch."""
+    prompts = [{"prompt": word} for word in WORDS[1 : 1 + len(rewards) // group_size]]
+    arguments = {
+        "output_dir": str(directory),
+        "num_generations": group_size,
+        "per_device_train_batch_size": len(rewards),
+        "per_device_eval_batch_size": len(rewards),
+        "shuffle_dataset": False,
+        "max_completion_length": 2,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "log_completions": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    trainer = GRPOTrainer(
+        model=make_model(),
+        processing_class=make_tokenizer(),
+        args=GRPOConfig(**(arguments | config)),
+        reward_funcs=[
+            preset(f"component_{k}", list(column))
+            for k, column in enumerate(zip(*rewards, strict=True))
+        ],
+        train_dataset=Dataset.from_list(prompts),
+        eval_dataset=Dataset.from_list(prompts),
+    )
+    if evaluate:
+        trainer.evaluate()
+    else:
+        trainer.train()
+
+
+def main(steps: Path, out: Path) -> None:
+    for name, step in json.loads(steps.read_text()).items():
+        directory = out / name
+        directory.mkdir(parents=True)
+        try:
+            take_step(directory, **step)
+        except ValueError as error:
+            (directory / "error.txt").write_text(str(error))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
