@@ -52,6 +52,13 @@ def vllm():
     from vllm import __version__
     from vllm.platforms import current_platform
     return {"version": __version__, "device": current_platform.device_type}
+def trl():
+    from verl.utils.import_utils import is_trl_available
+    if is_trl_available():  # the class that verl/models/transformers/monkey_patch.py then imports
+        try:
+            from trl.experimental.ppo import AutoModelForCausalLMWithValueHead
+        except ImportError:
+            from trl import AutoModelForCausalLMWithValueHead
 def start_ray():
     import ray
     # With a runtime environment, as verl's driver does: Ray then starts workers another way.
@@ -63,7 +70,7 @@ def start_ray():
     finally:
         ray.shutdown()
 for name, function in [("estimator", estimator), ("seam", seam), ("manager", manager),
-                       ("device", device), ("vllm", vllm), ("ray", start_ray)]:
+                       ("device", device), ("vllm", vllm), ("trl", trl), ("ray", start_ray)]:
     attempt(name, function)
 print("\\n@" + json.dumps(result))
 """
@@ -113,6 +120,13 @@ def _fresh_process() -> Iterator[Finding]:
     yield _manager(result["manager"])
     yield _device(result["device"])
     yield _vllm(result["vllm"], result["device"])
+    if result["trl"] is not None:
+        yield Finding(
+            "TRL",
+            _state(result["trl"]),
+            "pip uninstall trl, or use another environment: verl imports this class from a TRL that "
+            "it finds and builds no model without it",
+        )
     yield _ray(result["ray"])
 
 
