@@ -1,8 +1,9 @@
 """The reward manager that feeds GDPO and its GRPO control the same components.
 
 It does what verl's `naive` manager does, and two things more: it tells the reward function
-the response's length in tokens, and it makes the score the weighted sum of the components
-that GDPO decouples, from the same configuration.
+the response's length in tokens (`extra_info['response_length']`), and it makes the score the
+weighted sum of the components that GDPO decouples, from the same configuration. The function
+may be sync or async.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from gdpo_verl.batch import RewardBatch
@@ -17,7 +19,8 @@ from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
 
-# Used when reward.custom_reward_function is not set, by data_source.
+# Used when reward.custom_reward_function is not set, by data_source. All declare the same
+# components in the same ranges; a reward with others is named as the custom function.
 REWARDS = dict.fromkeys(("toolbox", "bfcl", "rlla"), tool_call.compute_score)
 
 
@@ -40,10 +43,9 @@ class ComponentsRewardManager(NaiveRewardManager):
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one session by its last output."""
         data = data[-1:]
-        item = data[0]
-        mask = item.batch["attention_mask"][-item.batch["responses"].shape[-1] :]
-        extra_info = dict(item.non_tensor_batch.get("extra_info") or {})
-        column = np.array([extra_info | {"response_length": int(mask.sum())}], dtype=object)
+        length = _trim_response(data)
+        extra_info = dict(data[0].non_tensor_batch.get("extra_info") or {})
+        column = np.array([extra_info | {"response_length": length}], dtype=object)
         data.non_tensor_batch["extra_info"] = column
         result = await super().run_single(data)
         info = result["reward_extra_info"]
@@ -53,6 +55,22 @@ class ComponentsRewardManager(NaiveRewardManager):
         batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
         info["score"] = result["reward_score"] = float(batch.score()[0])
         return result
+
+
+def _trim_response(data: Any) -> int:
+    """Take the padding off the only row's response, and return its length in tokens.
+
+    The agent loop pads the outputs of a session at the right of prompt and response together,
+    so that the window in which verl's managers look for the response's mask holds other
+    tokens, and a response shorter than its siblings would be read with the padding behind it
+    (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). It gives the length beside.
+    """
+    responses, mask = data.batch["responses"], data.batch["attention_mask"]
+    length = data.non_tensor_batch.get("response_len")
+    length = int(mask[0, -responses.shape[-1] :].sum() if length is None else length[0])
+    data.batch["responses"] = responses[:, :length]
+    data.batch["attention_mask"] = torch.ones_like(responses[:, :length])
+    return length
 
 
 def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:

@@ -30,6 +30,9 @@ class Component:
 def declares(*components: Component | str) -> Callable[[F], F]:
     """Attach the declaration that the estimator, the metrics and the checks read.
 
+    The function may be sync or async. It returns a dict with `score`, every component that
+    is not optional, and whatever else is to be logged, the same for any text.
+
     >>> @declares(Component("format", 0, 1), "correctness")
     ... def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     ...     return {"score": 0.0, "format": 0.0, "correctness": 0.0}

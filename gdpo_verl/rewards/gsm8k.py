@@ -1,0 +1,167 @@
+"""Rewards for GSM8K: correctness, integer and format, each 0 or 1.
+
+The three rewards of the GSM8K example of GDPO (https://arxiv.org/abs/2601.05242). An answer is
+
+    <think>why</think>
+    <answer>42</answer>
+
+`strict=True` reads what stands between the answer tags, behind the thought, as a number;
+`strict=False` gives the published rules' verdicts, defects included. Both take time linear
+in the text, which comes from an adversary, the policy itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.tool_text import assistant_text
+
+__all__ = ["ParseError", "compute_score", "parse_ground_truth"]
+
+OPEN, CLOSE = "<answer>", "</answer>"
+THINK, END_THINK = "<think>", "</think>"
+HASHES = "####"
+
+# A digit of another script, which \d would match, is no digit here.
+_NUMBER = re.compile(r"([+\-−]?)([0-9][0-9,]*)(?:\.([0-9]*))?")
+
+Verdict = tuple[bool, bool, bool, ParseError]
+
+
+@declares(Component("correctness", 0, 1), Component("integer", 0, 1), Component("format", 0, 1))
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    strict: bool = True,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """The three rewards of one answer, in the form in which verl calls a reward function.
+
+    Strict: the answer stands between the last answer tags behind the last `</think>`, and
+    is a number such as 42, -3, +7, 1,000 or 42.0. It is right when it is the same number as
+    the ground truth, and an integer when nothing but zeros follows its point. The format is
+    a thought, newlines and an answer, neither empty, and nothing else.
+
+    Published: text between the last answer tags, else the whole text; right when it is the
+    very text behind #### in the ground truth; an integer by `str.isdigit`.
+
+    Args:
+      data_source: ignored, as are `extra_info` and `kwargs`.
+      solution_str: the assistant's turn.
+      ground_truth: a number, or a solution that ends in #### and a number.
+      strict: False for the published rules' verdicts.
+
+    Returns:
+      correctness, integer and format, 0.0 or 1.0; score, their sum; parse_error, a
+      `ParseError`: 0 = none. The same keys for any text. A malformed ground truth gives
+      correctness 0 and `ParseError.GROUND_TRUTH`.
+
+    >>> compute_score("gsm8k", "<think>6 * 7</think>\\n<answer>42.0</answer>", "... #### 42")
+    {'score': 3.0, 'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'parse_error': 0}
+    """
+    judge = _judge_strictly if strict else _judge_as_published
+    correct, integer, form, error = judge(solution_str, ground_truth)
+    return {
+        "score": float(correct + integer + form),
+        "correctness": float(correct),
+        "integer": float(integer),
+        "format": float(form),
+        "parse_error": int(error),
+    }
+
+
+def parse_ground_truth(ground_truth: str) -> str:
+    """The number of a ground truth, at data preparation, where a malformed one is an error.
+
+    Returns:
+      The number without commas, leading zeros and zeros behind the point.
+
+    Raises:
+      ValueError: it is not text, or no number stands in it or behind its ####.
+
+    >>> parse_ground_truth("600 + 400 = 1000, so #### 1,000")
+    '1000'
+    """
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    number = _read_number(ground_truth.rpartition(HASHES)[2])
+    if number is None:
+        raise ValueError(
+            "ground_truth: expected a number, or a solution that ends in #### and a number, "
+            f"found {ground_truth[-200:]!a}"
+        )
+    return number
+
+
+def _judge_strictly(text: str, ground_truth: str) -> Verdict:
+    answer, form, error = _read_answer(assistant_text(text))
+    number = None if answer is None else _read_number(answer)
+    if answer is not None and number is None:
+        error = ParseError.UNREADABLE
+    integer = number is not None and "." not in number
+    try:
+        wanted = parse_ground_truth(ground_truth)
+    except ValueError as fault:
+        warn_of_ground_truth("gsm8k", fault)
+        return False, integer, form, ParseError.GROUND_TRUTH
+    return number == wanted, integer, form, error
+
+
+def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
+    """The text between the answer tags, whether the whole has the form, and what is wrong."""
+    thought, _, rest = text.rpartition(END_THINK)
+    if THINK in rest:
+        return None, False, ParseError.UNCLOSED
+    gap, tag, behind = rest.rpartition(OPEN)
+    if not tag:
+        return None, False, ParseError.NO_ANSWER
+    answer, tag, tail = behind.partition(CLOSE)
+    if not tag:
+        return None, False, ParseError.UNCLOSED
+    thinks = thought.startswith(THINK) and bool(thought[len(THINK) :].strip())
+    alone = bool(gap) and not gap.strip("\n") and not tail
+    return answer, thinks and alone and bool(answer.strip()), ParseError.NONE
+
+
+def _read_number(text: str) -> str | None:
+    """A number in the one spelling that equal numbers share, None when it is none.
+
+    It stays text: int() and Decimal() do not take a megabyte of digits.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        return None
+    sign, whole, fraction = match.groups(default="")
+    commas = whole.count(",")
+    if commas and whole[-4::-4] != "," * commas:
+        return None
+    whole = whole.replace(",", "").lstrip("0") or "0"
+    fraction = fraction.rstrip("0")
+    size = f"{whole}.{fraction}" if fraction else whole
+    return size if sign in ("", "+") or size == "0" else f"-{size}"
+
+
+def _judge_as_published(text: str, ground_truth: str) -> Verdict:
+    answer = text.rpartition(OPEN)[2].partition(CLOSE)[0].strip()
+    form = _published_format(text)
+    if not isinstance(ground_truth, str):
+        warn_of_ground_truth("gsm8k", ValueError(f"Expected text, found {ground_truth!r}"))
+        return False, answer.isdigit(), form, ParseError.GROUND_TRUTH
+    before, hashes, behind = ground_truth.partition(HASHES)
+    wanted = behind.partition(HASHES)[0] if hashes else before
+    return answer == wanted.strip(), answer.isdigit(), form, ParseError.NONE
+
+
+def _published_format(text: str) -> bool:
+    """`<think>*</think>` newline `<answer>*</answer>`, the whole text, each answer tag once."""
+    if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
+        return False
+    thought, _, answer = text.partition(OPEN)
+    thinks = thought.startswith(THINK) and thought.endswith(END_THINK + "\n", len(THINK))
+    return thinks and answer.endswith(CLOSE)

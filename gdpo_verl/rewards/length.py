@@ -1,0 +1,43 @@
+"""The length reward that several tasks share: 1 up to a limit of generated tokens, else 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
+    """1 when the response has at most `limit` tokens, else 0.
+
+    The length reward of GDPO's mathematics and coding tasks (https://arxiv.org/abs/2601.05242).
+    That it counts only for right answers (Eq. 8) is `algorithm.gdpo.conditions`, not this.
+
+    Args:
+      extra_info: holds `response_length`, the response's length in tokens, which the reward
+        manager `gdpo_components` puts there. A text has no length in tokens of its own.
+      limit: the longest response that earns the reward, in tokens.
+
+    Returns:
+      0.0 or 1.0.
+
+    Raises:
+      ValueError: there is no `response_length`, or the limit is not a positive number.
+
+    >>> length_reward({"response_length": 4000}, limit=4000)
+    1.0
+    >>> length_reward({"response_length": 4001}, limit=4000)
+    0.0
+    """
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise ValueError(
+            "reward.custom_reward_function.reward_kwargs.limit: expected a positive number of "
+            f"tokens, found {limit!r}"
+        )
+    length = (extra_info or {}).get("response_length")
+    if isinstance(length, bool) or not isinstance(length, (int, float)) or math.isnan(length):
+        raise ValueError(
+            "extra_info['response_length']: expected the response's length in tokens, found "
+            f"{length!r}. Set reward.reward_manager.name=gdpo_components, which puts it there."
+        )
+    return float(length <= limit)

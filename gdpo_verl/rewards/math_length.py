@@ -1,0 +1,176 @@
+"""Rewards for mathematics under a length limit: correctness and length, each 0 or 1.
+
+The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is what
+stands in the last \\boxed{...} of the text; the library math-verify says whether it is the
+ground truth. Its computer algebra may hang or grow without bound on a few characters of
+LaTeX, so it runs in worker processes with a deadline.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from functools import cache
+from typing import Any
+
+from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.deadline import DeadlinePool, Died, Overdue
+from gdpo_verl.rewards.length import length_reward
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+
+__all__ = ["ParseError", "compute_score", "parse_ground_truth"]
+
+LIMIT = 4000
+"""The paper's limit, in tokens."""
+DEADLINE = 5.0
+"""Seconds for one answer; common ones take milliseconds."""
+LONGEST = 10_000
+"""Characters in a box."""
+WORKERS = 4
+"""Worker processes at most, in each process that computes rewards."""
+
+_BOX = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+@declares(Component("correctness", 0, 1), Component("length", 0, 1))
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    limit: float = LIMIT,
+    deadline: float = DEADLINE,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """Both rewards of one answer, in the form in which verl calls a reward function.
+
+    Args:
+      data_source: ignored, as are `kwargs`.
+      solution_str: the assistant's turn.
+      ground_truth: LaTeX, or a text whose last box holds it.
+      extra_info: holds `response_length` in tokens, which the reward manager
+        `gdpo_components` puts there.
+      limit: the longest response that earns the length reward, in tokens.
+      deadline: for the verdict on one answer, in seconds.
+
+    Returns:
+      correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`:
+      0 = none. The same keys for any text. An answer without a verdict within the deadline
+      and a malformed ground truth give correctness 0 and their code.
+
+    Raises:
+      ValueError: `response_length` is absent, or the limit or the deadline is no positive
+        number; these are faults of the configuration, not of the text.
+
+    >>> answer = "Halved: \\\\boxed{0.5}"
+    >>> compute_score("math", answer, "\\\\frac{1}{2}", {"response_length": 7}, limit=100)
+    {'score': 2.0, 'correctness': 1.0, 'length': 1.0, 'parse_error': 0}
+    """
+    length = length_reward(extra_info, limit)
+    number = isinstance(deadline, (int, float)) and not isinstance(deadline, bool)
+    if not number or not 0 < deadline < math.inf:
+        raise ValueError(
+            "reward.custom_reward_function.reward_kwargs.deadline: expected a positive number of "
+            f"seconds, found {deadline!r}"
+        )
+    correct, error = _judge(solution_str, ground_truth, deadline)
+    return {
+        "score": correct + length,
+        "correctness": float(correct),
+        "length": length,
+        "parse_error": int(error),
+    }
+
+
+def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
+    """The formula of a ground truth, at data preparation, where a malformed one is an error.
+
+    Returns:
+      What stands in its last box, or all of it when it has none.
+
+    Raises:
+      ValueError: it is not text, or math-verify cannot read it, or not within the deadline,
+        or does not find it equal to itself, so that no answer could be right.
+
+    >>> parse_ground_truth("We get $x = 3$, so \\\\boxed{3}.")
+    '3'
+    """
+    wanted = _formula(ground_truth)
+    correct, error = _compare(wanted, wanted, deadline)
+    if not correct:
+        reason = error.name if error else "it does not equal itself"
+        raise ValueError(
+            f"ground_truth: math-verify cannot compare answers with it ({reason}). Expected LaTeX "
+            f"or a text whose last \\boxed{{...}} holds it, found {ground_truth[-200:]!a}"
+        )
+    return wanted
+
+
+def _formula(ground_truth: str) -> str:
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    boxed, error = _last_box(ground_truth)
+    wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
+    if not 0 < len(wanted) <= LONGEST:
+        raise ValueError(
+            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, found "
+            f"{len(wanted)} in {ground_truth[-200:]!a}"
+        )
+    return wanted
+
+
+def _judge(text: str, ground_truth: str, deadline: float) -> tuple[bool, ParseError]:
+    try:
+        wanted = _formula(ground_truth)
+    except ValueError as fault:
+        warn_of_ground_truth("math_length", fault)
+        return False, ParseError.GROUND_TRUTH
+    answer, error = _last_box(text)
+    if error:
+        return False, error
+    correct, error = _compare(wanted, answer, deadline)
+    if error is ParseError.GROUND_TRUTH:
+        warn_of_ground_truth("math_length", ValueError(f"math-verify cannot read {wanted!a}"))
+    return correct, error
+
+
+def _last_box(text: str) -> tuple[str, ParseError]:
+    """What stands in the last box, up to the brace that closes it. Linear in the text."""
+    start = -1
+    for box in _BOX.finditer(text):
+        start = box.end()
+    if start < 0:
+        return "", ParseError.NO_ANSWER
+    depth = 1
+    for brace in _BRACE.finditer(text, start, start + LONGEST + 1):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            answer = text[start : brace.start()].strip()
+            return answer, ParseError.NONE if answer else ParseError.UNREADABLE
+    return "", ParseError.UNCLOSED if len(text) <= start + LONGEST else ParseError.TOO_LONG
+
+
+def _compare(wanted: str, answer: str, deadline: float) -> tuple[bool, ParseError]:
+    try:
+        question = _without_percent(wanted), _without_percent(answer)
+        correct, error = _pool().ask(question, deadline)
+    except Overdue:
+        return False, ParseError.DEADLINE
+    except Died:
+        return False, ParseError.CRASHED
+    return correct, ParseError(error)
+
+
+def _without_percent(latex: str) -> str:
+    # Math-verify takes 9\% for 9 where it reads it, but fails on it in a box.
+    return latex[:-1].removesuffix("\\").rstrip() if latex.endswith("%") else latex
+
+
+@cache
+def _pool() -> DeadlinePool:
+    return DeadlinePool(
+        "gdpo_verl.rewards.math_worker", size=max(2, min(WORKERS, os.cpu_count() or 1))
+    )

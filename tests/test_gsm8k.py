@@ -1,0 +1,240 @@
+"""The GSM8K rewards: by hand, strict against published, for any text, on the clock."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gdpo_verl.rewards import declared_components, parse_error
+from gdpo_verl.rewards.gsm8k import ParseError, compute_score, parse_ground_truth
+
+THOUGHT = "<think>6 times 7</think>"
+
+
+def tagged(answer: str) -> str:
+    return f"{THOUGHT}\n<answer>{answer}</answer>"
+
+
+def verdict(text: str, ground_truth: object = "42", strict: bool = True) -> tuple:
+    """(correctness, integer, format), and the code."""
+    result = compute_score("gsm8k", text, ground_truth, strict=strict)
+    assert set(result) == {"score", "correctness", "integer", "format", "parse_error"}
+    components = result["correctness"], result["integer"], result["format"]
+    assert result["score"] == sum(components)
+    assert set(components) <= {0.0, 1.0}
+    return components, ParseError(result["parse_error"])
+
+
+def test_it_declares_its_components_and_their_ranges() -> None:
+    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
+    assert declared == {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)}
+
+
+# ---------------------------------------------------------------- worked by hand
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+def test_the_plain_answer_earns_everything(strict: bool) -> None:
+    assert verdict(tagged("42"), strict=strict) == ((1, 1, 1), ParseError.NONE)
+    assert verdict(tagged(" 42\n"), "So 6 · 7 = 42.\n#### 42", strict) == ((1, 1, 1), 0)
+    assert verdict(tagged("41"), strict=strict) == ((0, 1, 1), ParseError.NONE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "ground_truth", "strict", "published"),
+    [
+        # (correctness, integer), under the mended and under the published rules
+        pytest.param("1,000", "1,000", (1, 1), (1, 0), id="a comma on both sides"),
+        pytest.param("1000", "1,000", (1, 1), (0, 1), id="a comma in the ground truth"),
+        pytest.param("1,000", "1000", (1, 1), (0, 0), id="a comma in the answer"),
+        pytest.param("1,00", "100", (0, 0), (0, 0), id="a comma out of its place"),
+        pytest.param("-3", "-3", (1, 1), (1, 0), id="minus"),
+        pytest.param("−3", "-3", (1, 1), (0, 0), id="the typographic minus"),
+        pytest.param("3", "-3", (0, 1), (0, 1), id="the wrong sign"),
+        pytest.param("+7", "7", (1, 1), (0, 0), id="plus"),
+        pytest.param("-0", "0", (1, 1), (0, 0), id="minus zero"),
+        pytest.param("007", "7", (1, 1), (0, 1), id="leading zeros"),
+        pytest.param("42.0", "42", (1, 1), (0, 0), id="a decimal of an integer"),
+        pytest.param("42.", "42", (1, 1), (0, 0), id="a point and nothing"),
+        pytest.param("42.50", "42.5", (1, 0), (0, 0), id="a decimal"),
+        pytest.param("²", "2", (0, 0), (0, 1), id="a superscript"),
+        pytest.param("٤٢", "42", (0, 0), (0, 1), id="digits of another script"),
+        pytest.param("$42", "42", (0, 0), (0, 0), id="a currency"),
+        pytest.param("42 eggs", "42", (0, 0), (0, 0), id="a unit"),
+        pytest.param("41 42 43", "42", (0, 0), (0, 0), id="all candidates"),
+        pytest.param("4e1", "40", (0, 0), (0, 0), id="an exponent"),
+        pytest.param("", "42", (0, 0), (0, 0), id="nothing"),
+    ],
+)
+def test_answers_are_numbers(answer: str, ground_truth: str, strict: tuple, published: tuple):
+    assert verdict(tagged(answer), ground_truth)[0][:2] == strict
+    assert verdict(tagged(answer), ground_truth, strict=False)[0][:2] == published
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "code", "published"),
+    [
+        # (correctness, integer, format)
+        pytest.param("42", (0, 0, 0), "NO_ANSWER", (1, 1, 0), id="no tags"),
+        pytest.param("", (0, 0, 0), "NO_ANSWER", (0, 0, 0), id="no text"),
+        pytest.param(
+            "<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="an answer without a thought"
+        ),
+        pytest.param(
+            "<think>It is <answer>42</answer></think>",
+            (0, 0, 0),
+            "NO_ANSWER",
+            (1, 1, 0),
+            id="an answer only inside the thought",
+        ),
+        pytest.param(
+            "<think>I write <answer> last.</think>\n<answer>42</answer>",
+            (1, 1, 1),
+            "NONE",
+            (1, 1, 0),
+            id="a tag inside the thought",
+        ),
+        pytest.param(
+            "<think>42 <answer>42</answer>", (0, 0, 0), "UNCLOSED", (1, 1, 0), id="an open thought"
+        ),
+        pytest.param(
+            f"{THOUGHT}\n<answer>42", (0, 0, 0), "UNCLOSED", (1, 1, 0), id="an open answer"
+        ),
+        pytest.param(
+            f"{tagged('41')}<answer>42</answer>",
+            (1, 1, 0),
+            "NONE",
+            (1, 1, 0),
+            id="two answers: the last counts",
+        ),
+        pytest.param(tagged("42") + " eggs", (1, 1, 0), "NONE", (1, 1, 0), id="text behind it"),
+        pytest.param(tagged("42") + "<|im_end|>", (1, 1, 1), "NONE", (1, 1, 0), id="an end token"),
+        pytest.param(
+            f"{THOUGHT}\n\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0), id="two newlines"
+        ),
+        pytest.param(
+            f"{THOUGHT}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="no newline"
+        ),
+        pytest.param(
+            "<think> </think>\n<answer>42</answer>",
+            (1, 1, 0),
+            "NONE",
+            (1, 1, 1),
+            id="an empty thought",
+        ),
+        pytest.param(tagged(" "), (0, 0, 0), "UNREADABLE", (0, 0, 1), id="an empty answer"),
+        pytest.param(tagged("six"), (0, 0, 1), "UNREADABLE", (0, 0, 1), id="a word"),
+    ],
+)
+def test_shapes_are_read_and_scored(text: str, strict: tuple, code: str, published: tuple) -> None:
+    assert verdict(text) == (strict, ParseError[code])
+    assert verdict(text, strict=False) == (published, ParseError.NONE)
+
+
+# ---------------------------------------------------------------- the ground truth
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "number"),
+    [("42", "42"), ("#### 1,234", "1234"), ("7 - 10 = -3\n#### -3", "-3"), ("2.50", "2.5")],
+)
+def test_a_ground_truth_is_a_number(ground_truth: str, number: str) -> None:
+    assert parse_ground_truth(ground_truth) == number
+
+
+@pytest.mark.parametrize("ground_truth", ["", "#### ", "forty-two", "1 2", None, 42])
+def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_once(
+    ground_truth: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"^ground_truth: expected "):
+        parse_ground_truth(ground_truth)  # type: ignore[arg-type]
+    monkeypatch.setattr(parse_error, "_warned", set())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert verdict(tagged("42"), ground_truth) == ((0, 1, 1), ParseError.GROUND_TRUTH)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "gsm8k" in caplog.text
+
+
+@pytest.mark.parametrize("ground_truth", [None, 42])
+def test_the_published_rules_count_a_ground_truth_that_is_no_text(ground_truth: object) -> None:
+    expected = ((0, 1, 1), ParseError.GROUND_TRUTH)
+    assert verdict(tagged("42"), ground_truth, strict=False) == expected
+
+
+# ---------------------------------------------------------------- any text
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "\n", "42", "-", ",", ".0", "####", "²"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.characters()), st.text(), st.booleans())
+def test_any_text_gives_the_declared_keys_in_range(text: str, truth: str, strict: bool) -> None:
+    verdict(text, truth, strict)
+    verdict(tagged(text), truth, strict)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans())
+def test_near_valid_text_gives_the_declared_keys_in_range(text: str, strict: bool) -> None:
+    verdict(text, "42", strict)
+    verdict(tagged("42"), text, strict)
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 5))
+def test_every_spelling_of_an_integer_is_right_and_an_integer(number: int, zeros: int) -> None:
+    for spelling in (f"{number}", f"{number:,}", f"{number:+}", f"{number}.{'0' * zeros}"):
+        assert verdict(tagged(spelling), f"#### {number}") == ((1, 1, 1), ParseError.NONE)
+        assert verdict(tagged(spelling), f"{number + 1}") == ((0, 1, 1), ParseError.NONE)
+
+
+# ---------------------------------------------------------------- on the clock
+
+
+def filled(unit: str, start: str = "", end: str = ""):
+    return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end
+
+
+INSIDE = (f"{THOUGHT}\n<answer>", "</answer>")
+WORST = {
+    "digits": filled("9", *INSIDE),
+    "digits and a letter": filled("9", INSIDE[0], "x</answer>"),
+    "groups of digits": filled(",999", INSIDE[0] + "9", "</answer>"),
+    "groups of digits and a letter": filled(",999", INSIDE[0] + "9", "x</answer>"),
+    "fraction": filled("0", INSIDE[0] + "1.", "</answer>"),
+    "leading zeros": filled("0", *INSIDE),
+    "spaces": filled(" ", INSIDE[0], "42</answer>"),
+    "thoughts": filled("<think>"),
+    "ends of thought": filled("</think>\n", "<think>"),
+    "answers": filled("<answer>", THOUGHT),
+    "ends of answer": filled("</answer>", f"{THOUGHT}\n<answer>"),
+    "whole answers": filled(tagged("42")),
+    "newlines": filled("\n", THOUGHT, "<answer>42</answer>"),
+    "special tokens": filled("<|im_end|> "),
+    "opening brackets": filled("<"),
+    "lone surrogates": filled("\ud800"),
+    "NUL": filled("\0"),
+}
+
+
+def seconds(text: str, strict: bool) -> float:
+    """Processor time, the best of three: other people share the machine."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        compute_score("gsm8k", text, "9" * 4000, strict=strict)
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+@pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())
+def test_the_time_is_linear_in_the_text(text, strict: bool) -> None:
+    # A quadratic rule would need 100 times as long.
+    large, small = seconds(text(1_000_000), strict), seconds(text(100_000), strict)
+    assert large < 0.15
+    assert large < 13 * small + 0.02

@@ -1,0 +1,177 @@
+"""The reward manager, built from a recipe by verl's own loader, on rows like the agent loop's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import pytest
+import torch
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+REWARDS = """
+import asyncio
+from gdpo_verl.rewards import Component, declares
+
+def judge(solution_str, ground_truth, extra_info):
+    return {
+        "score": 99.0,
+        "right": float(solution_str == ground_truth),
+        "tokens": float(extra_info["response_length"]),
+        "text": solution_str,
+        "index": extra_info["index"],
+    }
+
+@declares(Component("right", 0, 1), "tokens")
+def plain(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return judge(solution_str, ground_truth, extra_info)
+
+@declares(Component("right", 0, 1), "tokens")
+async def asynchronous(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    await asyncio.sleep(0)
+    return judge(solution_str, ground_truth, extra_info)
+"""
+MATH = [
+    "reward.custom_reward_function.path=pkg://gdpo_verl.rewards.math_length",
+    "reward.custom_reward_function.name=compute_score",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+
+
+@pytest.fixture
+def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    (tmp_path / "rewards.py").write_text(REWARDS)
+
+    def build(*overrides: str, function: str | None = None) -> Any:
+        if function:
+            overrides += (
+                f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
+                f"reward.custom_reward_function.name={function}",
+            )
+        with hydra.initialize_config_dir(str(RECIPES), version_base=None):
+            return load_reward_manager(hydra.compose("toolbox/gdpo", list(overrides)), tokenizer)
+
+    return build
+
+
+def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
+    """One session's (prompt, response) outputs, padded as `AgentLoopWorker` pads them."""
+    from verl import DataProto
+
+    prompts, responses = ([torch.tensor(output[i]) for output in outputs] for i in (0, 1))
+    masks = [torch.ones(len(a) + len(b), dtype=torch.int64) for a, b in outputs]
+
+    def pad(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
+
+    def column(value: Any) -> np.ndarray:
+        return np.array([value] * len(outputs), dtype=object)
+
+    return DataProto.from_dict(
+        tensors={
+            "prompts": pad(prompts),
+            "responses": pad(responses),
+            "attention_mask": pad(masks),
+        },
+        non_tensors={
+            "data_source": column("mine"),
+            "reward_model": column({"ground_truth": ground_truth}),
+            "extra_info": column({"index": 7}),
+            "__num_turns__": column(2),
+            "response_len": np.array([len(response) for _, response in outputs]),
+        },
+    )
+
+
+def score(manager: Any, data: Any) -> dict[str, Any]:
+    return manager.loop.run_until_complete(manager.run_single(data))
+
+
+ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
+
+
+@pytest.mark.parametrize("function", ["plain", "asynchronous"])
+def test_sync_and_async_rewards_are_declared_and_scored_alike(
+    manager: Callable, function: str
+) -> None:
+    built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
+    assert [component.name for component in built.declared] == ["right", "tokens"]
+    # 2 · 1 + 1 · 4, in place of the function's own 99.
+    result = score(built, session(*ONE, ground_truth="\\boxed{3}"))
+    assert result["reward_score"] == 6.0
+    assert result["reward_extra_info"] == {
+        "score": 6.0,
+        "right": 1.0,
+        "tokens": 4.0,
+        "text": "\\boxed{3}",
+        "index": 7,
+    }
+
+
+def test_the_conditions_of_the_estimator_enter_the_score(manager: Callable) -> None:
+    condition = "+algorithm.gdpo.conditions={tokens: {on: right, at_least: 1.0}}"
+    built = manager(condition, function="plain")
+    assert score(built, session(*ONE, ground_truth="\\boxed{3}"))["reward_score"] == 5.0
+    assert score(built, session(*ONE, ground_truth="\\boxed{4}"))["reward_score"] == 0.0
+
+
+def test_the_length_and_the_text_are_those_of_the_last_output(manager: Callable) -> None:
+    # The last output has the longer prompt and the shorter response: 4 + 3 against 2 + 5 tokens.
+    outputs = ([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])
+    data = session(*outputs, ground_truth="\\boxed{3}")
+    info = score(manager(function="plain"), data)["reward_extra_info"]
+    assert (info["text"], info["tokens"], info["right"]) == ("\\boxed{3}", 3.0, 1.0)
+    assert data.batch["responses"].shape == (2, 5)
+    assert "response_length" not in data.non_tensor_batch["extra_info"][-1]
+
+
+def test_verls_own_manager_reads_the_padding_of_such_an_output(
+    manager: Callable, tokenizer: Any
+) -> None:
+    # When this fails, `_trim_response` is no longer needed.
+    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+
+    outputs = ([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])
+    ours = manager(function="plain")
+    seen = []
+
+    def look(solution_str: str, **kwargs: Any) -> float:
+        seen.append(solution_str)
+        return 0.0
+
+    theirs = NaiveRewardManager(ours.config, tokenizer, look)
+    score(theirs, session(*outputs, ground_truth=""))
+    assert seen == ["\\boxed{3}<pad><pad>"]
+
+
+def test_the_mathematics_reward_gets_length_and_limit_through_verls_configuration(
+    manager: Callable,
+) -> None:
+    for limit, expected in ((4, 2.0), (3, 1.0)):
+        option = f"+reward.custom_reward_function.reward_kwargs.limit={limit}"
+        result = score(manager(*MATH, option), session(*ONE, ground_truth="3"))
+        assert result["reward_score"] == expected
+        assert result["reward_extra_info"]["correctness"] == 1.0
+
+
+def test_the_mathematics_reward_under_verls_manager_names_ours(manager: Callable) -> None:
+    built = manager(*MATH, "reward.reward_manager.name=naive")
+    with pytest.raises(ValueError, match=r"reward\.reward_manager\.name=gdpo_components"):
+        score(built, session(*ONE, ground_truth="3"))
