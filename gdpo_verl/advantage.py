@@ -11,9 +11,13 @@ float64 on any device; NaN in a reward means *not scored*.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import count
+from numbers import Real
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +28,12 @@ WHITEN_EPSILON = 1e-8
 # Below this deviation, in units of the largest weight, components that cancel leave only
 # rounding and the groups' epsilon behind, which whitening would blow up to size one.
 NOISE_FLOOR = 1e-4
+# Elements of B×T handled at a time, on a CPU and elsewhere. What is intermediate then stays in the
+# cache, or is small beside the result. Smaller blocks would keep a machine's cores waiting for
+# each other more often, which is dear where other processes use them too.
+BLOCK = {"cpu": 2**21, "other": 2**24}
+# torch can convert these and do little else with them.
+NO_ARITHMETIC = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def apply_conditions(
@@ -126,8 +136,8 @@ def group_normalize(
       ValueError: shapes disagree, a reward is infinite, or epsilon is not a finite number >= 0.
     """
     raw = _check_rewards(rewards)
-    groups, count = factorize_groups(group_ids, raw)
-    return _group_normalize(raw, groups, count, epsilon, scale).to(_result_dtype(rewards))
+    spread = _Spread(raw, *factorize_groups(group_ids, raw))
+    return spread.normalized(epsilon, scale).to(_result_dtype(rewards))
 
 
 def gdpo_advantages(
@@ -164,17 +174,21 @@ def gdpo_advantages(
       scale: False leaves out the division by the groups' standard deviations.
 
     Returns:
-      shape (B, T), unitless, in the rewards' float dtype (float32 for others); masked
-      tokens, rows without any scored component and batches that cancel are exactly 0.
+      shape (B, T), unitless, on the mask's device, without a gradient, in the rewards' float
+      dtype (float32 for others); masked tokens, rows without any scored component and
+      batches that cancel are exactly 0. What the dtype cannot hold becomes its largest
+      number. An empty batch gives an empty result.
 
     Raises:
-      ValueError: shapes disagree, a reward is infinite, the mask is not 0/1, the weights
+      ValueError: an argument is no tensor where one is expected, shapes disagree, a reward
+        is infinite or complex, group ids are not hashable, the mask is not 0/1, the weights
         are not K finite numbers of which one is not zero, epsilon is not a finite number
         >= 0, or `whiten` is none of the three.
     """
-    counts = count_tokens(response_mask, rewards)
+    raw = _check_rewards(rewards)
+    counts = count_tokens(response_mask, raw)
     advantage = gdpo_scalars(
-        rewards,
+        raw,
         group_ids,
         counts,
         weights=weights,
@@ -205,8 +219,9 @@ def grpo_advantages(
     Args, returns and errors as in `gdpo_advantages`; nothing is whitened, and a component
     that is not scored adds 0 to the sum.
     """
-    count_tokens(response_mask, rewards)
-    advantage = grpo_scalars(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
+    raw = _check_rewards(rewards)
+    count_tokens(response_mask, raw)
+    advantage = grpo_scalars(raw, group_ids, weights=weights, epsilon=epsilon, scale=scale)
     return broadcast(advantage, response_mask, _result_dtype(rewards))
 
 
@@ -229,6 +244,34 @@ def gdpo_scalars(
     Returns:
       float64, shape (B,), unitless.
     """
+    combined, mean, factor = batch_step(
+        rewards,
+        group_ids,
+        token_counts,
+        weights=weights,
+        whiten=whiten,
+        epsilon=epsilon,
+        scale=scale,
+    )
+    return ((combined - mean) * factor).nan_to_num(0.0)
+
+
+def batch_step(
+    rewards: Tensor,
+    group_ids: Sequence[Hashable] | Tensor,
+    token_counts: Tensor,
+    *,
+    weights: Sequence[float] | None = None,
+    whiten: Whiten = "token",
+    epsilon: float = 1e-6,
+    scale: bool = True,
+) -> tuple[Tensor, float, float]:
+    """`gdpo_scalars` before its last line: a, mean and factor of (a - mean) * factor.
+
+    Returns:
+      The decoupled sum (float64, shape (B,); NaN where nothing is scored), with the largest
+      weight as the unit when it is whitened, and the two numbers that whiten it.
+    """
     if whiten not in get_args(Whiten):
         raise ValueError(f"whiten: expected one of {list(get_args(Whiten))}, found {whiten!r}")
     raw = _check_rewards(rewards)
@@ -236,10 +279,19 @@ def gdpo_scalars(
         raise ValueError(
             f"token_counts: expected shape ({len(raw)},), found {tuple(token_counts.shape)}"
         )
-    combined = decoupled_sum(raw, group_ids, weights=weights, epsilon=epsilon, scale=scale)
-    floor = NOISE_FLOOR * float(_check_weights(weights, raw).abs().max()) if scale else 0.0
+    units = _check_weights(weights, raw)
+    if whiten != "none":
+        units = units / units.abs().max()
+    spread = _Spread(raw, *factorize_groups(group_ids, raw))
+    combined = _weighted_sum(spread.normalized(epsilon, scale), units)
+    floor = NOISE_FLOOR if scale else 0.0
     mean, factor = whitening(combined, token_counts, over=whiten, floor=floor)
-    return ((combined - mean) * factor).nan_to_num(0.0)
+    if scale and epsilon and factor:
+        # What the epsilons leave of components that cancel grows as they near the deviations.
+        exact = _weighted_sum(spread.normalized(0.0, scale), units)
+        if whitening(exact, token_counts, over=whiten, floor=floor)[1] == 0.0:
+            factor = 0.0
+    return combined, mean, factor
 
 
 def grpo_scalars(
@@ -252,9 +304,9 @@ def grpo_scalars(
 ) -> Tensor:
     """`grpo_advantages` before the broadcast: float64, shape (B,)."""
     raw = _check_rewards(rewards)
-    groups, count = factorize_groups(group_ids, raw)
-    total = _weighted_sum(raw, _check_weights(weights, raw))
-    return _group_normalize(total[:, None], groups, count, epsilon, scale)[:, 0].nan_to_num(0.0)
+    total = _weighted_sum(raw, _check_weights(weights, raw))[:, None]
+    spread = _Spread(total, *factorize_groups(group_ids, raw))
+    return spread.normalized(epsilon, scale)[:, 0].nan_to_num(0.0)
 
 
 def decoupled_sum(
@@ -271,80 +323,133 @@ def decoupled_sum(
       float64, shape (B,). A component that is not scored adds 0; NaN where none is.
     """
     raw = _check_rewards(rewards)
-    groups, count = factorize_groups(group_ids, raw)
-    normalized = _group_normalize(raw, groups, count, epsilon, scale)
-    return _weighted_sum(normalized, _check_weights(weights, raw))
+    spread = _Spread(raw, *factorize_groups(group_ids, raw))
+    return _weighted_sum(spread.normalized(epsilon, scale), _check_weights(weights, raw))
 
 
 def count_tokens(response_mask: Tensor, rewards: Tensor) -> Tensor:
     """Response tokens a row: float64, shape (B,). Raises ValueError on a mask that is not 0/1."""
+    if not isinstance(response_mask, Tensor) or response_mask.is_complex():
+        raise ValueError(
+            f"response_mask: expected a tensor of real numbers, found {_kind(response_mask)}"
+        )
     if response_mask.ndim != 2 or len(response_mask) != len(rewards):
         raise ValueError(
             f"response_mask: expected shape ({len(rewards)}, T), found {tuple(response_mask.shape)}"
         )
-    kept = response_mask != 0
-    if response_mask.dtype != torch.bool and not bool((response_mask == kept).all()):
+    mask = response_mask.detach()
+    counts = torch.zeros(len(mask), dtype=torch.float64, device=mask.device)
+    # Looked at once, at the end: each look waits for an accelerator.
+    valid = torch.ones((), dtype=torch.bool, device=mask.device)
+    for rows in _row_blocks(mask):
+        kept = mask[rows]
+        if kept.dtype in NO_ARITHMETIC:
+            kept = kept.float()
+        if kept.is_floating_point():
+            # Of all numbers only 0 and 1 are their own squares; infinity and NaN leave NaN.
+            low, high = kept.square().sub_(kept).aminmax()
+            valid &= (low == 0) & (high == 0)
+        elif kept.dtype != torch.bool:
+            low, high = kept.aminmax()
+            valid &= (low >= 0) & (high <= 1)
+        whole = torch.float64 if kept.is_floating_point() else torch.int64
+        counts[rows] = kept.sum(dim=1, dtype=whole)
+    if not valid:
         raise ValueError("response_mask: expected only 0 and 1")
-    return kept.sum(dim=1, dtype=torch.float64)
+    return counts
 
 
 def broadcast(advantage: Tensor, response_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A response's advantage on each of its response tokens, exactly 0 elsewhere: (B, T)."""
-    column = advantage.to(response_mask.device, dtype)[:, None]
-    return torch.where(
-        response_mask != 0, column, torch.zeros((), dtype=dtype, device=column.device)
-    )
+    """A response's advantage on each of its response tokens, exactly 0 elsewhere: (B, T).
+
+    Args:
+      advantage: shape (B,).
+      response_mask: shape (B, T), as `count_tokens` accepted it.
+      dtype: a float dtype, of the result.
+    """
+    mask = response_mask.detach()
+    # Finite, so that nothing times 0 is NaN.
+    column = advantage.detach().to(mask.device, dtype).nan_to_num()[:, None]
+    result = torch.empty(mask.shape, dtype=dtype, device=mask.device)
+    for rows in _row_blocks(mask):
+        # Adding 0 makes 0 of -0.
+        result[rows].copy_(mask[rows]).mul_(column[rows]).add_(0.0)
+    return result
+
+
+def _row_blocks(mask: Tensor) -> Iterator[slice]:
+    """Blocks of rows of about `BLOCK` elements; none of an empty mask."""
+    if not mask.numel():
+        return
+    elements = BLOCK["cpu" if mask.device.type == "cpu" else "other"]
+    step = max(1, elements // mask.shape[1])
+    for start in range(0, len(mask), step):
+        yield slice(start, start + step)
 
 
 def factorize_groups(group_ids: Sequence[Hashable] | Tensor, rewards: Tensor) -> tuple[Tensor, int]:
     """Group ids as codes 0…G-1: int64, shape (B,), and G.
 
     Raises:
-      ValueError: not one id a row.
+      ValueError: not one id a row, or ids that cannot be hashed.
     """
-    if len(group_ids) != len(rewards):
-        raise ValueError(
-            f"group_ids: expected {len(rewards)}, one a row of rewards, found {len(group_ids)}"
-        )
+    size = len(rewards)
     if isinstance(group_ids, Tensor):
-        if group_ids.ndim != 1:
-            raise ValueError(
-                f"group_ids: expected shape ({len(rewards)},), found {tuple(group_ids.shape)}"
-            )
-        values, codes = torch.unique(group_ids.to(rewards.device), return_inverse=True)
+        if group_ids.shape != (size,):
+            raise ValueError(f"group_ids: expected shape ({size},), found {tuple(group_ids.shape)}")
+        values, codes = torch.unique(group_ids.detach().to(rewards.device), return_inverse=True)
         return codes, len(values)
-    seen: dict[Hashable, int] = {}
-    codes = [seen.setdefault(group, len(seen)) for group in group_ids]
-    return torch.tensor(codes, dtype=torch.int64, device=rewards.device), len(seen)
+    try:
+        found: Any = len(group_ids)
+    except TypeError:
+        found = _kind(group_ids)
+    if found != size:
+        raise ValueError(f"group_ids: expected {size}, one a row of rewards, found {found}")
+    seen: defaultdict[Hashable, int] = defaultdict(count().__next__)
+    try:
+        codes = torch.from_numpy(np.fromiter(map(seen.__getitem__, group_ids), np.int64, size))
+    except TypeError as error:
+        raise ValueError(f"group_ids: expected hashable ids: {error}") from error
+    if any(isinstance(group, Tensor) for group in seen):
+        raise ValueError(
+            "group_ids: expected one tensor or hashable ids, found several tensors, which are "
+            "equal to themselves only. Stack them."
+        )
+    return codes.to(rewards.device), len(seen)
 
 
-def _group_normalize(
-    rewards: Tensor, groups: Tensor, group_count: int, epsilon: float, scale: bool
-) -> Tensor:
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon: expected a finite number >= 0, found {epsilon}")
-    scored = ~rewards.isnan()
-    values = rewards.nan_to_num(0.0)
-    shape = (group_count, rewards.shape[1])
-    rows = groups[:, None].expand_as(rewards)
+class _Spread:
+    """Each component's deviation from its group's mean, and each group's standard deviation."""
 
-    def group_sum(x: Tensor) -> Tensor:
-        return x.new_zeros(shape).index_add_(0, groups, x)
+    def __init__(self, rewards: Tensor, groups: Tensor, group_count: int) -> None:
+        shape = (group_count, rewards.shape[1])
+        rows = groups[:, None].expand_as(rewards)
 
-    n = group_sum(scored.to(rewards))
-    deviation = torch.where(scored, values - (group_sum(values) / n.clamp(min=1))[groups], 0.0)
-    # A constant group is recognised by its values: its deviations are rounding, not zero.
-    low = values.new_full(shape, torch.inf).scatter_reduce_(
-        0, rows, torch.where(scored, values, torch.inf), "amin"
-    )
-    high = values.new_full(shape, -torch.inf).scatter_reduce_(
-        0, rows, torch.where(scored, values, -torch.inf), "amax"
-    )
-    varies = (high > low)[groups] & scored
-    if scale:
-        std = (group_sum(deviation.square()) / (n - 1).clamp(min=1)).sqrt()
-        deviation = deviation / (std[groups] + epsilon)
-    return torch.where(varies, deviation, torch.where(scored, 0.0, torch.nan))
+        def group_sum(x: Tensor) -> Tensor:
+            return x.new_zeros(shape).index_add_(0, groups, x)
+
+        def extreme(fill: float, which: str) -> Tensor:
+            values = torch.where(self.scored, rewards, fill)
+            return rewards.new_full(shape, fill).scatter_reduce_(0, rows, values, which)
+
+        self.scored = ~rewards.isnan()
+        n = group_sum(self.scored.to(rewards))
+        mean = group_sum(rewards.nan_to_num(0.0)) / n.clamp(min=1)
+        self.deviation = torch.where(self.scored, rewards - mean[groups], 0.0)
+        # A constant group is recognised by its values: its deviations are rounding, not zero.
+        width = extreme(-torch.inf, "amax") - extreme(torch.inf, "amin")
+        self.varies = (width > 0)[groups] & self.scored
+        # In units of the width no square over- or underflows.
+        width = torch.where(width > 0, width, 1.0)
+        squares = group_sum((self.deviation / width[groups]).square())
+        self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[groups]
+
+    def normalized(self, epsilon: float, scale: bool) -> Tensor:
+        """(r - mean) / (std + epsilon), or r - mean; NaN where not scored."""
+        if not isinstance(epsilon, Real) or not 0 <= epsilon < math.inf:
+            raise ValueError(f"epsilon: expected a finite number >= 0, found {epsilon!r}")
+        values = self.deviation / (self.std + epsilon) if scale else self.deviation
+        return torch.where(self.varies, values, torch.where(self.scored, 0.0, torch.nan))
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
@@ -382,32 +487,39 @@ def whitening(
 
 
 def _check_rewards(rewards: Tensor) -> Tensor:
+    if not isinstance(rewards, Tensor) or rewards.is_complex():
+        raise ValueError(f"rewards: expected a tensor of real numbers, found {_kind(rewards)}")
     if rewards.ndim != 2 or rewards.shape[1] == 0:
         raise ValueError(
             f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}"
         )
-    if bool(rewards.isinf().any()):
-        row, column = rewards.isinf().nonzero()[0].tolist()
+    values = rewards.detach().to(torch.float64)
+    if bool(values.isinf().any()):
+        row, column = values.isinf().nonzero()[0].tolist()
         raise ValueError(
-            f"rewards: expected finite numbers or NaN, found {rewards[row, column]} at row {row}, "
+            f"rewards: expected finite numbers or NaN, found {values[row, column]} at row {row}, "
             f"component {column}"
-        )
-    return rewards.to(torch.float64)
-
-
-def _check_weights(weights: Sequence[float] | None, rewards: Tensor) -> Tensor:
-    count = rewards.shape[1]
-    values = torch.as_tensor(
-        [1.0] * count if weights is None else list(weights),
-        dtype=torch.float64,
-        device=rewards.device,
-    )
-    if values.shape != (count,) or not bool(values.isfinite().all()) or not bool(values.any()):
-        raise ValueError(
-            f"weights: expected {count} finite numbers, not all zero, found {values.tolist()}"
         )
     return values
 
 
+def _check_weights(weights: Sequence[float] | Tensor | None, rewards: Tensor) -> Tensor:
+    size = rewards.shape[1]
+    expected = f"weights: expected {size} finite numbers, not all zero"
+    try:
+        given = [1.0] * size if weights is None else list(weights)
+        values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{expected}, found {weights!r}") from error
+    if values.shape != (size,) or not bool(values.isfinite().all()) or not bool(values.any()):
+        raise ValueError(f"{expected}, found {values.tolist()}")
+    return values
+
+
 def _result_dtype(rewards: Tensor) -> torch.dtype:
-    return rewards.dtype if rewards.is_floating_point() else torch.float32
+    plain = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return rewards.dtype if rewards.dtype in plain else torch.float32
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__

@@ -10,14 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import (
-    NOISE_FLOOR,
-    apply_conditions,
-    decoupled_sum,
-    gdpo_scalars,
-    grpo_scalars,
-    whitening,
-)
+from gdpo_verl.advantage import apply_conditions, batch_step, gdpo_scalars, grpo_scalars
 from gdpo_verl.config import Objective
 
 
@@ -92,11 +85,13 @@ class RewardBatch:
 
     def whiten_shift(self, token_counts: Tensor) -> float:
         """Where whitening puts an advantage of 0, unitless."""
-        config = self.objective.config
-        combined = decoupled_sum(self.rewards[self.last_rows], self.group_ids, **self.options)
-        floor = NOISE_FLOOR * max(map(abs, self.objective.weights)) if config.scale else 0.0
-        tokens = self.session_tokens(token_counts)
-        mean, factor = whitening(combined, tokens, over=config.whiten, floor=floor)
+        _, mean, factor = batch_step(
+            self.rewards[self.last_rows],
+            self.group_ids,
+            self.session_tokens(token_counts),
+            whiten=self.objective.config.whiten,
+            **self.options,
+        )
         return -mean * factor
 
     def gdpo(self, token_counts: Tensor) -> Tensor:

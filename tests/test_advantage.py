@@ -22,7 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gdpo_verl import apply_conditions, gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl import (
+    advantage,
+    apply_conditions,
+    gdpo_advantages,
+    group_normalize,
+    grpo_advantages,
+)
 from gdpo_verl.advantage import Whiten
 
 NAN = math.nan
@@ -515,7 +521,9 @@ def batches(draw: st.DrawFn, min_components: int = 1, amplitudes: bool = False) 
     return Batch(rewards, list(groups), mask, [draw(weight) for _ in range(count)])
 
 
-def column_by_the_equation(column: Sequence[float], groups: Sequence[int]) -> list[float]:
+def column_by_the_equation(
+    column: Sequence[float], groups: Sequence[int], epsilon: float = 1e-6
+) -> list[float]:
     """Eq. 4 in exact fractions; NaN where not scored."""
     result = []
     for reward, group in zip(column, groups, strict=True):
@@ -525,29 +533,42 @@ def column_by_the_equation(column: Sequence[float], groups: Sequence[int]) -> li
             continue
         mean = sum(peers) / len(peers)
         variance = sum((r - mean) ** 2 for r in peers) / (len(peers) - 1)
-        result.append(float(Fraction(reward) - mean) / (math.sqrt(variance) + 1e-6))
+        result.append(float(Fraction(reward) - mean) / (math.sqrt(variance) + epsilon))
     return result
 
 
-def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float]]:
-    columns = zip(*batch.rewards, strict=True)
-    normalized = [column_by_the_equation(column, batch.groups) for column in columns]
-    sums = []
-    for row in zip(*normalized, strict=True):
-        terms = [w * z for w, z in zip(batch.weights, row, strict=True) if z == z]
-        sums.append(math.fsum(terms) if terms else NAN)
-    entries = [
-        a
-        for a, kept in zip(sums, batch.mask, strict=True)
-        for _ in range(sum(kept) if whiten == "token" else int(any(kept)))
-        if a == a
+def sums_by_the_equation(batch: Batch, unit: float, epsilon: float) -> list[float]:
+    """Eq. 7 with weights in this unit; NaN where nothing is scored."""
+    columns = [
+        column_by_the_equation(column, batch.groups, epsilon)
+        for column in zip(*batch.rewards, strict=True)
     ]
+    sums = []
+    for row in zip(*columns, strict=True):
+        terms = [w / unit * z for w, z in zip(batch.weights, row, strict=True) if z == z]
+        sums.append(math.fsum(terms) if terms else NAN)
+    return sums
+
+
+def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float]]:
+    unit = 1.0 if whiten == "none" else max(map(abs, batch.weights))
+    sums = sums_by_the_equation(batch, unit, 1e-6)
+
+    def entries(sums: Sequence[float]) -> list[float]:
+        return [
+            a
+            for a, kept in zip(sums, batch.mask, strict=True)
+            for _ in range(sum(kept) if whiten == "token" else int(any(kept)))
+            if a == a
+        ]
+
+    exact = sums_by_the_equation(batch, unit, 0.0)
     if whiten == "none":
         final = sums
-    elif len(entries) < 2 or statistics.stdev(entries) < 1e-4 * max(map(abs, batch.weights)):
+    elif len(entries(sums)) < 2 or any(statistics.stdev(entries(x)) < 1e-4 for x in (sums, exact)):
         final = [0.0] * len(sums)
     else:
-        mean, variance = statistics.fmean(entries), statistics.variance(entries)
+        mean, variance = statistics.fmean(entries(sums)), statistics.variance(entries(sums))
         final = [(a - mean) / math.sqrt(variance + 1e-8) for a in sums]
     return [
         [kept * (a if a == a else 0.0) for kept in row]
@@ -560,6 +581,44 @@ def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float
 def test_it_agrees_with_the_equations_at_any_amplitude(batch: Batch, whiten: Whiten) -> None:
     expected = advantages_by_the_equations(batch, whiten)
     close(batch.advantages(whiten), expected, 1e-8)
+
+
+@pytest.mark.parametrize("size", [1e-250, 1e-6, 1e-4, 0.5, 1e6, 1e250])
+@pytest.mark.parametrize("whiten", ["token", "sequence"])
+def test_only_the_ratios_of_the_weights_matter(size: float, whiten: Whiten) -> None:
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]])
+    found = gdpo_advantages(rewards, [0, 0, 1, 1], mask, weights=[size, -3 * size], whiten=whiten)
+    expected = gdpo_advantages(rewards, [0, 0, 1, 1], mask, weights=[1.0, -3.0], whiten=whiten)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert expected.abs().max() > 0.5
+
+
+@pytest.mark.parametrize("size", [1e-250, 1e-3, 1e3, 1e250])
+def test_deviations_neither_overflow_nor_underflow(size: float) -> None:
+    rewards = size * torch.tensor([[1.0], [0.0], [3.0]], dtype=torch.float64)
+    # 1, 0 and 3 deviate from 4/3 by sqrt(7/3) on average.
+    expected = torch.tensor([[-1 / 3], [-4 / 3], [5 / 3]], dtype=torch.float64) / math.sqrt(7 / 3)
+    found = group_normalize(rewards, ["a"] * 3, epsilon=0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-8, 1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("size", [10.0, 1.0, 0.1, 0.01, 1e-3])
+@pytest.mark.parametrize("whiten", ["token", "sequence"])
+def test_components_that_cancel_give_zero_at_any_size_and_epsilon(
+    size: float, epsilon: float, whiten: Whiten
+) -> None:
+    correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    rewards = torch.stack([size * correct, 1 - correct], dim=1)
+    mask = torch.ones(4, 3)
+    found = gdpo_advantages(rewards, [0] * 4, mask, epsilon=epsilon, whiten=whiten)
+    assert torch.equal(found, torch.zeros(4, 3, dtype=torch.float64))
+    # Unequal weights leave the first component: ±0.866 before whitening, over sequences and after.
+    found = gdpo_advantages(
+        rewards, [0] * 4, mask, weights=[2.0, 1.0], epsilon=epsilon, whiten=whiten
+    )
+    assert found.abs().min() > 0.8
 
 
 @settings(max_examples=50, deadline=None)
@@ -796,6 +855,22 @@ FRACTIONS = torch.tensor([[1.0, 0.5, 0.0]] * 4)
         pytest.param(
             "rewards", torch.full((4, 2), NAN), torch.full((4, 2), math.inf), id="infinite rewards"
         ),
+        pytest.param("rewards", torch.zeros(4, 1), torch.tensor(0.0), id="one reward"),
+        pytest.param("rewards", torch.zeros(4, 1), [[0.0]] * 4, id="rewards in a list"),
+        pytest.param(
+            "rewards", torch.ones(4, 1).bool(), torch.ones(4, 1) * 1j, id="complex rewards"
+        ),
+        pytest.param(
+            "rewards",
+            torch.full((4, 1), 65504.0).half(),
+            torch.full((4, 1), math.inf).half(),
+            id="infinite half rewards",
+        ),
+        pytest.param("group_ids", [(0,), (1,)] * 2, [[0], [1]] * 2, id="unhashable groups"),
+        pytest.param("group_ids", torch.ones(4), torch.tensor(1), id="one group"),
+        pytest.param("group_ids", torch.ones(4), list(torch.ones(4)), id="groups in many tensors"),
+        pytest.param("group_ids", range(4), iter(range(4)), id="groups of unknown number"),
+        pytest.param("group_ids", np.arange(4), np.array(0), id="groups in no dimension"),
         pytest.param("group_ids", "abab", "aba", id="too few groups"),
         pytest.param("group_ids", [0, 1, 0, 1], [0, 1, 0, 1, 0], id="too many groups"),
         pytest.param("group_ids", torch.ones(4), torch.ones(4, 2), id="groups in two dimensions"),
@@ -808,12 +883,30 @@ FRACTIONS = torch.tensor([[1.0, 0.5, 0.0]] * 4)
         pytest.param(
             "response_mask", torch.ones(4, 1), torch.full((4, 1), NAN), id="NaN in the mask"
         ),
+        pytest.param("response_mask", torch.ones(4, 1), torch.tensor(1), id="one mask"),
+        pytest.param("response_mask", torch.ones(4, 1), [[1]] * 4, id="mask in a list"),
+        pytest.param(
+            "response_mask", torch.ones(4, 1), torch.ones(4, 1) * (1 + 0j), id="a complex mask"
+        ),
+        pytest.param(
+            "response_mask", torch.ones(4, 1).half(), torch.full((4, 1), math.inf), id="inf"
+        ),
         pytest.param("weights", [1.0, 0.0], [1.0], id="too few weights"),
         pytest.param("weights", [1, 2], [1, 2, 3], id="too many weights"),
         pytest.param("weights", (0.0, -1e-9), (0.0, 0.0), id="all weights zero"),
         pytest.param("weights", [1e300, 1.0], [math.inf, 1.0], id="an infinite weight"),
         pytest.param("weights", None, [NAN, 1.0], id="a weight that is NaN"),
+        pytest.param("weights", np.array([1.0, 2.0]), np.ones((2, 2)), id="weights in two dims"),
+        pytest.param("weights", torch.tensor([1.0, 2.0]), torch.tensor(1.0), id="one weight"),
+        pytest.param("weights", [1, True], [1, "1"], id="a weight in words"),
+        pytest.param("weights", (0.5, 2), ([0.5], [2, 1]), id="nested weights"),
+        pytest.param("weights", [1.0, 2.0], [1.0, None], id="a weight that is None"),
+        pytest.param("weights", [1.0, 2.0], [1.0, 2j], id="a complex weight"),
+        pytest.param("weights", [2**70, 1], 1.0, id="a bare number"),
         pytest.param("epsilon", 0.0, -1e-6, id="a negative epsilon"),
+        pytest.param("epsilon", np.float32(0.5), "1e-6", id="an epsilon in words"),
+        pytest.param("epsilon", 1e300, math.inf, id="an infinite epsilon"),
+        pytest.param("epsilon", 1e-6, None, id="no epsilon"),
         pytest.param("epsilon", 1, NAN, id="an epsilon that is NaN"),
     ],
 )
@@ -824,6 +917,88 @@ def test_bad_input_is_refused_by_its_name(
     assert bool(function(**GOOD | {name: valid}).isfinite().all())
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         function(**GOOD | {name: invalid})
+
+
+MASK_DTYPES = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+
+
+@pytest.fixture
+def one_row_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(advantage.BLOCK, "cpu", 1)
+
+
+@pytest.mark.usefixtures("one_row_a_block")
+@pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
+@pytest.mark.parametrize("place", [(0, 0), (3, 4), (7, 63)], ids=["first", "middle", "last"])
+def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
+    dtype: torch.dtype, place: tuple[int, int]
+) -> None:
+    rewards, groups, mask = TWO_GROUPS.repeat(2, 1), PAIRS * 2, torch.ones(8, 64).to(dtype)
+    wrong: list[float] = [2]
+    if dtype.is_floating_point:
+        step = torch.finfo(dtype).eps
+        wrong += [1 - step / 2, 1 + step, 0.5, -1.0, torch.finfo(dtype).tiny, math.inf, NAN]
+    else:
+        # Powers of two whose low bytes, or whose squares modulo 2^64, are zero.
+        wrong += [2**bits for bits in (8, 16, 32) if 2**bits <= torch.iinfo(dtype).max]
+        wrong += [-1] * (torch.iinfo(dtype).min < 0)
+    assert bool(gdpo_advantages(rewards, groups, mask).isfinite().all())
+    for value in wrong:
+        mask[place] = value
+        with pytest.raises(ValueError, match=r"^response_mask: expected only 0 and 1"):
+            gdpo_advantages(rewards, groups, mask)
+
+
+@pytest.mark.usefixtures("one_row_a_block")
+@pytest.mark.parametrize("dtype", [torch.bool, *MASK_DTYPES], ids=str)
+def test_rows_beyond_one_block_are_counted_and_written(dtype: torch.dtype) -> None:
+    mask = lengths(3, 1, 1, 1)
+    found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
+    close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983])
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_masked_tokens_have_no_sign_and_are_0_beside_overflow(
+    mask_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    # Weights of 1e39 and more overflow each of these: the largest number, and 0, not inf · 0.
+    rewards = torch.tensor([[1.0], [0.0]]).to(dtype)
+    mask = torch.tensor([[1, 0], [1, 0]]).to(mask_dtype)
+    for weight, largest in ((1.0, S), (1e39, torch.finfo(dtype).max)):
+        found = gdpo_advantages(rewards, [0, 0], mask, weights=[weight], whiten="none")
+        close(found / largest, [[1.0, 0.0], [-1.0, 0.0]], 4e-3)
+        assert found.signbit().tolist() == [[False, False], [True, False]]
+
+
+def test_a_mask_of_negative_zeros_is_a_mask_of_zeros() -> None:
+    mask = torch.tensor([[1.0, -0.0], [1.0, -0.0]])
+    found = grpo_advantages(torch.tensor([[1.0], [0.0]]), [0, 0], mask)
+    close(found, [[S, 0.0], [-S, 0.0]])
+    assert not bool(found[:, 1].signbit().any())
+
+
+def test_the_result_has_no_gradient() -> None:
+    rewards, mask = TWO_GROUPS.clone().requires_grad_(), torch.ones(4, 1).requires_grad_()
+    weights = torch.ones(2, requires_grad=True)
+    for function in (gdpo_advantages, grpo_advantages):
+        found = function(rewards, PAIRS, mask, weights=weights)
+        assert not found.requires_grad
+    assert not group_normalize(rewards, PAIRS).requires_grad
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two devices")
+def test_the_result_is_on_the_masks_device() -> None:
+    mask = lengths(3, 1, 1, 1)
+    expected = gdpo_advantages(TWO_GROUPS, PAIRS, mask)
+    for rewards, device in ((TWO_GROUPS, "cuda"), (TWO_GROUPS.cuda(), "cpu")):
+        found = gdpo_advantages(rewards, PAIRS, mask.to(device))
+        assert found.device.type == device
+        close(found.cpu(), expected.double(), 1e-6)
 
 
 def test_an_infinite_reward_is_named_by_row_and_component() -> None:

@@ -209,7 +209,7 @@ def test_over_sequences_with_epsilon_1e_4_it_is_trl_up_to_1e_4_of_the_deviation(
     s = deviation(batch, 1e-4)
     close(found, theirs, relative=1e-4 / s)
     factor = (s + 1e-4) / math.sqrt(s**2 + 1e-8)
-    close(found, [factor * advantage for advantage in theirs], relative=1e-9)
+    close(found, [factor * advantage for advantage in theirs], relative=1e-8)
     assert factor - 1 > 0.9e-4 / s  # the bound is no larger than it has to be
 
 
@@ -238,11 +238,12 @@ def test_without_the_std_it_is_nemo_rl_leaving_one_out_of_groups_of_two(seed: in
 
 
 @SEEDS
-def test_by_default_it_is_verl_to_1e_9(seed: int) -> None:
+def test_by_default_it_is_verl_to_1e_8(seed: int) -> None:
     batch = random_batch(seed)
     rewards, groups, weights, lengths = batch
     found = ours(rewards, groups, weights=weights, whiten="token", lengths=lengths)
-    close(found, verl(rewards, groups, weights, lengths), relative=1e-9)
+    # The 1e-8 beside the variance is in units of the weights in verl, of the largest one here.
+    close(found, verl(rewards, groups, weights, lengths), relative=1e-8)
 
 
 @SEEDS
