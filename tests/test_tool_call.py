@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_verl.rewards import declared_components, tool_call
+from gdpo_verl.rewards import declared_components, parse_error, tool_call
 from gdpo_verl.rewards.tool_call import (
     ParseError,
     compute_score,
@@ -22,7 +24,9 @@ from gdpo_verl.rewards.tool_call import (
     format_reward,
     parse_ground_truth,
 )
+from gdpo_verl.rewards.tool_text import MAX_BRACKETS
 
+ROOT = Path(__file__).parents[1]
 KEYS = {"score", "format", "correctness", "parse_error"}
 THOUGHT = "<think>Look it up.</think>"
 RESPONSE = "<response>It is sunny.</response>"
@@ -257,7 +261,7 @@ def test_values_are_equal_as_json_values_are(asked, given, equal):
         pytest.param(f"{ONE}\ndone", "NOT_JSON", id="text behind the call"),
         pytest.param("{'name': 'f', 'parameters': {}}", "NOT_JSON", id="single quotes"),
         pytest.param("<tool_call>", "NOT_JSON", id="tag twice"),
-        pytest.param("[" * 100_000, "TOO_DEEP", id="deep nesting"),
+        pytest.param("[" * 50_000, "TOO_DEEP", id="deep nesting"),
     ],
 )
 def test_what_is_not_plainly_a_call_is_not_parsed(line, code):
@@ -307,6 +311,35 @@ def test_a_part_without_content_or_with_a_call_tag_has_no_format(response):
     assert format_reward(response, RESPONSE) == 0.0
     assert correctness_reward(response, RESPONSE) == 0.0
     assert format_reward(response, RESPONSE, strict=False) == 1.0
+
+
+@pytest.mark.parametrize("thought", ["<think></think>", "<think> \n </think>"])
+def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
+    assert verdict(f"{thought}\n{ASKED}") == (0.0, 3.0, ParseError.NONE)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+def test_calls_of_more_brackets_than_the_limit_are_not_read_and_counted(strict):
+    def result(brackets):
+        # The call itself has two brackets, and the list of lists one.
+        line = call(city="Paris", days=1)[:-2] + f', "x": [{",".join(["[]"] * (brackets - 3))}]}}}}'
+        return verdict(f"{THOUGHT}\n{block(line)}", strict=strict)
+
+    # S = 1 + 2/3 + 2 of M = 4.
+    assert result(MAX_BRACKETS) == (1.0, pytest.approx(2.5), ParseError.NONE)
+    form = 0.0 if strict else 1.0  # the published format looks at tags alone
+    assert result(MAX_BRACKETS + 1) == (form, -3.0, ParseError.TOO_LARGE)
+
+
+def test_a_megabyte_of_the_shortest_calls_is_read():
+    line = '{"name":"","parameters":{}}'
+    count = 1_000_000 // (len(line) + 1)
+    answer = f"{THOUGHT}\n{block(*[line] * count)}"
+    # J(names) = 0; M = 4 and 1 more for every call but the first, which fills the place.
+    assert verdict(answer) == (1.0, -3.0, ParseError.NONE)
+    assert correctness_reward(answer, block(line)) == pytest.approx(
+        6 * (1 / count + 1) / (2 + count - 1) - 3
+    )
 
 
 def test_an_unasked_call_earns_no_format_and_no_correctness():
@@ -364,6 +397,15 @@ def test_a_malformed_ground_truth_is_an_error_before_and_counted_in_training(gro
     assert verdict(ANSWER, ground_truth) == bad(ParseError.GROUND_TRUTH)
 
 
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+def test_the_first_malformed_ground_truth_of_a_process_is_logged(strict, caplog, monkeypatch):
+    monkeypatch.setattr(parse_error, "_warned", set())
+    for _ in range(3):
+        verdict(ANSWER, block("not json"), strict=strict)
+    assert len(caplog.messages) == 1
+    assert "tool_call: a row gets the minimum" in caplog.messages[0]
+
+
 def test_a_ground_truth_is_read_into_calls_and_response():
     found = parse_ground_truth(f"{ANSWER}\n{RESPONSE}\n")
     assert found.calls == [{"name": "weather", "parameters": {"city": "Paris", "days": 1}}]
@@ -414,7 +456,7 @@ def mutated(text, rng):
 
 
 def real_rows():
-    beside = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
+    beside = ROOT / ".." / "shared/data/toolrl/rlla_sft.json"
     path = Path(os.environ.get("GDPO_VERL_TOOLRL", beside))
     if not path.is_file():
         pytest.skip("ToolRL's dialogues are not here; GDPO_VERL_TOOLRL names their file")
@@ -516,6 +558,15 @@ def test_near_valid_text_gives_the_declared_keys_in_range(pieces, ground_truth, 
     assert_declared(ANSWER, "".join(pieces), strict)
 
 
+def test_the_fuzzer_says_what_is_missing():
+    if importlib.util.find_spec("atheris"):
+        pytest.skip("atheris is installed")
+    command = [sys.executable, str(ROOT / "scripts" / "fuzz_rewards.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install atheris" in done.stderr
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
@@ -550,39 +601,16 @@ def test_values_nested_to_the_limit_are_counted_and_never_raise():
 # ---------------------------------------------------------------- on the clock
 
 
-def filled(unit, start=f"{THOUGHT}\n<tool_call>\n", end="\n</tool_call>"):
-    return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end
+def script(name):
+    """A file of scripts/ as a module; the texts that are slow to read stand there."""
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-VALUE = f'{THOUGHT}\n<tool_call>\n{{"name": "weather", "parameters": {{"city": '
-WORST = {
-    "calls": filled(call(city="Rome") + "\n"),
-    "blocks": filled(block(ONE) + "\n", f"{THOUGHT}\n", ""),
-    "list of calls": filled(call(city="Rome") + ",", f"{THOUGHT}\n<tool_call>\n[", f"{ONE}]\n"),
-    "other names": lambda size: f"{THOUGHT}\n{block(*map(call, map(str, range(size // 35))))}",
-    "no calls": filled("5\n"),
-    "deep nesting": filled("["),
-    "deep objects": filled('{"a":'),
-    "digits": filled("9", VALUE, "}}\n</tool_call>"),
-    "many long integers": filled("9" * 4000 + ",", VALUE + "[", "1]}}\n</tool_call>"),
-    "many integers": filled("1,", VALUE + "[", "1]}}\n</tool_call>"),
-    "fraction": filled("9", VALUE + "0.", "}}\n</tool_call>"),
-    "string never closed": filled("\\u0041", VALUE + '"', ""),
-    "unclosed calls": filled("<tool_call>", "", ""),
-    "unclosed thoughts": filled("<think>", "", ""),
-    "ends of thought": filled("</think>\n", "<think>", ""),
-    "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>", ""),
-    "seams": filled("</think>\n<tool_call>\n", "<think>", "\n</tool_call>"),
-    "responses": filled("<response>", f"{THOUGHT}\n", ""),
-    "ends of response": filled("</response>", f"{THOUGHT}\n<response>", ""),
-    "opening brackets": filled("<", "", ""),
-    "newlines": filled("\n", THOUGHT, f"x{ASKED}"),
-    "special tokens": filled("<|im_end|> ", "x", ""),
-    "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
-    "lone surrogates": filled("\ud800"),
-    "NUL": filled("\0"),
-}
-TRUTH = f"{block(ONE, call(city='Rome', days=2))}\n{RESPONSE}"
+benchmark = script("benchmark_rewards")
 
 
 def seconds(text, strict):
@@ -590,15 +618,15 @@ def seconds(text, strict):
     times = []
     for _ in range(3):
         start = time.process_time()
-        compute_score("rlla", text, TRUTH, strict=strict)
+        compute_score("rlla", text, benchmark.TRUTH, strict=strict)
         times.append(time.process_time() - start)
     return min(times)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())
+@pytest.mark.parametrize("text", benchmark.WORST.values(), ids=benchmark.WORST.keys())
 def test_the_time_is_linear_in_the_text(text, strict):
-    # On a quiet machine the budget is 150 ms and a ratio of 13; the rest is for busy ones, where
+    # docs/tool_call.md has the figures of a quiet machine; the rest is for busy ones, where
     # caches are shared. A quadratic rule would need 100 times as long.
     large, small = seconds(text(1_000_000), strict), seconds(text(100_000), strict)
     assert large < 0.45

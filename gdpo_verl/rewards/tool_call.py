@@ -9,13 +9,14 @@ published rules' verdicts, defects included. `tool_text` says how an answer is r
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import eq
 from typing import Any
 
 from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.parse_error import warn_of_ground_truth
 from gdpo_verl.rewards.tool_text import (
     CLOSE,
     END_RESPONSE,
@@ -23,8 +24,9 @@ from gdpo_verl.rewards.tool_text import (
     RESPONSE,
     Call,
     ParseError,
-    Reading,
+    Unreadable,
     assistant_text,
+    check_size,
     read,
 )
 
@@ -152,11 +154,16 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     try:
-        wanted = parse_ground_truth(ground_truth)
-    except ValueError:
+        wanted = _remembered_truth(ground_truth)
+    except (ValueError, TypeError) as fault:  # TypeError: no text, and not hashable
+        warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
     found = read(text)
-    form = float(found.tidy and _parts(found) == _parts(wanted))
+    form = float(
+        found.tidy
+        and bool(found.calls) == bool(wanted.calls)
+        and found.has_response == wanted.has_response
+    )
     if not wanted.calls:
         return form, 0.0, found.error
     if not found.calls:
@@ -168,12 +175,13 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     return form, correctness, ParseError.NONE
 
 
-def _parts(answer: Reading | GroundTruth) -> tuple[bool, bool]:
-    return bool(answer.calls), answer.has_response
+# The responses of a group share a ground truth. What it returns is shared: only read it.
+_remembered_truth = lru_cache(maxsize=256)(parse_ground_truth)
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
     if not isinstance(ground_truth, str):
+        warn_of_ground_truth("tool_call", TypeError(f"Expected text, found {ground_truth!r}"))
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
     return _published_format(text, ground_truth), *_published_correctness(text, ground_truth)
 
@@ -205,8 +213,9 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
     if OPEN not in ground_truth:
         return 0.0, ParseError.NONE
     try:
-        wanted = _published_calls(ground_truth)
-    except (ValueError, RecursionError):
+        wanted = _remembered_published_truth(ground_truth)
+    except (ValueError, RecursionError) as fault:
+        warn_of_ground_truth("tool_call", fault)
         return LOWEST, ParseError.GROUND_TRUTH
     if OPEN not in text or CLOSE not in text:
         return LOWEST, ParseError.NO_CALL
@@ -215,6 +224,8 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
         return _match(wanted, found, eq, spray_costs=False), ParseError.NONE
     except RecursionError:
         return LOWEST, ParseError.TOO_DEEP
+    except Unreadable as failure:
+        return LOWEST, failure.code
     except ValueError:
         return LOWEST, ParseError.NOT_JSON
     except (TypeError, KeyError, AttributeError):
@@ -223,7 +234,9 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
 
 def _published_calls(text: str, expected: int | None = None) -> list[Any]:
     """One JSON value a line, from the first opening tag to the next tag of either kind."""
-    lines = text.split(OPEN, 2)[1].split(CLOSE, 1)[0].strip().split("\n")
+    body = text.split(OPEN, 2)[1].split(CLOSE, 1)[0]
+    check_size(body)
+    lines = body.strip().split("\n")
     calls = []
     for line in lines:
         calls.append(_decode_line(line))
@@ -231,6 +244,9 @@ def _published_calls(text: str, expected: int | None = None) -> list[Any]:
         if expected not in (None, len(lines)) and not isinstance(calls[-1], dict):
             raise TypeError("a call is an object")
     return calls
+
+
+_remembered_published_truth = lru_cache(maxsize=256)(_published_calls)
 
 
 def _decode_line(line: str) -> Any:
@@ -261,12 +277,15 @@ def _match(
     """6 S / M - 3 as in `correctness_reward`; raises on entries that are not calls."""
     if same(wanted, found):
         return HIGHEST
-    score = _name_similarity([call["name"] for call in wanted], [call["name"] for call in found])
+    names = [call["name"] for call in found]
+    score = _name_similarity([call["name"] for call in wanted], names)
     highest = 1.0
     used: set[int] = set()
     for call in wanted:
         highest += 1.0 + len(call["parameters"])
-        best, index = _best_match(call, found, used, same)
+        namesakes = [index for index, name in enumerate(names) if name == call["name"]]
+        candidates = {index: found[index]["parameters"] for index in namesakes if index not in used}
+        best, index = _best_match(call["parameters"], candidates, same)
         score += best
         used |= {index} if best > 0 else set()
     if spray_costs:
@@ -277,30 +296,27 @@ def _match(
 def _name_similarity(wanted: list[Any], found: list[Any]) -> float:
     if wanted == found:
         return 1.0
-    shared = sum((Counter(wanted) & Counter(found)).values())
+    both = set(wanted) & set(found)
+    shared = sum([min(wanted.count(name), found.count(name)) for name in both])
     return shared / (len(wanted) + len(found) - shared)
 
 
 def _best_match(
-    wanted: Any, found: list[Any], used: set[int], same: Callable[[Any, Any], bool]
+    wanted: Any, candidates: dict[int, Any], same: Callable[[Any, Any], bool]
 ) -> tuple[float, int]:
-    """The highest similarity, and the first unused call of the same name that has it."""
-    name, parameters = wanted["name"], wanted["parameters"]
+    """The highest similarity, and the first of the candidates that has it."""
     best, best_index = 0.0, -1
-    for index, call in enumerate(found):
-        if call["name"] != name or index in used:
-            continue
-        similarity = _parameter_similarity(parameters, call["parameters"], same)
+    for index, found in candidates.items():
+        shared = wanted.keys() & found.keys()
+        union = len(wanted) + len(found) - len(shared)
+        equal = 0
+        for key in shared:
+            if wanted[key] == found[key] and same(wanted[key], found[key]):
+                equal += 1
+        similarity = (len(shared) / union if union else 1.0) + equal
         if similarity > best:
             best, best_index = similarity, index
     return best, best_index
-
-
-def _parameter_similarity(wanted: Any, found: Any, same: Callable[[Any, Any], bool]) -> float:
-    shared = wanted.keys() & found.keys()
-    union = len(wanted) + len(found) - len(shared)
-    equal = sum([same(wanted[key], found[key]) for key in shared])
-    return (len(shared) / union if union else 1.0) + equal
 
 
 def _spray_cost(found: list[Call], used: set[int], *, asked: int) -> float:
@@ -312,8 +328,18 @@ def _spray_cost(found: list[Call], used: set[int], *, asked: int) -> float:
 
 def _identical(a: Any, b: Any) -> bool:
     """Equality of JSON values: true is not 1, but 1 is 1.0."""
-    if a != b or isinstance(a, bool) != isinstance(b, bool):
-        return False
+    return bool(a == b) and _of_one_kind(a, b)
+
+
+def _of_one_kind(a: Any, b: Any) -> bool:
+    """Whether booleans stand at the same places of two equal values."""
     if isinstance(a, dict):
-        return all(_identical(a[key], b[key]) for key in a)
-    return not isinstance(a, list) or all(map(_identical, a, b))
+        pairs: Iterable[tuple[Any, Any]] = [(a[key], b[key]) for key in a]
+    elif isinstance(a, list):
+        pairs = zip(a, b, strict=True)
+    else:
+        return isinstance(a, bool) == isinstance(b, bool)
+    for x, y in pairs:  # noqa: SIM110, all() takes longer on a few
+        if not isinstance(x, str) and not _of_one_kind(x, y):
+            return False
+    return True

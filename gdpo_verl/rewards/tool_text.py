@@ -23,9 +23,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 Call = dict[str, Any]
 
@@ -40,6 +39,13 @@ END_TOKENS = (
     "<|end|>",
     "</s>",
 )
+
+MAX_BRACKETS = 80_000
+"""So many objects and lists may stand in an answer's calls; more are not read, and counted.
+
+Python's collector walks the whole heap again and again while one JSON value makes more of them
+than that, and takes several times as long as the decoder in a worker that has imported verl.
+"""
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
@@ -69,6 +75,8 @@ class ParseError(IntEnum):
     """Nested deeper than the interpreter's recursion limit."""
     GROUND_TRUTH = 9
     """The row's ground truth is at fault, not the answer."""
+    TOO_LARGE = 14
+    """More than `MAX_BRACKETS` opening brackets in the calls."""
 
 
 class Unreadable(ValueError):
@@ -79,8 +87,7 @@ class Unreadable(ValueError):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What an answer says.
 
     Attributes:
@@ -99,13 +106,14 @@ class Reading:
 
 def assistant_text(text: str) -> str:
     """The text without the white space around it and the special tokens at its end."""
-    end = len(text.rstrip())
+    text = text.strip()
+    end = len(text)
     while True:
         # A short window: slicing the whole text for each token would take quadratic time.
         window = text[max(0, end - 64) : end]
         blank = len(window) - len(window.rstrip())
         if not blank and not window.endswith(END_TOKENS):
-            return text[:end].lstrip()
+            return text[:end]
         end -= blank or len(window) - window.rindex("<")
 
 
@@ -117,15 +125,16 @@ def read(text: str) -> Reading:
         _check_order(texts)
     except Unreadable as failure:
         return Reading([], False, False, failure.code)
-    has_response, tidy_tail = _read_tail(texts[-1])
-    tidy = tidy_calls and tidy_tail and all(_is_gap(gap) for gap in texts[:-1])
-    return Reading(calls, has_response, tidy and _is_tidy_thought(thought), ParseError.NONE)
+    has_response, tidy = _read_tail(texts.pop())
+    tidy = tidy and tidy_calls and all(map(_is_gap, texts)) and _is_tidy_thought(thought)
+    return Reading(calls, has_response, tidy, ParseError.NONE)
 
 
 def _split_thought(text: str) -> tuple[str, str]:
-    first = _TAG.search(text)
-    if first is None or first.group() not in ("<think>", "</think>"):
-        return "", text
+    if not text.startswith("<think>"):
+        first = _TAG.search(text)
+        if first is None or first.group() not in ("<think>", "</think>"):
+            return "", text
     boundary = _THOUGHT_END.search(text)
     start = boundary.start() if boundary else text.rfind("</think>")
     if start < 0:
@@ -144,6 +153,8 @@ def _split_calls(answer: str) -> tuple[list[Call], list[str], bool]:
     calls: list[Call] = []
     texts: list[str] = []
     position, tidy = 0, True
+    if len(answer) > MAX_BRACKETS:
+        check_size(answer[answer.find(OPEN) :])
     while (start := answer.find(OPEN, position)) >= 0:
         texts.append(answer[position:start])
         block, position = _read_block(answer, start + len(OPEN))
@@ -152,6 +163,16 @@ def _split_calls(answer: str) -> tuple[list[Call], list[str], bool]:
         tidy = tidy and answer.endswith("\n", 0, position - len(CLOSE))
     texts.append(answer[position:])
     return calls, texts, tidy
+
+
+def check_size(calls: str) -> None:
+    """Refuse text with more than `MAX_BRACKETS` opening brackets, those in strings included.
+
+    Raises:
+      Unreadable: with `ParseError.TOO_LARGE`.
+    """
+    if calls.count("{") + calls.count("[") > MAX_BRACKETS:
+        raise Unreadable(ParseError.TOO_LARGE)
 
 
 def _read_block(answer: str, position: int) -> tuple[list[Call], int]:
@@ -174,8 +195,7 @@ def _read_block(answer: str, position: int) -> tuple[list[Call], int]:
 
 
 def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
 def _decode(text: str, position: int) -> tuple[Any, int]:
@@ -202,8 +222,10 @@ def _as_call(value: Any) -> Call:
 def _check_order(texts: list[str]) -> None:
     before, _, rest = texts[-1].partition(RESPONSE)
     response, _, after = rest.rpartition(END_RESPONSE)
-    misplaced = any(_TAG.search(text) for text in (*texts[:-1], before, after))
-    if misplaced or CLOSE in response:
+    for text in (*texts[:-1], before, after):
+        if "<" in text and _TAG.search(text):
+            raise Unreadable(ParseError.OUT_OF_ORDER)
+    if CLOSE in response:
         raise Unreadable(ParseError.OUT_OF_ORDER)
 
 

@@ -1,0 +1,248 @@
+"""Answers that the rule-based rewards judge per second, and how long they take over bad ones.
+
+    python scripts/benchmark_rewards.py [rlla_sft.json] [--rounds 15] [--all] [--host]
+
+First table: tool calling against the simple rules, which are the published ones written in the
+shortest way (regular expressions and `json.loads`), on short answers: the dialogues of ToolRL
+whose file is given, else the toolbox's. Four answers share a ground truth: the right one,
+another row's, one with a wrong value and one cut short. The rules take turns in one process.
+
+Second table: processor milliseconds on 1 MB of text made to be slow, and how much longer that
+is than on 100 kB, the best of several runs. --host imports verl's trainer first: Python's
+garbage collector then has a worker's heap to walk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import random
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+
+from gdpo_verl.data import prompt, toolbox
+from gdpo_verl.rewards import gsm8k, tool_call
+
+Make = Callable[[int], str]
+
+THOUGHT = "<think>Look it up.</think>"
+ONE = '{"name": "weather", "parameters": {"city": "Paris", "days": 1}}'
+START, END = f"{THOUGHT}\n<tool_call>\n", "\n</tool_call>"
+VALUE = START + '{"name": "weather", "parameters": {"city": '
+FIVE = [ONE.replace("1", str(days)) for days in range(1, 6)]
+TRUTH = f"<tool_call>\n{chr(10).join(FIVE)}\n</tool_call>\n<response>So.</response>"
+
+
+# ---------------------------------------------------------------- the simple rules
+
+
+def simple_rules(answer: str, ground_truth: str) -> tuple[float, float]:
+    """The published verdicts, in the shortest way to write them; they crash on bad truths."""
+    answer = answer.strip()
+    shape, tags = "<think>.*?</think>", []
+    if "<tool_call>" in ground_truth:
+        shape, tags = shape + "\n<tool_call>\n.*?\n</tool_call>", ["tool_call"]
+    if "<response>" in ground_truth:
+        shape, tags = shape + "\n<response>.*?</response>", [*tags, "response"]
+    once = all(answer.count(f"<{end}{tag}>") == 1 for tag in tags for end in ("", "/"))
+    form = float(once and re.search(f"^{shape}$", answer, re.DOTALL) is not None)
+    if "<tool_call>" not in ground_truth:
+        return form, 0.0
+    wanted = simple_calls(ground_truth)
+    try:
+        return form, simple_match(wanted, simple_calls(answer))
+    except Exception:
+        return form, -3.0
+
+
+def simple_calls(text: str) -> list:
+    body, _ = text.split("<tool_call>")[1].split("</tool_call>", 1)
+    return [json.loads(line) for line in body.strip().split("\n")]
+
+
+def jaccard(a: list, b: list) -> float:
+    if a == b:
+        return 1.0
+    shared = sum((Counter(a) & Counter(b)).values())
+    return shared / (len(a) + len(b) - shared)
+
+
+def simple_match(wanted: list, found: list) -> float:
+    if wanted == found:
+        return 3.0
+    total = jaccard([call["name"] for call in wanted], [call["name"] for call in found])
+    highest, left = 1.0, list(found)
+    for call in wanted:
+        asked, best, chosen = call["parameters"], 0.0, None
+        highest += 1 + len(asked)
+        for other in left:
+            if other["name"] == call["name"]:
+                given = other["parameters"]
+                equal = sum(key in given and given[key] == value for key, value in asked.items())
+                likeness = jaccard(list(asked), list(given)) + equal
+                if likeness > best:
+                    best, chosen = likeness, other
+        total += best
+        left = [other for other in left if other is not chosen]
+    return 6 * total / highest - 3
+
+
+# ---------------------------------------------------------------- short answers
+
+
+def short_answers(path: str | None) -> list[tuple[str, str]]:
+    """Pairs of answer and ground truth, in groups of four."""
+    if path:
+        with open(path, encoding="utf-8") as file:
+            rows = [row["output"] for row in json.load(file)]
+    else:
+        examples = islice(toolbox.examples("train", seed=0), 400)
+        rows = [prompt.reference_answer(example.thought, example.calls) for example in examples]
+    rng = random.Random(0)
+    pairs = []
+    for row in rows:
+        thought, end, rest = row.rpartition("</think>")
+        wrong = thought + end + re.sub(r": *[^{}]+?([,}])", r": 0\1", rest, count=2)
+        cut = row[: rng.randrange(len(row))]
+        # Without its thought, which may mention tags and would stop the simple rules.
+        pairs += [(answer, rest.strip()) for answer in (row, rng.choice(rows), wrong, cut)]
+    return pairs
+
+
+def compare(pairs: list[tuple[str, str]], rounds: int) -> None:
+    rules = {
+        "simple rules": simple_rules,
+        "strict": lambda a, g: tool_call.compute_score("", a, g),
+        "published": lambda a, g: tool_call.compute_score("", a, g, strict=False),
+    }
+    times: dict[str, list[float]] = {name: [] for name in rules}
+    for _ in range(rounds):
+        for name, rule in rules.items():
+            start = time.process_time()
+            for answer, ground_truth in pairs:
+                rule(answer, ground_truth)
+            times[name].append(time.process_time() - start)
+    print("| rules | answers a second and core | against the simple rules (median, range) |")
+    print("|---|---|---|")
+    for name, own in times.items():
+        ratios = [a / b for a, b in zip(times["simple rules"], own, strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"| {name} | {len(pairs) / min(own):,.0f} | {spread} |")
+
+
+# ---------------------------------------------------------------- the worst texts
+
+
+def filled(unit: str, start: str = START, end: str = END) -> Make:
+    return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end
+
+
+def counted(unit: str, start: str = START, end: str = END) -> Make:
+    """As `filled`, with a number of its own in each copy of the unit."""
+
+    def make(size: int) -> str:
+        return start + "".join(unit % i for i in range(size // len(unit % 12345))) + end
+
+    return make
+
+
+CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
+DEEP = partial(filled, start=VALUE + "[", end="1]}}" + END)
+WORST: dict[str, Make] = {
+    "calls": filled(CALL + "\n"),
+    "shortest calls": filled('{"name":"","parameters":{}}\n'),
+    "blocks": filled(f"<tool_call>\n{ONE}\n</tool_call>\n", f"{THOUGHT}\n", ""),
+    "list of calls": filled(CALL + ",", f"{START}[", f"{ONE}]\n"),
+    "calls of other names": counted('{"name": "%d", "parameters": {}}\n'),
+    "calls that share a key": counted('{"name":"weather","parameters":{"city":%d}}\n'),
+    "calls but for one value": counted(ONE.replace("1", "%d") + "\n"),
+    "distinct keys": counted('"%d":1,', VALUE + "1,", '"days":1}}' + END),
+    "equal keys": filled('"city":1,', VALUE + "1,", '"days":1}}' + END),
+    "no calls": filled("5\n"),
+    "empty objects, one a line": filled("{}\n"),
+    "empty objects": DEEP("{},"),
+    "empty lists": DEEP("[],"),
+    "objects in objects": DEEP('{"":{}},'),
+    "lists 900 deep": DEEP("[" * 900 + "]" * 900 + ","),
+    "71,000 lists in 1 MB": DEEP("[1,2,3,4,5,6],"),
+    "nesting without end": filled("["),
+    "objects without end": filled('{"a":'),
+    "digits": filled("9", VALUE, "}}" + END),
+    "many long integers": DEEP("9" * 4000 + ","),
+    "integers of 300 digits": DEEP("9" * 300 + ","),
+    "many integers": DEEP("1,"),
+    "fractions": DEEP("1.5,"),
+    "one fraction": filled("9", VALUE + "0.", "}}" + END),
+    "string never closed": filled("\\u0041", VALUE + '"', ""),
+    "escaped surrogates": filled("\\ud83d\\ude00", VALUE + '"', '"}}' + END),
+    "unclosed calls": filled("<tool_call>", "", ""),
+    "unclosed thoughts": filled("<think>", "", ""),
+    "ends of thought": filled("</think>\n", "<think>", ""),
+    "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>", ""),
+    "seams": filled("</think>\n<tool_call>\n", "<think>", END),
+    "responses": filled("<response>", f"{THOUGHT}\n", ""),
+    "ends of response": filled("</response>", f"{THOUGHT}\n<response>", ""),
+    "opening brackets": filled("<", "", ""),
+    "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
+    "blank lines": filled("\n"),
+    "special tokens": filled("<|im_end|> ", "x", ""),
+    "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
+    "lone surrogates": filled("\ud800"),
+    "NUL": filled("\0"),
+    "answer of digits": filled("9", f"{THOUGHT}\n<answer>", "</answer>"),
+    "answer of commas": filled(",999", f"{THOUGHT}\n<answer>1", "</answer>"),
+    "answers": filled("<answer>", "", ""),
+    "answer of blanks": filled(" ", f"{THOUGHT}\n<answer>", "x</answer>"),
+}
+REWARDS = {
+    "tool_call": partial(tool_call.compute_score, "", ground_truth=TRUTH),
+    "gsm8k": partial(gsm8k.compute_score, "", ground_truth="#### 42"),
+}
+
+
+def milliseconds(judge: Callable[[str], object], text: str, runs: int) -> float:
+    """Processor time, the best of several runs: other people share the machine."""
+    times = []
+    for _ in range(runs):
+        start = time.process_time()
+        judge(text)
+        times.append(time.process_time() - start)
+    return min(times) * 1e3
+
+
+def worst(show_all: bool) -> None:
+    print("\n| reward | worst texts | ms on 1 MB | time(1 MB) / time(100 kB) |\n|---|---|---|---|")
+    for name, reward in REWARDS.items():
+        for strict in (True, False):
+            judge = partial(lambda f, s, text: f(solution_str=text, strict=s), reward, strict)
+            rows = []
+            for label, make in WORST.items():
+                large = milliseconds(judge, make(1_000_000), 5)
+                rows.append((large, label, large / milliseconds(judge, make(100_000), 15)))
+            for large, label, ratio in sorted(rows, reverse=True)[: None if show_all else 6]:
+                print(f"| {name}, strict={strict} | {label} | {large:.1f} | {ratio:.1f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("dialogues", nargs="?", help="ToolRL's rlla_sft.json")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--all", action="store_true", help="every text, not the six slowest")
+    parser.add_argument("--host", action="store_true", help="import verl's trainer first")
+    args = parser.parse_args()
+    if args.host:
+        importlib.import_module("verl.trainer.main_ppo")
+    print(f"Python {platform.python_version()}, {platform.machine()}\n")
+    compare(short_answers(args.dialogues), args.rounds)
+    worst(args.all)
+
+
+if __name__ == "__main__":
+    main()
