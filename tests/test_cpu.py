@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
+import torch
 from test_plugin import in_fresh_process
 
 PROBE = """
@@ -39,6 +45,24 @@ STOCK_PLATFORM = """
 from verl.plugin.platform import set_platform
 from gdpo_verl.cpu.platform import PlatformCPU
 set_platform(PlatformCPU())
+"""
+
+
+# Weights that are saved at 1, changed to 2 and restored.
+SAVED = """
+import json, torch, torch.distributed as dist
+import verl
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from verl.utils import fsdp_utils
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+layer = torch.nn.Linear(1, 1, bias=False)
+layer.weight.data.fill_(1.0)
+fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+saved = fsdp_utils.fsdp2_sharded_save_to_cpu(layer)
+layer.weight.data.fill_(2.0)
+fsdp_utils.fsdp2_sharded_load_from_cpu(layer, *saved)
+print("@" + json.dumps(layer.weight.full_tensor().item()))
 """
 
 
@@ -92,6 +116,14 @@ def test_verls_replay_buffer_polls_every_two_seconds() -> None:
     assert upstream > POLL_SECONDS, "poll_often can go"
 
 
+def test_saved_weights_do_not_change_with_the_next_update() -> None:
+    assert in_fresh_process(SAVED, VERL_PLATFORM="cpu") == 1.0
+    upstream = in_fresh_process(
+        STOCK_PLATFORM + SAVED, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none"
+    )
+    assert upstream == 2.0, "copy_saved_weights can go"
+
+
 def test_platform_is_never_chosen_by_itself() -> None:
     code = (
         "import json\nfrom verl.plugin.platform import get_platform\n"
@@ -102,8 +134,84 @@ def test_platform_is_never_chosen_by_itself() -> None:
 
 
 def test_torch_refuses_a_device_named_twice() -> None:
-    import pytest
     from torch.distributed.distributed_c10d import BackendConfig
 
     with pytest.raises(ValueError, match="cpu"):
         BackendConfig("cpu:gloo,cpu:gloo")
+
+
+def test_gloo_engine_brings_every_weight_unchanged_to_every_replica() -> None:
+    from gdpo_verl.cpu.checkpoint_engine import GlooCheckpointEngine as Engine
+
+    weights = {
+        "transposed": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).T,
+        "half": torch.tensor([0.1, -0.0, 3e38], dtype=torch.bfloat16),
+        "scalar": torch.tensor(2**53 + 1),
+        "none": torch.empty(0, 4),
+        "flags": torch.tensor([True, False]),
+        "trained": torch.nn.Parameter(torch.tensor([7.0])),
+    }
+    gathered: list[str] = []
+
+    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in weights.items():
+            gathered.append(name)
+            yield name, weight
+
+    async def receive(engine: Engine) -> list[tuple[str, torch.Tensor]]:
+        return [received async for received in engine.receive_weights()]
+
+    # Two trainer processes, of which the first sends, and two replicas; each a thread here.
+    senders = [Engine(bucket_size=1, is_master=True), Engine(bucket_size=1)]
+    replicas = [Engine(bucket_size=1), Engine(bucket_size=1)]
+    engines = senders + replicas
+    with ThreadPoolExecutor(4) as threads:
+
+        def at_once(*calls: Callable[[], Any]) -> list[Any]:
+            return [future.result(60) for future in [threads.submit(call) for call in calls]]
+
+        for _update in range(2):  # verl builds a group for each
+            metadata = [engine.prepare() for engine in engines]
+            arguments = [
+                {name: values[place] for name, values in side.items()}
+                for side in Engine.build_topology(2, 2, metadata)
+                for place in range(2)
+            ]
+            joins = zip(engines, arguments, strict=True)
+            at_once(*(lambda e=e, a=a: e.init_process_group(**a) for e, a in joins))
+            results = at_once(
+                *(lambda e=e: asyncio.run(e.send_weights(gather())) for e in senders),
+                *(lambda e=e: asyncio.run(receive(e)) for e in replicas),
+            )
+            for engine in engines:
+                engine.finalize()
+            for received in results[2:]:
+                assert [name for name, _ in received] == list(weights)
+                for name, weight in received:
+                    torch.testing.assert_close(weight, weights[name].detach(), rtol=0, atol=0)
+    # A sharded weight is gathered by all trainer processes together.
+    assert len(gathered) == 2 * 2 * len(weights)
+
+
+def test_verl_has_no_engine_for_cpus_of_its_own() -> None:
+    code = (
+        "import json\nfrom verl.checkpoint_engine import CheckpointEngineRegistry\n"
+        "print('@' + json.dumps(sorted(CheckpointEngineRegistry._registry)))"
+    )
+    engines = in_fresh_process(code, VERL_PLATFORM="cpu")
+    assert "naive" in engines
+    assert "gloo" not in engines, "GlooCheckpointEngine can go"
+
+
+def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from datetime import timedelta
+
+    from gdpo_verl.cpu import checkpoint_engine
+
+    monkeypatch.setattr(checkpoint_engine, "TIMEOUT", timedelta(seconds=1))
+    sender = checkpoint_engine.GlooCheckpointEngine(bucket_size=1, is_master=True)
+    address = sender.prepare()
+    with pytest.raises(RuntimeError, match=r"(?i)timeout|timed out"):
+        sender.init_process_group(rank=0, world_size=2, store=address)

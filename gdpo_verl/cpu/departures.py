@@ -23,6 +23,7 @@ def apply() -> None:
     name_vllm()
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
+    when_imported("verl.utils.fsdp_utils")(copy_saved_weights)
 
 
 def use_fsdp_engine() -> None:
@@ -53,6 +54,19 @@ def poll_often(replay_buffer: Any) -> None:
         original(buffer, *args, **({"poll_interval": POLL_SECONDS} | kwargs))
 
     wrap(replay_buffer.ReplayBuffer, "__init__", initialize)
+
+
+def copy_saved_weights(fsdp_utils: Any) -> None:
+    """`fsdp2_sharded_save_to_cpu` copies weights by ``.cpu()`` (verl/utils/fsdp_utils.py), which
+    copies nothing that is there already, so they would change with the next update. With
+    `parameter_sync_step` > 1 `separate_async` saves and restores those that the rollouts had."""
+
+    def save(original: Any, model: Any) -> Any:
+        shards, spec = original(model)
+        copies = {name: (shard.clone(), placed) for name, (shard, placed) in shards.items()}
+        return copies, spec
+
+    wrap(fsdp_utils, "fsdp2_sharded_save_to_cpu", save)
 
 
 def name_vllm() -> None:

@@ -1,0 +1,115 @@
+"""Weights from the trainer to rollout replicas on other devices, over gloo.
+
+verl's mode `separate_async` needs a checkpoint engine other than ``naive``, and those that verl
+brings need GPUs, NPUs or RDMA (verl/checkpoint_engine). Its registry is open:
+``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module`` imports this module, as the
+recipes' ``hardware=cpu`` says, which registers the backend ``gloo``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterable
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+# How long a process waits for the others; an update that takes longer has lost one of them.
+TIMEOUT = timedelta(minutes=10)
+_END = "null"
+
+
+@CheckpointEngineRegistry.register("gloo")
+class GlooCheckpointEngine(CheckpointEngine):
+    """Broadcasts one weight after the other from the first trainer process to all replicas.
+
+    The group lives for one update and is apart from torch's default group, in which the trainer's
+    processes and those of a replica already are. Names, shapes and dtypes go through its store.
+
+    Args:
+      bucket_size: verl gives it to every engine; without buckets it means nothing here.
+      is_master: whether this is the trainer process that sends.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self.is_master = is_master
+        self.store: Any = None
+        self.group: Any = None
+
+    def prepare(self) -> dict[str, Any]:
+        """Open the store on the sender; where it is goes to `build_topology`."""
+        if not self.is_master:
+            return {}
+        host = ray.util.get_node_ip_address().strip("[]")
+        self.store = TCPStore(host, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        return {"host_name": host, "port": self.store.port}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """The sender is rank 0, the replicas' processes follow, other trainer processes get -1."""
+        (store,) = filter(None, metadata)
+
+        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            world_size = 1 + rollout_world_size
+            return {
+                "rank": ranks,
+                "world_size": [world_size] * len(ranks),
+                "store": [store] * len(ranks),
+            }
+
+        senders = [0] + [-1] * (actor_wg_world_size - 1)
+        return arguments(senders), arguments(list(range(1, 1 + rollout_world_size)))
+
+    def init_process_group(  # type: ignore[override]
+        self, rank: int, world_size: int, store: dict[str, Any]
+    ) -> None:
+        """Join the group; returns when all of it have."""
+        if rank < 0:
+            return
+        if self.store is None:
+            self.store = TCPStore(**store, is_master=False, timeout=TIMEOUT)
+        self.group = ProcessGroupGloo(self.store, rank, world_size, TIMEOUT)
+
+    def finalize(self) -> None:
+        """Leave the group."""
+        self.group = None
+        self.store = None
+
+    @torch.no_grad()
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> None:
+        """Send all weights; in a trainer process with rank -1, only help to gather them."""
+        count = 0
+        for name, weight in weights:  # gathers a sharded weight from all trainer processes
+            if self.group is not None:
+                weight = weight.detach().cpu().contiguous()
+                dtype = str(weight.dtype).removeprefix("torch.")
+                self.store.set(f"weight {count}", json.dumps([name, list(weight.shape), dtype]))
+                self._broadcast(weight)
+                count += 1
+        if self.group is not None:
+            self.store.set(f"weight {count}", _END)
+
+    @torch.no_grad()
+    async def receive_weights(  # type: ignore[override]
+        self, global_steps: int | None = None
+    ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        """Yield the names and weights in the order in which they are sent."""
+        count = 0
+        while (described := json.loads(self.store.get(f"weight {count}"))) is not None:
+            name, shape, dtype = described
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            self._broadcast(weight)
+            yield name, weight
+            count += 1
+
+    def _broadcast(self, weight: torch.Tensor) -> None:
+        # As bytes: gloo knows few dtypes.
+        self.group.broadcast(weight.reshape(-1).view(torch.uint8), 0).wait()

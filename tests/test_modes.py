@@ -1,0 +1,116 @@
+"""The asynchronous modes of verl's default trainer, on logical devices of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Training
+from test_training import components, groups, probability_change
+
+from gdpo_verl import gdpo_advantages
+
+pytestmark = pytest.mark.real
+
+# Large enough that one update changes probabilities by far more than rounding does.
+SETTINGS = ["+algorithm.gdpo.whiten=sequence", "actor_rollout_ref.actor.optim.lr=1e-3"]
+PROBABILITIES_APART = "training/rollout_probs_diff_max"  # rollout against trainer, per token
+VERSIONS_BEHIND = "training/off_policy/trajectory_staleness_worst/max"
+
+
+def test_colocate_async_gives_the_advantages_of_the_pure_function(
+    train: Callable[..., Training],
+) -> None:
+    run = train(
+        "toolbox/gdpo",
+        *SETTINGS,
+        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.total_training_steps=3",
+    )
+    metrics = run.metrics()
+    assert sorted(metrics) == [1, 2, 3]
+    for step, data in metrics.items():
+        rows = run.rollouts(step)
+        torch.testing.assert_close(dumped(rows), advantages(rows), rtol=0, atol=1e-6)
+        check_metrics(data, rows)
+        if data[VERSIONS_BEHIND] == 0:
+            assert data[PROBABILITIES_APART] < 1e-3
+    # The second batch was generated ahead, by the weights before the first update.
+    assert metrics[2][VERSIONS_BEHIND] == 1
+    assert metrics[2][PROBABILITIES_APART] > 0.01
+
+
+def test_separate_async_sends_every_update_and_whitens_over_mini_batches(
+    train: Callable[..., Training], policy: Path
+) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    run = train(
+        "toolbox/gdpo",
+        *SETTINGS,
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",  # 8 prompts are two mini-batches
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "trainer.v1.sampler.max_off_policy_threshold=1",  # drop what older weights have written
+        "ray_kwargs.ray_init.num_gpus=2",
+        f"{rollout}.nnodes=1",
+        f"{rollout}.n_gpus_per_node=1",
+        f"{rollout}.checkpoint_engine.backend=gloo",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=2",
+        "trainer.max_actor_ckpt_to_keep=2",
+    )
+    metrics = run.metrics()
+    assert sorted(metrics) == [1, 2, 3]
+    for step, data in metrics.items():
+        rows = run.rollouts(step)
+        check_metrics(data, rows)
+        assert whitened_by_halves(rows)
+        assert not torch.allclose(dumped(rows), advantages(rows), rtol=0, atol=1e-3)
+        assert data[VERSIONS_BEHIND] == 0
+        assert data[PROBABILITIES_APART] < 1e-3
+    # Generation ran ahead of the updates, and these changed the policy that was sent.
+    assert sum(data.get("training/off_policy/evicted_samples", 0) for data in metrics.values()) > 0
+    checkpoint = run.directory / "checkpoints/global_step_2"
+    assert probability_change(policy, checkpoint, run.directory) > 0.02
+
+
+def dumped(rows: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
+
+
+def advantages(rows: list[dict[str, Any]]) -> torch.Tensor:
+    rewards = components(rows, ["format", "correctness"])
+    mask = torch.ones(len(rows), 1)
+    return gdpo_advantages(rewards, groups(rows), mask, whiten="sequence")[:, 0]
+
+
+def whitened_by_halves(rows: list[dict[str, Any]]) -> bool:
+    """Whether the groups fall into two mini-batches that give the dumped advantages."""
+    first, *others = sorted(set(groups(rows)))
+    for chosen in combinations(others, len(others) // 2):
+        half = [group in {first, *chosen} for group in groups(rows)]
+        mini_batches = [
+            [row for row, inside in zip(rows, half, strict=True) if inside == which]
+            for which in (True, False)
+        ]
+        if all(
+            torch.allclose(dumped(mini), advantages(mini), rtol=0, atol=1e-6)
+            for mini in mini_batches
+        ):
+            return True
+    return False
+
+
+def check_metrics(data: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    """What the tracker has of a step is what its dump has."""
+    for key in ("format", "correctness"):
+        values = [row[key] for row in rows]
+        assert data[f"gdpo/{key}/mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
+        assert data[f"gdpo/{key}/min"] == min(values)
+        assert data[f"gdpo/{key}/max"] == pytest.approx(max(values), abs=1e-6)
+    assert data["critic/advantages/max"] == pytest.approx(float(dumped(rows).max()), abs=1e-5)
+    assert data["critic/advantages/min"] == pytest.approx(float(dumped(rows).min()), abs=1e-5)
