@@ -73,11 +73,8 @@ def _wrap_legacy_trainer(ray_trainer: Any) -> None:
 
 @when_imported("verl.experimental.reward_loop.reward_manager")
 @_on_supported_verl
-def _register_reward_manager(reward_manager: Any) -> None:
-    from gdpo_verl.checks import MANAGER_NAME
-    from gdpo_verl.reward_manager import ComponentsRewardManager
-
-    reward_manager.register(MANAGER_NAME)(ComponentsRewardManager)
+def _register_reward_manager(_: Any) -> None:
+    import gdpo_verl.reward_manager  # noqa: F401  it registers itself
 
 
 def _announce() -> None:

@@ -8,13 +8,19 @@ may be sync or async.
 
 from __future__ import annotations
 
+import inspect
+import threading
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from gdpo_verl.batch import RewardBatch
+from gdpo_verl.checks import MANAGER_NAME
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
@@ -24,6 +30,7 @@ from gdpo_verl.rewards.components import declared_components
 REWARDS = dict.fromkeys(("toolbox", "bfcl", "rlla"), tool_call.compute_score)
 
 
+@register(MANAGER_NAME)
 class ComponentsRewardManager(NaiveRewardManager):
     """verl's `naive` manager, with score = sum_k w_k r_k after the conditions.
 
@@ -35,10 +42,12 @@ class ComponentsRewardManager(NaiveRewardManager):
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
         if not (config.reward.get("custom_reward_function") or {}).get("path"):
             compute_score = compute_default_score
-        super().__init__(config, tokenizer, compute_score, **kwargs)
-        self.settings = GdpoConfig.from_algorithm(config.algorithm)
         # verl wraps a custom function in a partial.
-        self.declared = declared_components(getattr(compute_score, "args", [compute_score])[0])
+        function = getattr(compute_score, "args", [compute_score])[0]
+        settings = _sandbox_settings(function, config.reward.get("sandbox_fusion") or {})
+        super().__init__(config, tokenizer, partial(compute_score, **settings), **kwargs)
+        self.settings = GdpoConfig.from_algorithm(config.algorithm)
+        self.declared = declared_components(function)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one session by its last output."""
@@ -55,6 +64,22 @@ class ComponentsRewardManager(NaiveRewardManager):
         batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
         info["score"] = result["reward_score"] = float(batch.score()[0])
         return result
+
+
+def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[str, Any]:
+    """`reward.sandbox_fusion` for a function that can use it.
+
+    verl gives it to its own rewards alone (verl/trainer/ppo/reward.py, `load_reward_manager`).
+    """
+    parameters = inspect.signature(function).parameters
+    if not sandbox_fusion.get("url") or "sandbox_fusion_url" not in parameters:
+        return {}
+    return {
+        "sandbox_fusion_url": sandbox_fusion["url"],
+        "memory_limit_mb": sandbox_fusion["memory_limit_mb"],
+        # Of this reward worker, as verl's own; its threads are what asks at once.
+        "concurrent_semaphore": threading.BoundedSemaphore(sandbox_fusion["max_concurrent"]),
+    }
 
 
 def _trim_response(data: Any) -> int:

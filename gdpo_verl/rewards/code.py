@@ -1,0 +1,231 @@
+"""Rewards for programming tasks: share of tests passed, length, free of errors.
+
+The rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). Everything
+that the policy wrote runs in a sandbox and is untrusted there to the end: a test's expected
+output never enters the sandbox of the answer, and what comes out of it is compared here, as
+plain data. The length counts only for right answers (Eq. 8) where `algorithm.gdpo.conditions`
+says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from enum import IntEnum
+from typing import Any
+
+from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
+from gdpo_verl.rewards.code_text import Tests, find_code, parse_ground_truth
+from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.length import length_reward
+from gdpo_verl.rewards.parse_error import warn_of_ground_truth
+from gdpo_verl.sandbox import Limits, Outcome, Sandbox, Status, best_protection, slot
+from gdpo_verl.sandbox.child import encode
+from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
+
+__all__ = ["ParseError", "Tests", "compute_score", "find_code", "parse_ground_truth"]
+
+
+class ParseError(IntEnum):
+    """What went wrong with an answer, other than a wrong result; the diagnostic `parse_error`.
+
+    That of the first test that met with an error. A number that other rewards use means
+    the same there (`gdpo_verl.rewards.parse_error`).
+    """
+
+    NONE = 0
+    """Nothing: every program ran to its end."""
+    NO_CODE = 1
+    """The answer has no block of Python."""
+    SYNTAX = 20
+    """It does not compile."""
+    EXCEPTION = 21
+    """It raised, crashed, or left with a status other than 0."""
+    TIMEOUT = 22
+    """A test took longer than it may."""
+    MEMORY = 23
+    """It needed more memory than allowed."""
+    OUTPUT = 24
+    """It wrote more than allowed."""
+    NO_FUNCTION = 25
+    """It does not define the function that the tests call."""
+    NOT_PLAIN = 26
+    """The function returned something that is not plain data."""
+    DEADLINE = 12
+    """The time for all tests together was over."""
+    GROUND_TRUTH = 9
+    """The row's tests are at fault, not the answer."""
+
+
+Verdict = tuple[bool, Status]
+# What judges one test: a `Sandbox`, or a service that stands in for it.
+Solver = Any
+
+
+@declares(Component("pass", 0, 1), Component("length", 0, 1), Component("bug_free", 0, 1))
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str | dict[str, Any],
+    extra_info: dict[str, Any] | None = None,
+    *,
+    strict: bool = True,
+    limit: float = 4000,
+    timeout: float = 4.0,
+    deadline: float = 15.0,
+    memory_limit_mb: int = 1024,
+    site_packages: str | None = None,
+    allow_unprotected: bool = False,
+    sandbox_fusion_url: str | None = None,
+    concurrent_semaphore: AbstractContextManager[Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """The three rewards of one answer, in the form in which verl calls a reward function.
+
+    Args:
+      data_source: ignored, as are `kwargs`.
+      solution_str: the assistant's turn; `find_code` says which part of it is the program.
+      ground_truth: the tests, see `parse_ground_truth`.
+      extra_info: holds `response_length` in tokens, which the reward manager
+        `gdpo_components` puts there.
+      strict: False to read the program as verl's `prime_code`, to compare output as its
+        `sandbox_fusion`, and to take the first ten tests as both.
+      limit: the longest response that earns the length reward, in tokens.
+      timeout: CPU seconds a test; twice as many by the clock.
+      deadline: seconds for all tests of an answer.
+      memory_limit_mb: memory of the program, in MiB.
+      site_packages: a directory of packages that programs may import; the standard library
+        alone without it.
+      allow_unprotected: run the program even where the machine gives no protection.
+      sandbox_fusion_url: the service to run programs on, instead of this machine.
+      concurrent_semaphore: held during a request to it.
+
+    Returns:
+      pass, the share of tests passed; length, 0 or 1; bug_free, 1 when no test met with an
+      error; score, their sum; parse_error, a `ParseError`: 0 = none. The same keys for any
+      text. Tests that cannot be read give 0 for all and `ParseError.GROUND_TRUTH`.
+
+    Raises:
+      ValueError: no `response_length`, or a setting out of range.
+      Unprotected: nothing protects this machine, whatever the answer.
+      SandboxError: the sandbox or the service does not work.
+    """
+    limits = _limits(timeout, deadline, memory_limit_mb)
+    if sandbox_fusion_url:
+        check_service(sandbox_fusion_url)
+        solver: Callable[[], Solver] = functools.partial(
+            FusionSandbox, sandbox_fusion_url, limits, concurrent_semaphore
+        )
+    else:
+        protection = best_protection(
+            allow_unprotected=allow_unprotected, site_packages=site_packages
+        )
+        solver = functools.partial(Sandbox, protection, limits)
+    length = length_reward(extra_info, limit)
+    try:
+        tests = parse_ground_truth(ground_truth)
+    except ValueError as error:
+        warn_of_ground_truth("code", error)
+        return _result(0.0, 0.0, 0.0, ParseError.GROUND_TRUTH)
+    if sandbox_fusion_url and tests.kind == "assert":
+        best_protection(allow_unprotected=allow_unprotected)  # the tests themselves run here
+    code = find_code(solution_str, strict=strict)
+    if not code.strip():
+        return _result(0.0, length, 0.0, ParseError.NO_CODE)
+    most = None if strict else 10
+    with ExitStack() as stack:
+        if not sandbox_fusion_url or tests.kind == "assert":
+            stack.enter_context(slot())
+        verdicts = list(_judge(tests, code, stack, solver, strict, most, allow_unprotected))
+    errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
+    return _result(
+        sum(passed for passed, _ in verdicts) / len(verdicts),
+        length,
+        float(not errors),
+        ParseError[errors[0].name] if errors else ParseError.NONE,
+    )
+
+
+def _limits(timeout: float, deadline: float, memory_mb: int) -> Limits:
+    try:
+        return Limits(timeout=timeout, deadline=deadline, memory_mb=memory_mb)
+    except ValueError as error:
+        text = str(error).replace("memory_mb", "memory_limit_mb")
+        raise ValueError(f"reward.custom_reward_function.reward_kwargs.{text}") from error
+
+
+def _result(passed: float, length: float, bug_free: float, error: ParseError) -> dict[str, float]:
+    return {
+        "score": passed + length + bug_free,
+        "pass": passed,
+        "length": length,
+        "bug_free": bug_free,
+        "parse_error": int(error),
+    }
+
+
+# ------------------------------------------------------------------ judging
+
+
+def _judge(
+    tests: Tests,
+    code: str,
+    stack: ExitStack,
+    start: Callable[[], Solver],
+    strict: bool,
+    most: int | None,
+    allow_unprotected: bool,
+) -> Iterator[Verdict]:
+    solver = stack.enter_context(start())
+    if tests.kind == "assert":
+        # The tests are the data set's code and stay on this machine, away from the answer.
+        protection = best_protection(allow_unprotected=allow_unprotected)
+        checker = stack.enter_context(Sandbox(protection, solver.limits))
+        for test in tests.inputs[:most]:
+            yield _run_assert(tests, test, code, solver, checker)
+        return
+    for given, expected in zip(tests.inputs[:most], tests.outputs[:most], strict=True):
+        if tests.kind == "script":
+            outcome = solver.run(code, given)
+            same = same_text if strict else same_lines
+            passed = outcome.status is Status.OK and same(outcome.text, expected)
+        else:
+            outcome = _call(solver, tests, code, given)
+            passed, outcome = _compare(outcome, expected)
+        yield passed, outcome.status
+
+
+def _call(solver: Solver, tests: Tests, code: str, arguments: list[Any]) -> Outcome:
+    loaded: Outcome = solver.load(tests.setup, code, tests.name)
+    if loaded.status is not Status.OK:
+        return loaded
+    outcome: Outcome = solver.call(json.dumps(encode([arguments, {}])))
+    return outcome
+
+
+def _run_assert(tests: Tests, test: str, code: str, solver: Solver, checker: Sandbox) -> Verdict:
+    """Run a test in one sandbox, which calls the answer in the other."""
+    outcome = solver.load(tests.setup, code, tests.name)
+    if outcome.status is not Status.OK:
+        return False, outcome.status
+    message = checker.check(tests.setup, test, tests.name)
+    worst = Status.OK
+    while "call" in message:
+        outcome = solver.call(json.dumps(message["call"]))
+        worst = outcome.status if worst is Status.OK else worst
+        if outcome.status is not Status.OK and not outcome.error:
+            return False, outcome.status  # it cannot be called any more
+        answer = f"E{outcome.error}" if outcome.error else f"V{outcome.text}"
+        message = checker.reply(answer)
+    return message.get("passed") is True, worst
+
+
+def _compare(outcome: Outcome, expected: Any) -> tuple[bool, Outcome]:
+    if outcome.status is not Status.OK:
+        return False, outcome
+    try:
+        return same_value(outcome.text, expected), outcome
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return False, Outcome(Status.NOT_PLAIN)

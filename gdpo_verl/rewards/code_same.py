@@ -1,0 +1,94 @@
+"""Whether what a program gave is what its test asked for. Both are plain data here.
+
+What the program gave comes from an adversary: nothing in it is executed, and comparing takes
+time linear in its length.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def same_text(found: str, expected: str) -> bool:
+    """Line by line, whatever the white space; a decimal number may differ by 1e-6 of itself."""
+    a, b = found.rstrip().split("\n"), expected.rstrip().split("\n")
+    return len(a) == len(b) and all(map(_same_line, a, b))
+
+
+def _same_line(found: str, expected: str) -> bool:
+    if found == expected:
+        return True
+    a, b = found.split(), expected.split()
+    return len(a) == len(b) and all(map(_same_word, a, b))
+
+
+def _same_word(found: str, expected: str) -> bool:
+    if found == expected or "." not in expected:
+        return found == expected
+    try:
+        return _close(float(found), float(expected))
+    except ValueError:
+        return False
+
+
+def same_lines(found: str, expected: str) -> bool:
+    """As verl's code reward compares: equal but for newlines at the end."""
+    return found.rstrip("\n") == expected.rstrip("\n")
+
+
+def same_value(text: str, expected: Any) -> bool:
+    """Whether a call's value is the one expected, as JSON.
+
+    Args:
+      text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything.
+      expected: a JSON value; a list of one may stand for what it holds, as in some data sets.
+
+    Raises:
+      ValueError, TypeError, AttributeError, RecursionError: the text is no such JSON.
+    """
+    found = _as_json(json.loads(text, parse_int=_integer))
+    wrapped = isinstance(expected, list) and len(expected) == 1 and _same(found, expected[0])
+    return wrapped or _same(found, expected)
+
+
+def _integer(digits: str) -> int:
+    # Python's own limit since 3.11; before it, int() takes quadratic time.
+    if len(digits) > 4300:
+        raise ValueError("integer of more than 4300 digits")
+    return int(digits)
+
+
+def _as_json(value: Any) -> Any:
+    """What `child.encode` wrote, as JSON would have it: tuples are lists, keys are texts.
+
+    Keys stay texts, whose hashes nobody can foresee, so that no dict is slow on purpose.
+    """
+    if isinstance(value, list):
+        return [_as_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, items),) = value.items()
+    if kind == "tuple":
+        return [_as_json(item) for item in items]
+    if kind != "dict":
+        raise ValueError(f"{kind} is not JSON")
+    return {key if isinstance(key, str) else json.dumps(key): _as_json(item) for key, item in items}
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(found, float) or isinstance(expected, float):
+        numbers = isinstance(found, (int, float)) and isinstance(expected, (int, float))
+        return numbers and _close(found, expected)
+    if isinstance(found, list) and isinstance(expected, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(_same(found[k], expected[k]) for k in found)
+    return bool(found == expected)
+
+
+def _close(found: float, expected: float) -> bool:
+    try:
+        return found == expected or abs(found - expected) <= 1e-6 * max(1.0, abs(expected))
+    except OverflowError:
+        return False

@@ -1,0 +1,170 @@
+"""Read what a code reward is given: the program of an answer, and the tests of a row.
+
+The answer comes from an adversary, the policy itself. Whatever it is, reading takes time
+linear in its length and never raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdpo_verl.sandbox.child import encode
+
+_FENCE = re.compile(r"^([ \t]*)```+[ \t]*([^\s`]*)[^`\n]*$", re.MULTILINE)
+_LABELS = ("python", "py", "python3")
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What an answer is tested with.
+
+    Attributes:
+      kind: 'script' (standard input and output), 'call' or 'assert'.
+      inputs: what goes in: a text, a list of arguments, or the source of a test.
+      outputs: what must come out: a text or a JSON value; empty for 'assert'.
+      name: the function to call; empty for 'script'.
+      setup: runs before the answer, as a prompt's imports.
+    """
+
+    kind: str
+    inputs: list[Any]
+    outputs: list[Any] = field(default_factory=list)
+    name: str = ""
+    setup: str = ""
+
+
+def find_code(text: str, *, strict: bool = True) -> str:
+    """The program of an answer: its last block fenced as Python, else its last unlabelled one.
+
+    What stands before the first `</think>` is thought and no answer, and neither is a thought
+    without an end. A block that is not closed reaches to the end of the text.
+
+    Args:
+      text: the assistant's turn.
+      strict: False to read as verl's code rewards do: from the last "```python" to the next
+        fence, and without one, the whole text.
+
+    Returns:
+      The source, '' when there is none.
+
+    >>> find_code("First:\\n```python\\nprint(1)\\n```\\nBetter:\\n```python\\nprint(2)\\n```\\n")
+    'print(2)\\n'
+    """
+    if not strict:
+        return text.split("```python")[-1].split("```")[0]
+    thought, closed, answer = text.partition("</think>")
+    if not closed:
+        answer = "" if "<think>" in thought else thought
+    last: dict[str, tuple[re.Match[str], int]] = {}  # the last block of each label
+    opened = None
+    for fence in _FENCE.finditer(answer):
+        if opened is None:
+            opened = fence
+        elif not fence[2]:
+            last[opened[2].lower()] = opened, fence.start()
+            opened = None
+    if opened is not None:
+        last[opened[2].lower()] = opened, len(answer)
+    python = [last[label] for label in _LABELS if label in last]
+    if not python and "" not in last:
+        return ""
+    fence, end = max(python, key=lambda block: block[1]) if python else last[""]
+    code = answer[fence.end() : end]
+    # Within a list the whole block is indented as its fence is.
+    return code.replace("\n" + fence[1], "\n")[1:]
+
+
+def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
+    """Read a row's tests, at data preparation, where malformed ones are an error.
+
+    A JSON object, as text or parsed, of one of these forms:
+
+    * `{"inputs": [...], "outputs": [...]}`: standard input and output, texts or lists of lines.
+    * the same with `"fn_name"`: the arguments as a list with the value as JSON, or both as
+      text: the arguments as JSON, one a line, the value as JSON.
+    * `{"entry_point", "test", "prompt"}`: `test` is a source text, or a list of them, each one
+      test; it defines `check(candidate)` or asserts by itself. `prompt`, optional, runs first.
+
+    Raises:
+      ValueError: it is none of these, or has no test.
+    """
+    if isinstance(ground_truth, str):
+        try:
+            ground_truth = json.loads(ground_truth)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"ground_truth: expected a JSON object: {error}") from error
+    if not isinstance(ground_truth, dict):
+        raise ValueError(f"ground_truth: expected an object, found {ground_truth!a:.200}")
+    if "entry_point" in ground_truth:
+        return _asserting(ground_truth)
+    inputs, outputs = ground_truth.get("inputs"), ground_truth.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise ValueError(
+            "ground_truth: expected the lists 'inputs' and 'outputs', or 'entry_point' and "
+            f"'test', found the keys {sorted(map(str, ground_truth))}"
+        )
+    if not inputs or len(inputs) != len(outputs):
+        raise ValueError(
+            f"ground_truth: expected as many inputs as outputs and at least one, found "
+            f"{len(inputs)} and {len(outputs)}"
+        )
+    name = ground_truth.get("fn_name")
+    if name is None:
+        return Tests("script", list(map(_as_text, inputs)), list(map(_as_text, outputs)))
+    if not _is_name(name):
+        raise ValueError(f"ground_truth: expected a function's name as 'fn_name', found {name!a}")
+    cases = [_as_call(*case) for case in zip(inputs, outputs, strict=True)]
+    return Tests("call", [case[0] for case in cases], [case[1] for case in cases], name)
+
+
+def _asserting(truth: dict[str, Any]) -> Tests:
+    tests, name, setup = truth.get("test"), truth["entry_point"], truth.get("prompt") or ""
+    tests = [tests] if isinstance(tests, str) else tests
+    if not _is_name(name) or not isinstance(tests, list) or not tests:
+        raise ValueError(
+            "ground_truth: expected a function's name as 'entry_point' and a source text or a "
+            f"list of them as 'test', found {name!a} and {truth.get('test')!a:.200}"
+        )
+    for source in (setup, *tests):
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise ValueError(f"ground_truth: 'prompt' or 'test' is no Python: {error}") from error
+    return Tests("assert", tests, name=name, setup=setup)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+def _as_text(lines: Any) -> str:
+    text = "\n".join(lines) if _all_text(lines) else lines
+    if not isinstance(text, str):
+        raise ValueError(f"ground_truth: expected a text or a list of lines, found {lines!a:.200}")
+    return text
+
+
+def _all_text(lines: Any) -> bool:
+    return isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+
+
+def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
+            value = json.loads(value)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"ground_truth: expected JSON in the input and output of a call: {error}"
+            ) from error
+    if not isinstance(arguments, list):
+        raise ValueError(f"ground_truth: expected a list of arguments, found {arguments!a:.200}")
+    try:
+        encode([arguments, value])  # as it will be sent
+    except (RecursionError, TypeError) as error:
+        raise ValueError(f"ground_truth: no plain data that can be sent: {error}") from error
+    return arguments, value

@@ -1,0 +1,81 @@
+"""The system calls that a program in a sandbox may make; all others do not exist for it.
+
+What a Python program needs to compute: memory, files, clocks, locks and threads. Missing on
+purpose: sockets, new processes and programs, signals to anyone, tracing, mounts, namespaces,
+io_uring (which would do the others' work unseen), and shared memory that no limit counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import tempfile
+
+_ALWAYS = """
+access arch_prctl brk clock_getres clock_gettime clock_nanosleep close close_range dup dup2 dup3
+epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 exit
+exit_group faccessat faccessat2 fadvise64 fdatasync fstat fstatfs fsync futex futex_waitv getcpu
+getcwd getdents getdents64 getegid geteuid getgid getgroups getitimer getpgid getpgrp getpid
+getppid getrandom getresgid getresuid getrlimit getrusage getsid gettid gettimeofday getuid
+lseek lstat madvise membarrier mincore mmap mprotect mremap munmap nanosleep newfstatat open openat
+pause pipe pipe2 poll ppoll pread64 preadv preadv2 pselect6 pwrite64 pwritev pwritev2 read
+readlink readlinkat readv restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask
+rt_sigreturn rt_sigsuspend rt_sigtimedwait sched_getaffinity sched_getparam sched_getscheduler
+sched_yield select set_robust_list set_tid_address setitimer sigaltstack stat statfs statx sysinfo
+time timer_create timer_delete timer_gettime timer_settime times umask uname wait4 waitid write
+writev
+"""
+# Only where the file system is the sandbox's own: Landlock does not rule all of these.
+_WRITING = """
+chdir chmod copy_file_range creat fallocate fchdir fchmod fchmodat flock ftruncate link linkat mkdir
+mkdirat rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat
+utimes
+"""
+_CLONE_THREAD, _AF_UNIX, _PR_SET_NAME = 0x10000, 1, 15
+# F_DUPFD to F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not FIOSETOWN: as F_SETOWN.
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+
+
+@functools.lru_cache
+def compiled(*, threads: bool, own_files: bool) -> bytes:
+    """The filter as the kernel takes it (classic BPF).
+
+    Args:
+      threads: the program may start threads. Only where their number is limited.
+      own_files: the program's file system is its own, and may be written.
+
+    Raises:
+      RuntimeError: pyseccomp or the library libseccomp is missing.
+    """
+    try:
+        import pyseccomp
+    except (ImportError, RuntimeError, OSError) as error:
+        raise RuntimeError(
+            f"no system call filter: {error}. Install the Python package pyseccomp and the "
+            "library libseccomp (Debian and Ubuntu: libseccomp2)."
+        ) from error
+    allow, equal = pyseccomp.ALLOW, pyseccomp.EQ
+    rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
+
+    def permit(name: str, *conditions: object) -> None:
+        # Below 0: this architecture does not have it.
+        if pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) >= 0:
+            rules.add_rule(allow, name, *conditions)
+
+    for name in (_ALWAYS + (_WRITING if own_files else "")).split():
+        permit(name)
+    for command in _FCNTL:
+        permit("fcntl", pyseccomp.Arg(1, equal, command))
+    for command in _IOCTL:
+        permit("ioctl", pyseccomp.Arg(1, equal, command))
+    permit("prctl", pyseccomp.Arg(0, equal, _PR_SET_NAME))
+    permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of others
+    permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))  # asyncio wakes itself with one
+    if threads:
+        permit("clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()

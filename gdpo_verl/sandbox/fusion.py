@@ -1,0 +1,142 @@
+"""A Sandbox Fusion service (https://github.com/bytedance/SandboxFusion) in a sandbox's place.
+
+One POST to its `run_code` for every program and every call. The service sees the answer's
+code and the tests' inputs, and no expected output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import time
+import urllib.error
+import urllib.request
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gdpo_verl.sandbox import child
+from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_reply
+
+URL_KEY = "reward.sandbox_fusion.url"
+_ATTEMPTS = 3
+_BUSY = (429, 502, 503, 504)
+
+
+class FusionSandbox:
+    """What `Sandbox` does for an answer, done by a service.
+
+    A function keeps no state from one call to the next: each is a program of its own.
+    """
+
+    def __init__(
+        self, url: str, limits: Limits, semaphore: AbstractContextManager[Any] | None = None
+    ) -> None:
+        self.url = url
+        self.limits = limits
+        self.semaphore = semaphore or contextlib.nullcontext()
+        self.deadline = time.monotonic() + limits.deadline
+        self.function: dict[str, str] = {}
+
+    def __enter__(self) -> FusionSandbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def run(self, code: str, stdin: str = "") -> Outcome:
+        """Run a program from its first line to its end."""
+        if time.monotonic() >= self.deadline:
+            return Outcome(Status.DEADLINE)
+        answer = _post(
+            self.url,
+            {
+                "code": code,
+                "stdin": stdin,
+                "language": "python",
+                "compile_timeout": self.limits.timeout,
+                "run_timeout": self.limits.timeout,
+                "memory_limit_MB": self.limits.memory_mb,
+                "files": {},
+                "fetch_files": [],
+            },
+            self.semaphore,
+        )
+        result = answer.get("run_result") or answer.get("compile_result") or {}
+        output = str(result.get("stdout") or "")
+        if answer.get("status") == "SandboxError" or not result:
+            raise SandboxError(f"{URL_KEY}={self.url}: {answer.get('message') or answer}"[:400])
+        if result.get("status") == "TimeLimitExceeded":
+            return Outcome(Status.TIMEOUT)
+        if len(output) > self.limits.output_bytes:
+            return Outcome(Status.OUTPUT)
+        known: dict[Any, Status] = {
+            child.SYNTAX: Status.SYNTAX,
+            child.MISSING: Status.NO_FUNCTION,
+            0: Status.OK,
+        }
+        return Outcome(known.get(result.get("return_code"), Status.EXCEPTION), output)
+
+    def load(self, setup: str, code: str, name: str) -> Outcome:
+        """Remember the program: it is sent with every call."""
+        self.function = {"setup": setup, "code": code, "name": name}
+        return Outcome(Status.OK)
+
+    def call(self, arguments: str) -> Outcome:
+        """Run the program and call its function once."""
+        outcome = self.run(_caller() + f"_call_once({self.function!r})\n", arguments)
+        if outcome.status is not Status.OK:
+            return outcome
+        *_, reply = outcome.text.split("\n")[:-1] or [""]
+        return read_reply(reply)
+
+
+@functools.cache
+def check_service(url: str) -> None:
+    """Run a program on the service, once.
+
+    Raises:
+      SandboxError: it does not answer as it should; names the configuration key.
+    """
+    outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
+    if outcome.text.strip() != "42":
+        raise SandboxError(f"{URL_KEY}={url}: print(6 * 7) gave {outcome}. Is it `…/run_code`?")
+
+
+@functools.cache
+def _caller() -> str:
+    """The part of the server that serves a function, on standard input and output."""
+    source = inspect.getsource(child)
+    return source[: source.rindex("\n\nif __name__")] + (
+        "\n\ndef _call_once(request):\n"
+        "    reply = os.dup(1)\n"
+        "    os.dup2(2, 1)  # what the program prints is no reply\n"
+        "    _serve_function(request, 0, reply)\n\n\n"
+    )
+
+
+def _post(
+    url: str, request: dict[str, Any], semaphore: AbstractContextManager[Any]
+) -> dict[str, Any]:
+    body = json.dumps(request).encode()
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    patience = 10 + 2 * request["run_timeout"]
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with (
+                semaphore,
+                urllib.request.urlopen(
+                    urllib.request.Request(url, body, headers), timeout=patience
+                ) as response,
+            ):
+                answer = json.load(response)
+            if not isinstance(answer, dict):
+                raise ValueError(f"expected an object, found {answer!a}"[:200])
+            return answer
+        except (OSError, ValueError) as error:
+            code = getattr(error, "code", None)
+            if attempt == _ATTEMPTS or (code is not None and code not in _BUSY):
+                raise SandboxError(f"{URL_KEY}={url}: {type(error).__name__}: {error}") from error
+            time.sleep(attempt)
+    raise AssertionError("unreachable")

@@ -1,0 +1,289 @@
+"""Which protection this machine can give, found by trying, and how a sandbox is started with it.
+
+Tried in this order; the first whose probe finds every door shut is taken, once a process:
+
+* **bubblewrap** (the program `bwrap`): namespaces of its own for processes, network, mounts,
+  IPC and users, and a view of the file system that holds Python's standard library, read-only,
+  and an empty scratch directory in memory.
+* **landlock**, for containers in which no namespace can be made: the kernel's own rules leave
+  the standard library readable and nothing writable. Threads only when run as root.
+* **unprotected**, only where the user allows it: limits, a session of its own, and whichever of
+  the other parts works.
+
+In each the server (`child.py`) adds limits and the system call filter (`filters`) to every
+program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.sandbox import child, filters
+
+logger = logging.getLogger(__name__)
+
+ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
+
+_PYTHON = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+_STDLIB = os.path.realpath(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+_SERVER = [_PYTHON, "-I", "-S", "-X", "utf8", os.path.realpath(child.__file__)]
+# Packages may carry data sets, and with them the tests.
+_HIDDEN = [os.path.join(_STDLIB, name) for name in ("site-packages", "dist-packages")]
+
+# Not /tmp: Python itself may be installed below it.
+_SCRATCH = "/.scratch"
+
+
+class Unprotected(RuntimeError):
+    """Untrusted code would run without protection, and nobody allowed that."""
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How to start a sandbox.
+
+    Attributes:
+      name: bubblewrap (as root or not), landlock or unprotected.
+      command: what starts the server.
+      settings: what the server must know of it (`child.confine`).
+      own_user: the server becomes a user that no other process has; then the number of
+        processes and threads can be limited although this process is root's.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    settings: dict[str, Any]
+    own_user: bool = False
+
+
+@functools.lru_cache(maxsize=8)
+def best_protection(
+    *, allow_unprotected: bool = False, site_packages: str | None = None
+) -> Protection:
+    """The best protection of this machine.
+
+    Args:
+      allow_unprotected: take what there is when neither bubblewrap nor Landlock works.
+      site_packages: a directory of packages that programs may import and read.
+
+    Raises:
+      Unprotected: nothing protects here, and `allow_unprotected` is false.
+    """
+    reasons = []
+    for candidate in _candidates(site_packages):
+        try:
+            found = candidate()
+            _probe(found)
+            return found
+        except (OSError, RuntimeError) as error:
+            reasons.append(f"{candidate.__name__.strip('_')}: {error}")
+    why = "; ".join(reasons)
+    if not allow_unprotected:
+        raise Unprotected(
+            f"{ALLOW_KEY}: false, and this machine gives no protection for running the answers' "
+            f"code ({why}). Install bubblewrap (Debian and Ubuntu: apt install bubblewrap) or "
+            "allow user namespaces in the container; or give a Sandbox Fusion service in "
+            "reward.sandbox_fusion.url; or, where the machine holds nothing to lose, set it to "
+            "true."
+        )
+    logger.warning("%s=true: the answers' code runs without protection (%s)", ALLOW_KEY, why)
+    return _unprotected(site_packages)
+
+
+def working_protections() -> Iterator[Protection]:
+    """Every protection that holds here, best first."""
+    for candidate in _candidates(None):
+        with contextlib.suppress(OSError, RuntimeError):
+            found = candidate()
+            _probe(found)
+            yield found
+
+
+def _candidates(site_packages: str | None) -> Iterator[Callable[[], Protection]]:
+    def bubblewrap_as_root() -> Protection:
+        return _bubblewrap(site_packages, as_root=True)
+
+    def bubblewrap() -> Protection:
+        return _bubblewrap(site_packages, as_root=False)
+
+    def landlock() -> Protection:
+        return _landlock(site_packages)
+
+    if os.geteuid() == 0:
+        yield bubblewrap_as_root
+    yield bubblewrap
+    yield landlock
+
+
+def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
+    program = shutil.which("bwrap")
+    if not program:
+        raise RuntimeError("the program bwrap is not installed")
+    spaces = ["pid", "net", "ipc", "uts", "cgroup-try"] + ([] if as_root else ["user"])
+    command = [program, *(f"--unshare-{space}" for space in spaces)]
+    command += ["--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+    if as_root:  # the server gives these two up when it becomes another user
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--uid", "65534", "--gid", "65534"]
+    for path in _readable(site_packages):
+        if as_root:  # else the way there would be as private as a directory in root's home is
+            for parent in list(Path(path).parents)[-2::-1]:
+                command += ["--perms", "0755", "--dir", str(parent)]
+        command += ["--ro-bind-try", path, path]
+    for path in _hidden(site_packages):
+        command += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else []
+    command += ["--dev-bind", "/dev/null", "/dev/null"]
+    scratch = None
+    if _bubblewrap_version(program) >= (0, 7):  # earlier ones cannot limit a directory's size
+        scratch = _SCRATCH
+        command += f"--perms 1777 --size {16 << 20} --tmpfs {scratch} --chdir {scratch}".split()
+        command += ["--setenv", "TMPDIR", scratch]
+    command += ["--remount-ro", "/", "--", *_SERVER]
+    # Root's processes are never counted against a limit, unless the server changes the user.
+    threads = as_root or os.geteuid() != 0
+    settings = _settings(threads=threads, scratch=scratch, site_packages=site_packages)
+    name = "bubblewrap as root" if as_root else "bubblewrap"
+    return Protection(name, tuple(command), settings, own_user=as_root)
+
+
+def _bubblewrap_version(program: str) -> tuple[int, ...]:
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return tuple(int(number) for number in re.findall(r"\d+", shown.stdout)[:2])
+
+
+def _landlock(site_packages: str | None) -> Protection:
+    root = os.geteuid() == 0
+    own_user = root and _readable_by_all(_STDLIB)
+    settings = _settings(threads=own_user, scratch=None, site_packages=site_packages)
+    hidden = _hidden(site_packages)
+    rules = [
+        rule for path in _readable(site_packages) for rule in _rules(os.path.realpath(path), hidden)
+    ]
+    settings |= {"landlock": [*rules, ("/dev/null", True)], "drop_capabilities": root}
+    return Protection("landlock", tuple(_SERVER), settings, own_user)
+
+
+def _unprotected(site_packages: str | None) -> Protection:
+    settings = _settings(threads=True, scratch=None, site_packages=site_packages, optional=True)
+    return Protection("unprotected", tuple(_SERVER), settings)
+
+
+def _settings(
+    *, threads: bool, scratch: str | None, site_packages: str | None, optional: bool = False
+) -> dict[str, Any]:
+    code = ""
+    try:
+        code = filters.compiled(threads=threads, own_files=bool(scratch) or optional).hex()
+    except RuntimeError:
+        if not optional:
+            raise
+    return {
+        "filter": code,
+        "scratch": scratch,
+        "path": [site_packages] if site_packages else [],
+        "landlock": None,
+        "drop_capabilities": False,
+        "uid": None,
+    }
+
+
+def _readable(site_packages: str | None) -> list[str]:
+    """What a Python program must be able to read, and nothing beside it."""
+    libraries = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"]
+    zones = ["/usr/share/zoneinfo"]
+    shared = [str(path) for path in Path(_STDLIB).parent.glob("libpython*")]
+    own = [_PYTHON, _STDLIB, _SERVER[-1], *shared]
+    return libraries + zones + own + ([site_packages] if site_packages else [])
+
+
+def _hidden(site_packages: str | None) -> list[str]:
+    return [path for path in _HIDDEN if path != site_packages]
+
+
+def _rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
+    """Landlock cannot take back what it gave: name everything beside what is hidden."""
+    if path in hidden:
+        return
+    if not any(other.startswith(path + "/") for other in hidden):
+        yield path, True
+        return
+    yield path, False
+    for name in os.listdir(path):
+        yield from _rules(os.path.join(path, name), hidden)
+
+
+def _readable_by_all(path: str) -> bool:
+    return all(
+        os.stat(parent).st_mode & stat.S_IXOTH for parent in [path, *map(str, Path(path).parents)]
+    )
+
+
+# ------------------------------------------------------------------ the probe
+
+# Prints the name of every door that it finds open.
+_PROBE = """
+import os, socket, _thread, threading
+import decimal  # a library that is loaded late
+secret, here, parent = {secret!r}, {here!r}, {parent}
+def door(name, *actions):
+    for action in actions:
+        try:
+            action()
+        except Exception:
+            continue
+        print(name)
+        return
+door("reads files", lambda: open(secret).read(), lambda: os.listdir(here))
+door("writes files", lambda: open(here + "/probe", "w"), lambda: os.unlink(secret))
+door("opens sockets", lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX))
+door("starts processes", lambda: os.fork() or os._exit(0), lambda: os.execv("/bin/true", ["true"]))
+door("sends signals", lambda: os.kill(parent, 0), lambda: os.kill(os.getppid(), 0))
+lock = _thread.allocate_lock()
+lock.acquire()
+try:
+    for _ in range(300):
+        _thread.start_new_thread(lock.acquire, ())
+    print("starts any number of threads")
+except RuntimeError:
+    pass
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+def _probe(found: Protection) -> None:
+    """Raise RuntimeError unless a program in this sandbox finds every door shut."""
+    from gdpo_verl.sandbox.session import Limits, Sandbox
+
+    with tempfile.TemporaryDirectory() as here:
+        secret = os.path.join(here, "secret")
+        Path(secret).write_text("secret")
+        for path in (here, secret):
+            os.chmod(path, 0o777)
+        with Sandbox(found, Limits(timeout=5, deadline=30)) as sandbox:
+            outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
+    if outcome.text != "done\n":
+        doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
+        raise RuntimeError(f"the probe found a door open: {doors}")
+
+
+def with_user(found: Protection, number: int) -> Protection:
+    """The same, for a sandbox of its own user where that is possible."""
+    # Above every range that a distribution gives out, and one a process and sandbox.
+    uid = (1 << 30) + (os.getpid() % (1 << 22)) * 128 + number % 128
+    return replace(found, settings=found.settings | {"uid": uid}) if found.own_user else found
