@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 from gdpo_verl import __version__
 from gdpo_verl.batch import read_components
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.data.catalog import command_for
 from gdpo_verl.rewards.components import Component, declared_components
 
 logger = logging.getLogger(__name__)
@@ -211,7 +212,13 @@ def _check_data_files(data: Any) -> None:
         files = data.get(key)
         for path in [files] if isinstance(files, str) else list(files or []):
             if "://" not in path and not os.path.exists(os.path.expanduser(path)):
+                command = command_for(path)
+                remedy = (
+                    f"Prepare it with `{command}`."
+                    if command
+                    else "`gdpo-verl prepare --help` names the data sets that one command writes."
+                )
                 raise ValueError(
                     f"data.{key}: {path!r} does not exist here (working directory {os.getcwd()}). "
-                    "Prepare it first, for instance with `gdpo-verl prepare toolbox`."
+                    f"{remedy}"
                 )

@@ -80,8 +80,14 @@ def validate(config: DictConfig) -> None:
         ),
         pytest.param(
             ["data.val_files=/no/such/file.parquet"],
-            r"data\.val_files: '/no/such/file\.parquet' does not exist.*prepare",
+            r"data\.val_files: '/no/such/file\.parquet' does not exist.*prepare --help",
             id="missing data file",
+        ),
+        pytest.param(
+            ["data.train_files=data/gsm8k/train.parquet"],
+            r"data\.train_files: 'data/gsm8k/train\.parquet' does not exist.*"
+            r"Prepare it with `gdpo-verl prepare gsm8k`",
+            id="data set that was not prepared",
         ),
         pytest.param(
             ["reward.custom_reward_function.path=pkg://no.such.module"],

@@ -216,18 +216,76 @@ def test_an_interrupted_write_leaves_the_old_files_and_nothing_else(
 ) -> None:
     parquet.write(tmp_path, {"train": [tiny_row(0)], "validation": [tiny_row(1)]}, {})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real_write, calls = pq.write_table, []
+    real_write, calls = parquet._write_rows, []
 
-    def interrupted(table: Any, where: Any) -> None:
-        real_write(table, where)
+    def interrupted(rows: Any, where: Path) -> None:
+        real_write(rows, where)
         calls.append(where)
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(parquet.pq, "write_table", interrupted)
+    monkeypatch.setattr(parquet, "_write_rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         parquet.write(tmp_path, {"train": [tiny_row(7)], "validation": [tiny_row(8)]}, {})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_killed_write_leaves_no_half_file_and_the_next_one_starts_clean(tmp_path: Path) -> None:
+    # The process kills itself, beyond any clean-up, when half of the rows are on the disk.
+    code = """
+import os, signal, sys
+from pathlib import Path
+from gdpo_verl.data import parquet, prompt
+
+class Killed(parquet.pq.ParquetWriter):
+    batches = 0
+    def write_table(self, table):
+        super().write_table(table)
+        Killed.batches += 1
+        if Killed.batches == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+parquet.pq.ParquetWriter = Killed
+chat = prompt.messages([], [("user", "Hello.")])
+rows = [
+    parquet.row("x", chat, "y", ability="z", extra_info={"index": index, "split": "train"})
+    for index in range(4 * parquet._BATCH)
+]
+parquet.write(Path(sys.argv[1]), {"train": rows}, {})
+"""
+
+    def write(out_dir: Path, kill_at: int) -> int:
+        command = [sys.executable, "-c", code, str(out_dir), str(kill_at)]
+        return subprocess.run(command, check=False).returncode
+
+    assert write(tmp_path / "killed", kill_at=2) == -9
+    (left,) = (tmp_path / "killed").iterdir()
+    assert left.name.endswith(".tmp")
+    assert write(tmp_path / "killed", kill_at=0) == 0
+    assert write(tmp_path / "fresh", kill_at=0) == 0
+    assert sorted(os.listdir(tmp_path / "killed")) == ["provenance.json", "train.parquet"]
+    for name in os.listdir(tmp_path / "fresh"):
+        fresh = (tmp_path / "fresh" / name).read_bytes()
+        assert (tmp_path / "killed" / name).read_bytes() == fresh
+
+
+def test_a_value_of_a_kind_absent_from_the_first_thousand_rows_is_kept(tmp_path: Path) -> None:
+    rows = [tiny_row(index) for index in range(parquet._BATCH + 1)]
+    for row in rows:
+        row["extra_info"] |= {"note": None, "share": 1}
+    rows[-1]["extra_info"] = {
+        "index": 1000,
+        "split": "train",
+        "note": "late",
+        "share": 0.5,
+        "more": 1,
+    }
+    parquet.write(tmp_path, {"train": rows}, {})
+    written = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    assert len(written) == parquet._BATCH + 1
+    first = {"index": 0, "split": "train", "note": None, "share": 1.0, "more": None}
+    assert written[0]["extra_info"] == first
+    assert written[-1]["extra_info"] == rows[-1]["extra_info"]
 
 
 def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
@@ -238,8 +296,9 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_importing_the_data_package_imports_neither_torch_nor_verl() -> None:
     code = (
-        "import sys, gdpo_verl.data, gdpo_verl.data.toolbox, gdpo_verl.data.bfcl; "
-        "print([name for name in ('torch', 'verl', 'transformers') if name in sys.modules])"
+        "import sys, gdpo_verl.data.toolbox, gdpo_verl.data.bfcl, gdpo_verl.data.rlla; "
+        "import gdpo_verl.data.gsm8k, gdpo_verl.data.deepscaler, gdpo_verl.data.eurus2_code; "
+        "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

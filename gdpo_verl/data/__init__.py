@@ -1,5 +1,6 @@
-"""Data sets in verl's parquet columns: ``toolbox`` (synthetic) and ``bfcl`` (real questions).
+"""Data sets in verl's parquet columns; `catalog.DATASETS` names them.
 
-Each module has one ``prepare(out_dir, …)`` that writes ``train.parquet``,
-``validation.parquet`` and ``provenance.json``, and returns the provenance.
+Each module of a data set has one ``prepare(out_dir, …)`` that writes ``train.parquet``,
+``validation.parquet`` and ``provenance.json``, and returns the provenance. Those with outside
+rows share `source` (where rows come from), `rows` (what a usable row is) and `build`.
 """

@@ -21,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gdpo_verl.data import parquet, prompt
+from gdpo_verl.data.rows import BadRow, PromptLength
 
 DATA_SOURCE = "bfcl"
 REQUIREMENT = "bfcl-eval==2026.3.23"
@@ -175,12 +176,13 @@ def split_of(text: str, *, seed: int) -> str:
     return "validation" if share < VALIDATION_SHARE else "train"
 
 
-def prepare(out_dir: Path, *, seed: int = 0) -> dict[str, Any]:
+def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None) -> dict[str, Any]:
     """Write the accepted questions to ``out_dir`` and return their provenance.
 
     Args:
       out_dir: gets train.parquet, validation.parquet and provenance.json.
       seed: decides the split, about nine to one.
+      length: the longest prompt, unchecked without it.
 
     Raises:
       ModuleNotFoundError: ``bfcl-eval`` is not installed.
@@ -198,14 +200,21 @@ def prepare(out_dir: Path, *, seed: int = 0) -> dict[str, Any]:
             if objections:
                 rejected.append({"file": file, "id": question["id"], "reason": objections})
                 continue
-            counts[category]["kept"] += 1
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
+            messages = prompt.messages([_tool_block(f) for f in question["function"]], turns)
+            try:
+                if length:
+                    length.check(messages)
+            except BadRow as error:
+                rejected.append({"file": file, "id": question["id"], "reason": [str(error)]})
+                continue
+            counts[category]["kept"] += 1
             split = split_of("\n".join(text for _, text in turns), seed=seed)
             names = " and ".join(dict.fromkeys(name for name, _ in calls))
             splits[split].append(
                 parquet.row(
                     DATA_SOURCE,
-                    prompt.messages([_tool_block(f) for f in question["function"]], turns),
+                    messages,
                     prompt.reference_answer(f"use {names}", calls),
                     ability="tool_call",
                     extra_info={

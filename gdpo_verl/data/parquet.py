@@ -17,6 +17,8 @@ import gdpo_verl
 
 PROVENANCE = "provenance.json"
 
+_BATCH = 1000  # rows at once: an Arrow array of text ends at 2 GiB
+
 
 def row(
     data_source: str,
@@ -44,7 +46,8 @@ def write(
     """Write ``<split>.parquet`` for each split, then ``provenance.json``.
 
     Every file is complete under a temporary name before any gets its own, so
-    an interrupted run leaves no half file. The provenance comes last and holds
+    an interrupted run leaves no half file; the temporary ones of a killed run
+    are removed by the next. The provenance comes last and holds
     each file's SHA-256: where it is present and agrees, the set is whole. The
     same rows give the same bytes.
 
@@ -65,6 +68,8 @@ def write(
         pending: list[tuple[Path, Path]] = []
 
         def temporary(name: str) -> Path:
+            for stale in out_dir.glob(f".{name}.*.tmp"):
+                stale.unlink(missing_ok=True)
             path = out_dir / f".{name}.{os.getpid()}.tmp"
             cleanup.callback(path.unlink, missing_ok=True)
             pending.append((path, out_dir / name))
@@ -72,7 +77,7 @@ def write(
 
         for split, rows in splits.items():
             path = temporary(f"{split}.parquet")
-            pq.write_table(pa.Table.from_pylist(list(rows)), path)
+            _write_rows(rows, path)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             files[f"{split}.parquet"] = {"rows": len(rows), "sha256": digest}
         version = getattr(gdpo_verl, "__version__", "unknown")
@@ -82,3 +87,15 @@ def write(
         for source, target in pending:
             os.replace(source, target)
     return written
+
+
+def _write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    batches = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+    # A column that is empty in one batch may be text in the next.
+    schema = pa.unify_schemas(
+        [pa.Table.from_pylist(list(batch)).schema for batch in batches],
+        promote_options="permissive",
+    )
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            writer.write_table(pa.Table.from_pylist(list(batch), schema=schema))

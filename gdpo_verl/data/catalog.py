@@ -1,0 +1,123 @@
+"""The data sets that `gdpo-verl prepare` writes, by name."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """How a data set is prepared.
+
+    Attributes:
+      module: has ``prepare(out_dir, …)``.
+      max_prompt_length: that of its recipe, in tokens.
+      needs_source: whether ``--from`` must be given.
+      takes_source: whether it can be.
+    """
+
+    module: str
+    max_prompt_length: int
+    needs_source: bool = False
+    takes_source: bool = True
+
+
+DATASETS = {
+    "toolbox": DataSet("gdpo_verl.data.toolbox", 128, takes_source=False),
+    "bfcl": DataSet("gdpo_verl.data.bfcl", 2048, takes_source=False),
+    "rlla": DataSet("gdpo_verl.data.rlla", 2048, needs_source=True),
+    "gsm8k": DataSet("gdpo_verl.data.gsm8k", 512),
+    "deepscaler": DataSet("gdpo_verl.data.deepscaler", 1024),
+    "eurus2-code": DataSet("gdpo_verl.data.eurus2_code", 1024),
+}
+
+
+def prepare(
+    name: str,
+    out_dir: Path,
+    *,
+    source: str | None = None,
+    seed: int = 0,
+    validation: int | None = None,
+    model: str | None = None,
+    max_prompt_length: int | None = None,
+) -> dict[str, Any]:
+    """Write the data set ``name`` to ``out_dir`` and return its provenance.
+
+    Args:
+      name: one of `DATASETS`.
+      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      source: a file, a folder or a hub id; by default where it is published.
+      seed: decides what is drawn or held out.
+      validation: rows held out where the source has no such split.
+      model: whose tokenizer counts the prompts; unchecked without it.
+      max_prompt_length: tokens that fit; by default the recipe's.
+
+    Raises:
+      ValueError: an option that the data set does not take, or data that cannot be used.
+      OSError: the source is not there, or the hub cannot be reached.
+    """
+    dataset = DATASETS[name]
+    options: dict[str, Any] = {"seed": seed}
+    given = {"--from": source, "--validation": validation}
+    if dataset.takes_source:
+        options |= {"source": source, "validation": validation}
+    elif refused := [option for option, value in given.items() if value is not None]:
+        raise ValueError(f"{' and '.join(refused)}: {name} has rows of its own and takes none")
+    if model is not None:
+        from gdpo_verl.data.rows import PromptLength
+
+        most = dataset.max_prompt_length if max_prompt_length is None else max_prompt_length
+        options["length"] = PromptLength.load(model, most)
+    elif max_prompt_length is not None:
+        raise ValueError(
+            "--max-prompt-length: counts tokens; give --model too, the model to be trained"
+        )
+    return dict(importlib.import_module(dataset.module).prepare(out_dir, **options))
+
+
+def command_for(path: str | Path) -> str | None:
+    """The command that writes the file at ``path``, told by its folder's name.
+
+    >>> command_for("data/gsm8k/train.parquet")
+    'gdpo-verl prepare gsm8k'
+    >>> command_for("/scratch/rlla/train.parquet")
+    'gdpo-verl prepare rlla --from FOLDER --out /scratch/rlla'
+    >>> command_for("data/mine/train.parquet")
+    """
+    folder = Path(path).parent
+    dataset = DATASETS.get(folder.name)
+    if dataset is None:
+        return None
+    command = f"gdpo-verl prepare {folder.name}"
+    command += " --from FOLDER" if dataset.needs_source else ""
+    return (
+        command
+        if folder == Path("data", folder.name)
+        else f"{command} --out {shlex.quote(str(folder.expanduser()))}"
+    )
+
+
+def remarks(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
+    """What a user must see: the rejected and the doubtful rows, the first with file and row."""
+    lines = []
+    for what in ("rejected", "doubtful"):
+        rows = provenance.get(what) or []
+        if not rows:
+            continue
+        kinds = Counter(row["kind"] for row in rows if "kind" in row)
+        detail = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        lines.append(f"{len(rows)} rows {what}{f' ({detail})' if detail else ''}:")
+        for row in rows[:most]:
+            place = f"row {row['row']}" if "row" in row else row["id"]
+            reason = row["reason"] if isinstance(row["reason"], str) else "; ".join(row["reason"])
+            lines.append(f"  {row['file']} {place}: {reason}")
+        if len(rows) > most:
+            lines.append(f"  and {len(rows) - most} more, which provenance.json lists")
+    return lines

@@ -1,0 +1,283 @@
+"""Rows of files, folders and the hub: their order, their origin, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gdpo_verl.data.source import Record, open_source
+
+ROWS = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}, {"n": 3, "text": "c"}]
+
+
+def values(source: str, config: str | None = None) -> list[tuple[str, int, str | None, Any]]:
+    records = open_source(source, config=config).records
+    return [(r.file, r.row, r.split, r.values and r.values["n"]) for r in records]
+
+
+def write_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl", ".json"])
+def test_a_single_file_has_its_rows_in_order_and_no_split(tmp_path: Path, suffix: str) -> None:
+    source = write_file(tmp_path / f"test{suffix}")
+    name = f"test{suffix}"
+    assert values(source) == [(name, 0, None, 1), (name, 1, None, 2), (name, 2, None, 3)]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl", ".json"])
+def test_a_folders_files_are_read_by_name_and_split(tmp_path: Path, suffix: str) -> None:
+    for name, number in (("test", 9), ("train-00001-of-00002", 2), ("train-00000-of-00002", 1)):
+        write_file(tmp_path / f"data/{name}{suffix}", [{"n": number}])
+    assert values(str(tmp_path)) == [
+        (f"data/test{suffix}", 0, "test", 9),
+        (f"data/train-00000-of-00002{suffix}", 0, "train", 1),
+        (f"data/train-00001-of-00002{suffix}", 0, "train", 2),
+    ]
+
+
+def test_a_data_set_that_datasets_saved_is_read(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": rows, "test": rows.select([2])}).save_to_disk(tmp_path)
+    found = values(str(tmp_path))
+    assert [(split, number) for _, _, split, number in found] == [
+        ("test", 3),
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+    ]
+
+
+def test_json_of_one_object_a_line_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('{"n": 1}\n{"n": 2}\n')
+    assert [number for *_, number in values(str(tmp_path / "rows.json"))] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.jsonl", "train"),
+        ("gsm8k-train.jsonl", "train"),
+        ("parquet-validation-00000-of-00003.jsonl", "validation"),
+        ("train-00000-of-00001-a09b74b3ef9c3b56.jsonl", "train"),
+        ("dev.jsonl", "validation"),
+        ("test/part.jsonl", "test"),
+        ("deepscaler.jsonl", None),
+        ("contest.jsonl", None),
+    ],
+)
+def test_the_split_is_what_the_name_says(tmp_path: Path, name: str, split: str | None) -> None:
+    write_file(tmp_path / name)
+    assert {found for _, _, found, _ in values(str(tmp_path))} == {split}
+
+
+def test_files_without_a_splits_name_are_left_out_beside_those_with_one(tmp_path: Path) -> None:
+    for name in ("train", "train_socratic", "example_model_solutions"):
+        write_file(tmp_path / f"{name}.jsonl", [{"n": 1}])
+    source = open_source(str(tmp_path))
+    assert [record.file for record in source.records] == ["train.jsonl"]
+    left_out = ["example_model_solutions.jsonl", "train_socratic.jsonl"]
+    assert source.provenance["files_left_out"] == left_out
+
+
+def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    write_file(tmp_path / "main/train.parquet", [{"n": 1}])
+    write_file(tmp_path / "socratic/train.parquet", [{"n": 2}])
+    assert values(str(tmp_path), "main") == [("train.parquet", 0, "train", 1)]
+
+
+def test_a_line_that_is_no_object_keeps_its_place_and_says_why(tmp_path: Path) -> None:
+    lines = ['{"n": 1}', "", "{", "[1]", r'{"n": "\ud800"}', '{"n": 2}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    records = list(open_source(str(tmp_path / "rows.jsonl")).records)
+    assert [(r.row, r.values) for r in records if r.values] == [(0, {"n": 1}), (5, {"n": 2})]
+    bad = {r.row: r.problem for r in records if r.values is None}
+    assert sorted(bad) == [2, 3, 4]
+    assert bad[2].startswith("expected an object, found no JSON: ")
+    assert bad[3] == "expected an object, found [1]"
+    assert bad[4] == "expected an object, found text that is not Unicode: surrogates not allowed"
+
+
+def test_every_file_is_named_with_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("abc")
+    found = open_source(str(tmp_path / "rows.jsonl")).provenance["files"]
+    # SHA-256 of "abc", from FIPS 180-2
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert found == {"rows.jsonl": digest}
+
+
+@pytest.mark.parametrize("name", ["bad.parquet", "bad.arrow", "bad.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'[{"n": 1}, {"n"')
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}' cannot be read as"):
+        list(open_source(str(tmp_path / name)).records)
+
+
+def test_a_parquet_file_cut_short_is_named(tmp_path: Path) -> None:
+    path = Path(write_file(tmp_path / "cut.parquet"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"cut\.parquet' cannot be read as parquet"):
+        open_source(str(path))
+
+
+def test_a_folder_of_two_kinds_and_one_of_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"files of one kind .* found none"):
+        open_source(str(tmp_path))
+    write_file(tmp_path / "a.jsonl")
+    write_file(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"found \['.jsonl', '.parquet'\]"):
+        open_source(str(tmp_path))
+
+
+# --- hub ------------------------------------------------------------------------------
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPO = "datasets/openai/gsm8k"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as one public data set needs."""
+
+    files: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].strip("/")
+        if match := re.fullmatch(rf"{REPO}/resolve/{COMMIT}/(.*)", path):
+            body = self.files.get(match[1])
+            headers = {"ETag": f'"{match[1]}"', "X-Repo-Commit": COMMIT}
+            missing = {"X-Error-Code": "EntryNotFound"}
+            self._send(
+                404 if body is None else 200, body or b"", missing if body is None else headers
+            )
+        elif re.fullmatch(rf"api/{REPO}(/revision/[^/]+)?", path):
+            self._send_json({"id": "openai/gsm8k", "sha": COMMIT, "siblings": []})
+        elif match := re.fullmatch(rf"api/{REPO}/tree/{COMMIT}/?(.*)", path):
+            self._send_json([self._entry(name) for name in self.files if name.startswith(match[1])])
+        else:
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+        self._send_json([self._entry(name) for name in asked if name in self.files])
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        return {"type": "file", "path": name, "oid": "0" * 40, "size": len(self.files[name])}
+
+    def _send_json(self, content: Any) -> None:
+        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[str]:
+    """The address of a hub that has openai/gsm8k with two configurations of two splits."""
+    card = ["---", "configs:"]
+    Hub.files = {}
+    for config in ("main", "socratic"):
+        card += [f"- config_name: {config}", "  data_files:"]
+        for split, numbers in (("train", (1, 2)), ("test", (3,))):
+            rows = [{"question": f"{config} {n}?", "answer": f"#### {n}"} for n in numbers]
+            name = f"{config}-{split}.parquet"
+            Hub.files[name] = Path(write_file(tmp_path / "hub" / name, rows)).read_bytes()
+            card += [f"  - split: {split}", f"    path: {config}-{split}.parquet"]
+    Hub.files["README.md"] = "\n".join([*card, "---", ""]).encode()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def prepare(
+    tmp_path: Path, *arguments: str, endpoint: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own: the hub's libraries read their settings once."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "gdpo_verl.cli", "prepare", *arguments],
+        env={**os.environ, "HF_HUB_DISABLE_XET": "1", **settings},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_hub_id_is_loaded_at_its_commit_and_offline_from_the_cache(
+    tmp_path: Path, hub: str
+) -> None:
+    done = prepare(tmp_path, "gsm8k", endpoint=hub)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "data/gsm8k"
+    rows = pq.read_table(out / "train.parquet").to_pylist()
+    assert [row["prompt"][1]["content"] for row in rows] == ["main 1?", "main 2?"]
+    assert rows[1]["extra_info"]["file"] == "openai/gsm8k:train"
+    source = json.loads((out / "provenance.json").read_text())["source"]
+    assert source == {"hub": "openai/gsm8k", "revision": COMMIT, "config": "main"}
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    done = prepare(tmp_path, "gsm8k", endpoint="http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+    unknown = prepare(tmp_path, "gsm8k", "--from", "no/such", endpoint=hub)
+    assert unknown.returncode == 1
+    assert "the hub refuses 'no/such': 404" in unknown.stderr
+    assert "Traceback" not in unknown.stderr
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "deepscaler", endpoint="http://127.0.0.1:9")
+    assert done.returncode == 1
+    name = "agentica-org/DeepScaleR-Preview-Dataset"
+    assert f"--from: cannot load '{name}' from the hub: " in done.stderr
+    assert f"`hf download --repo-type dataset {name} --local-dir DIR`" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_path_is_never_looked_up_on_the_hub(tmp_path: Path) -> None:
+    (record,) = list(open_source(write_file(tmp_path / "one.jsonl", [{"n": 1}])).records)
+    assert record == Record("one.jsonl", 0, None, {"n": 1})
+    for absent in ("data/none.parquet", "./none", "/none", "~/none", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match="does not exist"):
+            open_source(absent)
