@@ -1,0 +1,236 @@
+"""Try a reward on rows of the data before a training is paid for: `gdpo-verl check-reward`.
+
+The configuration is the training's own, and verl loads the data, the reward function and the
+manager from it as a training would. No Ray, no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import open_dict
+
+from gdpo_verl.check_reward import answers, table
+from gdpo_verl.check_reward.report import Report, measure
+from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
+from gdpo_verl.check_reward.worker import score_all
+from gdpo_verl.config import GdpoConfig
+
+ROWS = 64
+TIMEOUT = 20.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the answers come from; at most one is set, and without any they are made up.
+
+    Attributes:
+      file: JSON lines; see `answers.from_file`.
+      column: a column of the data; see `answers.from_column`.
+      model: a local model to sample from, set as `actor_rollout_ref.model.path`.
+    """
+
+    file: Path | None = None
+    column: str | None = None
+    model: Path | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A report and what it is about."""
+
+    report: Report
+    about: Mapping[str, str]
+
+    def to_text(self) -> str:
+        """For a terminal."""
+        return table.to_text(self.report, self.about)
+
+    def to_json(self) -> str:
+        """With every answer."""
+        return table.to_json(self.report, self.about)
+
+
+def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None = None) -> Any:
+    """A training's configuration: a recipe's, or verl's own, with Hydra's overrides.
+
+    Args:
+      recipe: for example "toolbox/gdpo"; None for verl's `ppo_trainer`.
+      directory: where the recipe is; default: gdpo-verl's recipes.
+
+    Raises:
+      ValueError: it cannot be composed.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    from gdpo_verl.launch import recipes_directory
+
+    place = (directory or recipes_directory()).resolve()
+    try:
+        with (
+            hydra.initialize_config_dir(str(place), version_base=None)
+            if recipe
+            else hydra.initialize_config_module("verl.trainer.config", version_base=None)
+        ):
+            config = hydra.compose(recipe or "ppo_trainer", list(overrides))
+            return migrate_legacy_reward_impl(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(f"configuration {recipe or 'ppo_trainer'}: {error}") from error
+
+
+def point_at(config: Any, function: str | None, files: Sequence[str]) -> None:
+    """Set the reward function (``path:name``, name `compute_score` when left out) and the data."""
+    with open_dict(config):
+        if function:
+            path, colon, name = function.rpartition(":")
+            named = bool(colon) and name.isidentifier()
+            config.reward.custom_reward_function.path = path if named else function
+            config.reward.custom_reward_function.name = name if named else "compute_score"
+        if files:
+            config.data.train_files = list(files)
+
+
+def check(
+    config: Any, source: Source, *, rows: int | None = None, timeout: float = TIMEOUT
+) -> Checked:
+    """Score answers with the configured reward and look at what comes out.
+
+    Args:
+      config: verl's whole configuration.
+      source: the answers'.
+      rows: how many rows, spread evenly over data.train_files (default 64); with a file of
+        answers how many of the prompts in it (default all).
+      timeout: seconds that one answer may take.
+
+    Raises:
+      ValueError: the configuration, the data, the answers or the reward cannot be read; names
+        the key in full.
+    """
+    if config.reward.reward_model.enable:
+        raise ValueError(
+            "reward.reward_model.enable: expected false, found true. A reward model needs the "
+            "training's devices; check a rule-based reward here."
+        )
+    for name, number in (("--rows", rows), ("--timeout", timeout)):
+        if number is not None and not number > 0:
+            raise ValueError(f"{name}: expected a number above 0, found {number:g}")
+    settings = GdpoConfig.from_algorithm(config.algorithm)
+    if source.model is not None:
+        config.actor_rollout_ref.model.path = str(source.model)
+    with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
+        tokenizer = load_tokenizer(config.actor_rollout_ref.model)
+        dataset = _dataset(config, tokenizer)
+        chosen, columns = _answers(config, source, dataset, tokenizer, rows)
+        scored = score_all(config, columns, chosen, timeout)
+    return Checked(
+        measure(chosen, scored, settings), _about(config, len(dataset), len(columns), chosen)
+    )
+
+
+def _answers(
+    config: Any, source: Source, dataset: Any, tokenizer: Any, rows: int | None
+) -> tuple[list[answers.Answer], dict[int, dict[str, Any]]]:
+    if source.file is not None:
+        given = answers.from_file(source.file, dataset)
+        groups = list(dict.fromkeys(answer.group for answer in given))[:rows]
+        given = [answer for answer in given if answer.group in set(groups)]
+        return given, {answer.row: dict(dataset[answer.row]) for answer in given}
+    columns = {row: dict(dataset[row]) for row in answers.spread(len(dataset), rows or ROWS)}
+    if source.column is not None:
+        return answers.from_column(columns, source.column), columns
+    if source.model is not None:
+        from gdpo_verl.check_reward.sampling import sample
+
+        return sample(config, tokenizer, columns), columns
+    return answers.made_up(columns), columns
+
+
+def _dataset(config: Any, tokenizer: Any) -> Any:
+    """data.train_files as the training reads them, but with every row.
+
+    Raises:
+      ValueError: they cannot be read, hold no rows, or lack a column that verl's managers read.
+    """
+    from verl.trainer.ppo.utils import create_rl_dataset
+
+    with open_dict(config):
+        config.data.filter_overlong_prompts = False  # row numbers stay those of the files
+    try:
+        _refuse_empty(config.data.train_files)
+        dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+    except Exception as error:
+        raise ValueError(
+            f"data.train_files: cannot read {_files(config)} (working directory {os.getcwd()}): "
+            f"{type(error).__name__}: {error}. Prepare them first, for instance with `gdpo-verl "
+            "prepare toolbox`, and name them with --data."
+        ) from error
+    if len(dataset) == 0:
+        raise ValueError(
+            f"data.train_files: expected at least one row, found none in {_files(config)}"
+        )
+    _check_columns(config, dataset)
+    return dataset
+
+
+def _refuse_empty(files: Any) -> None:
+    """Where there is no row at all, `datasets` complains about its own batch size."""
+    import pyarrow.parquet as pq
+
+    for file in [files] if isinstance(files, str) else files:
+        path = Path(file).expanduser()
+        if path.suffix == ".parquet" and path.exists() and not pq.read_metadata(path).num_rows:
+            raise ValueError(f"expected at least one row, found none in {file}")
+
+
+def _check_columns(config: Any, dataset: Any) -> None:
+    wanted = {config.data.prompt_key: "verl's data set reads"}
+    if config.reward.reward_manager.source == "register":
+        wanted |= dict.fromkeys(("data_source", "reward_model"), "verl's reward managers read")
+    found = getattr(getattr(dataset, "dataframe", None), "column_names", None)
+    for column, reader in wanted.items():
+        if found is not None and column not in found:
+            raise ValueError(
+                f"data.train_files: {reader} a column {column!r}, found only {sorted(found)} in "
+                f"{_files(config)}"
+            )
+    if "reward_model" in wanted:
+        _check_ground_truths(config, dataset)
+
+
+def _check_ground_truths(config: Any, dataset: Any) -> None:
+    truths = [answers.ground_truth(dataset[number]) for number in range(len(dataset))]
+    known = "ground_truth" in (dataset[0].get("reward_model") or {})
+    if None in truths and (not known or set(truths) != {None}):  # a judge may need none
+        raise ValueError(
+            "data.train_files: expected a ground truth in reward_model.ground_truth of every row, "
+            f"found none in row {truths.index(None)} of {_files(config)}"
+        )
+
+
+def _about(config: Any, total: int, rows: int, chosen: Sequence[answers.Answer]) -> dict[str, str]:
+    function = config.reward.custom_reward_function
+    manager = config.reward.reward_manager
+    kinds = ", ".join(dict.fromkeys(answer.kind for answer in chosen))
+    path = model_path(config.actor_rollout_ref.model)
+    return {
+        "reward": f"{function.path}:{function.name}" if function.path else "the manager's own",
+        "manager": manager.name
+        if manager.source == "register"
+        else f"{manager.module.path}:{manager.name}",
+        "data": f"{_files(config)}: {rows} of {total} rows, {len(chosen)} answers ({kinds})",
+        "tokens": path or "bytes, for there is no actor_rollout_ref.model.path here",
+    }
+
+
+def _files(config: Any) -> str:
+    files = config.data.train_files
+    return files if isinstance(files, str) else ", ".join(files)

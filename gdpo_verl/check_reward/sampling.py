@@ -1,0 +1,83 @@
+"""Answers sampled from a local model, as many for each prompt as the training would draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gdpo_verl.check_reward.answers import Answer
+
+PROMPTS_AT_ONCE = 8
+
+
+def sample(
+    config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]], seed: int = 0
+) -> list[Answer]:
+    """`actor_rollout_ref.rollout.n` answers to each row, at the rollout's temperature.
+
+    transformers generates them, on a GPU where there is one; the training's own engine is not
+    started.
+
+    Args:
+      config: verl's configuration; the model is `actor_rollout_ref.model.path`, an answer has at
+        most `data.max_response_length` tokens.
+      tokenizer: the model's.
+
+    Raises:
+      OSError, ValueError: the model cannot be loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    rollout = config.actor_rollout_ref.rollout
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    path = str(config.actor_rollout_ref.model.path)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    model.to(device).eval()
+    template = dict(config.data.get("apply_chat_template_kwargs") or {})
+    prompts = {
+        number: tokenizer.apply_chat_template(
+            list(row["raw_prompt"]), add_generation_prompt=True, tokenize=False, **template
+        )
+        for number, row in rows.items()
+    }
+    torch.manual_seed(seed)
+    answers: list[Answer] = []
+    numbers = list(prompts)
+    for start in range(0, len(numbers), PROMPTS_AT_ONCE):
+        chunk = numbers[start : start + PROMPTS_AT_ONCE]
+        batch = tokenizer(
+            [prompts[number] for number in chunk],
+            return_tensors="pt",
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+        ).to(device)
+        with torch.inference_mode():
+            output = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=int(config.data.max_response_length),
+                num_return_sequences=int(rollout.n),
+                do_sample=rollout.temperature > 0,
+                temperature=float(rollout.temperature) or None,
+                top_p=float(rollout.top_p),
+                top_k=max(int(rollout.top_k), 0),  # verl's -1 and transformers' 0 keep all
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        responses = output[:, batch["input_ids"].shape[1] :].tolist()
+        ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
+        for place, response in enumerate(responses):
+            number = chunk[place // int(rollout.n)]
+            ids = _until_end(response, {ends} if isinstance(ends, int) else set(ends))
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            answers.append(Answer(number, "sampled", text, number, tuple(ids)))
+    return answers
+
+
+def _until_end(response: list[int], ends: set[int]) -> list[int]:
+    """The tokens up to the first end token, which is kept, as verl keeps it."""
+    for place, token in enumerate(response):
+        if token in ends:
+            return response[: place + 1]
+    return response

@@ -1,0 +1,143 @@
+"""A report as a page of text, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gdpo_verl.check_reward.cases import Case
+from gdpo_verl.check_reward.report import ComponentSummary, Report
+
+NOTHING = "–"
+EXCERPT = 70
+
+
+def to_text(report: Report, about: Mapping[str, str]) -> str:
+    """The report for a terminal.
+
+    Args:
+      about: what was checked: a heading and its text, line by line.
+    """
+    width = max(map(len, about), default=0)
+    lines = [f"{heading:{width}}  {text}" for heading, text in about.items()]
+    for block in (_components(report), _kinds(report), list(_facts(report)), _verdict(report)):
+        lines += ["", *block] if block else []
+    return "\n".join(lines)
+
+
+def to_json(report: Report, about: Mapping[str, str]) -> str:
+    """The report with every answer, what was returned for it, and its time."""
+    record: dict[str, Any] = {
+        "about": dict(about),
+        "problems": list(report.problems),
+        "notes": list(report.notes),
+        "components": [asdict(component) for component in report.components],
+        "kinds": [asdict(kind) for kind in report.kinds],
+        "score_is_the_weighted_sum": {"answers": report.readable, "agree": report.agree},
+        "parse_errors": dict(report.parse_errors),
+        "seconds": report.seconds
+        and dict(zip(("median", "p99", "max"), report.seconds, strict=True)),
+        "first_call_seconds": report.first_seconds,
+        "answers": [_answer(case) for case in report.cases],
+    }
+    return json.dumps(record, indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+def _answer(case: Case) -> dict[str, Any]:
+    return {
+        "row": case.answer.row,
+        "kind": case.answer.kind,
+        "group": case.answer.group,
+        "answer": case.answer.text,
+        "score": case.score,
+        "returned": dict(case.outcome.info),
+        "seconds": case.outcome.seconds,
+        "error": case.outcome.error,
+    }
+
+
+def _components(report: Report) -> list[str]:
+    if not report.components:
+        return []
+    head = ("component", "weight", "declared", "observed", "mean", "constant", "not scored")
+    return _columns([head, *map(_component, report.components)])
+
+
+def _component(component: ComponentSummary) -> tuple[str, ...]:
+    constant = component.constant_groups
+    return (
+        component.name,
+        f"{component.weight:g}",
+        _range(*component.declared),
+        _range(component.low, component.high),
+        NOTHING if component.mean is None else f"{component.mean:.3f}",
+        NOTHING if constant is None else f"{constant:.0%} of prompts",
+        f"{component.unscored:.0%} of answers",
+    )
+
+
+def _kinds(report: Report) -> list[str]:
+    rows = [
+        (
+            kind.kind,
+            str(kind.count),
+            *(f"{value:.3f}" for value in (kind.low, kind.mean, kind.high)),
+            NOTHING if kind.unread is None else str(kind.unread),
+        )
+        for kind in report.kinds
+    ]
+    head = ("answer", "count", "score: lowest", "mean", "highest", "parse errors")
+    return _columns([head, *rows]) if rows else []
+
+
+def _facts(report: Report) -> Iterator[str]:
+    if report.components:
+        terms = " + ".join(f"{each.weight:g}·{each.name}" for each in report.components)
+        yield f"score = {terms} in {report.agree} of {report.readable} answers"
+    if report.parse_errors:
+        counts = ", ".join(f"{code}: {count}" for code, count in report.parse_errors.items())
+        yield f"parse_error codes and their answers: {counts}"
+    if report.seconds:
+        median, p99, longest = (f"{1000 * seconds:.3g} ms" for seconds in report.seconds)
+        yield (
+            f"time for one answer: median {median}, p99 {p99}, longest {longest}; "
+            f"first call {report.first_seconds:.3g} s"
+        )
+    for title, case in (("slowest", report.slowest), ("lowest score", report.worst)):
+        if case is not None:
+            score = NOTHING if case.score is None else f"{case.score:g}"
+            yield (
+                f"{title}: row {case.name}, {1000 * (case.outcome.seconds or 0):.3g} ms, "
+                f"score {score}: {_excerpt(case.answer.text)}"
+            )
+
+
+def _verdict(report: Report) -> list[str]:
+    lines = [f"note     {note}" for note in report.notes]
+    lines += [f"PROBLEM  {problem}" for problem in report.problems]
+    return lines or ["ok"]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first column to the left, the numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "   ".join(
+            f"{cell:{'>' if place else '<'}{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return NOTHING
+    return f"{'any' if low is None else f'{low:g}'} to {'any' if high is None else f'{high:g}'}"
+
+
+def _excerpt(text: str) -> str:
+    shown = ascii(text) if not text.isprintable() else repr(text)
+    return shown if len(shown) <= EXCERPT else f"{shown[:EXCERPT]}… ({len(text)} characters)"

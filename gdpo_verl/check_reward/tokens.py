@@ -1,0 +1,79 @@
+"""Text to tokens and back, as the policy's own tokenizer does it, or byte by byte without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.check_reward.answers import Answer
+
+
+def model_path(model: Any) -> str | None:
+    """Where the policy's tokenizer is, or None when it is not on this machine.
+
+    Args:
+      model: verl's `actor_rollout_ref.model`. A name that is no absolute path may be one of the
+        Hugging Face hub's and is left to its loader.
+    """
+    path = model.get("tokenizer_path") or model.get("path")
+    if not path or (str(path).startswith(("~", "/")) and not Path(path).expanduser().exists()):
+        return None
+    return str(Path(path).expanduser()) if str(path).startswith("~") else str(path)
+
+
+def load_tokenizer(model: Any) -> Any:
+    """The policy's tokenizer; one whose tokens are bytes when the policy is not here.
+
+    Raises:
+      ValueError: the path is given and no tokenizer can be loaded from it.
+    """
+    path = model_path(model)
+    if path is None:
+        return byte_tokenizer()
+    from verl.utils.fs import copy_to_local
+    from verl.utils.tokenizer import hf_tokenizer
+
+    try:
+        return hf_tokenizer(
+            copy_to_local(path), trust_remote_code=model.get("trust_remote_code", False)
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ValueError(
+            f"actor_rollout_ref.model.path: cannot load a tokenizer from {path!r}: "
+            f"{type(error).__name__}: {error}. Give the policy's directory, or "
+            "actor_rollout_ref.model.path=null to count bytes for tokens."
+        ) from error
+
+
+def byte_tokenizer() -> Any:
+    """A tokenizer that gives back any text: 256 tokens, one for each byte of its UTF-8."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: number for number, character in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|end|>", clean_up_tokenization_spaces=False
+    )
+
+
+def prompt_ids(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
+    """The row's prompt in tokens; without a chat template its texts one after the other."""
+    messages = list(row.get("raw_prompt") or [])
+    if tokenizer.chat_template and messages:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    else:
+        text = "\n".join(str(message["content"]) for message in messages)
+    return list(tokenizer.encode(text, add_special_tokens=False)) or [tokenizer.eos_token_id or 0]
+
+
+def response_ids(tokenizer: Any, answer: Answer) -> list[int]:
+    """The answer in tokens, with the end token that the policy would write behind it."""
+    if answer.token_ids is not None:
+        return list(answer.token_ids)
+    ids = list(tokenizer.encode(answer.text, add_special_tokens=False))
+    return [*ids, tokenizer.eos_token_id or 0]

@@ -1,0 +1,250 @@
+"""Score answers in a process of their own, which is ended when one of them does not end.
+
+A reward may hang in a way that no thread and no signal handler can stop, in a regular expression
+for instance. The process is forked from a server that has imported verl and has run nothing, so
+that a new one costs little, and heads a session of its own, so that what it started ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing
+import os
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.check_reward.answers import Answer
+from gdpo_verl.check_reward.tokens import load_tokenizer, prompt_ids, response_ids
+from gdpo_verl.rewards.components import Component
+
+# Imports of a user's module, and of the server before the first process.
+LOAD_SECONDS = 300.0
+# Answers that may end a process by hanging or by crashing before the rest is left unscored.
+MOST_LOST = 5
+_PRELOADED = ["verl.trainer.ppo.reward"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the reward made of one answer.
+
+    Attributes:
+      score: the manager's `reward_score`.
+      info: its `reward_extra_info`.
+      seconds: the time in the manager, its decoding included; None where it was ended.
+      first: the process's first answer, whose time holds the reward's own late imports.
+      altered: the tokenizer's decoding is not the answer's text.
+      error: why there is no score, else None.
+    """
+
+    score: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    first: bool = False
+    altered: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the configured reward declares, and an outcome for each of the first answers."""
+
+    declared: tuple[Component, ...]
+    outcomes: list[Outcome]
+
+
+def score_all(
+    config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer], timeout: float
+) -> Scored:
+    """Score the answers one after the other with the configured reward and manager.
+
+    After `MOST_LOST` answers that hung or crashed the rest is left out.
+
+    Args:
+      config: verl's whole configuration.
+      rows: the columns of each row that an answer refers to.
+      timeout: seconds that one answer may take.
+
+    Raises:
+      ValueError: the reward function or the manager cannot be loaded.
+    """
+    rows = {number: _without_tensors(row) for number, row in rows.items()}
+    declared: tuple[Component, ...] = ()
+    outcomes: list[Outcome] = []
+    lost = 0
+    while len(outcomes) < len(answers) and lost < MOST_LOST:
+        with _process(config, rows, answers[len(outcomes) :]) as (process, connection):
+            declared = _loaded(process, connection)
+            while len(outcomes) < len(answers):
+                outcome = _receive(process, connection, timeout)
+                outcomes.append(outcome)
+                if outcome.seconds is None:
+                    lost += 1
+                    break
+    return Scored(declared, outcomes)
+
+
+def _without_tensors(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's columns but for verl's `dummy_tensor`: a tensor takes a file descriptor to send."""
+    import torch
+
+    return {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
+
+
+def _loaded(process: BaseProcess, connection: Connection) -> tuple[Component, ...]:
+    """What the process sends first: the declaration, or why there is none.
+
+    Raises:
+      ValueError: the reward could not be loaded.
+    """
+    if not connection.poll(LOAD_SECONDS):
+        raise ValueError(f"reward: loading it did not end within {LOAD_SECONDS:.0f} s")
+    try:
+        message = connection.recv()
+    except EOFError:
+        raise ValueError(f"reward: loading it {_end_of(process)}") from None
+    if isinstance(message, str):
+        raise ValueError(message)
+    return tuple(message)
+
+
+def _receive(process: BaseProcess, connection: Connection, timeout: float) -> Outcome:
+    if not connection.poll(timeout):
+        return Outcome(error=f"did not end within {timeout:g} s")
+    try:
+        outcome: Outcome = connection.recv()
+    except EOFError:
+        return Outcome(error=_end_of(process))
+    return outcome
+
+
+def _end_of(process: BaseProcess) -> str:
+    process.join(5)
+    return f"ended its process with status {process.exitcode}"
+
+
+@contextlib.contextmanager
+def _process(
+    config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer]
+) -> Iterator[tuple[BaseProcess, Connection]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(theirs, Path.cwd(), config, rows, answers))
+    process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _serve(
+    connection: Connection,
+    directory: Path,
+    config: Any,
+    rows: Mapping[int, Mapping[str, Any]],
+    answers: Sequence[Answer],
+) -> None:
+    """Send the declaration, then an `Outcome` for each answer; or a text that says why not."""
+    os.setsid()
+    _end_with_the_command(connection)
+    os.dup2(2, 1)  # what a reward prints is no part of the report
+    os.chdir(directory)
+    sys.path.insert(0, str(directory))  # as under ``python -m verl.trainer.main_ppo``
+    try:
+        from verl.trainer.ppo.reward import load_reward_manager
+
+        from gdpo_verl.checks import declared_reward
+
+        declared = declared_reward(config)
+        tokenizer = load_tokenizer(config.actor_rollout_ref.model)
+        manager = load_reward_manager(config, tokenizer)
+    except Exception as error:
+        text = str(error) if isinstance(error, ValueError) else f"reward: {_last_line(error)}"
+        connection.send(text)
+        return
+    connection.send(declared)
+    for number, answer in enumerate(answers):
+        ids = response_ids(tokenizer, answer)
+        altered = tokenizer.decode(ids, skip_special_tokens=True) != answer.text
+        data = _data(rows[answer.row], prompt_ids(tokenizer, rows[answer.row]), ids)
+        started = time.perf_counter()
+        result: Mapping[str, Any] = {}
+        error_text = None
+        try:
+            result = manager.loop.run_until_complete(manager.run_single(data))
+        except Exception as error:
+            error_text = f"raised {_last_line(error)}"
+        outcome = Outcome(
+            score=result.get("reward_score"),
+            info=dict(result.get("reward_extra_info") or {}),
+            seconds=time.perf_counter() - started,
+            first=number == 0,
+            altered=altered,
+            error=error_text,
+        )
+        connection.send(outcome)
+
+
+def _end_with_the_command(connection: Connection) -> None:
+    """Have a second process end this session when the command was killed.
+
+    Not a thread: an answer that holds the interpreter would stop it.
+    """
+    command = multiprocessing.parent_process()
+    if command is not None and os.fork() == 0:
+        connection.close()
+        command.join()
+        os.killpg(0, signal.SIGKILL)
+
+
+def _data(row: Mapping[str, Any], prompt: Sequence[int], response: Sequence[int]) -> Any:
+    """One answer as an agent loop hands it to a reward manager."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+
+    tensors = {
+        "prompts": torch.tensor([list(prompt)]),
+        "responses": torch.tensor([list(response)]),
+        "input_ids": torch.tensor([[*prompt, *response]]),
+    }
+    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
+    tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
+    # A manager may write into the columns, and verl's do.
+    columns = copy.deepcopy(dict(row)) | {
+        "__num_turns__": 2,
+        "tool_extra_fields": {},
+        "prompt_len": len(prompt),
+        "response_len": len(response),
+    }
+    boxes = {key: np.empty(1, dtype=object) for key in columns}
+    for key, value in columns.items():
+        boxes[key][0] = value
+    return DataProto.from_dict(tensors=tensors, non_tensors=boxes)
+
+
+def _last_line(error: BaseException) -> str:
+    """The error as the last line of its traceback, with the last place outside libraries."""
+    line = traceback.format_exception_only(error)[-1].strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    paths = sysconfig.get_paths()
+    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"])
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
+    return f"{line} ({own[-1].filename}:{own[-1].lineno})" if own else line
