@@ -124,8 +124,8 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding(
             "TRL",
             _state(result["trl"]),
-            "pip uninstall trl, or use another environment: verl imports this class from a TRL that "
-            "it finds and builds no model without it",
+            "pip uninstall trl, or use another environment: verl imports this class from any TRL "
+            "that it finds, and builds no model without it",
         )
     yield _ray(result["ray"])
 

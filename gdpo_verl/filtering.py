@@ -30,8 +30,8 @@ def filter_by_components(replay_buffer: Any, objective: Objective | None) -> Non
         return
     if objective is None:
         raise ValueError(
-            f"algorithm.filter_groups.metric={FILTER_METRIC}: the reward declares no components and "
-            "none are named. Declare them with gdpo_verl.rewards.components.declares or set "
+            f"algorithm.filter_groups.metric={FILTER_METRIC}: the reward declares no components, "
+            "and none are named. Declare them with gdpo_verl.rewards.components.declares, or set "
             "algorithm.gdpo_reward_keys=[...]."
         )
 
