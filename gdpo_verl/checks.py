@@ -67,6 +67,7 @@ def check_run(config: Any) -> None:
         )
     _warn_about_filter(config)
     if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
+        _check_device(config.trainer)
         check_machine(config)
 
 
@@ -194,6 +195,15 @@ def _warn_about_filter(config: Any) -> None:
             metric,
             "the sum" if metric in ("reward", "score") else f"{metric!r} alone",
             FILTER_METRIC,
+        )
+
+
+def _check_device(trainer: Any) -> None:
+    if trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"trainer.device: cuda, with {trainer.n_gpus_per_node} GPUs a node, but torch finds no "
+            "GPU on this machine. Train with hardware=cpu, submit the recipe to a Ray cluster "
+            "(scripts/submit.sh), or run `gdpo-verl doctor`."
         )
 
 

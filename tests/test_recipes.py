@@ -10,6 +10,7 @@ from typing import Any
 
 import hydra
 import pytest
+import torch
 import yaml
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
@@ -70,8 +71,13 @@ def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[s
 @pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("name", NAMES)
 def test_composes_with_verls_keys_and_passes_its_validation(
-    name: str, hardware: str, capsys: pytest.CaptureFixture
+    name: str,
+    hardware: str,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if hardware != "cpu":
+        monkeypatch.setenv("RAY_ADDRESS", "a.cluster:6379")  # which has the GPUs
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -80,6 +86,15 @@ def test_composes_with_verls_keys_and_passes_its_validation(
     validate_config(config, need_reference_policy(config), need_critic(config))
     announced = capsys.readouterr().err.count("estimator 'gdpo' in place of verl 0.9.1's own")
     assert announced == ("gdpo" in name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_recipe_without_a_gpu_is_refused() -> None:
+    from verl.utils.config import validate_config
+
+    with pytest.raises(ValueError, match=r"trainer\.device: cuda.*finds no GPU.*hardware=cpu"):
+        validate_config(compose("tool_call/gdpo", "gpu8"), False, False)
+    validate_config(compose("tool_call/gdpo", "cpu"), False, False)
 
 
 def test_a_misspelt_key_would_be_seen() -> None:
