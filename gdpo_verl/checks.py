@@ -137,6 +137,38 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     return components if path else declared_components(manager)
 
 
+def check_data_sources(config: Any, *datasets: Any) -> None:
+    """Refuse rows for which the reward manager `gdpo_components` has no reward of its own.
+
+    Args:
+      config: verl's whole configuration.
+      datasets: verl's data sets, or others, which are left alone.
+
+    Raises:
+      ValueError: names the data sources.
+    """
+    from gdpo_verl.reward_manager import REWARDS
+
+    if (config.reward.get("custom_reward_function") or {}).get("path"):
+        return
+    if config.reward.reward_manager.name != MANAGER_NAME:
+        return
+    key = config.data.reward_fn_key
+    frames = [getattr(dataset, "dataframe", None) for dataset in datasets]
+    found = {
+        source
+        for frame in frames
+        if frame is not None and key in frame.column_names
+        for source in frame.unique(key)
+    }
+    if unknown := sorted(map(str, found - REWARDS.keys())):
+        raise ValueError(
+            f"reward.custom_reward_function.path: not set, and the reward manager {MANAGER_NAME} "
+            f"has no reward for rows whose {key} is one of {unknown}, only for {sorted(REWARDS)}. "
+            "Set it (for example to pkg://gdpo_verl.rewards.gsm8k) and its name."
+        )
+
+
 def probe_reward(
     config: Any, tokenizer: Any, dataset: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:

@@ -164,7 +164,8 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
 def distinct_advantages(advantage: Tensor, group_ids: Sequence[Hashable] | Tensor) -> float:
     """Mean number of distinct advantages within a group, NaN rows left out.
 
-    Two advantages are distinct when they differ by more than `DISTINCT_TOLERANCE`. GRPO's
+    In order of size, two neighbours are distinct when they differ by more than
+    `DISTINCT_TOLERANCE`; what lies closer, one to the next, counts as one. GRPO's
     number below GDPO's on the same rewards is advantage collapse.
 
     Args:

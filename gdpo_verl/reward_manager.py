@@ -9,9 +9,10 @@ may be sync or async.
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from gdpo_verl.checks import MANAGER_NAME
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
+from gdpo_verl.rewards.parse_error import ParseError
+
+logger = logging.getLogger(__name__)
 
 # Used when reward.custom_reward_function is not set, by data_source. All declare the same
 # components in the same ranges; a reward with others is named as the custom function.
@@ -99,13 +103,27 @@ def _trim_response(data: Any) -> int:
 
 
 def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
-    """The reward of a data source that gdpo-verl prepares."""
-    if data_source not in REWARDS:
-        raise ValueError(
-            f"data_source: no reward of gdpo-verl's is known for {data_source!r}, only for "
-            f"{sorted(REWARDS)}. Set reward.custom_reward_function.path and .name."
-        )
-    return REWARDS[data_source](data_source, *args, **kwargs)
+    """The reward of a data source that gdpo-verl prepares; the minimum for any other.
+
+    `checks.check_data_sources` looks for others before the first rollout.
+    """
+    if data_source in REWARDS:
+        return REWARDS[data_source](data_source, *args, **kwargs)
+    _warn_of_data_source(data_source)
+    lowest = {c.name: float(c.low or 0.0) for c in ComponentsRewardManager.components}
+    return {"score": sum(lowest.values()), **lowest, "parse_error": int(ParseError.DATA_SOURCE)}
 
 
 compute_default_score.components = ComponentsRewardManager.components  # type: ignore[attr-defined]
+
+
+@cache
+def _warn_of_data_source(data_source: str) -> None:
+    logger.warning(
+        "data_source: rows of %r get the minimum (metric gdpo/parse_error/code_%d), because no "
+        "reward of gdpo-verl's is known for it, only for %s. Set "
+        "reward.custom_reward_function.path and .name.",
+        data_source,
+        ParseError.DATA_SOURCE,
+        sorted(REWARDS),
+    )

@@ -144,6 +144,7 @@ def _init_dataloader(original: Any, trainer: Any) -> None:
     trainer.gdpo_seam = _seam(config)
     filtering.filter_by_components(buffer, trainer.gdpo_seam and trainer.gdpo_seam.objective)
     if checks.is_gdpo(config):
+        checks.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
         returned = checks.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
         checks.objective_of(config, returned)
     if trainer.gdpo_seam is not None:

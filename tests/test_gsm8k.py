@@ -132,7 +132,21 @@ def test_answers_are_numbers(answer: str, ground_truth: str, strict: tuple, publ
 )
 def test_shapes_are_read_and_scored(text: str, strict: tuple, code: str, published: tuple) -> None:
     assert verdict(text) == (strict, ParseError[code])
-    assert verdict(text, strict=False) == (published, ParseError.NONE)
+    assert verdict(text, strict=False)[0] == published
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (tagged("42"), "NONE"),
+        ("42", "NO_ANSWER"),
+        (f"{THOUGHT}\n<answer>42", "UNCLOSED"),
+        (tagged("six"), "UNREADABLE"),
+        (tagged(""), "UNREADABLE"),
+    ],
+)
+def test_the_published_rules_say_why_an_answer_is_no_number(text: str, code: str) -> None:
+    assert verdict(text, strict=False)[1] == ParseError[code]
 
 
 # ---------------------------------------------------------------- the ground truth
@@ -155,14 +169,14 @@ def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_on
     monkeypatch.setattr(parse_error, "_warned", set())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert verdict(tagged("42"), ground_truth) == ((0, 1, 1), ParseError.GROUND_TRUTH)
+            assert verdict(tagged("42"), ground_truth) == ((0, 0, 0), ParseError.GROUND_TRUTH)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "gsm8k" in caplog.text
 
 
 @pytest.mark.parametrize("ground_truth", [None, 42])
 def test_the_published_rules_count_a_ground_truth_that_is_no_text(ground_truth: object) -> None:
-    expected = ((0, 1, 1), ParseError.GROUND_TRUTH)
+    expected = ((0, 0, 0), ParseError.GROUND_TRUTH)
     assert verdict(tagged("42"), ground_truth, strict=False) == expected
 
 

@@ -23,7 +23,7 @@ def verdict(text: str, ground_truth: object = "3", **kwargs: float) -> tuple[flo
     assert set(result) == {"score", "correctness", "length", "parse_error"}
     assert result["score"] == result["correctness"] + result["length"]
     assert result["correctness"] in (0.0, 1.0)
-    assert result["length"] == 1.0
+    assert result["length"] == float(result["parse_error"] != ParseError.GROUND_TRUTH)
     return result["correctness"], ParseError(result["parse_error"])
 
 

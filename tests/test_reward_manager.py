@@ -219,3 +219,45 @@ def test_a_reward_that_runs_code_gets_the_sandbox_service(
 def test_other_rewards_are_called_without_it(manager: Callable[..., Any]) -> None:
     built = manager(*SERVICE, function="asynchronous")
     assert score(built, session(*ONE, ground_truth="3"))["reward_extra_info"]["tokens"] == 4
+
+
+def test_rows_of_an_unknown_data_source_get_the_minimum_and_a_code(
+    manager: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    built = manager("reward.custom_reward_function.path=null")
+    for _ in range(2):
+        found = score(built, session(*ONE, ground_truth="3"))
+        assert found["reward_extra_info"] == {
+            "score": -3.0,
+            "format": 0.0,
+            "correctness": -3.0,
+            "parse_error": 15,
+        }
+    assert caplog.text.count("rows of 'mine' get the minimum") == 1
+
+
+@pytest.mark.parametrize(
+    ("sources", "settings", "refused"),
+    [
+        (["toolbox", "bfcl"], ["reward.custom_reward_function.path=null"], False),
+        (["toolbox", "gsm8k"], ["reward.custom_reward_function.path=null"], True),
+        (["gsm8k"], [], False),  # scored by the function that the recipe names
+    ],
+    ids=["known", "unknown", "a function of its own"],
+)
+def test_unknown_data_sources_are_refused_before_the_first_rollout(
+    sources: list[str], settings: list[str], refused: bool
+) -> None:
+    import datasets
+
+    from gdpo_verl.checks import check_data_sources
+
+    with hydra.initialize_config_dir(str(RECIPES), version_base=None):
+        config = hydra.compose("toolbox/gdpo", settings)
+    frame = datasets.Dataset.from_dict({"data_source": sources})
+    rows = type("Rows", (), {"dataframe": frame})()
+    if refused:
+        with pytest.raises(ValueError, match=r"custom_reward_function\.path: not set.*'gsm8k'"):
+            check_data_sources(config, rows)
+    else:
+        check_data_sources(config, rows, object())

@@ -60,7 +60,7 @@ def compute_score(
     Returns:
       correctness, integer and format, 0.0 or 1.0; score, their sum; parse_error, a
       `ParseError`: 0 = none. The same keys for any text. A malformed ground truth gives
-      correctness 0 and `ParseError.GROUND_TRUTH`.
+      0 for all and `ParseError.GROUND_TRUTH`.
 
     >>> compute_score("gsm8k", "<think>6 * 7</think>\\n<answer>42.0</answer>", "... #### 42")
     {'score': 3.0, 'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'parse_error': 0}
@@ -109,7 +109,7 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
         wanted = parse_ground_truth(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("gsm8k", fault)
-        return False, integer, form, ParseError.GROUND_TRUTH
+        return False, False, False, ParseError.GROUND_TRUTH
     return number == wanted, integer, form, error
 
 
@@ -148,14 +148,18 @@ def _read_number(text: str) -> str | None:
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
-    answer = text.rpartition(OPEN)[2].partition(CLOSE)[0].strip()
-    form = _published_format(text)
     if not isinstance(ground_truth, str):
         warn_of_ground_truth("gsm8k", ValueError(f"Expected text, found {ground_truth!r}"))
-        return False, answer.isdigit(), form, ParseError.GROUND_TRUTH
+        return False, False, False, ParseError.GROUND_TRUTH
+    _, opened, behind = text.rpartition(OPEN)
+    answer, closed, _ = behind.partition(CLOSE)
+    answer = answer.strip()
+    error = ParseError.NONE if _read_number(answer) else ParseError.UNREADABLE
+    if not opened or not closed:  # as these rules see it, the rest of the text is the answer
+        error = ParseError.UNCLOSED if opened else ParseError.NO_ANSWER
     before, hashes, behind = ground_truth.partition(HASHES)
     wanted = behind.partition(HASHES)[0] if hashes else before
-    return answer == wanted.strip(), answer.isdigit(), form, ParseError.NONE
+    return answer == wanted.strip(), answer.isdigit(), _published_format(text), error
 
 
 def _published_format(text: str) -> bool:

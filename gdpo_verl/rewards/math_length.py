@@ -59,7 +59,7 @@ def compute_score(
     Returns:
       correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`:
       0 = none. The same keys for any text. An answer without a verdict within the deadline
-      and a malformed ground truth give correctness 0 and their code.
+      gives correctness 0, a malformed ground truth 0 for both, and each its code.
 
     Raises:
       ValueError: `response_length` is absent, or the limit or the deadline is no positive
@@ -77,6 +77,8 @@ def compute_score(
             f"seconds, found {deadline!r}"
         )
     correct, error = _judge(solution_str, ground_truth, deadline)
+    if error is ParseError.GROUND_TRUTH:
+        length = 0.0
     return {
         "score": correct + length,
         "correctness": float(correct),

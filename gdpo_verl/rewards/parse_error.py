@@ -33,6 +33,8 @@ class ParseError(IntEnum):
     """There was no verdict within the deadline."""
     CRASHED = 13
     """The process that judged the answer died of it, as of memory."""
+    DATA_SOURCE = 15
+    """No reward is known for the row's data source."""
 
 
 def warn_of_ground_truth(reward: str, error: Exception) -> None:
