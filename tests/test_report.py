@@ -2,106 +2,32 @@
 
 from __future__ import annotations
 
-import io
+import base64
+import hashlib
 import json
 import re
-import threading
-import time
-from collections.abc import Iterator
-from html.parser import HTMLParser
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import (
+    COMPONENTS,
+    SCRIPT,
+    Page,
+    answer,
+    training,
+    validation,
+    write_lines,
+    write_run,
+)
 
-from gdpo_verl.report import RunError, follow, progress, set_aside_metrics, write_report
-from gdpo_verl.report.collapse import find_collapse
-from gdpo_verl.report.figures import run_colors, smooth
+from gdpo_verl.report import RunError, set_aside_metrics, write_report
+from gdpo_verl.report.figures import recipe_colors, smooth
+from gdpo_verl.report.recipes import Recipe
 from gdpo_verl.report.runs import read_run
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.table import summary_table, to_markdown
-
-SCRIPT = "<script>alert('model')</script>"
-COMPONENTS = ["format", "correctness"]
-
-
-def training(step: int, format_: float, correctness: float, **more: float) -> dict[str, Any]:
-    """One line of the `file` tracker after a training step."""
-    data = {
-        "training/global_step": step,
-        "gdpo/format/mean": format_,
-        "gdpo/format/constant_groups": 0.25,
-        "gdpo/format/max": 1.0,
-        "gdpo/correctness/mean": correctness,
-        "gdpo/correctness/constant_groups": 0.5,
-        "gdpo/correctness/max": 3.0,
-        "timing_s/step": 2.0,
-        "actor/entropy": None,  # orjson writes NaN so
-    }
-    return {"step": step, "data": data | more}
-
-
-def validation(format_: float, correctness: float) -> dict[str, float]:
-    return {
-        "val-aux/toolbox/format/mean@1": format_,
-        "val-aux/toolbox/correctness/mean@1": correctness,
-        "val-core/toolbox/reward/mean@1": format_ + correctness,
-        "val-aux/num_turns/mean": 2.0,
-    }
-
-
-def answer(prompt: str, output: str, format_: float, correctness: float) -> dict[str, Any]:
-    """One row of a validation dump."""
-    score = format_ + correctness
-    scores = {"score": score, "reward": score, "format": format_, "correctness": correctness}
-    return {"input": prompt, "output": output, "gts": f"call for {prompt}", **scores}
-
-
-def rollout(uid: str, format_: float, correctness: float, gdpo: Any, grpo: Any) -> dict[str, Any]:
-    """One row of a rollout dump, with what the plug-in adds."""
-    advantages = {"gdpo_advantage": gdpo, "grpo_advantage": grpo}
-    return {"uid": uid, **answer("question", "…", format_, correctness), **advantages}
-
-
-# Format and correctness add up to 2 in both of the first rows: GRPO sees one reward.
-COLLAPSED = [
-    rollout("a_0_0", 1.0, 1.0, 0.9, 0.5),
-    rollout("a_1_0", 0.0, 2.0, -0.2, 0.5),
-    rollout("a_2_0", 0.0, -3.0, -1.25, -1.5),
-    rollout("b_0_0", 1.0, 1.0, 0.7, 0.7),
-    rollout("b_1_0", 0.0, 1.0, -0.7, -0.7),
-    rollout("padding_0_0", 0.0, 0.0, None, None),
-]
-
-
-def write_lines(path: Path, records: list[Any], end: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records) + end)
-
-
-def write_run(path: Path, estimator: str = "gdpo", *, gain: float = 1.0) -> Path:
-    """Three steps, validated before the first and after the last."""
-    last = training(3, 0.8, 0.5 + gain, **validation(0.9, 1.5), **{"timing_s/testing": 4.0})
-    lines = [
-        {"step": 0, "data": validation(0.6, 0.25)},
-        training(1, 0.6, 0.5),
-        training(2, 0.7, 0.75),
-        last,
-    ]
-    write_lines(path / "metrics.jsonl", lines)
-    write_lines(path / "rollouts/2.jsonl", COLLAPSED)
-    before = [answer("add 1", SCRIPT, 0.0, -3.0), answer("add 2", "same", 1.0, 3.0)]
-    after = [answer("add 1", "now right", 1.0, 3.0), answer("add 2", "same", 1.0, 3.0)]
-    write_lines(path / "validation/0.jsonl", before)
-    write_lines(path / "validation/3.jsonl", after)
-    (path / "config.yaml").write_text(
-        f"algorithm: {{adv_estimator: {estimator}}}\n"
-        f"trainer: {{total_training_steps: 3, default_local_dir: '{path}/saved'}}\n"
-        "actor_rollout_ref: {model: {path: /somewhere/tiny}}\n"
-    )
-    (path / "saved").mkdir()
-    (path / "train.log").write_text("log\n")
-    return path
 
 
 @pytest.fixture
@@ -140,40 +66,10 @@ def test_ten_steps_are_compared_by_fives(tmp_path: Path) -> None:
 def test_markdown_has_a_column_for_each_run_and_escapes_bars(runs: list[Path]) -> None:
     runs[1] = runs[1].rename(runs[1].with_name("a|b"))
     found = [read_run(path) for path in runs]
-    lines = to_markdown(found, summary_table(found, COMPONENTS)).splitlines()
+    lines = to_markdown([run.name for run in found], summary_table(found, COMPONENTS)).splitlines()
     assert lines[0] == r"|  | gdpo | a\|b |"
     assert lines[1] == "|---|---|---|"
     assert "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |" in lines
-
-
-class Page(HTMLParser):
-    """What a browser would do with the page."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.references: list[str] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.feed(html)
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in {"meta", "br", "link", "img"}:
-            self.open.append(tag)
-        names = {"src", "href", "xlink:href", "action", "data", "srcset"}
-        self.references += [value or "" for name, value in attrs if name in names]
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 @pytest.fixture
@@ -181,16 +77,24 @@ def page(runs: list[Path], tmp_path: Path) -> Page:
     return Page(write_report(runs, tmp_path).read_text(encoding="utf-8"))
 
 
-def test_report_writes_page_picture_and_table(runs: list[Path], tmp_path: Path) -> None:
+def test_report_writes_page_pictures_and_tables(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "new" / "report"
     assert write_report(runs, out) == out / "index.html"
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "0.500 → 1.000" in (out / "summary.md").read_text(encoding="utf-8")
+    for name in ("curves", "collapse", "training"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    summary = (out / "summary.md").read_text(encoding="utf-8")
+    assert "0.500 → 1.000" in summary
+    assert "| algorithm.adv_estimator | gdpo | grpo |" in summary
+    assert "- gdpo: In 1 of 2 groups (50.0%) GRPO gives the same advantage" in summary
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["index.html", "summary.md", "curves.png", "collapse.png", "training.png"]
+    )
 
 
 def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
     assert page.open == []
-    assert page.tags.count("svg") == 2
+    # Two components, three panels of the collapse, four of the training.
+    assert page.tags.count("svg") == 9
     for text in (
         "gdpo and grpo",
         "policy tiny",
@@ -207,8 +111,34 @@ def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
 
 
 def test_text_from_the_model_is_shown_and_never_run(page: Page) -> None:
-    assert "script" not in page.tags
     assert SCRIPT in page.text
+    # The page's own script, and data that no browser runs.
+    assert page.tags.count("script") == len(page.scripts)
+    assert SCRIPT not in "".join(page.scripts.values())
+    (group,) = (
+        group
+        for group in json.loads(page.scripts["r0-held-out-0"])["groups"]
+        if group["prompt"] == "add 1"
+    )
+    assert group["rows"][0]["text"] == SCRIPT
+
+
+def test_the_page_allows_its_own_script_alone(runs: list[Path], tmp_path: Path) -> None:
+    html = write_report(runs, tmp_path).read_text(encoding="utf-8")
+    script = Page(html).scripts[""]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
+
+
+def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    rows = [answer("half \ud83d", "\ud83d", 0.0, 0.0), answer("add 1", "x", 1.0, 0.0)]
+    write_lines(run / "validation/0.jsonl", rows)
+    write_lines(run / "validation/3.jsonl", rows)
+    page = Page(write_report([run], tmp_path).read_text(encoding="utf-8"))
+    assert "half ?" in page.text
+    texts = [g["rows"][0]["text"] for g in json.loads(page.scripts["r0-held-out-3"])["groups"]]
+    assert "\ud83d" in texts
 
 
 def test_names_of_components_and_runs_are_escaped(tmp_path: Path) -> None:
@@ -221,7 +151,7 @@ def test_names_of_components_and_runs_are_escaped(tmp_path: Path) -> None:
 
 def test_page_asks_no_other_host_for_anything(runs: list[Path], tmp_path: Path) -> None:
     html = write_report(runs, tmp_path).read_text(encoding="utf-8")
-    assert "http" not in html
+    assert "://" not in html
     assert not re.search(r"url\((?!#)|@import|//\w", html)
     outside = [ref for ref in Page(html).references if not ref.startswith("#")]
     assert "gdpo/metrics.jsonl" in outside
@@ -325,6 +255,15 @@ def test_directory_without_a_run_is_refused(make: Any, found: str, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_directory_without_a_run_among_others_is_named(
+    runs: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = Page(write_report([*runs, tmp_path / "typo"], tmp_path).read_text(encoding="utf-8"))
+    assert "Left out: " in page.text
+    assert "typo: expected a run directory" in page.text
+    assert "typo: expected a run directory" in caplog.text
+
+
 def test_report_of_no_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="at least one run directory"):
         write_report([], tmp_path)
@@ -389,6 +328,80 @@ def test_file_that_verls_tracker_writes_is_read(
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
+def write_events(run: Path, monkeypatch: pytest.MonkeyPatch, **more: float) -> None:
+    """Two steps by verl's own `tensorboard` tracker."""
+    tracking = pytest.importorskip("verl.utils.tracking")
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_DIR", str(run / "tensorboard"))
+    logger = tracking._TensorboardAdapter("project", "experiment")
+    logger.log({"gdpo/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
+    logger.log({"gdpo/format/mean": 0.75, "gdpo/format/constant_groups": 0.25} | more, step=2)
+    logger.finish()
+
+
+def test_event_files_of_tensorboard_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, monkeypatch)
+    assert read_run(tmp_path).metrics == {
+        1: {"gdpo/format/mean": 0.5},
+        2: {"gdpo/format/mean": 0.75, "gdpo/format/constant_groups": 0.25},
+    }
+
+
+def test_event_file_that_is_cut_off_gives_what_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, monkeypatch)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:-7])
+    assert read_run(tmp_path).metrics[1] == {"gdpo/format/mean": 0.5}
+
+
+def test_lines_of_the_file_tracker_go_before_event_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, monkeypatch)
+    write_lines(tmp_path / "metrics.jsonl", [training(1, 0.1, 0.0)])
+    assert read_run(tmp_path).series("gdpo/format/mean") == [(1, 0.1)]
+
+
+def test_event_files_without_tensorboard_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, monkeypatch)
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RunError, match=re.escape("pip install 'gdpo-verl[tensorboard]'")):
+        read_run(tmp_path)
+
+
+def test_tracker_file_under_verls_own_name_is_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "notes.jsonl", [{"no": "metrics"}])
+    write_lines(tmp_path / "experiment.jsonl", [training(1, 0.5, 0.0)])
+    run = read_run(tmp_path)
+    assert list(run.metrics) == [1]
+    assert "There is no metrics.jsonl: the metrics are those of experiment.jsonl." in run.notes
+
+
+def test_metrics_of_another_version_are_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [training(1, 0.5, 0.0)])
+    (note,) = (note for note in read_run(tmp_path).notes if note.startswith("Not in the metrics"))
+    assert "gdpo/format/advantage_share, gdpo/correctness/advantage_share" in note
+    assert "gdpo/format/constant_groups" not in note
+
+
+def test_runs_of_mixed_versions_are_named(runs: list[Path], tmp_path: Path) -> None:
+    for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
+        (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
+    write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"gdpo/style/mean": 1.0}}])
+    text = Page(write_report(runs, tmp_path).read_text(encoding="utf-8")).text
+    assert "different versions of gdpo-verl: gdpo by 0.1.0, grpo by 0.2.0." in text
+    assert "grpo: without the component correctness, format of the other runs." in text
+    (runs[0] / "launch.json").write_text("{")
+    assert any("launch.json could not be read" in note for note in read_run(runs[0]).notes)
+
+
 def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path: Path) -> None:
     run = write_run(tmp_path / "gdpo")
     prompts = [f"prompt {i}" for i in range(20)]
@@ -406,37 +419,6 @@ def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path: Path) -> None:
     assert choose_samples([read_run(run)], COMPONENTS) == samples
 
 
-def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "gdpo"))
-    collapse = find_collapse([run])
-    assert (collapse.groups, collapse.collapsed, collapse.reverse) == (2, 1, 0)
-    assert collapse.example is not None
-    shown = [(c.rewards, c.grpo, c.gdpo, c.collapsed) for c in collapse.example.combinations]
-    assert shown == [
-        ((1.0, 1.0), 0.5, 0.9, True),
-        ((0.0, 2.0), 0.5, -0.2, True),
-        ((0.0, -3.0), -1.5, -1.25, False),
-    ]
-
-
-def test_collapse_the_other_way_round_is_counted_too(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
-    rows = [rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)]
-    write_lines(run / "rollouts/2.jsonl", rows)
-    collapse = find_collapse([read_run(run)])
-    assert (collapse.groups, collapse.collapsed, collapse.reverse) == (1, 0, 1)
-    text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
-    assert "cancel once each is normalised: in 1 of 1 groups" in text
-
-
-def test_no_collapse_is_said(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    write_lines(run / "rollouts/2.jsonl", COLLAPSED[3:])
-    text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
-    assert "None of the 1 dumped groups" in text
-
-
 def test_smoothing_is_the_mean_of_the_neighbours() -> None:
     series = list(enumerate([0.0, 3.0, 6.0, 0.0]))
     assert smooth(series, 3) == [(0, 1.5), (1, 3.0), (2, 3.0), (3, 3.0)]
@@ -445,124 +427,6 @@ def test_smoothing_is_the_mean_of_the_neighbours() -> None:
 def test_no_two_of_six_runs_share_a_colour(tmp_path: Path) -> None:
     names = ["grpo", "gdpo", "gdpo", "other", "gdpo", "ppo"]
     found = [read_run(write_run(tmp_path / str(i), name)) for i, name in enumerate(names)]
-    assert len(set(run_colors(found))) == 6
-    assert run_colors(found)[:2] == ["#D55E00", "#0072B2"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "POLL_SECONDS", 0.0)
-
-
-def launch(run: Path, records: list[dict[str, Any]]) -> Iterator[None]:
-    """A training as `follow` meets it, one thing between two looks; verl's tracker
-    empties its file."""
-    run.mkdir(exist_ok=True)
-    yield
-    with (run / "train.log").open("a") as log:
-        log.write("(TaskRunner pid=7) Creating file logger at metrics.jsonl\n")
-    yield
-    with (run / "metrics.jsonl").open("wb", buffering=0) as file:
-        for record in records:
-            line = json.dumps(record).encode() + b"\n"
-            file.write(line[:20])
-            yield
-            file.write(line[20:])
-            yield
-
-
-def follow_launch(run: Path, records: list[dict[str, Any]]) -> str:
-    process, stream = launch(run, records), io.StringIO()
-
-    def is_alive() -> bool:
-        return next(process, "ended") != "ended"
-
-    follow(run, total_steps=12, is_alive=is_alive, label="gdpo", stream=stream)
-    return stream.getvalue()
-
-
-@pytest.mark.usefixtures("_quick")
-def test_without_a_terminal_progress_is_a_line_every_ten_steps(tmp_path: Path) -> None:
-    records = [training(step, step / 20, 1.0) for step in range(1, 13)]
-    first = {"step": 0, "data": validation(0.5, 0.0)}
-    lines = follow_launch(tmp_path / "run", [first, *records]).splitlines()
-    assert lines == [
-        "gdpo: starting Ray, vLLM and FSDP… 0 s",
-        "gdpo: validating before training… 0 s",
-        "gdpo: step 1/12: format 0.050, correctness 1.000, 2.0 s a step, about 22 s left",
-        "gdpo: step 10/12: format 0.500, correctness 1.000, 2.0 s a step, about 4 s left",
-        "gdpo: step 12/12: format 0.600, correctness 1.000, 2.0 s a step, finishing",
-        "gdpo: step 12/12: done in 0 s: format 0.600, correctness 1.000",
-    ]
-
-
-@pytest.mark.usefixtures("_quick")
-def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_lines(run / "metrics.jsonl", [training(step, 0.9, 0.0) for step in range(1, 10)])
-    write_lines(run / "train.log", ["Initial validation metrics"])
-    lines = follow_launch(run, [training(step, 0.1, 0.0) for step in range(7, 13)]).splitlines()
-    assert lines[2:] == [
-        "gdpo: step 7/12: format 0.100, correctness 0.000, 2.0 s a step, about 10 s left",
-        "gdpo: step 10/12: format 0.100, correctness 0.000, 2.0 s a step, about 4 s left",
-        "gdpo: step 12/12: format 0.100, correctness 0.000, 2.0 s a step, finishing",
-        "gdpo: step 12/12: done in 0 s: format 0.100, correctness 0.000",
-    ]
-    assert "first training step" not in lines[0]
-
-
-@pytest.mark.usefixtures("_quick")
-def test_progress_reads_on_where_metrics_are_appended(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [training(5, 0.9, 0.0)])
-    steps = iter([training(6, 0.1, 0.0), training(7, 0.2, 0.0)])
-
-    def is_alive() -> bool:
-        record = next(steps, None)
-        with (tmp_path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n" if record else "")
-        return record is not None
-
-    stream = io.StringIO()
-    follow(tmp_path, total_steps=7, is_alive=is_alive, label="gdpo", stream=stream)
-    assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == [
-        "gdpo: step 6/7: format 0.100",
-        "gdpo: step 7/7: format 0.200",
-        "gdpo: step 7/7: done in 0 s: format 0.200",
-    ]
-
-
-def test_progress_on_a_terminal_rewrites_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
-    stream = Terminal()
-
-    def train() -> None:
-        while not stream.getvalue():
-            time.sleep(0.01)
-        for _ in launch(tmp_path, [training(step, 0.5, 1.0) for step in range(1, 13)]):
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    follow(tmp_path, total_steps=12, is_alive=thread.is_alive, label="gdpo", stream=stream)
-    assert stream.getvalue().count("\n") == 1
-    assert "starting Ray, vLLM and FSDP… 0 s" in stream.getvalue()
-    assert "| 12/12, done in" in stream.getvalue().split("\r")[-1]
-
-
-@pytest.mark.usefixtures("_quick")
-def test_training_that_ends_early_is_not_called_done(tmp_path: Path) -> None:
-    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
-    assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
-
-
-@pytest.mark.usefixtures("_quick")
-def test_training_that_never_steps_ends_with_its_phase(tmp_path: Path) -> None:
-    text = follow_launch(tmp_path / "run", [])
-    assert text.endswith("gdpo: ended after 0 s while validating before training\n")
+    colors = recipe_colors([Recipe(run.name, (run,)) for run in found])
+    assert len(set(colors)) == 6
+    assert colors[:2] == ["#D55E00", "#0072B2"]

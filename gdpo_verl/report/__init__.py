@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gdpo_verl.report.metrics import RunError, set_aside_metrics
     from gdpo_verl.report.page import write_report
     from gdpo_verl.report.progress import follow
-    from gdpo_verl.report.runs import RunError, set_aside_metrics
+    from gdpo_verl.report.refresh import follow_report
 
 _MODULES = {
-    "RunError": "runs",
+    "RunError": "metrics",
     "follow": "progress",
-    "set_aside_metrics": "runs",
+    "follow_report": "refresh",
+    "set_aside_metrics": "metrics",
     "write_report": "page",
 }
-__all__ = ["RunError", "follow", "set_aside_metrics", "write_report"]
+__all__ = ["RunError", "follow", "follow_report", "set_aside_metrics", "write_report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,117 +1,109 @@
-"""Advantage collapse in the rollout dumps: different rewards, the same GRPO advantage."""
+"""What one group shows: different rewards with the same advantage, and rewards that do not vary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdpo_verl.report.runs import Run, is_number, read_rows
+from gdpo_verl.report.metrics import is_number
 
 # Dumps hold float32 values; advantages closer than this are the same one.
 SAME = 1e-4
+Vector = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
 class Combination:
-    """Rollouts of one group that got the same components."""
+    """Rollouts of one group that got the same components.
 
-    rewards: tuple[float, ...]
+    Attributes:
+      rewards: one a component; None where it is not scored.
+      count: how many rollouts.
+      grpo, gdpo: their advantages.
+      collapsed: GRPO gives it the advantage of another combination, GDPO does not.
+    """
+
+    rewards: Vector
     count: int
     grpo: float
     gdpo: float
     collapsed: bool
 
 
-@dataclass(frozen=True)
-class Group:
-    """All rollouts of one prompt in one training step."""
-
-    run: str
-    step: int
-    components: tuple[str, ...]
-    combinations: tuple[Combination, ...]
+def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
+    """A row's components, None where it is not scored."""
+    return tuple(float(row[key]) if is_number(row.get(key)) else None for key in components)
 
 
-@dataclass(frozen=True)
-class Collapse:
-    """How many groups were looked at, in how many which estimator saw less, and one to show.
+def constant_components(vectors: Sequence[Vector]) -> tuple[bool, ...]:
+    """Of each component, whether its scored values are all the same; False where there are none.
 
-    Attributes:
-      groups: groups whose rows have components and both advantages.
-      collapsed: those in which only GRPO gives one advantage to different components.
-      reverse: those in which only GDPO does: components that cancel after normalisation.
-      example: the group with the most combinations that GRPO takes for equal to another.
+    >>> constant_components([(1.0, 0.0, None), (1.0, 2.0, None)])
+    (True, False, False)
     """
-
-    groups: int
-    collapsed: int
-    reverse: int
-    example: Group | None
-
-
-def find_collapse(runs: Sequence[Run]) -> Collapse:
-    """Count the groups in which one estimator gives the same advantage to different
-    components that the other tells apart.
-
-    Of groups that would do as the example, the first by run and step is taken.
-    """
-    groups = collapsed = reverse = 0
-    example: Group | None = None
-    most = 0
-    for run in runs:
-        components = tuple(run.components)
-        for step, path in run.rollouts.items():
-            for rows in _groups(read_rows(path), components):
-                combinations = _combinations(rows, components)
-                groups += 1
-                size = sum(each.collapsed for each in combinations)
-                collapsed += size > 0
-                reverse += any(
-                    abs(one.gdpo - other.gdpo) < SAME <= abs(one.grpo - other.grpo)
-                    for one in combinations
-                    for other in combinations
-                )
-                if size > most:
-                    most, example = size, Group(run.name, step, components, combinations)
-    return Collapse(groups, collapsed, reverse, example)
-
-
-def _groups(
-    rows: Iterator[dict[str, Any]], components: Sequence[str]
-) -> Iterator[list[dict[str, Any]]]:
-    """Rows by prompt; padding and unscored rows have no numbers and drop out."""
-    needed = (*components, "grpo_advantage", "gdpo_advantage")
-    by_uid: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if components and all(is_number(row.get(key)) for key in needed):
-            # verl's key of an output is {uid}_{session}_{output}.
-            by_uid.setdefault(str(row.get("uid", "")).rsplit("_", 2)[0], []).append(row)
-    yield from by_uid.values()
-
-
-def _combinations(
-    rows: Sequence[Mapping[str, Any]], components: Sequence[str]
-) -> tuple[Combination, ...]:
-    found: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(float(row[key]) for key in components), []).append(row)
-    firsts = {
-        rewards: (float(same[0]["grpo_advantage"]), float(same[0]["gdpo_advantage"]))
-        for rewards, same in found.items()
-    }
-    return tuple(
-        Combination(
-            rewards=rewards,
-            count=len(found[rewards]),
-            grpo=grpo,
-            gdpo=gdpo,
-            collapsed=any(
-                abs(grpo - other_grpo) < SAME <= abs(gdpo - other_gdpo)
-                for other_grpo, other_gdpo in firsts.values()
-            ),
-        )
-        for rewards, (grpo, gdpo) in sorted(
-            firsts.items(), key=lambda item: (-item[1][0], -item[1][1])
-        )
+    columns = (
+        {value for value in column if value is not None} for column in zip(*vectors, strict=True)
     )
+    return tuple(len(values) == 1 for values in columns)
+
+
+def stuck_at(vectors: Sequence[Vector]) -> Vector | None:
+    """The rewards of a dead group: nothing varies, so that neither estimator learns from it.
+
+    Returns None where something varies or nothing is scored.
+
+    >>> stuck_at([(1.0, None), (1.0, 2.0)]), stuck_at([(1.0, 0.0), (1.0, 2.0)])
+    ((1.0, 2.0), None)
+    """
+    columns = [
+        {value for value in column if value is not None} for column in zip(*vectors, strict=True)
+    ]
+    if not any(columns) or any(len(values) > 1 for values in columns):
+        return None
+    return tuple(next(iter(values), None) for values in columns)
+
+
+def combinations(
+    vectors: Sequence[Vector], advantages: Sequence[tuple[float, float]]
+) -> tuple[Combination, ...]:
+    """A group's different rewards, the largest GRPO advantage first.
+
+    Args:
+      vectors: the rewards of each rollout of the group.
+      advantages: of each rollout, GRPO's and GDPO's.
+    """
+    counts = Counter(vectors)
+    firsts: dict[Vector, tuple[float, float]] = {}
+    for rewards, pair in zip(vectors, advantages, strict=True):
+        firsts.setdefault(rewards, pair)
+    order = sorted(firsts, key=lambda rewards: firsts[rewards], reverse=True)
+    pairs = [firsts[rewards] for rewards in order]
+    collapsed = _taken_for_equal(pairs)
+    return tuple(
+        Combination(rewards, counts[rewards], *firsts[rewards], collapsed[i])
+        for i, rewards in enumerate(order)
+    )
+
+
+def cancels(found: Sequence[Combination]) -> bool:
+    """The reverse: whether GDPO gives one advantage to combinations that GRPO tells apart."""
+    pairs = sorted((each.gdpo, each.grpo) for each in found)
+    return any(_taken_for_equal(pairs))
+
+
+def _taken_for_equal(pairs: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which pairs share their first number with one whose second differs.
+
+    Args:
+      pairs: sorted by the first number, up or down.
+    """
+    result = [False] * len(pairs)
+    for i, (first, second) in enumerate(pairs):
+        for j in range(i + 1, len(pairs)):
+            if abs(pairs[j][0] - first) >= SAME:
+                break
+            if abs(pairs[j][1] - second) >= SAME:
+                result[i] = result[j] = True
+    return result

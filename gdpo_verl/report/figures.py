@@ -1,26 +1,27 @@
-"""Learning curves of each reward component, as one picture and as SVG for the page."""
+"""Pictures: panels side by side as a PNG, or one as SVG for the page."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from gdpo_verl.report.runs import Run, Series
+from gdpo_verl.report.metrics import Series
+from gdpo_verl.report.recipes import Recipe
+from gdpo_verl.report.runs import Run
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; vermilion is the
 # control's, black is left out because it vanishes on a dark page.
 _NAMED = {"gdpo": "#0072B2", "grpo": "#D55E00"}
 _OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = "oDs^vP"
 _INK, _GRID = "#24292f", "#d0d7de"
 _STYLE: dict[Any, Any] = {
     "font.size": 10.0,
@@ -36,13 +37,27 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def run_colors(runs: Sequence[Run]) -> list[str]:
-    """One colour a run: the estimator's own the first time, then the rest of the palette."""
+@dataclass(frozen=True)
+class Panel:
+    """A picture with a title, drawn into a figure or a part of one."""
+
+    title: str
+    draw: Callable[[Figure | SubFigure], None]
+    height: float = 3.2
+    held_out: bool = False
+
+
+def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
+    """One colour a recipe: the estimator's own the first time, then the rest of the palette.
+
+    From the seventh on, colours come again.
+    """
     colors: list[str] = []
-    for run in runs:
-        named = _NAMED.get(run.estimator.lower())
+    for recipe in recipes:
+        named = _NAMED.get(recipe.estimator.lower())
         free = [color for color in (*_OTHERS, *_NAMED.values()) if color not in colors]
-        colors.append(named if named and named not in colors else (free or _OTHERS)[0])
+        repeated = (*_NAMED.values(), *_OTHERS)[len(colors) % 6]
+        colors.append(named if named and named not in colors else (free or [repeated])[0])
     return colors
 
 
@@ -58,29 +73,32 @@ def smooth(series: Series, window: int) -> Series:
     >>> smooth([(1, 0.0), (2, 3.0), (3, 6.0)], 3)
     [(1, 1.5), (2, 3.0), (3, 4.5)]
     """
-    half, values = window // 2, [value for _, value in series]
-    smoothed = []
-    for i, (step, _) in enumerate(series):
-        near = values[max(0, i - half) : i + half + 1]
-        smoothed.append((step, sum(near) / len(near)))
-    return smoothed
+    half, count = window // 2, len(series)
+    sums = [0.0, *accumulate(value for _, value in series)]
+    ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
+    return [
+        (step, (sums[end] - sums[start]) / (end - start))
+        for (step, _), (start, end) in zip(series, ends, strict=True)
+    ]
 
 
-def write_curves(runs: Sequence[Run], components: Sequence[str], path: Path) -> Path:
-    """Draw all components side by side into a PNG."""
-    columns = 2 if len(components) == 4 else min(3, max(1, len(components)))
-    rows = max(1, -(-len(components) // columns))
+def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) -> Path:
+    """Draw panels side by side into a PNG, with a legend."""
+    columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    height = max((panel.height for panel in panels), default=3.2)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(
-            figsize=(max(6.0, 4.6 * columns), 4.5 * rows + 0.5), dpi=160, layout="constrained"
+            figsize=(max(6.0, 4.6 * columns), height * rows + 0.5), dpi=160, layout="constrained"
         )
-        if components:
+        if panels:
             grid = figure.subfigures(rows, columns, squeeze=False, wspace=0.03).ravel()
-            for part, component in zip(grid, components, strict=False):
-                _draw_component(part, runs, component)
+            for part, panel in zip(grid, panels, strict=False):
+                panel.draw(part)
+                _title(part, panel.title)
         else:
             figure.text(0.5, 0.5, "no reward components in these runs", ha="center")
-        handles, labels = _legend(runs)
+        handles, labels = _legend(recipes, any(panel.held_out for panel in panels))
         legend = figure.legend(
             handles, labels, loc="outside upper center", ncols=len(handles), frameon=False
         )
@@ -90,13 +108,14 @@ def write_curves(runs: Sequence[Run], components: Sequence[str], path: Path) -> 
     return path
 
 
-def component_svg(runs: Sequence[Run], component: str) -> str:
-    """One component as inline SVG that takes its ink from the page's colours."""
+def panel_svg(panel: Panel) -> str:
+    """A panel as inline SVG that takes its ink from the page's colours."""
     # Fixed ids make the same run give the same page; text stays text, in the reader's font.
-    style = {**_STYLE, "svg.fonttype": "none", "svg.hashsalt": f"gdpo {component}"}
+    style = {**_STYLE, "svg.fonttype": "none", "svg.hashsalt": f"gdpo {panel.title}"}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(5.2, 4.5), layout="constrained")
-        _draw_component(figure, runs, component)
+        figure = Figure(figsize=(4.5, panel.height), layout="constrained")
+        panel.draw(figure)
+        _title(figure, panel.title)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
@@ -109,48 +128,18 @@ def component_svg(runs: Sequence[Run], component: str) -> str:
     return svg.replace(_INK, "currentColor").replace(_GRID, "var(--grid)")
 
 
-def _draw_component(figure: Figure | SubFigure, runs: Sequence[Run], component: str) -> None:
-    reward, constant = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
-    window = smoothing_window(runs)
-    for run, color in zip(runs, run_colors(runs), strict=True):
-        _draw_curve(reward, run.series(f"gdpo/{component}/mean"), color, window)
-        _draw_curve(constant, run.series(f"gdpo/{component}/constant_groups"), color, window)
-        sources = run.validation_series(component).values()
-        for marker, points in zip(_MARKERS, sources, strict=False):
-            style = {"color": color, "marker": marker, "markeredgecolor": "white"}
-            reward.plot(
-                *zip(*points, strict=True), linestyle="none", markersize=7, zorder=4, **style
-            )
-    reward.set_title(component, loc="left", fontweight="bold", fontsize=12, parse_math=False)
-    reward.set_ylabel("mean reward")
-    constant.set_ylabel("constant\ngroups")
-    constant.set_xlabel("training step")
-    constant.set_ylim(-0.03, 1.03)
-    constant.set_yticks([0.0, 0.5, 1.0])
-    constant.yaxis.set_major_formatter(PercentFormatter(1.0))
-    constant.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    figure.align_ylabels([reward, constant])
-    for axes in (reward, constant):
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
-        if not axes.lines:
-            axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center")
+def _title(figure: Figure | SubFigure, title: str) -> None:
+    figure.axes[0].set_title(title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
 
 
-def _draw_curve(axes: Axes, series: Series, color: str, window: int) -> None:
-    if series:
-        axes.plot(*zip(*series, strict=True), color=color, linewidth=0.8, alpha=0.4)
-        axes.plot(*zip(*smooth(series, window), strict=True), color=color, linewidth=2.2)
-
-
-def _legend(runs: Sequence[Run]) -> tuple[list[Line2D], list[str]]:
-    colors = run_colors(runs)
+def _legend(recipes: Sequence[Recipe], held_out: bool) -> tuple[list[Line2D], list[str]]:
+    colors = recipe_colors(recipes)
     handles = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
-    labels = [run.name for run in runs]
+    labels = [recipe.name for recipe in recipes]
     handles.append(Line2D([], [], color=_INK, linewidth=0.8, alpha=0.5))
     labels.append("each step")
-    handles.append(
-        Line2D([], [], color=_INK, marker="o", linestyle="none", markeredgecolor="white")
-    )
-    labels.append("held-out prompts")
+    if held_out:
+        dot: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "white"}
+        handles.append(Line2D([], [], color=_INK, **dot))
+        labels.append("held-out prompts")
     return handles, labels

@@ -1,22 +1,32 @@
-"""Write the report: a page, a picture and a table."""
+"""Write the report: a page, pictures and a table."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gdpo_verl.report.collapse import find_collapse
-from gdpo_verl.report.figures import component_svg, run_colors, smoothing_window, write_curves
-from gdpo_verl.report.runs import METRICS, Run, RunError, read_run
+from gdpo_verl.report.alerts import MANY_STEPS, THRESHOLDS
+from gdpo_verl.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
+from gdpo_verl.report.metrics import METRICS, RunError
+from gdpo_verl.report.panels import collapse_panels, component_panels, training_panels
+from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
+from gdpo_verl.report.runs import Run, read_run
 from gdpo_verl.report.samples import choose_samples
-from gdpo_verl.report.table import summary_table, to_markdown
+from gdpo_verl.report.seeds import recipe_table
+from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, survey
+from gdpo_verl.report.table import Row, markdown, summary_table, to_markdown
+from gdpo_verl.report.verdict import judge, mixed_versions
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,55 +38,118 @@ class Link:
     href: str
 
 
-def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
-    """Write index.html, curves.png and summary.md about one or several runs.
+def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = None) -> Path:
+    """Write index.html, curves.png, collapse.png, training.png and summary.md about runs.
 
     Args:
       runs: run directories; the first ones get the first columns.
       out_dir: made when it does not exist; its files of these names are replaced.
+      refresh: seconds after which an open page loads itself anew; not at all by default.
 
     Returns:
       the path of index.html, which needs no other file and no network.
 
     Raises:
-      RunError: no directory was given, or one of them holds no run.
+      RunError: no directory was given, or none of them holds a run. Of several, those without
+        one are named on the page and in a warning.
     """
     if not runs:
         raise RunError("expected at least one run directory, found none. Give one or several.")
-    found = _distinct_names([read_run(Path(path)) for path in runs])
+    found, missing = _read(runs)
     components = list(dict.fromkeys(name for run in found for name in run.components))
+    recipes, surveys = group_by_recipe(found), survey(found)
+    panels = {
+        "curves": component_panels(recipes, components),
+        "collapse": collapse_panels(recipes) if components else [],
+        "training": training_panels(recipes),
+    }
+    rows, seeds = summary_table(found, components), recipe_table(recipes, components)
+    verdicts, differences = [judge(each) for each in surveys], config_differences(found)
+    notes = [*missing, *mixed_versions(found)]
+    notes += [f"{each.run.name}: {n}" for each in surveys for n in (*each.run.notes, *each.notes)]
+    script = _environment().get_template("browser.js.j2").render()
+    page = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            runs=found,
+            recipes=recipes,
+            components=components,
+            colors=recipe_colors(recipes),
+            facts=list(_facts(found)),
+            verdicts=verdicts,
+            notes=notes,
+            # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
+            figures={
+                name: [(panel.title, Markup(panel_svg(panel))) for panel in group]
+                for name, group in panels.items()
+            },
+            window=smoothing_window(found),
+            rows=rows,
+            seeds=seeds,
+            differences=differences[:MOST_DIFFERENCES],
+            more_differences=max(0, len(differences) - MOST_DIFFERENCES),
+            samples=choose_samples(found, components),
+            collapse=find_collapse(surveys),
+            browser=browser_data(surveys),
+            limits=browser_limits(surveys),
+            links=[list(_links(run, out_dir)) for run in found],
+            refresh=refresh,
+            many_steps=MANY_STEPS,
+            thresholds=THRESHOLDS,
+            script=Markup(script),
+            # The browser runs this script and no other, whatever a completion holds.
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
-    rows = summary_table(found, components)
-    page = _template().render(
-        runs=found,
-        components=components,
-        colors=run_colors(found),
-        facts=list(_facts(found)),
-        # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
-        figures=[Markup(component_svg(found, component)) for component in components],
-        window=smoothing_window(found),
-        rows=rows,
-        samples=choose_samples(found, components),
-        collapse=find_collapse(found),
-        links=[list(_links(run, out_dir)) for run in found],
-    )
-    write_curves(found, components, out_dir / "curves.png")
-    (out_dir / "summary.md").write_text(to_markdown(found, rows), encoding="utf-8")
-    index = out_dir / "index.html"
-    index.write_text(page, encoding="utf-8")
-    return index
+    for name, group in panels.items():
+        write_png(group, recipes, out_dir / f"{name}.png")
+    names = [run.name for run in found]
+    changed = [Row(each.key, each.values) for each in differences[:MOST_DIFFERENCES]]
+    sentences = [f"{verdict.run}: {text}" for verdict in verdicts for text in verdict.all()]
+    parts = [
+        to_markdown(names, rows),
+        to_markdown([recipe.name for recipe in recipes], seeds) if seeds else "",
+        to_markdown(names, changed) if changed else "",
+        "".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)),
+    ]
+    _write(out_dir / "summary.md", "\n".join(filter(None, parts)))
+    return _write(out_dir / "index.html", page)
 
 
-def _template() -> Any:
-    environment = Environment(
+def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    found, errors = [], []
+    for path in dict.fromkeys(map(Path, paths)):
+        try:
+            found.append(read_run(path))
+        except RunError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    left_out = [f"Left out: {each}" for each in errors]
+    for line in left_out:
+        _log.warning(line)
+    return _distinct_names(found), left_out
+
+
+def _write(path: Path, text: str) -> Path:
+    """Replace a file at once, so that a browser that reloads never sees half of it."""
+    beside = path.with_name(f".{path.name}.new")
+    # Half of a surrogate pair, which a tokenizer can produce, is no UTF-8.
+    beside.write_text(text, encoding="utf-8", errors="replace")
+    return beside.replace(path)
+
+
+def _environment() -> Environment:
+    return Environment(
         loader=PackageLoader("gdpo_verl.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2")
 
 
 def _distinct_names(runs: list[Run]) -> list[Run]:

@@ -6,18 +6,18 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 from typing import TextIO
 
 from tqdm import tqdm
 
-from gdpo_verl.report.runs import METRICS, Metrics, parse_metrics_line
+from gdpo_verl.report.alerts import MANY_STEPS, Alert, find_alerts
+from gdpo_verl.report.metrics import METRICS, Metrics, only_validation, parse_metrics_line
 from gdpo_verl.report.table import duration
 
 POLL_SECONDS = 1.0
-PLAIN_EVERY_STEPS = 10
 PLAIN_EVERY_SECONDS = 60.0
 _RECENT = 5
 
@@ -28,6 +28,7 @@ _PHASES = (
     (re.compile(r"Creating file logger at"), "validating before training"),
     (re.compile(r"Initial validation metrics"), "first training step"),
 )
+_TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 
 
 def follow(
@@ -40,13 +41,15 @@ def follow(
 ) -> None:
     """Show how far a training is until its process ends.
 
-    On a terminal this is one line that is rewritten each second, elsewhere a line at the
-    first step, every ten steps and at the last. Lines that metrics.jsonl holds when the
-    call begins belong to an earlier launch: a resumed run continues from what it logs next.
+    On a terminal this is one line that is rewritten each second, elsewhere a line a step; with
+    each component its mean and the share of groups in which it does not vary ("dead"). Alerts
+    (see `gdpo_verl.report.alerts`) get a line of their own, once. Lines that metrics.jsonl holds
+    when the call begins belong to an earlier launch: a resumed run continues from what it logs
+    next.
 
     Args:
       run: the run directory; it may still be empty.
-      total_steps: trainer.total_training_steps.
+      total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
       is_alive: whether the training's process still runs.
       label: the run's name on the line.
       stream: where to write; sys.stderr by default.
@@ -56,7 +59,7 @@ def follow(
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
     metrics.read()
     log.read()
-    line = (_LiveLine if stream.isatty() else _PlainLines)(stream, label, total_steps)
+    line = (_LiveLine if stream.isatty() else _PlainLines)(stream, label)
     while True:
         # Asked before reading, so that what the process wrote last is read as well.
         alive = is_alive()
@@ -66,6 +69,7 @@ def follow(
             record = parse_metrics_line(text)
             if record is not None:
                 state.see_metrics(*record)
+                line.step(state)
         if not alive:
             break
         line.show(state)
@@ -82,20 +86,40 @@ class _State:
         self.phase = "starting Ray, vLLM and FSDP"
         self.step: int | None = None
         self.rewards: dict[str, float] = {}
+        self.dead: dict[str, float] = {}
         self.seconds: list[float] = []
+        self.recent: dict[int, Metrics] = {}
+        self.raised: set[tuple[str, str]] = set()
 
     def see_log(self, line: str) -> None:
         for pattern, phase in _PHASES:
             if pattern.search(line):
                 self.phase = phase
+        if not self.total_steps and (match := _TOTAL_STEPS.search(line)):
+            self.total_steps = int(match[1])
 
     def see_metrics(self, step: int, data: Metrics) -> None:
         self.step = step
         for key, value in data.items():
             if key.startswith("gdpo/") and key.endswith("/mean"):
                 self.rewards[key.removeprefix("gdpo/").removesuffix("/mean")] = value
+            elif key.startswith("gdpo/") and key.endswith("/constant_groups"):
+                self.dead[key.removeprefix("gdpo/").removesuffix("/constant_groups")] = value
+        if not only_validation(data):
+            self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS:])
         if "timing_s/step" in data:
             self.seconds = [*self.seconds, data["timing_s/step"]][-_RECENT:]
+
+    def new_alerts(self) -> Iterator[str]:
+        """Alerts that begin; one that ended may begin again."""
+        found = {(alert.component, alert.kind): alert for alert in self._alerts()}
+        for key, alert in found.items():
+            if key not in self.raised:
+                yield f"alert: {alert}. {alert.advice}"
+        self.raised = set(found)
+
+    def _alerts(self) -> list[Alert]:
+        return find_alerts(self.recent, self.rewards)
 
     @property
     def elapsed(self) -> str:
@@ -109,34 +133,46 @@ class _State:
         """What stands behind the step: rewards, pace and time left, or the phase."""
         if not self.training:
             return f"{self.phase}… {self.elapsed}"
-        parts = [f"{name} {value:.3f}" for name, value in self.rewards.items()]
+        parts = [self._rewards()] if self.rewards else []
         if self.seconds:
-            left = max(0, self.total_steps - (self.step or 0)) * mean(self.seconds)
             parts.append(f"{mean(self.seconds):.1f} s a step")
-            parts.append(f"about {duration(left)} left" if left else "finishing")
+            if self.total_steps:
+                left = max(0, self.total_steps - (self.step or 0)) * mean(self.seconds)
+                parts.append(f"about {duration(left)} left" if left else "finishing")
         return ", ".join(parts)
+
+    def _rewards(self) -> str:
+        return ", ".join(
+            f"{name} {value:.3f}" + (f" ({self.dead[name]:.0%} dead)" if name in self.dead else "")
+            for name, value in self.rewards.items()
+        )
 
     def verdict(self) -> str:
         """The last line, once the process has ended."""
         if not self.training:
             return f"ended after {self.elapsed} while {self.phase}"
+        if not self.total_steps:
+            return f"ended after {self.elapsed}: {self.describe()}"
         if (self.step or 0) < self.total_steps:
             return f"ended early after {self.elapsed}: {self.describe()}"
-        rewards = ", ".join(f"{name} {value:.3f}" for name, value in self.rewards.items())
-        return f"done in {self.elapsed}" + (f": {rewards}" if rewards else "")
+        return f"done in {self.elapsed}" + (f": {self._rewards()}" if self.rewards else "")
 
 
 class _LiveLine:
     """A line on a terminal, rewritten at each look."""
 
-    def __init__(self, stream: TextIO, label: str, total_steps: int) -> None:
+    def __init__(self, stream: TextIO, label: str) -> None:
+        self.label = label
         self.bar = tqdm(
             desc=label,
-            total=total_steps,
             file=stream,
             dynamic_ncols=True,
             bar_format="{desc} |{bar:16}| {n_fmt}/{total_fmt}{postfix}",
         )
+
+    def step(self, state: _State) -> None:
+        for alert in state.new_alerts():
+            self.bar.write(f"{self.label}: {alert}", file=self.bar.fp)
 
     def show(self, state: _State) -> None:
         self._write(state, state.describe())
@@ -146,39 +182,43 @@ class _LiveLine:
         self.bar.close()
 
     def _write(self, state: _State, text: str) -> None:
-        self.bar.n = state.step or 0
+        self.bar.n, self.bar.total = state.step or 0, state.total_steps or None
         self.bar.set_postfix_str(text)
 
 
 class _PlainLines:
-    """A line now and then, for logs and pipes."""
+    """A line a step, for logs and pipes."""
 
-    def __init__(self, stream: TextIO, label: str, total_steps: int) -> None:
-        self.stream, self.label, self.total_steps = stream, label, total_steps
-        self.step = 0
+    def __init__(self, stream: TextIO, label: str) -> None:
+        self.stream, self.label = stream, label
         self.phase = ""
         self.written = 0.0
 
+    def step(self, state: _State) -> None:
+        if state.training:
+            self._write(f"{_where(state)}{state.describe()}")
+        for alert in state.new_alerts():
+            self._write(alert)
+
     def show(self, state: _State) -> None:
         now = time.monotonic()
-        if state.training:
-            step = state.step or 0
-            first = not self.step
-            due = step // PLAIN_EVERY_STEPS > self.step // PLAIN_EVERY_STEPS
-            if first or (due and step > self.step) or (step == self.total_steps != self.step):
-                self.step = step
-                self._write(state, state.describe())
-        elif state.phase != self.phase or now - self.written >= PLAIN_EVERY_SECONDS:
+        new = state.phase != self.phase or now - self.written >= PLAIN_EVERY_SECONDS
+        if not state.training and new:
             self.phase, self.written = state.phase, now
-            self._write(state, state.describe())
+            self._write(state.describe())
 
     def close(self, state: _State) -> None:
-        self._write(state, state.verdict())
+        self._write(f"{_where(state)}{state.verdict()}")
 
-    def _write(self, state: _State, text: str) -> None:
-        where = f"step {state.step}/{self.total_steps}: " if state.training else ""
-        self.stream.write(f"{self.label}: {where}{text}\n")
+    def _write(self, text: str) -> None:
+        self.stream.write(f"{self.label}: {text}\n")
         self.stream.flush()
+
+
+def _where(state: _State) -> str:
+    if not state.training:
+        return ""
+    return f"step {state.step}" + (f"/{state.total_steps}: " if state.total_steps else ": ")
 
 
 class _Tail:

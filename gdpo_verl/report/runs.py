@@ -1,10 +1,10 @@
-"""Read what a training left in its run directory: metrics, dumps, configuration.
+"""One training as its run directory tells it: metrics, dumps, configuration.
 
-RUN/metrics.jsonl            verl's `file` tracker, {"step": int, "data": {metric: number}}
-RUN/metrics.<n>.jsonl        the same of earlier launches, n = 1, 2, … (see set_aside_metrics)
+RUN/metrics.jsonl            or what else `gdpo_verl.report.metrics` can read
 RUN/rollouts/<step>.jsonl    trainer.rollout_data_dir
 RUN/validation/<step>.jsonl  trainer.validation_data_dir; step 0 is before training
 RUN/config.yaml              the resolved configuration
+RUN/launch.json              recipe and version, where `gdpo-verl train` started it
 RUN/train.log                what the driver printed
 
 Only the metrics are needed; whatever else is missing is named in `Run.notes`.
@@ -12,11 +12,10 @@ Only the metrics are needed; whatever else is missing is named in `Run.notes`.
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,22 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-METRICS = "metrics.jsonl"
-Metrics = dict[str, float]
-Series = list[tuple[int, float]]
+from gdpo_verl.report.metrics import (
+    METRICS,
+    Metrics,
+    RunError,
+    Series,
+    is_number,
+    only_validation,
+    read_metrics,
+)
+from gdpo_verl.report.rows import parse_json
 
-_COMPONENT = re.compile(r"gdpo/(.+)/mean")
+_COMPONENT = re.compile(r"gdpo/(.+)/(?:mean|unscored)")
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<source>.+)/(?P<name>[^/]+)/mean@(?P<n>\d+)")
-
-
-class RunError(ValueError):
-    """A directory that was expected to hold a run does not."""
+# What this version logs for each component and for the batch; see docs/metrics.md.
+_OF_COMPONENT = ("constant_groups", "advantage_share")
+_OF_BATCH = ("distinct_advantages/gdpo", "distinct_advantages/grpo", "sign_conflicts")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Run:
       rollouts: step to dump of the training rollouts.
       validation: step to dump of the held-out completions.
       config: the resolved configuration; empty when it was not kept.
+      launch: what `gdpo-verl train` noted at its start; empty without it.
       notes: what is missing or was ignored, as sentences.
     """
 
@@ -56,6 +62,7 @@ class Run:
     rollouts: dict[int, Path]
     validation: dict[int, Path]
     config: DictConfig
+    launch: dict[str, Any]
     notes: tuple[str, ...]
 
     def setting(self, key: str) -> Any:
@@ -70,15 +77,16 @@ class Run:
     def estimator(self) -> str:
         return str(self.setting("algorithm.adv_estimator") or self.name)
 
-    @property
+    @cached_property
     def components(self) -> list[str]:
         """Reward components, in the order in which they were first logged."""
-        found = (_COMPONENT.fullmatch(key) for data in self.metrics.values() for key in data)
+        keys = dict.fromkeys(key for data in self.metrics.values() for key in data)
+        found = (_COMPONENT.fullmatch(key) for key in keys)
         return list(dict.fromkeys(match[1] for match in found if match))
 
-    @property
+    @cached_property
     def training_steps(self) -> list[int]:
-        return [step for step, data in self.metrics.items() if not _only_validation(data)]
+        return [step for step, data in self.metrics.items() if not only_validation(data)]
 
     def series(self, key: str) -> Series:
         """(step, value) of one metric, in the order of steps."""
@@ -86,19 +94,21 @@ class Run:
 
     def validation_series(self, component: str) -> dict[str, Series]:
         """(step, mean over prompts) of a component for each held-out data source."""
-        result: dict[str, Series] = {}
+        return self._validation.get(component, {})
+
+    @cached_property
+    def _validation(self) -> dict[str, dict[str, Series]]:
+        result: dict[str, dict[str, Series]] = {}
         for step, data in self.metrics.items():
             # mean@n exists for several n when some prompts lost a session: the largest is whole.
-            largest: dict[str, tuple[int, float]] = {}
+            largest: dict[tuple[str, str], tuple[int, float]] = {}
             for key, value in data.items():
                 match = _VALIDATION.fullmatch(key)
-                if match and match["name"] == component:
-                    candidate = (int(match["n"]), value)
-                    largest[match["source"]] = max(
-                        largest.get(match["source"], (0, 0.0)), candidate
-                    )
-            for source, (_, value) in largest.items():
-                result.setdefault(source, []).append((step, value))
+                if match:
+                    name, candidate = (match["name"], match["source"]), (int(match["n"]), value)
+                    largest[name] = max(largest.get(name, (0, 0.0)), candidate)
+            for (component, source), (_, value) in largest.items():
+                result.setdefault(component, {}).setdefault(source, []).append((step, value))
         return result
 
 
@@ -116,7 +126,7 @@ def read_run(path: Path) -> Run:
             "for example runs/quickstart/gdpo."
         )
     notes: list[str] = []
-    metrics = _read_metrics(path, notes)
+    metrics = read_metrics(path, notes)
     if not metrics:
         raise RunError(
             f"{path}: expected {METRICS} with at least one line of verl's `file` tracker, found "
@@ -130,101 +140,16 @@ def read_run(path: Path) -> Run:
         rollouts=_dumps(path / "rollouts", "trainer.rollout_data_dir", notes),
         validation=_dumps(path / "validation", "trainer.validation_data_dir", notes),
         config=_read_config(path / "config.yaml", notes),
+        launch=_read_launch(path / "launch.json", notes),
         notes=(),
     )
-    return Run(**{**vars(run), "notes": (*notes, *_gaps(run))})
-
-
-def set_aside_metrics(run: Path) -> Path | None:
-    """Move metrics.jsonl to the next free metrics.<n>.jsonl; call before a run is resumed.
-
-    verl's `file` tracker opens its file for writing, so a resumed run would erase
-    the steps logged before it. Returns the new name, or None when there is nothing to keep.
-    """
-    current = Path(run) / METRICS
-    if not current.is_file() or not current.stat().st_size:
-        return None
-    number = 1 + max((n for n, _ in _earlier_metrics(Path(run))), default=0)
-    return current.rename(current.with_name(f"metrics.{number}.jsonl"))
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a dump; lines that are not whole are left out."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                yield row
-
-
-def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
-    """One line of the `file` tracker; None when it is not a whole one.
-
-    >>> parse_metrics_line(b'{"step": 3, "data": {"critic/score/mean": 1, "epoch": null}}')
-    (3, {'critic/score/mean': 1.0})
-    >>> parse_metrics_line(b'{"step": 4, "da') is None
-    True
-    """
-    try:
-        record = json.loads(line)
-        step, data = int(record["step"]), record["data"].items()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    # orjson writes NaN as null: such a value was not measured.
-    return step, {key: float(value) for key, value in data if is_number(value)}
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a finite number.
-
-    >>> [is_number(value) for value in (1, 0.5, float("nan"), None, "1", True)]
-    [True, True, False, False, False, False]
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
-    found = ((re.fullmatch(r"metrics\.(\d+)\.jsonl", path.name), path) for path in run.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
-
-
-def _read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
-    files = [path for _, path in _earlier_metrics(run)]
-    files += [run / METRICS] if (run / METRICS).is_file() else []
-    metrics: dict[int, Metrics] = {}
-    for path in files:
-        lines = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            record = parse_metrics_line(line)
-            if record is not None:
-                _add(metrics, *record)
-            elif number == len(lines):
-                notes.append(f"The last line of {path.name} is cut off and was ignored.")
-            else:
-                notes.append(f"Line {number} of {path.name} is not a metrics line; ignored.")
-    return metrics
-
-
-def _add(metrics: dict[int, Metrics], step: int, data: Metrics) -> None:
-    """A step that was logged before means a resume: what followed it was done again."""
-    for later in [known for known in metrics if known > step]:
-        del metrics[later]
-    # A resumed run first validates at the step of its checkpoint, which was trained before.
-    earlier = metrics.get(step, {}) if _only_validation(data) else {}
-    metrics[step] = {**earlier, **data}
-
-
-def _only_validation(data: Mapping[str, float]) -> bool:
-    return all(key.startswith(("val-core/", "val-aux/")) for key in data)
+    return replace(run, notes=(*notes, *_gaps(run)))
 
 
 def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
-    found = {int(p.stem): p for p in directory.glob("*.jsonl") if p.stem.isdecimal()}
+    found = {
+        int(p.stem): p for p in directory.glob("*.jsonl") if p.stem.isdecimal() and p.is_file()
+    }
     if not found:
         notes.append(f"No {directory.name}/<step>.jsonl: set {key} to keep the completions.")
     return dict(sorted(found.items()))
@@ -245,6 +170,19 @@ def _read_config(path: Path, notes: list[str]) -> DictConfig:
     return config
 
 
+def _read_launch(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        launch = parse_json(path.read_bytes())
+    except ValueError:
+        launch = None
+    if not isinstance(launch, dict):
+        notes.append("launch.json could not be read; recipe and version are not known.")
+        return {}
+    return launch
+
+
 def _gaps(run: Run) -> Iterator[str]:
     steps, total = run.training_steps, run.setting("trainer.total_training_steps")
     if not run.components:
@@ -252,6 +190,11 @@ def _gaps(run: Run) -> Iterator[str]:
             "No gdpo/<component>/mean in the metrics: there is nothing to draw for each reward. "
             "Train with gdpo-verl installed and algorithm.gdpo.metrics=true."
         )
+    logged = {key for data in run.metrics.values() for key in data}
+    wanted = [f"gdpo/{name}/{key}" for name in run.components for key in _OF_COMPONENT]
+    wanted += [f"gdpo/{key}" for key in _OF_BATCH if run.components]
+    if absent := [key for key in wanted if key not in logged]:
+        yield f"Not in the metrics, perhaps of another version: {', '.join(absent)}."
     if not steps:
         yield "No training step has been logged yet."
     elif steps[0] > 1:

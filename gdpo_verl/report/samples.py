@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdpo_verl.report.runs import Run, is_number, read_rows
+from gdpo_verl.report.dumps import cut, prompt_digest, short_prompt
+from gdpo_verl.report.metrics import is_number
+from gdpo_verl.report.rows import Row, read_rows
+from gdpo_verl.report.runs import Run
 
-Row = dict[str, Any]
-MAX_CHARACTERS = 4000
+MOST = 4000
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,7 @@ class Sample:
 
     @property
     def title(self) -> str:
-        """The end of the prompt, where the question usually stands."""
-        lines = [line.strip() for line in self.prompt.splitlines()]
-        roles = {"", "user", "assistant", "system"}
-        last = next((line for line in reversed(lines) if line.lower() not in roles), "")
-        return last if len(last) <= 160 else last[:159] + "…"
+        return short_prompt(self.prompt)
 
 
 @dataclass(frozen=True)
@@ -66,16 +63,16 @@ def choose_samples(
         return Samples((), 0, 0)
     shared = set.intersection(*(set(each) for each in answers))
     samples = []
-    for prompt in sorted(shared, key=lambda text: hashlib.sha256(text.encode()).digest()):
+    for prompt in sorted(shared, key=prompt_digest):
         rows = [each[prompt] for each in answers]
         labels = [(run.name, f"step {step}") for run in usable for step in ends[run.path]]
         pairs = zip(rows[::2], rows[1::2], strict=True)
         differs = any(_scores(a, components) != _scores(b, components) for a, b in pairs)
         completions = tuple(
-            Completion(name, when, _cut(row.get("output")), _scores(row, components))
+            Completion(name, when, cut(row.get("output"), MOST), _scores(row, components))
             for (name, when), row in zip(labels, rows, strict=True)
         )
-        samples.append(Sample(prompt, _cut(rows[0].get("gts")), differs, completions))
+        samples.append(Sample(cut(prompt, MOST), cut(rows[0].get("gts")), differs, completions))
     moved = [sample for sample in samples if sample.changed]
     still = [sample for sample in samples if not sample.changed]
     return Samples((*moved[:changed], *still[:unchanged]), len(samples), len(moved))
@@ -94,10 +91,3 @@ def _scores(row: Mapping[str, Any], components: Sequence[str]) -> dict[str, str]
         component: f"{row[component]:.4g}" if is_number(row.get(component)) else "not scored"
         for component in components
     }
-
-
-def _cut(value: Any) -> str:
-    text = "" if value is None else str(value)
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    return f"{text[:MAX_CHARACTERS]}\n[… {len(text) - MAX_CHARACTERS} characters more]"

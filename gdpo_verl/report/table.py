@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from gdpo_verl.report.runs import Run, Series, is_number, read_rows
+from gdpo_verl.report.metrics import Series, is_number
+from gdpo_verl.report.rows import read_rows
+from gdpo_verl.report.runs import Run
 
 NOTHING = "–"
+_PHASES = 7
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,42 @@ def summary_table(runs: Sequence[Run], components: Sequence[str]) -> list[Row]:
         *_training_rows(runs, components),
         *_held_out_rows(runs, components),
         *_collapse_rows(runs, components),
+        *_phase_rows(runs),
         Row("seconds a step (median)", tuple(_step_seconds(run) for run in runs)),
         Row("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
     ]
     return [row for row in rows if any(cell != NOTHING for cell in row.cells)]
 
 
-def to_markdown(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    """The table in Markdown."""
-    lines = [("", *(run.name for run in runs)), *((row.quantity, *row.cells) for row in rows)]
-    table = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
-    table.insert(1, "|---" * (len(runs) + 1) + "|")
+def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table in Markdown, with a column for each name."""
+    lines = [("", *names), *((row.quantity, *row.cells) for row in rows)]
+    table = ["| " + " | ".join(map(markdown, line)) + " |" for line in lines]
+    table.insert(1, "|---" * (len(names) + 1) + "|")
     return "\n".join(table) + "\n"
+
+
+def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
+    """Mean seconds a training step that the runs spent in each phase, the longest first.
+
+    The smaller ones are summed up as "other", with what the step took beyond its phases.
+    """
+    steps = sum(len(run.series("timing_s/step")) for run in runs)
+    keys = dict.fromkeys(key for run in runs for data in run.metrics.values() for key in data)
+    # A second slash marks statistics of something within a phase.
+    names = [key[9:] for key in keys if key.startswith("timing_s/") and "/" not in key[9:]]
+    sums = {
+        name: sum(v for run in runs for _, v in run.series(f"timing_s/{name}")) for name in names
+    }
+    whole = sums.pop("step", 0.0)
+    if not steps:
+        return {}
+    # verl validates and saves outside of what it calls the step.
+    inside = sum(value for name, value in sums.items() if name != "testing")
+    order = sorted(sums, key=lambda name: -sums[name])
+    phases = {name: sums[name] / steps for name in order[:_PHASES]}
+    rest = max(0.0, whole - inside) + sum(sums[name] for name in order[_PHASES:])
+    return phases | ({"other": rest / steps} if rest > 0 else {})
 
 
 def duration(seconds: float) -> str:
@@ -58,6 +85,8 @@ def _training_rows(runs: Sequence[Run], components: Sequence[str]) -> Iterator[R
     for component in components:
         yield _first_to_last(f"training {component}", runs, f"gdpo/{component}/mean")
     yield _first_to_last("response length, tokens", runs, "response_length/mean", digits=1)
+    yield _first_to_last("entropy", runs, "actor/entropy")
+    yield _first_to_last("KL to the reference policy", runs, "actor/kl_loss")
 
 
 def _held_out_rows(runs: Sequence[Run], components: Sequence[str]) -> Iterator[Row]:
@@ -78,10 +107,26 @@ def _collapse_rows(runs: Sequence[Run], components: Sequence[str]) -> Iterator[R
     for component in components:
         label = f"groups in which {component} does not vary"
         yield _first_to_last(label, runs, f"gdpo/{component}/constant_groups", percent=True)
+    for component in components:
+        label = f"share of {component} in the advantage"
+        yield _first_to_last(label, runs, f"gdpo/{component}/advantage_share", percent=True)
+    for label, key in (
+        ("rollouts whose rewards conflict", "gdpo/sign_conflicts"),
+        ("answers that could not be read", "gdpo/parse_error/share"),
+        ("sessions that failed", "gdpo/failed_sessions"),
+    ):
+        yield _first_to_last(label, runs, key, percent=True)
     for estimator in ("gdpo", "grpo"):
         found = (run.series(f"gdpo/distinct_advantages/{estimator}") for run in runs)
         cells = (f"{mean(v for _, v in series):.2f}" if series else NOTHING for series in found)
         yield Row(f"distinct advantages in a group by {estimator.upper()}", tuple(cells))
+
+
+def _phase_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    times = [seconds_by_phase([run]) for run in runs]
+    for phase in dict.fromkeys(phase for each in times for phase in each):
+        cells = (f"{each[phase]:.2f}" if phase in each else NOTHING for each in times)
+        yield Row(f"seconds a step in {phase} (mean)", tuple(cells))
 
 
 def _first_to_last(
@@ -141,6 +186,16 @@ def _first_and_last(run: Run, component: str) -> list[list[float]]:
 def _arrow(before: float, after: float, *, digits: int = 3, percent: bool = False) -> str:
     form = ".0%" if percent else f".{digits}f"
     return f"{before:{form}} → {after:{form}}"
+
+
+def markdown(cell: str) -> str:
+    """A cell that is text and nothing else: names come from files.
+
+    >>> markdown("a|b <i>\\nc")
+    'a\\\\|b &lt;i> c'
+    """
+    text = " ".join(cell.split())
+    return text.replace("\\", r"\\").replace("|", r"\|").replace("<", "&lt;")
 
 
 def _steps(run: Run) -> str:

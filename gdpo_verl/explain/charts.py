@@ -1,0 +1,239 @@
+"""The page's pictures as HTML: bars and tables, and curves that matplotlib draws as SVG.
+
+Nothing here runs a script or asks another host, so that the same markup serves the running
+page and the static one. Colours come from `STYLE`, which knows light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from gdpo_verl.diagnostics import DISTINCT_TOLERANCE
+from gdpo_verl.explain.compare import Rollout
+from gdpo_verl.explain.conclusions import vector
+from gdpo_verl.explain.study import Case
+from gdpo_verl.explain.toy import GDPO, GRPO, UNWHITENED, Method
+
+# Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart.
+STYLE = """<style>
+:root { --gx-gdpo: #0072b2; --gx-grpo: #d55e00; --gx-grid: #c9d1d9; --gx-mark: #fff3d1;
+  --gx-soft: #59636e; }
+@media (prefers-color-scheme: dark) {
+  :root { --gx-gdpo: #56b4e9; --gx-grpo: #ff8c42; --gx-grid: #444c56; --gx-mark: #44370d;
+    --gx-soft: #9aa5b1; }
+}
+.gx { font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+.gx h1 { font-size: 1.7rem; line-height: 1.25; font-weight: 700; padding-right: 2.5rem; }
+.gx h2 { font-size: 1.3rem; font-weight: 700; margin: 1.5rem 0 .5rem; }
+.gx h3 { font-size: 1.05rem; font-weight: 700; margin: 1.2rem 0 .4rem; }
+.gx p { max-width: 46rem; margin: .6rem 0; }
+.gx table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.gx th, .gx td { border-bottom: 1px solid var(--gx-grid); padding: .25rem .6rem .25rem 0;
+  text-align: left; vertical-align: top; font-weight: normal; white-space: nowrap; }
+.gx thead th { color: var(--gx-soft); }
+.gx .wide { overflow-x: auto; margin: .8rem 0; }
+.gx pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0;
+  font: .78rem/1.4 ui-monospace, Menlo, Consolas, monospace; }
+.gx .row { border-bottom: 1px solid var(--gx-grid); padding: .35rem .4rem; }
+.gx .row.collapsed { background: var(--gx-mark); }
+.gx .tie { border: 1px solid currentColor; border-radius: .3rem; padding: 0 .35rem;
+  margin-left: .4rem; font-size: .8rem; }
+.gx .bar { display: grid; grid-template-columns: 3.2rem 1fr 4.2rem; align-items: center;
+  gap: .4rem; font-size: .8rem; }
+.gx .bar b { text-align: right; font-variant-numeric: tabular-nums; font-weight: normal; }
+.gx .track { position: relative; height: .85rem; background:
+  linear-gradient(var(--gx-grid), var(--gx-grid)) center / 1px 100% no-repeat; }
+.gx .track i { position: absolute; top: 0; bottom: 0; border-radius: .1rem; }
+.gx .grpo i { background: repeating-linear-gradient(135deg, var(--gx-grpo) 0 4px,
+  color-mix(in srgb, var(--gx-grpo) 70%, transparent) 4px 6px); }
+.gx .gdpo i { background: var(--gx-gdpo); }
+.gx .figures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
+.gx .figures > div { max-width: 34rem; }
+.gx svg { width: 100%; height: auto; display: block; }
+.gx .gaps td, .gx .gaps th { border: 0; padding: .1rem; text-align: center; font-size: .72rem; }
+.gx .gaps td { min-width: 2rem; }
+@media (max-width: 30rem) {
+  .gx .gaps td, .gx .gaps th { font-size: .58rem; padding: .1rem 0; }
+  .gx .gaps td { min-width: 1.6rem; }
+}
+.gx details summary { cursor: pointer; }
+</style>"""
+
+_INK, _GRID = "#24292f", "#d0d7de"
+_BLUE, _VERMILION = "#0072b2", "#d55e00"
+_RC: dict[Any, Any] = {
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _GRID,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gdpo-verl explain",
+}
+
+
+def block(name: str, *parts: str) -> str:
+    """What a cell shows; `name` is what tests and links find it by.
+
+    A part that is `Markup` stands as it is; any other string is a paragraph of plain text.
+    """
+    body = Markup().join(
+        part if isinstance(part, Markup) else Markup("<p>{}</p>").format(part) for part in parts
+    )
+    # marimo takes a plain string only.
+    return str(Markup('<div class="gx" id="{}">{}</div>').format(name, body))
+
+
+def heading(level: int, title: str) -> Markup:
+    return Markup("<h{0}>{1}</h{0}>").format(level, title)
+
+
+def folded(title: str, body: str, *, preformatted: bool = False, opened: bool = False) -> Markup:
+    """What opens and closes on a click: markup, or any text as it stands."""
+    inner = Markup("<pre>{}</pre>").format(body) if preformatted else escape(body)
+    start = Markup("<details open>" if opened else "<details>")
+    return start + Markup("<summary>{}</summary>{}</details>").format(title, inner)
+
+
+def bars(group: Sequence[Rollout], *, texts: Sequence[str] = ()) -> Markup:
+    """Each rollout's GRPO and GDPO advantage, one below the other, in the order of the group.
+
+    Args:
+      group: what `compare` returned.
+      texts: the rollouts' completions in the same order, any text; shown on a click.
+    """
+    # At least 1, so that groups that teach nothing look like it.
+    largest = max([1.0, *(abs(a) for each in group for a in (each.grpo, each.gdpo))])
+    rows = []
+    for i, each in enumerate(group):
+        tie = Markup()
+        if each.tie:
+            told = "collapse" if each.split else "tie in both"
+            tie = Markup('<span class="tie">{} {}</span>').format(told, each.tie)
+        label = Markup("<strong>{}</strong> <code>{}</code>{}").format(
+            each.name, vector(each.rewards), tie
+        )
+        rows.append(
+            Markup('<div class="row {}" data-rollout="{}">{}{}{}</div>').format(
+                "collapsed" if each.split else "",
+                each.name,
+                folded(label, texts[i], preformatted=True) if texts else label,
+                _bar("grpo", each.grpo, largest),
+                _bar("gdpo", each.gdpo, largest),
+            )
+        )
+    return Markup().join(rows)
+
+
+def _bar(name: str, advantage: float, largest: float) -> Markup:
+    width = 50.0 * abs(advantage) / largest
+    left = 50.0 if advantage >= 0 else 50.0 - width
+    return Markup(
+        f'<div class="bar {name}"><span>{name.upper()}</span><span class="track">'
+        f'<i style="left:{left:.2f}%;width:{width:.2f}%"></i></span>'
+        f'<b data-{name}="{advantage:.6f}">{advantage:+.3f}</b></div>'
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
+    """A table of plain text that scrolls by itself where it is too wide."""
+
+    def line(tag: str, cells: Sequence[object]) -> Markup:
+        cell = Markup(f"<{tag}>{{}}</{tag}>")
+        return Markup("<tr>{}</tr>").format(Markup().join(map(cell.format, cells)))
+
+    return Markup(
+        '<div class="wide"><table><thead>{}</thead><tbody>{}</tbody></table></div>'
+    ).format(line("th", head), Markup().join(line("td", row) for row in rows))
+
+
+def gaps(values: Tensor) -> Markup:
+    """`gaps_of_a_trade` as a table; the larger the gap, the stronger its colour."""
+    largest = float(values.abs().max()) or 1.0
+    head = "".join(f"<th>{n}</th>" for n in range(1, len(values) + 1))
+    rows = []
+    for n1, row in enumerate(values.tolist(), start=1):
+        cells = []
+        for gap in row:
+            equal = abs(gap) <= DISTINCT_TOLERANCE
+            color = "--gx-gdpo" if gap > 0 else "--gx-grpo"
+            share = 0 if equal else round(60 * abs(gap) / largest)
+            cells.append(
+                f'<td style="background:color-mix(in srgb, var({color}) {share}%, transparent)">'
+                f"{'<strong>=</strong>' if equal else f'{gap:+.1f}'}</td>"
+            )
+        rows.append(f"<tr><th>{n1}</th>{''.join(cells)}</tr>")
+    return Markup(
+        f'<div class="wide gaps"><table><thead><tr><th>n₁\\n₂</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def figures(cases: Sequence[Case]) -> Markup:
+    """`curves` of each case, side by side where there is room."""
+    return Markup('<div class="figures">{}</div>').format(Markup().join(map(curves, cases)))
+
+
+_LINES: dict[Method, dict[str, Any]] = {
+    GRPO: {"color": _VERMILION, "linewidth": 2.2},
+    GDPO: {"color": _BLUE, "linewidth": 2.2},
+    UNWHITENED: {"color": _BLUE, "linewidth": 1.6, "linestyle": "--"},
+}
+_FASTER: dict[str, Any] = {"color": _VERMILION, "linewidth": 1.6, "linestyle": ":"}
+
+
+def curves(case: Case) -> Markup:
+    """The slowest skill of a case over the epochs: mean over seeds, band of one deviation."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(4.6, 3.3), layout="constrained")
+        axes = figure.subplots()
+        for method, training in case.trainings.items():
+            line = _LINES.get(method, _FASTER)
+            mean, spread = training.slowest.mean(dim=1), training.slowest.std(dim=1)
+            low, high = (mean - spread).tolist(), (mean + spread).tolist()
+            axes.fill_between(
+                range(len(low)), low, high, color=line["color"], alpha=0.15, linewidth=0
+            )
+            axes.plot(mean.tolist(), label=method.name, **line)
+        axes.set_title(case.name, loc="left", fontweight="bold")
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("slowest skill")
+        axes.set_ylim(0, 1)
+        axes.grid(axis="y", linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8, loc="best")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return Markup(f"<div>{_inline(buffer.getvalue(), case.name)}</div>")
+
+
+def _inline(svg: str, name: str) -> str:
+    """Matplotlib's SVG for a page: its ink, and ids that are the page's only ones."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    prefix = re.sub(r"\W+", "-", name)
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    inks = {
+        _INK: "currentColor",
+        _GRID: "var(--gx-grid)",
+        _BLUE: "var(--gx-gdpo)",
+        _VERMILION: "var(--gx-grpo)",
+    }
+    for ink, variable in inks.items():
+        svg = svg.replace(ink, variable)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1)

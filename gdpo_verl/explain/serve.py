@@ -1,0 +1,138 @@
+"""Show the page: a local server that runs the notebook, or one static file."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import secrets
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from gdpo_verl.explain.dumps import find_dumps
+
+PAGE = Path(__file__).with_name("page.py")
+
+_STATIC = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>What GRPO takes for equal, and GDPO does not</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem; background: #fff;
+  color: #1f2328; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #0d1117; color: #e6edf3; }} }}
+</style>
+</head>
+<body>
+<p class="gx">The page of <code>gdpo-verl explain</code> as it opens. There, widgets change every
+number; here they are left out.</p>
+{body}
+</body>
+</html>
+"""
+
+
+def serve(run: Path | None = None, *, port: int | None = None, browser: bool = True) -> NoReturn:
+    """Be marimo's server on this machine until Ctrl-C; it prints the address.
+
+    The page reads rollouts by their path, so the address carries a token: other users of the
+    machine cannot open it.
+
+    Args:
+      run: a run directory or a folder of dumps to open at once.
+      port: default: marimo's first free one.
+      browser: whether to open the page.
+
+    Raises:
+      ModuleNotFoundError: marimo is not installed.
+      ValueError: `run` holds no rollouts, or the port is taken.
+    """
+    _require_marimo()
+    arguments = ["run", str(PAGE), "--host", "127.0.0.1", "--no-sandbox", "--no-check"]
+    arguments += ["--token", "--token-password-file", "-"]
+    if port is not None:
+        _require_free(port)
+        arguments += ["--port", str(port)]
+    if not browser:
+        arguments += ["--headless"]
+    if run is not None:
+        find_dumps(run)
+        arguments += ["--", "--run", str(Path(run).expanduser().resolve())]
+    # marimo's own token is a hash, fixed where PYTHONHASHSEED is; an argument would show in ps.
+    reader, writer = os.pipe()
+    os.write(writer, secrets.token_urlsafe(16).encode())
+    os.close(writer)
+    os.dup2(reader, 0)
+    _run_marimo(arguments)
+
+
+def _run_marimo(arguments: list[str]) -> NoReturn:
+    """`python -m marimo` in this process, so that signals reach it and nothing is left behind."""
+    sys.argv = ["marimo", *arguments]
+    status = 1
+    try:
+        runpy.run_module("marimo", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        status = 130
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that is still computing would abort the interpreter's own way out.
+    os._exit(status)
+
+
+def export(path: Path) -> Path:
+    """Write the page, as it opens, into one HTML file without scripts.
+
+    marimo's own export loads its assets from another host; this file asks nobody.
+
+    Raises:
+      ModuleNotFoundError: marimo is not installed.
+    """
+    _require_marimo()
+    from gdpo_verl.explain.page import app
+
+    outputs, _ = app.run()
+    body = "\n".join(_static_parts(outputs))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_STATIC.format(body=body), encoding="utf-8")
+    return path
+
+
+def _static_parts(outputs: object) -> Iterator[str]:
+    """The outputs that are pictures and text; widgets are marimo's own elements."""
+    import marimo
+
+    for output in outputs:  # type: ignore[attr-defined]
+        if output is None:
+            continue
+        markup = marimo.as_html(output).text
+        if "<marimo-" not in markup:
+            yield markup
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"--port {port}: cannot be used ({error}); choose another") from error
+
+
+def _require_marimo() -> None:
+    if importlib.util.find_spec("marimo") is None:
+        raise ModuleNotFoundError(
+            "gdpo-verl explain: marimo is not installed. Run: pip install 'gdpo-verl[explain]'"
+        )

@@ -1,0 +1,124 @@
+"""Alerts about reward components that died or saturated; the console and the report share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+# On average over MANY_STEPS logged steps: the share of groups in which the component does not
+# vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
+MANY_STEPS = 20
+DEAD_SHARE = 0.8
+SATURATED = 0.95
+STUCK = 0.05
+THRESHOLDS = (
+    f"dead from {DEAD_SHARE:.0%} of groups without variation, saturated from {SATURATED:.0%} and "
+    f"stuck up to {STUCK:.0%} of the declared range, on average"
+)
+
+Kind = Literal["dead", "saturated", "stuck"]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A component that taught little from one step to another.
+
+    Attributes:
+      component: its name.
+      kind: "dead": it does not vary in most groups; "saturated" or "stuck": its mean is at the
+        upper or at the lower end of its declared range.
+      first, last: the logged steps, the MANY_STEPS that raised it included.
+      value: the mean over these steps of what `kind` looks at.
+      mean: the component's mean over these steps; None where it was not logged.
+      ongoing: `last` is the last step.
+    """
+
+    component: str
+    kind: Kind
+    first: int
+    last: int
+    value: float
+    mean: float | None
+    ongoing: bool
+
+    def __str__(self) -> str:
+        mean = "" if self.mean is None else f" (mean {self.mean:.3g})"
+        if self.kind == "dead":
+            what = f"is dead: it does not vary in {self.value:.0%} of the groups{mean}"
+        elif self.kind == "saturated":
+            what = f"is saturated: {self.value:.0%} of its range reached{mean}"
+        else:
+            what = f"is stuck: {self.value:.0%} of its range reached{mean}"
+        when = f"since step {self.first}" if self.ongoing else f"steps {self.first} to {self.last}"
+        return f"{self.component} {what}, {when}"
+
+    @property
+    def advice(self) -> str:
+        """What it means and what may help."""
+        return {
+            "dead": "From a group in which it is constant it teaches nothing: take more rollouts "
+            "a prompt, or prompts that are neither always nor never solved.",
+            "saturated": "There is little left to learn from it: take harder prompts, or condition "
+            "it on another reward. With a negative weight it is out of control instead.",
+            "stuck": "Hardly any rollout earns it: take easier prompts, or grade it more finely. "
+            "With a negative weight it has been learnt.",
+        }[self.kind]
+
+
+def find_alerts(
+    metrics: Mapping[int, Mapping[str, float]], components: Iterable[str]
+) -> list[Alert]:
+    """Every stretch of steps over which a component was dead, saturated or stuck.
+
+    A window of `MANY_STEPS` consecutive logged steps raises an alert when the mean of
+
+      gdpo/<component>/constant_groups is at least `DEAD_SHARE` (dead),
+      gdpo/<component>/saturation is at least `SATURATED` or at most `STUCK`;
+
+    overlapping windows are one alert.
+
+    Args:
+      metrics: step to metrics, in the order of steps.
+      components: the names to look at.
+
+    Returns:
+      by component, kind and step.
+    """
+    rules: tuple[tuple[Kind, str, float, float], ...] = (
+        ("dead", "constant_groups", DEAD_SHARE, float("inf")),
+        ("saturated", "saturation", SATURATED, float("inf")),
+        ("stuck", "saturation", float("-inf"), STUCK),
+    )
+    return [
+        Alert(name, kind, *stretch)
+        for name in components
+        for kind, key, low, high in rules
+        for stretch in _stretches(metrics, f"gdpo/{name}/{key}", f"gdpo/{name}/mean", low, high)
+    ]
+
+
+def _stretches(
+    metrics: Mapping[int, Mapping[str, float]], key: str, mean_key: str, low: float, high: float
+) -> Iterator[tuple[int, int, float, float | None, bool]]:
+    steps = [step for step, data in metrics.items() if key in data]
+    values = [metrics[step][key] for step in steps]
+    # Whole windows in question, as [first, last] positions that are joined where they overlap.
+    joined: list[list[int]] = []
+    total = sum(values[: MANY_STEPS - 1])
+    for end in range(MANY_STEPS - 1, len(values)):
+        start = end - MANY_STEPS + 1
+        total += values[end] - (values[start - 1] if start else 0.0)
+        # Sums that are updated carry rounding.
+        if low - 1e-9 <= total / MANY_STEPS <= high + 1e-9:
+            if joined and start <= joined[-1][1]:
+                joined[-1][1] = end
+            else:
+                joined.append([start, end])
+    for start, end in joined:
+        inside = steps[start : end + 1]
+        means = [metrics[step][mean_key] for step in inside if mean_key in metrics[step]]
+        value = fmean(values[start : end + 1])
+        mean = fmean(means) if means else None
+        yield inside[0], inside[-1], value, mean, end == len(values) - 1

@@ -1,0 +1,159 @@
+"""Metrics of a run, from what verl's trackers wrote.
+
+RUN/metrics.jsonl       the `file` tracker, {"step": int, "data": {metric: number}}
+RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_aside_metrics)
+RUN/<name>.jsonl        the same where VERL_FILE_LOGGER_PATH was not set; only without the above
+RUN/**/events.out.tfevents.*   the `tensorboard` tracker; only without any of the above
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.report.rows import parse_json
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.out.tfevents.*"
+Metrics = dict[str, float]
+Series = list[tuple[int, float]]
+_LARGEST = sys.float_info.max
+
+
+class RunError(ValueError):
+    """A directory that was expected to hold a run does not."""
+
+
+def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
+    """Step to metrics of a run directory; empty when it holds none.
+
+    Args:
+      run: an existing directory.
+      notes: gets a sentence for everything that could not be read.
+
+    Raises:
+      RunError: there are only TensorBoard's files and tensorboard is not installed.
+    """
+    files = [path for _, path in _earlier_metrics(run)]
+    files += [run / METRICS] if (run / METRICS).is_file() else []
+    if not files and (other := _other_tracker_file(run)):
+        notes.append(f"There is no {METRICS}: the metrics are those of {other.name}.")
+        files = [other]
+    if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
+        return _read_events(run, events, notes)
+    metrics: dict[int, Metrics] = {}
+    for path in files:
+        for step, data in _records(path, notes):
+            _add(metrics, step, data)
+    return metrics
+
+
+def set_aside_metrics(run: Path) -> Path | None:
+    """Move metrics.jsonl to the next free metrics.<n>.jsonl; call before a run is resumed.
+
+    verl's `file` tracker opens its file for writing, so a resumed run would erase
+    the steps logged before it. Returns the new name, or None when there is nothing to keep.
+    """
+    current = Path(run) / METRICS
+    if not current.is_file() or not current.stat().st_size:
+        return None
+    number = 1 + max((n for n, _ in _earlier_metrics(Path(run))), default=0)
+    return current.rename(current.with_name(f"metrics.{number}.jsonl"))
+
+
+def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
+    """One line of the `file` tracker; None when it is not a whole one.
+
+    >>> parse_metrics_line(b'{"step": 3, "data": {"critic/score/mean": 1, "epoch": null}}')
+    (3, {'critic/score/mean': 1.0})
+    >>> parse_metrics_line(b'{"step": 4, "da') is None
+    True
+    """
+    try:
+        record = parse_json(line)
+        step, data = int(record["step"]), record["data"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    # orjson writes NaN as null: such a value was not measured.
+    return step, {key: float(value) for key, value in data if is_number(value)}
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a finite number.
+
+    >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, None, "1", True)]
+    [True, True, False, False, False, False, False]
+    """
+    kind = type(value)  # True is an instance of int
+    return (kind is float or kind is int) and -_LARGEST <= value <= _LARGEST
+
+
+def only_validation(data: Mapping[str, float]) -> bool:
+    """Whether a step's metrics are those of a validation alone."""
+    return all(key.startswith(("val-core/", "val-aux/")) for key in data)
+
+
+def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
+    found = ((re.fullmatch(r"metrics\.(\d+)\.jsonl", path.name), path) for path in run.iterdir())
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def _other_tracker_file(run: Path) -> Path | None:
+    """The newest other file of the tracker: verl's own name is <project>/<experiment>.jsonl."""
+    candidates = [path for path in run.glob("*.jsonl") if path.is_file()]
+    for path in sorted(candidates, key=lambda path: path.stat().st_mtime, reverse=True):
+        with path.open("rb") as stream:
+            if parse_metrics_line(stream.readline(1 << 20)) is not None:
+                return path
+    return None
+
+
+def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = parse_metrics_line(line)
+        if record is not None:
+            yield record
+        elif number == len(lines):
+            notes.append(f"The last line of {path.name} is cut off and was ignored.")
+        else:
+            notes.append(f"Line {number} of {path.name} is not a metrics line; ignored.")
+
+
+def _add(metrics: dict[int, Metrics], step: int, data: Metrics) -> None:
+    """A step that was logged before means a resume: what followed it was done again."""
+    for later in [known for known in metrics if known > step]:
+        del metrics[later]
+    # A resumed run first validates at the step of its checkpoint, which was trained before.
+    earlier = metrics.get(step, {}) if only_validation(data) else {}
+    metrics[step] = {**earlier, **data}
+
+
+def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[int, Metrics]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError:
+        raise RunError(
+            f"{run}: expected {METRICS}, found TensorBoard's event files alone. To read them: "
+            "pip install 'gdpo-verl[tensorboard]'"
+        ) from None
+    newest = max(directories, key=lambda each: max(p.stat().st_mtime for p in each.glob(EVENTS)))
+    if len(directories) > 1:
+        notes.append(
+            f"Event files lie in {len(directories)} directories; read were those of the newest, "
+            f"{newest.relative_to(run).as_posix()}."
+        )
+    # 0 keeps every value; verl writes nothing but scalars.
+    events = EventAccumulator(str(newest), size_guidance={"scalars": 0})
+    events.Reload()
+    metrics: dict[int, Metrics] = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            if is_number(event.value):
+                metrics.setdefault(event.step, {})[tag] = event.value
+    return dict(sorted(metrics.items()))

@@ -1,0 +1,123 @@
+"""Runs of one recipe belong together: their mean and spread over seeds, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from statistics import fmean
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gdpo_verl.report.metrics import Series
+from gdpo_verl.report.runs import Run
+
+MOST_DIFFERENCES = 60
+# What a run is called and where it writes.
+_NAMES = {
+    "trainer.experiment_name",
+    "trainer.project_name",
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+}
+NOT_SET = "–"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Runs whose configurations are the same but for seeds, names and places.
+
+    Attributes:
+      name: the recipe's, or the only run's.
+      runs: in the order in which they were given.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def estimator(self) -> str:
+        return self.runs[0].estimator
+
+    def band(self, series: Sequence[Series]) -> list[tuple[int, float, float, float]]:
+        """(step, smallest, mean, largest) over the runs' series, where all that have one know it.
+
+        >>> Recipe("a", ()).band([[(1, 0.0), (2, 1.0)], [(1, 3.0)], []])
+        [(1, 0.0, 1.5, 3.0)]
+        """
+        known = [dict(each) for each in series if each]
+        shared = set.intersection(*map(set, known)) if known else set()
+        values = {step: [each[step] for each in known] for step in sorted(shared)}
+        return [(step, min(v), fmean(v), max(v)) for step, v in values.items()]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that is not the same in all runs."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
+    """Runs by recipe, in the order of their first run.
+
+    Together are runs that were launched with the same recipe and whose configurations differ in
+    seeds, names and the runs' own paths alone. A run without configuration stays alone.
+    """
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        settings = {
+            k: v for k, v in _settings(run).items() if not k.rsplit(".", 1)[-1].endswith("seed")
+        }
+        key = (run.launch.get("recipe"), *settings.items()) if settings else run.path
+        groups.setdefault(key, []).append(run)
+    named = [_name(members) for members in groups.values()]
+    return [
+        Recipe(name if named.count(name) == 1 else members[0].name, tuple(members))
+        for name, members in zip(named, groups.values(), strict=True)
+    ]
+
+
+def config_differences(runs: Sequence[Run]) -> list[Difference]:
+    """The settings that differ between the runs whose configuration is known, by key."""
+    settings = [_settings(run) for run in runs]
+    keys = sorted(set().union(*settings))
+    return [
+        Difference(key, tuple(_shown(each, key) for each in settings))
+        for key in keys
+        if len({each.get(key, NOT_SET) for each in settings if each}) > 1
+    ]
+
+
+def _name(members: Sequence[Run]) -> str:
+    if len(members) == 1:
+        return members[0].name
+    recipe = members[0].launch.get("recipe")
+    return str(recipe or members[0].setting("trainer.experiment_name") or members[0].name)
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """Dotted keys to values as text, without names and with the run's own directory as RUN."""
+    own = str(run.path.resolve())
+    # Interpolations stay as they are written: what they mean may need verl's resolvers.
+    flat = _flatten("", OmegaConf.to_container(run.config, resolve=False))
+    return {key: str(value).replace(own, "RUN") for key, value in flat if key and key not in _NAMES}
+
+
+def _flatten(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _flatten(f"{prefix}.{key}" if prefix else str(key), value)
+    else:
+        yield prefix, node
+
+
+def _shown(settings: Mapping[str, str], key: str) -> str:
+    if not settings:
+        return "no config.yaml"
+    value = settings.get(key, NOT_SET)
+    # A path says where this machine keeps a file; its last part says which one it is.
+    return f"…/{PurePosixPath(value).name}" if value.startswith("/") else value

@@ -1,0 +1,76 @@
+"""The rows of a dump, verl's rollouts/<step>.jsonl and validation/<step>.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+Row = dict[str, Any]
+# What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
+# laptop and is read in seconds.
+DUMP_BYTES = 64 << 20
+REPORT_BYTES = 1 << 30
+
+
+def parse_json(line: bytes | str) -> Any:
+    """A JSON text, with the NaN and the lone surrogates that Python writes and orjson refuses.
+
+    Raises:
+      ValueError: it is no JSON.
+    """
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        text = line if isinstance(line, str) else line.decode(errors="replace")
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+
+def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
+    """The rows of a dump's first `DUMP_BYTES`.
+
+    Args:
+      path: the dump.
+      broken: gets the numbers of the lines that are no whole rows, which are left out.
+    """
+    left, number = DUMP_BYTES, 0
+    with path.open("rb") as stream:
+        while line := stream.readline(left):
+            left, number = left - len(line), number + 1
+            try:
+                row = parse_json(line)
+            except ValueError:
+                row = None
+            if isinstance(row, dict):
+                yield row
+            elif broken is not None and line.strip():
+                broken.append(number)
+
+
+def thin(items: Sequence[int], most: int) -> list[int]:
+    """At most `most` items, evenly spaced, the first and the last among them.
+
+    >>> thin([1, 2, 3, 4, 5], 3), thin([1, 2], 5), thin([1, 2, 3], 1)
+    ([1, 3, 5], [1, 2], [3])
+    """
+    if len(items) <= most:
+        return list(items)
+    if most < 2:
+        return list(items[-most:]) if most else []
+    last = len(items) - 1
+    return [items[round(i * last / (most - 1))] for i in range(most)]
+
+
+def affordable(dumps: dict[int, Path], limit: int) -> list[int]:
+    """The steps to read, evenly spaced, so that about `limit` bytes are read."""
+    steps = list(dumps)
+    total = sum(min(path.stat().st_size, DUMP_BYTES) for path in dumps.values())
+    if total <= limit:
+        return steps
+    return thin(steps, max(1, int(len(steps) * limit / total)))

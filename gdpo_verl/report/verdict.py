@@ -1,0 +1,165 @@
+"""What a run's curves and groups say, in words with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, variance
+
+from gdpo_verl.report.alerts import Alert, find_alerts
+from gdpo_verl.report.collapse import Vector
+from gdpo_verl.report.metrics import Series
+from gdpo_verl.report.runs import Run
+from gdpo_verl.report.survey import Survey, find_collapse
+
+# Steps of a component's mean that are compared for a trend: fewer say nothing against noise.
+_FEWEST = 8
+_COMMONEST = 3
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Two neighbouring stretches at the end of a curve.
+
+    Attributes:
+      steps: how many logged steps both have together, half of the curve.
+      change: mean of the second minus mean of the first.
+      error: the standard error of the change, as if steps were independent.
+    """
+
+    steps: int
+    change: float
+    error: float
+
+    @property
+    def moving(self) -> bool:
+        return abs(self.change) > 2 * self.error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Sentences about one run, and its alerts."""
+
+    run: str
+    sentences: tuple[str, ...]
+    alerts: tuple[Alert, ...]
+
+    def all(self) -> list[str]:
+        """The alerts first."""
+        return [*(f"Alert: {alert}." for alert in self.alerts), *self.sentences]
+
+
+def judge(survey: Survey) -> Verdict:
+    """Which components learn, what they weigh, and which groups are dead."""
+    run = survey.run
+    sentences = [_learning(run, name) for name in run.components]
+    sentences += _weights(run)
+    sentences += _dead_groups(survey)
+    sentences += _collapse(survey)
+    alerts = find_alerts({step: run.metrics[step] for step in run.training_steps}, run.components)
+    return Verdict(run.name, tuple(filter(None, sentences)), tuple(alerts))
+
+
+def trend(series: Series) -> Trend | None:
+    """Whether a curve still moves: its last quarter against the one before.
+
+    Returns None for fewer than `_FEWEST` steps.
+
+    >>> trend([(step, float(step)) for step in range(8)])
+    Trend(steps=4, change=2.0, error=0.7071067811865476)
+    """
+    if len(series) < _FEWEST:
+        return None
+    values = [value for _, value in series]
+    quarter = len(values) // 4
+    before, after = values[-2 * quarter : -quarter], values[-quarter:]
+    error = sqrt((variance(before) + variance(after)) / quarter)
+    return Trend(2 * quarter, fmean(after) - fmean(before), error)
+
+
+def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
+    """What must be known before the runs are compared."""
+    versions = {run.name: str(run.launch["version"]) for run in runs if "version" in run.launch}
+    if len(set(versions.values())) > 1:
+        named = ", ".join(f"{name} by {version}" for name, version in versions.items())
+        yield f"The runs were made by different versions of gdpo-verl: {named}."
+    known = {name for run in runs for name in run.components}
+    for run in runs:
+        if run.components and (absent := sorted(known - set(run.components))):
+            yield f"{run.name}: without the component {', '.join(absent)} of the other runs."
+
+
+def _learning(run: Run, name: str) -> str:
+    series = run.series(f"gdpo/{name}/mean")
+    if not series:
+        return f"{name} is never scored."
+    values = [value for _, value in series]
+    few = max(1, min(5, len(values) // 2))
+    first, last = fmean(values[:few]), fmean(values[-few:])
+    went = f"{name} went from {first:.3g} to {last:.3g}"
+    constant = [value for _, value in run.series(f"gdpo/{name}/constant_groups")][-few:]
+    silent = (
+        f" It does not vary in {fmean(constant):.0%} of the groups of the last {few} steps."
+        if constant
+        else ""
+    )
+    found = trend(series)
+    if found is None:
+        return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
+    numbers = f"{found.change:+.3g} ± {found.error:.2g} over the last {found.steps} steps"
+    if not found.moving:
+        return f"{went} and has stopped learning: {numbers}, within noise.{silent}"
+    still = "still rises" if found.change > 0 else "falls"
+    return f"{went} and {still}: {numbers}.{silent}"
+
+
+def _weights(run: Run) -> Iterator[str]:
+    ends = {}
+    for name in run.components:
+        shares = [value for _, value in run.series(f"gdpo/{name}/advantage_share")]
+        if shares:
+            few = max(1, min(5, len(shares) // 2))
+            ends[name] = (fmean(shares[:few]), fmean(shares[-few:]))
+    if len(ends) > 1:
+        parts = (f"{name} {first:.0%} → {last:.0%}" for name, (first, last) in ends.items())
+        yield f"Of the advantage, first → last steps: {', '.join(parts)}."
+
+
+def _dead_groups(survey: Survey) -> Iterator[str]:
+    recent = survey.recent()
+    groups, dead = sum(step.groups for step in recent), survey.dead()
+    if not groups:
+        return
+    count = sum(dead.values())
+    where = f"the last {len(recent)} dumped steps" if len(recent) > 1 else "the dumped step"
+    if not count:
+        yield f"None of the {groups} groups of {where} is dead: in each something varies."
+        return
+    stuck = "; ".join(
+        f"{times} with {_rewards(vector, survey.run.components)}"
+        for vector, times in dead.most_common(_COMMONEST)
+    )
+    prompts = next((step.dead_prompts for step in reversed(recent) if step.dead_prompts), ())
+    example = f" For example: “{prompts[0]}”" if prompts and prompts[0] else ""
+    yield (
+        f"{count} of {groups} groups of {where} ({count / groups:.0%}) are dead, nothing varies "
+        f"in them: {stuck}.{example}"
+    )
+
+
+def _collapse(survey: Survey) -> Iterator[str]:
+    found = find_collapse([survey])
+    if found.groups:
+        yield (
+            f"In {found.collapsed} of {found.groups} groups ({found.collapsed / found.groups:.1%}) "
+            "GRPO gives the same advantage to rollouts that GDPO tells apart; the other way round "
+            f"in {found.reverse}."
+        )
+
+
+def _rewards(vector: Vector, components: Sequence[str]) -> str:
+    return ", ".join(
+        f"{name} {'not scored' if value is None else format(value, '.4g')}"
+        for name, value in zip(components, vector, strict=True)
+    )

@@ -1,0 +1,201 @@
+"""The report's page in a real browser: what it shows against what the dumps hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from browser import browser as browser
+from report_runs import answer, rollout, training, validation, write_lines, write_run
+
+from gdpo_verl.report import write_report
+
+pytestmark = pytest.mark.real
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs; the first with six dumped steps, whose texts attack the page."""
+    path = tmp_path_factory.mktemp("report")
+    runs = [write_run(path / "gdpo"), write_run(path / "grpo", "grpo")]
+    for step in range(1, 7):
+        rows = [
+            rollout(f"{uid}_{i}_0", float(i % 2), i / 4 * step, (i - 1) / step, (1 - i) / 2)
+            | {
+                "input": f"user\nquestion {uid} of step {step} {HOSTILE}",
+                "output": f"{i} {HOSTILE}",
+            }
+            for uid in "ab"
+            for i in range(3)
+        ]
+        write_lines(runs[0] / f"rollouts/{step}.jsonl", rows)
+    records = [{"step": 0, "data": validation(0.5, 0.0)}]
+    records += [training(step, step / 6, 1.0) for step in range(1, 7)]
+    write_lines(runs[0] / "metrics.jsonl", records)
+    write_report(runs, path)
+    return path
+
+
+@pytest.fixture
+def page(browser: Any, report: Path) -> Iterator[SimpleNamespace]:
+    """The open page; at the end nothing but the page itself was asked for and nothing failed."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened = context.new_page()
+    trouble: list[str] = []
+    requests: list[str] = []
+    opened.on("console", lambda message: trouble.append(message.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url))
+    address = (report / "index.html").as_uri()
+    opened.goto(address)
+    yield SimpleNamespace(page=opened, address=address, run=report / "gdpo")
+    assert trouble == []
+    assert {url.partition("#")[0] for url in requests} <= {address, "data:,"}
+    assert opened.evaluate("window.hacked") is None
+    context.close()
+
+
+def shown(page: Any) -> list[tuple[str, list[str], str]]:
+    """Scores, both advantages and text of each rollout that the page shows."""
+    return [
+        (
+            card.query_selector(".scores").inner_text(),
+            [number.inner_text() for number in card.query_selector_all(".number")],
+            card.query_selector("pre").inner_text(),
+        )
+        for card in page.query_selector_all(".rollout")
+    ]
+
+
+def expected(dump: Path, prompt: str) -> list[tuple[str, list[str], str]]:
+    """The same from the dump, in the order of GDPO's advantage."""
+    rows = [row for row in map(json.loads, dump.read_text().splitlines()) if row["input"] == prompt]
+    rows.sort(key=lambda row: -row["gdpo_advantage"])
+    return [
+        (
+            f"format {row['format']:.4g}, correctness {row['correctness']:.4g}",
+            [f"{row[key]:+.3f}".replace("-", "−") for key in ("gdpo_advantage", "grpo_advantage")],
+            row["output"],
+        )
+        for row in rows
+    ]
+
+
+def test_every_step_and_group_shows_what_its_dump_holds(page: SimpleNamespace) -> None:
+    seen = set()
+    for step in range(1, 7):
+        assert page.page.inner_text("#browse-step") == f"step {step}"
+        for group in range(2):
+            page.page.select_option("#browse-group", str(group))
+            page.page.eval_on_selector("details:has(#browse-prompt)", "each => each.open = true")
+            prompt = page.page.inner_text("#browse-prompt")
+            assert shown(page.page) == expected(page.run / f"rollouts/{step}.jsonl", prompt)
+            seen.add(prompt)
+        if step < 6:
+            page.page.click("#browse-next")
+    assert len(seen) == 12
+    assert page.page.is_disabled("#browse-next")
+    page.page.click("#browse-back")
+    assert page.page.inner_text("#browse-step") == "step 5"
+
+
+def test_bars_show_sign_and_size_of_both_advantages(page: SimpleNamespace) -> None:
+    page.page.locator("#browse-slider").fill("1")  # step 2
+    widths = page.page.eval_on_selector_all(
+        ".rollout .fill", "bars => bars.map(bar => [bar.style.left, bar.style.width])"
+    )
+    # GDPO's are 0.5, 0 and -0.5, GRPO's -0.5, 0 and 0.5: the largest fills its half.
+    full, none, left = ["50%", "50%"], ["50%", "0%"], ["0%", "50%"]
+    assert widths == [full, left, none, none, left, full]
+
+
+def test_other_run_and_held_out_rollouts_are_a_choice_away(page: SimpleNamespace) -> None:
+    page.page.select_option("#browse-run", label="grpo")
+    assert page.page.inner_text("#browse-step") == "step 2"
+    texts = page.page.eval_on_selector_all(
+        "#browse-group option", "options => options.map(option => option.textContent)"
+    )
+    assert len(texts) == 2
+    assert "GRPO gives other rewards the same advantage" in page.page.inner_text(
+        ".rollout.collapsed"
+    )
+    page.page.select_option("#browse-kind", label="held-out")
+    assert page.page.inner_text("#browse-step") == "step 3"
+    assert page.page.query_selector(".rollout .number") is None
+
+
+def test_the_address_keeps_the_place_over_a_reload(page: SimpleNamespace) -> None:
+    page.page.click("#browse-next")
+    page.page.select_option("#browse-group", "1")
+    assert page.page.url.endswith("#rollouts/0/training/2/1")
+    before = shown(page.page)
+    page.page.reload()
+    assert page.page.inner_text("#browse-step") == "step 2"
+    assert shown(page.page) == before
+
+
+def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
+    browser: Any, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "gdpo")
+    index = write_report([run], tmp_path / "followed", refresh=5)
+    write_lines(run / "validation/0.jsonl", [answer("add 1", "written since", 1.0, 3.0)])
+    final = write_report([run], tmp_path / "final")
+    opened = browser.new_page()
+    opened.goto(index.as_uri())
+    opened.select_option("#browse-kind", label="held-out")
+    opened.click("#browse-back")
+    opened.evaluate("scrollTo(0, document.getElementById('rollouts').offsetTop)")
+    height = opened.evaluate("scrollY")
+    with opened.expect_event("load"):
+        final.replace(index)
+    assert opened.inner_text(".rollout pre") == "written since"
+    assert opened.inner_text("#browse-step") == "step 0"
+    assert abs(opened.evaluate("scrollY") - height) < 100
+    opened.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_sticks_out_and_text_is_readable(
+    browser: Any, report: Path, scheme: str, width: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    opened = context.new_page()
+    opened.goto((report / "index.html").as_uri())
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    ink, paper = opened.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert contrast(ink, paper) > 7  # WCAG 2, level AAA
+    context.close()
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's contrast ratio of two CSS colours, rgb(r, g, b)."""
+
+    def luminance(color: str) -> float:
+        parts = [int(part) / 255 for part in color[4:-1].split(",")]
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser: Any, tmp_path: Path) -> None:
+    write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
+    opened = browser.new_page()
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto(write_report([tmp_path / "run"], tmp_path).as_uri())
+    assert "No completions could be read" in opened.inner_text("body")
+    assert errors == []
+    opened.close()

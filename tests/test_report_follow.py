@@ -1,0 +1,254 @@
+"""The console's line during a training, and a report that is kept current."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import Page, training, validation, write_lines, write_run
+
+from gdpo_verl.cli import main
+from gdpo_verl.report import RunError, follow, follow_report, progress, refresh
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.0)
+
+
+def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iterator[None]:
+    """A training as `follow` meets it, one thing between two looks; verl's tracker
+    empties its file."""
+    run.mkdir(exist_ok=True)
+    yield
+    with (run / "train.log").open("a") as log:
+        log.write(f"{log_line}(TaskRunner pid=7) Creating file logger at metrics.jsonl\n")
+    yield
+    with (run / "metrics.jsonl").open("wb", buffering=0) as file:
+        for record in records:
+            line = json.dumps(record).encode() + b"\n"
+            file.write(line[:20])
+            yield
+            file.write(line[20:])
+            yield
+
+
+def follow_launch(
+    run: Path, records: list[dict[str, Any]], total_steps: int = 12, log_line: str = ""
+) -> str:
+    process, stream = launch(run, records, log_line), io.StringIO()
+
+    def is_alive() -> bool:
+        return next(process, "ended") != "ended"
+
+    follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", stream=stream)
+    return stream.getvalue()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_without_a_terminal_progress_is_a_line_a_step(tmp_path: Path) -> None:
+    records = [training(step, step / 4, 1.0) for step in range(1, 5)]
+    first = {"step": 0, "data": validation(0.5, 0.0)}
+    lines = follow_launch(tmp_path / "run", [first, *records], total_steps=4).splitlines()
+    rewards = "(25% dead), correctness 1.000 (50% dead)"
+    assert lines == [
+        "gdpo: starting Ray, vLLM and FSDP… 0 s",
+        "gdpo: validating before training… 0 s",
+        f"gdpo: step 1/4: format 0.250 {rewards}, 2.0 s a step, about 6 s left",
+        f"gdpo: step 2/4: format 0.500 {rewards}, 2.0 s a step, about 4 s left",
+        f"gdpo: step 3/4: format 0.750 {rewards}, 2.0 s a step, about 2 s left",
+        f"gdpo: step 4/4: format 1.000 {rewards}, 2.0 s a step, finishing",
+        f"gdpo: step 4/4: done in 0 s: format 1.000 {rewards}",
+    ]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lines = follow_launch(run, [training(1, 0.5, 1.0)], total_steps=0).splitlines()
+    assert lines[2].endswith("2.0 s a step")
+    assert lines[3].startswith("gdpo: step 1: ended after 0 s: format 0.500")
+    log_line = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training steps: 40\n"
+    lines = follow_launch(run, [training(1, 0.5, 1.0)], 0, log_line).splitlines()
+    assert lines[2].startswith("gdpo: step 1/40: ")
+    assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
+    records = [
+        training(step, 0.5, 1.0, **{"gdpo/correctness/constant_groups": 0.9})
+        for step in range(1, 24)
+    ]
+    lines = follow_launch(tmp_path / "run", records, total_steps=30).splitlines()
+    alerts = [i for i, line in enumerate(lines) if "alert" in line]
+    assert len(alerts) == 1
+    assert lines[alerts[0] - 1].startswith("gdpo: step 20/30")
+    assert lines[alerts[0]].startswith(
+        "gdpo: alert: correctness is dead: it does not vary in 90% of the groups (mean 1), since "
+        "step 1. "
+    )
+
+
+@pytest.mark.usefixtures("_quick")
+def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_lines(run / "metrics.jsonl", [training(step, 0.9, 0.0) for step in range(1, 10)])
+    write_lines(run / "train.log", ["Initial validation metrics"])
+    records = [training(step, 0.1, 0.0) for step in range(10, 13)]
+    lines = follow_launch(run, records, total_steps=12).splitlines()
+    assert [line.split(" (")[0] for line in lines[2:]] == [
+        "gdpo: step 10/12: format 0.100",
+        "gdpo: step 11/12: format 0.100",
+        "gdpo: step 12/12: format 0.100",
+        "gdpo: step 12/12: done in 0 s: format 0.100",
+    ]
+    assert "first training step" not in lines[0]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_progress_reads_on_where_metrics_are_appended(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [training(5, 0.9, 0.0)])
+    steps = iter([training(6, 0.1, 0.0), training(7, 0.2, 0.0)])
+
+    def is_alive() -> bool:
+        record = next(steps, None)
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n" if record else "")
+        return record is not None
+
+    stream = io.StringIO()
+    follow(tmp_path, total_steps=7, is_alive=is_alive, label="gdpo", stream=stream)
+    assert [line.split(" (")[0] for line in stream.getvalue().splitlines()] == [
+        "gdpo: step 6/7: format 0.100",
+        "gdpo: step 7/7: format 0.200",
+        "gdpo: step 7/7: done in 0 s: format 0.200",
+    ]
+
+
+def test_progress_on_a_terminal_rewrites_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
+    stream = Terminal()
+
+    def train() -> None:
+        while not stream.getvalue():
+            time.sleep(0.01)
+        for _ in launch(tmp_path, [training(step, 0.5, 1.0) for step in range(1, 13)]):
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    follow(tmp_path, total_steps=12, is_alive=thread.is_alive, label="gdpo", stream=stream)
+    assert stream.getvalue().count("\n") == 1
+    assert "starting Ray, vLLM and FSDP… 0 s" in stream.getvalue()
+    assert "| 12/12, done in" in stream.getvalue().split("\r")[-1]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_training_that_ends_early_is_not_called_done(tmp_path: Path) -> None:
+    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
+    assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_training_that_never_steps_ends_with_its_phase(tmp_path: Path) -> None:
+    text = follow_launch(tmp_path / "run", [])
+    assert text.endswith("gdpo: ended after 0 s while validating before training\n")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_terminal_shows_an_alert_above_its_line(tmp_path: Path) -> None:
+    saturated = {"gdpo/format/saturation": 0.99}
+    process = launch(tmp_path / "run", [training(i, 0.99, 1.0, **saturated) for i in range(1, 22)])
+    stream = Terminal()
+    follow(
+        tmp_path / "run",
+        total_steps=21,
+        is_alive=lambda: next(process, "ended") != "ended",
+        label="gdpo",
+        stream=stream,
+    )
+    (line,) = (line for line in stream.getvalue().splitlines() if "alert" in line)
+    assert line.endswith(
+        "condition it on another reward. With a negative weight it is out of control instead."
+    )
+    assert "gdpo: alert: format is saturated: 99% of its range reached (mean 0.99)" in line
+
+
+def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:3]))
+    page = tmp_path / "out/index.html"
+    said: list[str] = []
+
+    def finish() -> None:
+        while not said:
+            time.sleep(0.01)
+        first.append(page.read_text(encoding="utf-8"))
+        (run / "metrics.jsonl").write_text("".join(lines))
+        (run / "done").touch()
+
+    first: list[str] = []
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=finish)
+        thread.start()
+        assert follow_report([run], page.parent, every=1, say=said.append) == page
+        thread.join()
+    assert said == [f"{page}: kept current every 1 s"]
+    assert "2 of 3" in Page(first[0]).text
+    assert '<body data-refresh="1">' in first[0]
+    last = page.read_text(encoding="utf-8")
+    assert "3 of 3" in Page(last).text
+    assert "data-refresh" not in last
+
+
+def test_a_run_goes_on_while_its_lock_is_held(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert refresh.is_running(run)
+    assert not refresh.is_running(run)
+
+
+def test_without_a_lock_a_run_goes_on_until_its_last_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    assert not refresh.is_running(run)
+    write_lines(run / "metrics.jsonl", [training(1, 0.5, 0.0)])
+    assert refresh.is_running(run)
+    (run / "config.yaml").unlink()
+    assert refresh.is_running(run)
+    assert not refresh.is_running(tmp_path)
+
+
+def test_following_what_has_ended_writes_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = write_run(tmp_path / "gdpo"), tmp_path / "out"
+    assert main(["report", "--follow", str(run), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out / 'index.html'}\n"
+
+
+def test_following_without_a_pause_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        follow_report([write_run(tmp_path / "gdpo")], tmp_path / "out", every=0)
+
+
+def test_following_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="found nothing"):
+        follow_report([tmp_path / "none"], tmp_path / "out")

@@ -1,0 +1,241 @@
+"""What the dumps of a run show: collapsed and dead groups, and the page's rollout browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from report_runs import (
+    COLLAPSED,
+    COMPONENTS,
+    Page,
+    answer,
+    rollout,
+    training,
+    write_lines,
+    write_run,
+)
+
+from gdpo_verl.report import dumps, rows, write_report
+from gdpo_verl.report import survey as module_survey
+from gdpo_verl.report.dumps import read_step
+from gdpo_verl.report.runs import read_run
+from gdpo_verl.report.survey import browser_data, find_collapse, survey
+
+
+def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "gdpo"))
+    collapse = find_collapse(survey([run]))
+    assert (collapse.groups, collapse.collapsed, collapse.reverse) == (2, 1, 0)
+    assert collapse.example is not None
+    shown = [(c.rewards, c.grpo, c.gdpo, c.collapsed) for c in collapse.example.combinations]
+    assert shown == [
+        ((1.0, 1.0), 0.5, 0.9, True),
+        ((0.0, 2.0), 0.5, -0.2, True),
+        ((0.0, -3.0), -1.5, -1.25, False),
+    ]
+
+
+def test_collapse_the_other_way_round_is_counted_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
+    rows = [rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)]
+    write_lines(run / "rollouts/2.jsonl", rows)
+    collapse = find_collapse(survey([read_run(run)]))
+    assert (collapse.groups, collapse.collapsed, collapse.reverse) == (1, 0, 1)
+    text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
+    assert "cancel once each is normalised: in 1 of 1 groups" in text
+
+
+def test_no_collapse_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    write_lines(run / "rollouts/2.jsonl", COLLAPSED[3:])
+    text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
+    assert "None of the 1 dumped groups" in text
+
+
+def test_unscored_components_do_not_hide_a_group(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    rows = [
+        rollout("a_0_0", 1.0, 1.0, 0.9, 0.5) | {"format": None},
+        rollout("a_1_0", 0.0, 2.0, -0.2, 0.5) | {"format": None},
+    ]
+    write_lines(run / "rollouts/2.jsonl", rows)
+    collapse = find_collapse(survey([read_run(run)]))
+    assert (collapse.groups, collapse.collapsed) == (1, 1)
+    html = write_report([run], tmp_path).read_text(encoding="utf-8")
+    assert "<td>not scored</td>" in html
+
+
+def test_groups_in_which_nothing_varies_are_counted_by_their_rewards(tmp_path: Path) -> None:
+    rows = [rollout(f"{uid}_{i}_0", 1.0, 3.0, 0.0, 0.0) for uid in "ab" for i in range(2)]
+    rows += [rollout("c_0_0", 1.0, 0.0, 0.0, 0.0)]  # alone, not dead
+    rows += [rollout("d_0_0", 1.0, 0.0, -1.0, -1.0), rollout("d_1_0", 1.0, 3.0, 1.0, 1.0)]
+    write_lines(tmp_path / "rollouts/1.jsonl", rows)
+    step = read_step(tmp_path / "rollouts/1.jsonl", COMPONENTS)
+    assert (step.groups, dict(step.dead)) == (4, {(1.0, 3.0): 2})
+    constant = {group["size"]: group["constant"] for group in step.shown if group["size"] == 1}
+    assert constant == {1: []}
+    assert ["format"] in [group["constant"] for group in step.shown]
+
+
+def test_a_dump_without_the_plug_in_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    plain = [{"input": "add 1", "output": "x", "uid": f"a_{i}_0", "score": 1.0} for i in range(2)]
+    write_lines(run / "rollouts/3.jsonl", plain)
+    old = [{**row, "format": 1.0, "correctness": 0.0} for row in plain]
+    write_lines(run / "rollouts/4.jsonl", old)
+    notes = survey([read_run(run)])[0].notes
+    assert "1 of 4 dumped groups have none of the components." in notes
+    (note,) = (note for note in notes if "lack gdpo_advantage" in note)
+    assert note.startswith(
+        "1 of 3 dumped groups lack gdpo_advantage or grpo_advantage (first at step 4)"
+    )
+
+
+def test_a_directory_named_like_a_dump_is_no_dump(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    (run / "rollouts/7.jsonl").mkdir()
+    assert list(read_run(run).rollouts) == [2]
+
+
+def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    write_lines(run / "rollouts/2.jsonl", COLLAPSED, end='{"input": "cut')
+    (found,) = survey([read_run(run)])
+    assert found.training[2].groups == 2
+    assert found.notes == ("rollouts/2.jsonl: 1 lines are no whole rows (line 7 first).",)
+
+
+def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rollouts/1.jsonl"
+    write_lines(path, COLLAPSED)
+    sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
+    for module in (rows, dumps):
+        monkeypatch.setattr(module, "DUMP_BYTES", sum(sizes[:3]) + 10)
+    step = read_step(path, COMPONENTS)
+    assert (step.rows, step.groups) == (3, 1)
+    (note,) = step.notes
+    assert "only its first" in note
+
+
+def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "gdpo")
+    for step in range(1, 12):
+        write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)
+    size = (run / "rollouts/1.jsonl").stat().st_size
+    monkeypatch.setattr(module_survey, "REPORT_BYTES", 3 * size)
+    (found,) = survey([read_run(run)])
+    assert list(found.training) == [1, 6, 11]
+    assert "The dumps in rollouts are large: 3 evenly spaced ones of 11 were read" in found.notes[0]
+
+
+def test_a_dump_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts/1.jsonl"
+    write_lines(path, COLLAPSED)
+    first = read_step(path, COMPONENTS)
+    assert read_step(path, COMPONENTS) is first
+    write_lines(path, COLLAPSED[:3])
+    assert read_step(path, COMPONENTS).groups == 1
+
+
+def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path: Path) -> None:
+    text = "x" * 3000
+    rows = [
+        rollout(f"{uid}_{i}_0", 1.0, float(i), i / 10, i / 10) | {"input": uid, "output": text}
+        for uid in map(str, range(20))
+        for i in range(20)
+    ]
+    write_lines(tmp_path / "rollouts/1.jsonl", rows)
+    step = read_step(tmp_path / "rollouts/1.jsonl", COMPONENTS)
+    assert (len(step.shown), step.shown_of) == (1, 20)
+    (group,) = step.shown
+    # 16 of 20, evenly spaced from the largest of GDPO's advantages to the smallest.
+    assert (len(group["rows"]), group["size"]) == (16, 20)
+    assert [group["rows"][i]["gdpo"] for i in (0, -1)] == [1.9, 0.0]
+    half = "x" * 750
+    assert group["rows"][0]["text"] == f"{half}\n[… 1500 characters left out …]\n{half}"
+
+
+def test_collapsed_groups_are_kept_first(tmp_path: Path) -> None:
+    many = [
+        rollout(f"{uid}_{i}_0", 0.0, i, i, i) | {"input": uid} for uid in "bcdef" for i in (0, 1)
+    ]
+    write_lines(tmp_path / "rollouts/1.jsonl", many + COLLAPSED[:3])
+    first, *others = read_step(tmp_path / "rollouts/1.jsonl", COMPONENTS).shown
+    assert [(row["scores"], row["collapsed"]) for row in first["rows"]] == [
+        ((1.0, 1.0), True),
+        ((0.0, 2.0), True),
+        ((0.0, -3.0), False),
+    ]
+    assert not any(row["collapsed"] for group in others for row in group["rows"])
+
+
+def test_of_many_runs_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    for run in runs:
+        for step in range(1, 8):
+            write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)
+    monkeypatch.setattr(module_survey, "PAGE_STEPS", 6)
+    data = browser_data(survey([read_run(run) for run in runs]))
+    assert json.loads(data["index"])[0]["kinds"] == {"training": [1, 4, 7], "held-out": [0, 3]}
+    assert {id for id in data if id.startswith("r1-training")} == {
+        "r1-training-1",
+        "r1-training-4",
+        "r1-training-7",
+    }
+
+
+def test_a_run_without_components_shows_its_held_out_rollouts(tmp_path: Path) -> None:
+    line = {"step": 1, "data": {"critic/score/mean": 0.5}}
+    write_lines(tmp_path / "run/metrics.jsonl", [line])
+    write_lines(tmp_path / "run/validation/0.jsonl", [answer("add 1", "x", 1.0, 3.0)])
+    data = browser_data(survey([read_run(tmp_path / "run")]))
+    assert json.loads(data["index"]) == [{"name": "run", "kinds": {"held-out": [0]}}]
+    (group,) = json.loads(data["r0-held-out-0"])["groups"]
+    assert group["keys"] == ["score", "reward", "format", "correctness"]
+    assert group["rows"][0]["scores"] == [4.0, 4.0, 1.0, 3.0]
+    assert group["rows"][0]["gdpo"] is None
+
+
+def test_data_cannot_end_its_script_element(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    hostile = "</script><script>window.hacked = 1</script><!-- &lt;"
+    row = rollout("a_0_0", 1.0, 1.0, 0.9, 0.5) | {"input": hostile, "output": hostile}
+    write_lines(run / "rollouts/2.jsonl", [row])
+    html = write_report([run], tmp_path).read_text(encoding="utf-8")
+    assert "window.hacked" in html
+    assert "<script>window" not in html
+    page = Page(html)
+    (group,) = json.loads(page.scripts["r0-training-2"])["groups"]
+    assert (group["prompt"], group["rows"][0]["text"]) == (hostile, hostile)
+
+
+def test_three_hundred_steps_of_a_thousand_rollouts_take_seconds(tmp_path: Path) -> None:
+    run, prompt, output = write_run(tmp_path / "gdpo"), "p" * 1500, "o" * 1500
+    lines = []
+    for group in range(125):
+        for i in range(8):
+            values = (float(i % 2), float(i % 3), i / 8, i / 9)
+            row = rollout(f"{group}_{i}_0", *values) | {"input": f"{prompt}{group}"}
+            lines.append(json.dumps(row | {"output": output}) + "\n")
+    dump = run / "rollouts/1.jsonl"
+    dump.write_text("".join(lines))
+    for step in range(2, 301):  # 0.9 GB to read, 3 MB on the disk
+        (run / f"rollouts/{step}.jsonl").unlink(missing_ok=True)
+        (run / f"rollouts/{step}.jsonl").hardlink_to(dump)
+    steps = [training(step, 0.5, 1.0) for step in range(1, 301)]
+    write_lines(run / "metrics.jsonl", steps)
+    started = time.perf_counter()
+    page = write_report([run], tmp_path)
+    seconds, size = time.perf_counter() - started, page.stat().st_size
+    print(f"300 steps x 1000 rollouts: {seconds:.1f} s, page of {size / 1e6:.1f} MB")
+    # Smoke limits, far above what was measured on two shared cores.
+    assert seconds < 90
+    assert size < 20e6

@@ -1,0 +1,254 @@
+"""Alerts, verdicts, and runs that belong together, on series written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import Page, training, validation, write_lines, write_run
+
+from gdpo_verl.report import alerts, dumps, rows, write_report
+from gdpo_verl.report import survey as survey_module
+from gdpo_verl.report.alerts import Alert, find_alerts
+from gdpo_verl.report.panels import training_panels
+from gdpo_verl.report.recipes import config_differences, group_by_recipe
+from gdpo_verl.report.runs import read_run
+from gdpo_verl.report.seeds import recipe_table
+from gdpo_verl.report.survey import survey
+from gdpo_verl.report.table import seconds_by_phase
+from gdpo_verl.report.verdict import judge, trend
+
+PAGE = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_thresholds_and_limits_of_the_docs_are_those_of_the_code() -> None:
+    for kind, metric, threshold in (
+        ("dead", "constant_groups", f"≥ {alerts.DEAD_SHARE}"),
+        ("saturated", "saturation", f"≥ {alerts.SATURATED}"),
+        ("stuck", "saturation", f"≤ {alerts.STUCK}"),
+    ):
+        assert f"| {kind} | `gdpo/<component>/{metric}` | {threshold} |" in PAGE
+    words = " ".join(PAGE.split())
+    assert f"a mean over {alerts.MANY_STEPS} consecutive logged steps" in words
+    assert f"at most {rows.DUMP_BYTES >> 20} MiB of a dump" in words
+    assert f"and {rows.REPORT_BYTES >> 30} GiB of all dumps of a kind" in words
+    assert f"at most {survey_module.PAGE_STEPS} steps of all runs" in words
+    assert f"groups up to {dumps.STEP_CHARACTERS:,} characters" in words
+    assert f"of a group {dumps.GROUP_ROWS} rollouts" in words
+    assert f"its first and last {dumps.TEXT_CHARACTERS // 2} characters" in words
+
+
+def logged(key: str, *values: float, mean: float = 0.5) -> dict[int, dict[str, float]]:
+    """Metrics of the component `style` from step 1 on."""
+    return {
+        step: {"gdpo/style/mean": mean, f"gdpo/style/{key}": value}
+        for step, value in enumerate(values, start=1)
+    }
+
+
+def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
+    metrics = logged("constant_groups", *[0.1] * 5, *[0.9] * 20)
+    # Steps 4 to 23 have 2 of 0.1 and 18 of 0.9: a mean of 0.82. Steps 3 to 22: 0.78.
+    # From step 4 to 25 there are 20 of 0.9 and 2 of 0.1: 18.2 / 22.
+    (alert,) = find_alerts(metrics, ["style"])
+    assert alert == Alert("style", "dead", 4, 25, pytest.approx(18.2 / 22), 0.5, ongoing=True)
+    assert str(alert) == (
+        "style is dead: it does not vary in 83% of the groups (mean 0.5), since step 4"
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([1.0] * 19, id="too few steps"),
+        pytest.param([0.79] * 40, id="below the threshold"),
+        pytest.param([1.0, 0.0] * 20, id="every other step"),
+    ],
+)
+def test_less_than_that_raises_no_alert(values: list[float]) -> None:
+    assert find_alerts(logged("constant_groups", *values), ["style"]) == []
+
+
+def test_exactly_the_threshold_raises_an_alert() -> None:
+    (alert,) = find_alerts(logged("constant_groups", *[0.8] * 20), ["style"])
+    assert (alert.first, alert.last) == (1, 20)
+
+
+def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
+    metrics = logged("constant_groups", *[1.0] * 20, *[0.0] * 20, *[1.0] * 20)
+    first, second = find_alerts(metrics, ["style"])
+    # The first window with a mean below 0.8 has five zeros, the last above it four.
+    assert (first.first, first.last, first.ongoing) == (1, 24, False)
+    assert str(first).endswith("steps 1 to 24")
+    assert (second.first, second.last, second.ongoing) == (37, 60, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(0.95, "saturated"), (0.94, None), (0.05, "stuck"), (0.06, None)]
+)
+def test_the_ends_of_the_declared_range_raise_alerts(value: float, kind: str | None) -> None:
+    found = find_alerts(logged("saturation", *[value] * 20), ["style"])
+    assert [alert.kind for alert in found] == ([kind] if kind else [])
+
+
+def test_no_component_and_no_metrics_raise_no_alert() -> None:
+    assert find_alerts({}, ["style"]) == []
+    assert find_alerts(logged("constant_groups", *[1.0] * 20), ["other"]) == []
+
+
+def test_a_curve_moves_when_its_last_quarters_differ_by_more_than_noise() -> None:
+    # Quarters of two: (0, 2) and (10, 12), each of variance 2, so an error of sqrt(4 / 2).
+    found = trend(list(enumerate([9.0, 9.0, 9.0, 9.0, 0.0, 2.0, 10.0, 12.0])))
+    assert found is not None
+    assert (found.steps, found.change, found.moving) == (4, 10.0, True)
+    assert found.error == pytest.approx(2**0.5)
+    flat = trend(list(enumerate([9.0, 9.0, 9.0, 9.0, 0.0, 2.0, 1.0, 3.0])))
+    assert flat is not None
+    assert (flat.change, flat.moving) == (1.0, False)
+    assert trend([(step, 0.0) for step in range(7)]) is None
+
+
+def verdict_of(path: Path, *data: dict[str, Any]) -> tuple[str, ...]:
+    write_lines(path / "metrics.jsonl", list(data))
+    return judge(survey([read_run(path)])[0]).sentences
+
+
+def test_the_verdict_names_who_stopped_learning_with_numbers(tmp_path: Path) -> None:
+    # Format alternates around 0.5 all the time; correctness rises by 1 a step.
+    steps = [training(i, 0.4 + 0.2 * (i % 2), float(i)) for i in range(1, 9)]
+    format_, correctness = verdict_of(tmp_path, *steps)
+    # Eight steps compare 4 with 4: means 0.5 and 0.5; and 2.5 and 6.5. The last two against the
+    # two before: a change of 0 with an error of sqrt((0.02 + 0.02) / 2), and of 2 with sqrt(0.5).
+    assert format_ == (
+        "format went from 0.5 to 0.5 and has stopped learning: +0 ± 0.14 over the last 4 steps, "
+        "within noise. It does not vary in 25% of the groups of the last 4 steps."
+    )
+    assert correctness == (
+        "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over the last 4 steps. It "
+        "does not vary in 50% of the groups of the last 4 steps."
+    )
+
+
+def test_the_verdict_of_a_short_run_claims_no_trend(tmp_path: Path) -> None:
+    (sentence, _) = verdict_of(tmp_path, training(1, 0.25, 0.0), training(2, 0.5, 0.0))
+    assert sentence == (
+        "format went from 0.25 to 0.5; 2 steps are too few to tell a trend from noise. It does "
+        "not vary in 25% of the groups of the last 1 steps."
+    )
+
+
+def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    rows = (run / "rollouts/2.jsonl").read_text().splitlines()
+    same = [json.loads(rows[3]) | {"uid": f"c_{i}_0", "input": "user\nWhy?"} for i in range(2)]
+    write_lines(run / "rollouts/2.jsonl", [*map(json.loads, rows), *same])
+    sentences = judge(survey([read_run(run)])[0]).sentences
+    assert (
+        "1 of 3 groups of the dumped step (33%) are dead, nothing varies in them: 1 with format "
+        "1, correctness 1. For example: “Why?”"
+    ) in sentences
+    assert (
+        "In 1 of 3 groups (33.3%) GRPO gives the same advantage to rollouts that GDPO tells "
+        "apart; the other way round in 0."
+    ) in sentences
+
+
+def test_alerts_and_their_thresholds_are_on_the_page(tmp_path: Path) -> None:
+    dead = {"gdpo/correctness/constant_groups": 0.9}
+    steps = [training(step, 0.5, 1.0, **dead) for step in range(1, 21)]
+    write_lines(tmp_path / "run/metrics.jsonl", steps)
+    page = Page(write_report([tmp_path / "run"], tmp_path).read_text(encoding="utf-8"))
+    assert "Alert: correctness is dead: it does not vary in 90% of the groups" in page.text
+    assert "Alerts look at 20 steps: dead from 80% of groups without variation" in page.text
+    assert "- run: Alert: correctness is dead" in (tmp_path / "summary.md").read_text()
+
+
+def seeds(tmp_path: Path) -> list[Any]:
+    """Two seeds of GDPO, with gains of 1 and 2, and one of GRPO."""
+    paths = []
+    for seed, estimator, gain in ((1, "gdpo", 1.0), (2, "gdpo", 2.0), (1, "grpo", 0.5)):
+        path = write_run(tmp_path / f"seed{seed}" / estimator, estimator, gain=gain)
+        with (path / "config.yaml").open("a") as config:
+            config.write(f"data: {{seed: {seed}, files: /data/{seed}/train.parquet}}\n")
+        launch = {"recipe": f"toolbox/{estimator}", "version": "0.1.0"}
+        (path / "launch.json").write_text(json.dumps(launch))
+        paths.append(path)
+    return paths
+
+
+def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Path) -> None:
+    paths = seeds(tmp_path)
+    (paths[1] / "config.yaml").write_text(
+        (paths[1] / "config.yaml").read_text().replace("/data/2/", "/data/1/")
+    )
+    found = group_by_recipe([read_run(path) for path in paths])
+    assert [(recipe.name, len(recipe.runs)) for recipe in found] == [
+        ("toolbox/gdpo", 2),
+        ("grpo", 1),
+    ]
+
+
+def test_runs_of_one_recipe_with_other_settings_stay_apart(tmp_path: Path) -> None:
+    # Their training files differ.
+    assert [
+        len(recipe.runs) for recipe in group_by_recipe(list(map(read_run, seeds(tmp_path))))
+    ] == [1, 1, 1]
+
+
+def test_runs_without_configuration_stay_alone(tmp_path: Path) -> None:
+    for name in "ab":
+        write_lines(tmp_path / name / "metrics.jsonl", [training(1, 0.5, 0.0)])
+    runs = [read_run(tmp_path / name) for name in "ab"]
+    assert [recipe.name for recipe in group_by_recipe(runs)] == ["a", "b"]
+
+
+def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_path: Path) -> None:
+    runs = [read_run(path) for path in seeds(tmp_path)]
+    differences = {each.key: each.values for each in config_differences(runs)}
+    assert differences == {
+        "algorithm.adv_estimator": ("gdpo", "gdpo", "grpo"),
+        "data.files": ("…/train.parquet",) * 3,
+        "data.seed": ("1", "2", "1"),
+    }
+
+
+def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
+    paths = seeds(tmp_path)
+    text = (paths[0] / "config.yaml").read_text().replace("seed: 1", "seed: 2")
+    (paths[1] / "config.yaml").write_text(text.replace("seed1", "seed2"))
+    recipes = group_by_recipe([read_run(path) for path in paths])
+    table = {row.quantity: row.cells for row in recipe_table(recipes, ["correctness"])}
+    assert table["runs"] == ("2", "1")
+    # 0.5 + gains of 1 and 2: mean 2, unbiased deviation sqrt(0.5).
+    assert table["training correctness"] == ("2.000 ± 0.707", "1.000")
+    assert table["held-out correctness"] == ("1.500 ± 0.000", "1.500")
+    page = Page(write_report(paths, tmp_path / "out").read_text(encoding="utf-8"))
+    assert "toolbox/gdpo (2 runs: seed1/gdpo, seed2/gdpo)" in page.text
+    assert "2.000 ± 0.707" in (tmp_path / "out/summary.md").read_text(encoding="utf-8")
+    assert "One seed" in page.text
+    assert "One seed" not in Page(write_report(paths[:2], tmp_path / "two").read_text("utf-8")).text
+
+
+def test_one_run_a_recipe_has_no_table_of_seeds(tmp_path: Path) -> None:
+    assert recipe_table(group_by_recipe([read_run(write_run(tmp_path / "a"))]), ["format"]) == []
+
+
+def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
+    times = {"timing_s/gen": 1.0, "timing_s/adv": 0.25, "timing_s/gen/mean": 9.0}
+    steps = [training(step, 0.5, 0.0, **times) for step in (1, 2)]
+    steps[1]["data"] |= validation(0.5, 0.5) | {"timing_s/testing": 4.0}
+    write_lines(tmp_path / "metrics.jsonl", steps)
+    run = read_run(tmp_path)
+    # A step takes 2 s, of which 0.75 s in no phase; 4 s of validation over two steps, outside.
+    assert seconds_by_phase([run]) == {"testing": 2.0, "gen": 1.0, "adv": 0.25, "other": 0.75}
+    assert seconds_by_phase([]) == {}
+
+
+def test_kl_is_that_to_the_reference_policy_where_it_is_logged(tmp_path: Path) -> None:
+    for name, key in (("with", "actor/kl_loss"), ("without", "actor/ppo_kl")):
+        write_lines(tmp_path / name / "metrics.jsonl", [training(1, 0.5, 0.0, **{key: 0.1})])
+        panels = training_panels(group_by_recipe([read_run(tmp_path / name)]))
+        titles = {"with": "KL to the reference policy", "without": "KL over the updates of a step"}
+        assert titles[name] in [panel.title for panel in panels]
