@@ -62,10 +62,10 @@ def apply_conditions(
         a threshold that is not a finite number, or a condition on a component that is
         conditioned itself.
     """
-    if rewards.ndim != 2 or rewards.shape[1] != len(keys):
+    if not isinstance(rewards, Tensor) or rewards.ndim != 2 or rewards.shape[1] != len(keys):
         raise ValueError(
-            f"rewards: expected shape (B, {len(keys)}), one column for each of {list(keys)}, "
-            f"found {tuple(rewards.shape)}"
+            f"rewards: expected a tensor of shape (B, {len(keys)}), one column for each of "
+            f"{list(keys)}, found {tuple(getattr(rewards, 'shape', ())) or _kind(rewards)}"
         )
     check_conditions(keys, conditions)
     result = rewards.clone()
@@ -78,6 +78,8 @@ def apply_conditions(
 
 def check_conditions(keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise the ValueError that `apply_conditions` documents."""
+    if not isinstance(conditions, Mapping):
+        raise ValueError(f"algorithm.gdpo.conditions: expected a mapping, found {conditions!r}")
     for name, condition in conditions.items():
         where = f"algorithm.gdpo.conditions.{name}"
         if not isinstance(condition, Mapping) or set(condition) != {"on", "at_least"}:

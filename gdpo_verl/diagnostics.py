@@ -88,6 +88,8 @@ def contribution_metrics(
       weights, epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
     """
     weights = [1.0] * len(keys) if weights is None else _unit_weights(weights)
+    if len(weights) != len(keys):
+        raise ValueError(f"weights: expected {len(keys)}, one for each of {list(keys)}")
     normalized = group_normalize(rewards.to(torch.float64), group_ids, epsilon=epsilon, scale=scale)
     columns = normalized.nan_to_num(0.0).unbind(dim=1)
     terms = torch.stack(

@@ -386,6 +386,7 @@ def test_no_conditions_change_nothing() -> None:
             {"a": {"on": "b", "at_least": 1, "at_most": 2}}, r"conditions\.a: ex", id="more"
         ),
         pytest.param({"a": "b"}, r"conditions\.a: expected \{on", id="not a mapping"),
+        pytest.param(["a"], r"conditions: expected a mapping", id="a list"),  # type: ignore
         pytest.param({"a": {"on": "b", "at_least": "1"}}, r"conditions\.a\.at_least", id="text"),
         pytest.param({"a": {"on": "b", "at_least": True}}, r"conditions\.a\.at_least", id="bool"),
         pytest.param({"a": {"on": "b", "at_least": NAN}}, r"conditions\.a\.at_least", id="nan"),
@@ -396,6 +397,12 @@ def test_bad_conditions_are_refused(conditions: dict[str, Any], message: str) ->
     apply_conditions(rewards, keys, {"a": {"on": "b", "at_least": 1}})
     with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.{message}"):
         apply_conditions(rewards, keys, conditions)
+
+
+@pytest.mark.parametrize("rewards", [[[1.0, 0.0]], torch.zeros(2), torch.zeros(2, 3)], ids=str)
+def test_conditions_need_one_column_a_component(rewards: Any) -> None:
+    with pytest.raises(ValueError, match=r"^rewards: expected a tensor of shape \(B, 2\)"):
+        apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
 
 
 # ---------------------------------------------------------------- kinds of input
@@ -1016,5 +1023,5 @@ def test_an_unknown_whitening_is_refused(whiten: Any) -> None:
 @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"]], ids=["too few", "too many"])
 def test_conditions_need_a_name_for_each_component(keys: list[str]) -> None:
     apply_conditions(TWO_GROUPS, ["a", "b"], {})
-    with pytest.raises(ValueError, match=rf"^rewards: expected shape \(B, {len(keys)}\)"):
+    with pytest.raises(ValueError, match=rf"^rewards: expected a tensor of shape \(B, {len(keys)}\)"):
         apply_conditions(TWO_GROUPS, keys, {})

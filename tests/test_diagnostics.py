@@ -197,7 +197,7 @@ def test_nothing_that_varies_is_a_share_of_zero(
 
 
 def test_weights_that_are_not_one_a_component_are_refused() -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match=r"^weights: expected 2, one for each of"):
         contribution_metrics(PULLING, [0, 0, 1, 1], ["f", "l"], weights=[1.0])
 
 
