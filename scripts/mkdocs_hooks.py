@@ -1,0 +1,91 @@
+"""What the site needs beside mkdocs.yml: pages from outside docs/, equations, examples."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+RECIPES = {
+    path.relative_to(ROOT).as_posix(): f"recipes/{path.parent.name}.md"
+    for path in sorted(ROOT.glob("recipes/*/README.md"))
+}
+# Where the repository has a page, and where the site has it.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    **RECIPES,
+}
+LINK = re.compile(r"(\]\()([^)\s#:]+)(?=[)\s#])")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fences named `math` hold LaTeX, as on GitHub; browsers show MathML by themselves."""
+    fences = [{"name": "math", "class": "math", "format": _equation}]
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
+    config.markdown_extensions.append(Examples())
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, page in OUTSIDE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links that lead from file to file in the repository lead from page to page in the site."""
+    here = Path(str(page.file.abs_src_path)).parent
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def rewrite(link: re.Match[str]) -> str:
+        target = (here / link[2]).resolve()
+        if not target.is_relative_to(ROOT):
+            return link[0]
+        source = target.relative_to(ROOT).as_posix()
+        place = OUTSIDE.get(source, source.removeprefix("docs/"))
+        return link[1] + posixpath.relpath(place, folder or ".")
+
+    return LINK.sub(rewrite, markdown)
+
+
+def _equation(source: str, *_: Any, **__: Any) -> str:
+    return convert(source, display="block")
+
+
+class Examples(Extension):
+    """`>>>` begins Python that ends at an empty line, and `>=` a comparison: no quotations."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        # Between the normalisation of white space (30) and the fences (25).
+        md.preprocessors.register(_FenceExamples(md), "examples", 27)
+
+
+class _FenceExamples(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        result: list[str] = []
+        fenced, closing = False, ""
+        for line in lines:
+            text = line.lstrip()
+            if text.startswith("```"):
+                fenced = not fenced
+            elif text.startswith(">>> ") and not fenced and not closing:
+                closing = line.removesuffix(text) + "```"
+                result.append(closing + "pycon")
+            elif not text and closing:
+                result.append(closing)
+                closing = ""
+            elif text.startswith(">=") and not fenced:
+                line = line.replace(">=", "\\>=", 1)
+            result.append(line)
+        return [*result, closing] if closing else result

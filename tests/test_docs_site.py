@@ -1,0 +1,205 @@
+"""The site: built without a warning, every public name in it, no request to another host."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import browser as browser
+from test_metrics_page import emitted
+
+import gdpo_verl
+from gdpo_verl import cli, rewards
+from gdpo_verl.rewards.components import Component
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
+)
+REWARDS = ["tool_call", "gsm8k", "math_length", "code"]
+
+
+class Reader(HTMLParser):
+    """What a browser would fetch for a page, its anchors, and its text."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.anchors: set[str] = set()
+        self.text = ""
+        self.title = ""
+        self._in_title = False
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors.add(given.get("id") or "")
+        self._in_title = self._in_title or tag == "h1"
+        if tag == "link" and given.get("rel") not in ("next", "prev", "canonical"):
+            self.fetched.append(given.get("href") or "")
+        for attribute in ("src", "srcset", "poster", "data"):
+            self.fetched.append(given.get(attribute) or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_title = self._in_title and tag != "h1"
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        self.title += data if self._in_title else ""
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """The site, the exit status and what mkdocs printed."""
+    site = tmp_path_factory.mktemp("site")
+    process = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return site, process.returncode, process.stdout + process.stderr
+
+
+@pytest.fixture(scope="module")
+def site(build: tuple[Path, int, str]) -> Path:
+    directory, status, output = build
+    assert status == 0, output
+    return directory
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Reader]:
+    found = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    return {path.relative_to(site).as_posix(): Reader(path) for path in found}
+
+
+def test_the_build_gives_no_warning(build: tuple[Path, int, str]) -> None:
+    _, status, output = build
+    assert status == 0, output
+    assert "WARNING" not in output
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_of_the_repository(source: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]+)", source.read_text(encoding="utf-8"))
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (source.parent / link).exists()] == []
+
+
+def test_every_page_of_the_repository_is_in_the_site(pages: dict[str, Reader]) -> None:
+    titles = {re.sub(r"[#`¶\n]", "", page.title).strip() for page in pages.values()}
+    for source in SOURCES:
+        first = source.read_text(encoding="utf-8").splitlines()[0]
+        assert re.sub(r"[#`]", "", first).strip() in titles, source
+
+
+def test_every_public_function_has_its_docstring_on_the_page(pages: dict[str, Reader]) -> None:
+    page = pages["api.html"]
+    names = {f"gdpo_verl.advantage.{name}" for name in gdpo_verl.__all__ if name != "__version__"}
+    names |= {f"gdpo_verl.rewards.components.{name}" for name in rewards.__all__}
+    for module in REWARDS:
+        public = importlib.import_module(f"gdpo_verl.rewards.{module}").__all__
+        names |= {f"gdpo_verl.rewards.{module}.{name}" for name in public if not name.isupper()}
+    assert names - page.anchors == set()
+    assert "gdpo_verl.__version__" in page.text
+    assert "False leaves out the division by the groups' standard deviations" in page.text
+
+
+def test_every_command_is_on_the_page(
+    pages: dict[str, Reader], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    commands = re.findall(r"^    ([a-z][a-z-]*)(?:\s|$)", capsys.readouterr().out, re.MULTILINE)
+    assert "doctor" in commands
+    text = pages["api.html"].text
+    assert [command for command in commands if f"gdpo-verl {command}\n" not in text] == []
+
+
+def test_every_metric_is_on_the_page(pages: dict[str, Reader]) -> None:
+    text = pages["metrics.html"].text
+    names = emitted("gdpo", Component("format", 0, 1))
+    assert len(names) > 10
+    assert {name for name in names if name not in text} == set()
+
+
+def test_every_equation_is_mathml(site: Path) -> None:
+    equations = (ROOT / "docs" / "method.md").read_text(encoding="utf-8").count("```math")
+    assert equations > 0
+    assert (site / "method.html").read_text(encoding="utf-8").count("<math") == equations
+
+
+def test_examples_are_code_and_not_quotations(site: Path, pages: dict[str, Reader]) -> None:
+    assert ">>> rewards = torch.tensor" in pages["api.html"].text
+    for page in site.rglob("*.html"):
+        assert "<blockquote>\n<blockquote>" not in page.read_text(encoding="utf-8"), page.name
+
+
+def test_no_page_names_another_host_to_fetch_from(site: Path, pages: dict[str, Reader]) -> None:
+    for name, page in pages.items():
+        assert [url for url in page.fetched if re.match(r"(https?:)?//", url)] == [], name
+        # Material's script would fetch a library for such diagrams.
+        assert 'class="mermaid"' not in (site / name).read_text(encoding="utf-8"), name
+    for style in site.rglob("*.css"):
+        text = style.read_text(encoding="utf-8")
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", text), style.name
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 1300), ("light", 390)])
+def test_a_browser_opens_every_page_and_asks_no_other_host(
+    browser: Any, site: Path, address: str, scheme: str, width: int
+) -> None:
+    context = browser.new_context(
+        color_scheme=scheme, viewport={"width": width, "height": 800}, service_workers="block"
+    )
+    page = context.new_page()
+    requests: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    for path in sorted(site.rglob("*.html")):
+        name = path.relative_to(site).as_posix()
+        if name in ("404.html", "explain_page.html"):  # the latter has tests of its own
+            continue
+        page.goto(address + name, wait_until="load")
+        wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(wider) <= 0, name
+        assert page.locator("h1").count() == 1, name
+    page.goto(address + "index.html")
+    if width > 1000:
+        # Typed, since the search listens for keys; `fill` sends none.
+        page.locator("input.md-search__input").click()
+        page.locator("input.md-search__input").press_sequentially("whitening")
+        page.locator(".md-search-result__item").first.wait_for(timeout=20_000)
+    context.close()
+    assert errors == []
+    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
