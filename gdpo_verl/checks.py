@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from packaging.specifiers import SpecifierSet
 
 from gdpo_verl import __version__
@@ -67,7 +68,7 @@ def check_run(config: Any) -> None:
         )
     _warn_about_filter(config)
     if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
-        _check_device(config.trainer)
+        _check_device(config)
         check_machine(config)
 
 
@@ -230,11 +231,15 @@ def _warn_about_filter(config: Any) -> None:
         )
 
 
-def _check_device(trainer: Any) -> None:
-    if trainer.device == "cuda" and not torch.cuda.is_available():
+def _check_device(config: Any) -> None:
+    # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
+    chosen = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
+        config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
+    )
+    if not chosen and config.trainer.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"trainer.device: cuda, with {trainer.n_gpus_per_node} GPUs a node, but torch finds no "
-            "GPU on this machine. Train with hardware=cpu, submit the recipe to a Ray cluster "
+            f"trainer.n_gpus_per_node: {config.trainer.n_gpus_per_node}, but torch finds no GPU on "
+            "this machine. Train with hardware=cpu, submit the recipe to a Ray cluster "
             "(scripts/submit.sh), or run `gdpo-verl doctor`."
         )
 

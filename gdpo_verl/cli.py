@@ -90,7 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument(
         "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
     )
-    submit.add_argument("--working-dir", metavar="DIRECTORY", help="send this to every node too")
     submit.set_defaults(command=_submit)
 
     check = commands.add_parser(
@@ -194,7 +193,6 @@ def _submit(options: argparse.Namespace) -> int:
         address=options.address,
         env=options.env,
         upload=options.upload,
-        working_dir=options.working_dir,
     )
 
 

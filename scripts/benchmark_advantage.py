@@ -123,6 +123,7 @@ def peak_mib(run: Contender, device: str) -> float:
         before = torch.cuda.memory_allocated()
         run()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return_freed_pages()
     process = psutil.Process()
     before, highest, done = process.memory_info().rss, 0, threading.Event()
 
@@ -161,6 +162,13 @@ def keep_pages() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def return_freed_pages() -> None:
+    """Give what glibc keeps of freed memory back to the system, so that using it again shows."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def copy_bandwidth(args: argparse.Namespace) -> float:

@@ -37,8 +37,9 @@ def common(index: int) -> tuple[str, str]:
 
 
 def questions(answers: int, slow_share: float) -> list[tuple[str, str]]:
+    """Answers with their ground truths, the slow ones spread evenly: one at least, if any."""
     found = [common(index) for index in range(answers)]
-    slow = round(answers * slow_share)
+    slow = max(round(answers * slow_share), int(slow_share > 0))
     for number in range(slow):
         place = number * answers // slow
         found[place] = (HANGS[number % len(HANGS)], found[place][1])

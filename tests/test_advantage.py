@@ -1023,5 +1023,7 @@ def test_an_unknown_whitening_is_refused(whiten: Any) -> None:
 @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"]], ids=["too few", "too many"])
 def test_conditions_need_a_name_for_each_component(keys: list[str]) -> None:
     apply_conditions(TWO_GROUPS, ["a", "b"], {})
-    with pytest.raises(ValueError, match=rf"^rewards: expected a tensor of shape \(B, {len(keys)}\)"):
+    with pytest.raises(
+        ValueError, match=rf"^rewards: expected a tensor of shape \(B, {len(keys)}\)"
+    ):
         apply_conditions(TWO_GROUPS, keys, {})

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
+from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.table import to_json, to_text
 from gdpo_verl.check_reward.worker import Outcome, Scored
@@ -20,6 +21,7 @@ from gdpo_verl.cli import main
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.data import parquet
 from gdpo_verl.rewards import Component
+from gdpo_verl.sandbox.protection import working_protections
 
 REWARDS = """
 import asyncio, os, time
@@ -97,7 +99,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_data(
-    path: Path, *, drop: str | None = None, without_truth: int | None = None, keep: int = 3
+    path: Path,
+    *,
+    drop: str | None = None,
+    without_truth: int | None = None,
+    keep: int = 3,
+    truths: Sequence[str] = ("22", "44", "66"),
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -106,11 +113,11 @@ def write_data(
         parquet.row(
             "sums",
             [{"role": "user", "content": f"what is {number} + {number}?"}],
-            str(2 * number),
+            truth,
             ability="math",
             extra_info={"index": number, "split": "train", "solved": [str(2 * number), "no"]},
         )
-        for number in (11, 22, 33)
+        for number, truth in zip((11, 22, 33), truths, strict=True)
     ]
     if without_truth is not None:
         rows[without_truth]["reward_model"]["ground_truth"] = None
@@ -150,9 +157,10 @@ def scores(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
 def test_made_up_answers_through_verls_naive_manager(check: Callable, function: str) -> None:
     status, shown, report = check(function)
     # Three rows with the truths 22, 44 and 66. "right" + "short": an empty answer and half a truth
-    # are short, the 200 random characters are neither.
+    # are short, the 200 random characters are neither, nor is a truth within tags.
     assert scores(report) == {
         "ground truth": [2.0, 2.0, 2.0],
+        "as an answer": [0.0, 0.0, 0.0],
         "another row's": [1.0, 1.0, 1.0],
         "cut in half": [1.0, 1.0, 1.0],
         "random text": [0.0, 0.0, 0.0],
@@ -160,7 +168,7 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
     }
     assert status == 0
     assert f"rewards.py:{function}" in shown
-    assert "score = 1·right + 1·short in 15 of 15 answers" in shown
+    assert "score = 1·right + 1·short in 18 of 18 answers" in shown
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
     if function == "good_async":  # its sleep was waited for
@@ -199,7 +207,7 @@ def test_users_manager_from_a_file(check: Callable) -> None:
     assert "managers.py:Doubling" in shown
     # "undeclared" gives 2 for the truth: right 2, twice 4, score 6.
     assert scores(report)["ground truth"] == [6.0, 6.0, 6.0]
-    assert "score = 1·right + 1·twice in 15 of 15 answers" in shown
+    assert "score = 1·right + 1·twice in 18 of 18 answers" in shown
 
 
 def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:
@@ -212,6 +220,107 @@ def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path
     assert scores(report)["ground truth"] == [3.5] * 256
     assert scores(report)["empty"] == [-3.0] * 256
     assert status == 0
+
+
+TESTS = [
+    json.dumps({"inputs": [f"{number}\n"], "outputs": [f"{2 * number}\n"]}) for number in (1, 2, 3)
+]
+
+
+@pytest.fixture
+def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+    """Check a recipe's reward, without its model, on three rows of these ground truths."""
+
+    def run(
+        name: str, truths: list[str], *options: str, **reward_kwargs: object
+    ) -> tuple[int, str, dict[str, Any]]:
+        write_data(work / "rows.parquet", truths=truths)
+        overrides = [
+            f"+reward.custom_reward_function.reward_kwargs.{key}={value}"
+            for key, value in reward_kwargs.items()
+        ]
+        return check(
+            None,
+            *["--recipe", name, "--data", "rows.parquet", *options],
+            *["actor_rollout_ref.model.path=null", *overrides],
+        )
+
+    return run
+
+
+def test_gsm8k_reads_a_number_between_answer_tags(recipe: Callable) -> None:
+    status, _, report = recipe("gsm8k/gdpo_strict", ["22", "1,044", "-66"])
+    assert status == 0
+    # correctness, integer and format; a number without tags is no answer.
+    assert scores(report)["as an answer"] == [3.0] * 3
+    assert scores(report)["ground truth"] == [0.0] * 3
+    assert report["parse_errors"]["0"] == 3
+
+
+def test_gsm8k_as_published_reads_a_bare_number(recipe: Callable) -> None:
+    status, _, report = recipe("gsm8k/gdpo", ["22", "1,044", "-66"])
+    assert status == 0
+    # Published, an integer is digits alone, in tags or not.
+    assert scores(report)["as an answer"] == [3.0, 2.0, 2.0]
+    assert scores(report)["ground truth"] == [2.0, 1.0, 1.0]
+
+
+def test_mathematics_reads_a_formula_in_a_box(recipe: Callable) -> None:
+    status, shown, report = recipe("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"])
+    assert status == 0
+    assert scores(report)["as an answer"] == [2.0] * 3  # right, and within 4,000 tokens
+    assert scores(report)["ground truth"] == [1.0] * 3  # no box
+    assert scores(report)["empty"] == [1.0] * 3
+    assert report["parse_errors"] == {"0": 3, "1": 15}
+    assert "note     'length' is 1 for every answer" in shown
+
+
+def test_conditioned_mathematics_passes_too(recipe: Callable) -> None:
+    status, _, report = recipe("math_length/gdpo_conditioned", ["1", "2", "3"])
+    assert status == 0
+    assert scores(report)["as an answer"] == [2.0] * 3
+    assert scores(report)["empty"] == [0.0] * 3  # short, but not right
+
+
+needs_sandbox = pytest.mark.skipif(
+    next(working_protections(), None) is None,
+    reason="no sandbox works here: apt install bubblewrap",
+)
+
+
+@needs_sandbox
+def test_programs_cannot_be_made_up_of_their_tests_and_that_is_a_note(recipe: Callable) -> None:
+    status, shown, report = recipe("code/gdpo_strict", TESTS)
+    assert status == 0
+    assert all(answer["score"] == 0.0 for answer in report["answers"])
+    assert "note     no component differs between two answers to one prompt" in shown
+    assert "give real ones with --answers, or sample them with --model" in shown
+
+
+@needs_sandbox
+def test_given_programs_that_all_fail_are_a_problem(recipe: Callable, work: Path) -> None:
+    def lines(*programs: str) -> str:
+        fenced = [f"```python\n{program}\n```" for program in programs]
+        return "\n".join(json.dumps({"index": 0, "answer": text}) for text in fenced)
+
+    (work / "answers.jsonl").write_text(lines("print(2 * int(input()))", "print(3)"))
+    status, _, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
+    # Both run; the right one passes and is short.
+    assert (status, scores(report)) == (0, {"answers.jsonl": [3.0, 1.0]})
+
+    (work / "answers.jsonl").write_text(lines("print(4)", "print(3)"))
+    status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
+    assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
+    assert "PROBLEM  no component differs between two answers to one prompt" in shown
+
+
+@needs_sandbox
+def test_programs_as_published_are_the_whole_text(recipe: Callable) -> None:
+    status, shown, report = recipe("code/gdpo", TESTS)
+    assert (status, "PROBLEM" in shown) == (0, False)
+    # The text of the tests is a dict, which runs and prints nothing.
+    assert scores(report)["ground truth"] == [1.0] * 3
+    assert scores(report)["as an answer"] == [0.0] * 3
 
 
 def test_what_a_reward_prints_is_no_part_of_the_report(check: Callable) -> None:
@@ -245,6 +354,7 @@ def test_one_bad_answer_is_named_and_the_others_are_scored(
     assert "(and 1 more)" in shown
     assert scores(report) == {
         "ground truth": [2.0, 2.0],
+        "as an answer": [0.0, 0.0],
         "another row's": [1.0, 1.0],
         "cut in half": [1.0, 1.0],
         "random text": [0.0, 0.0],
@@ -486,10 +596,11 @@ GOOD[0] = Outcome(GOOD[0].score, GOOD[0].info, seconds=1.5, first=True)
 def report_of(
     outcomes: list[Outcome] = GOOD,
     *,
+    answers: list[Answer] = ANSWERS,
     declared: tuple[Component, ...] = DECLARED,
     **algorithm: object,
 ) -> Report:
-    return measure(ANSWERS, Scored(declared, outcomes), GdpoConfig.from_algorithm(algorithm))
+    return measure(answers, Scored(declared, outcomes), GdpoConfig.from_algorithm(algorithm))
 
 
 def test_summary_of_hand_made_outcomes() -> None:
@@ -583,6 +694,35 @@ def with_last(**changes: object) -> list[Outcome]:
 )
 def test_each_problem_is_named_once(outcomes: list[Outcome], expected: str) -> None:
     assert list(report_of(outcomes).problems) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("codes", "made_up", "problem"),
+    [
+        pytest.param([1, 1, 1, 1], True, False, id="made up, none read"),
+        pytest.param([1, 1, 1, 0], True, False, id="made up, only another text read"),
+        pytest.param([None] * 4, True, False, id="made up, nobody says what was read"),
+        pytest.param([0, 1, 1, 1], True, True, id="made up, a ground truth read"),
+        pytest.param([1, 1, 0, 1], True, True, id="made up, a phrased ground truth read"),
+        pytest.param([1, 1, 1, 1], False, True, id="given"),
+    ],
+)
+def test_made_up_answers_that_may_not_fit_and_do_not_differ_are_a_note(
+    codes: list[int | None], made_up: bool, problem: bool
+) -> None:
+    kinds = [GROUND_TRUTH, "empty", PHRASED, "empty"]
+    answers = [
+        dataclasses.replace(answer, kind=kind, made_up=made_up)
+        for answer, kind in zip(ANSWERS, kinds, strict=True)
+    ]
+    outcomes = [
+        outcome(1.0, a=1.0, b=0.0, **({} if code is None else {"parse_error": code}))
+        for code in codes
+    ]
+    report = report_of(outcomes, answers=answers)
+    about = "no component differs between two answers to one prompt, in any of 2 prompts"
+    assert [text.startswith(about) for text in report.problems if about in text] == [True] * problem
+    assert any("--answers" in note for note in report.notes) is not problem
 
 
 def test_score_follows_weights_and_conditions() -> None:

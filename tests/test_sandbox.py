@@ -178,11 +178,70 @@ def test_files_outside_can_be_neither_read_nor_written_nor_deleted(sandbox, tmp_
     assert still_works(sandbox)
 
 
-def test_packages_that_carry_data_sets_are_out_of_sight(sandbox):
-    files = [str(file) for path in protections._HIDDEN for file in Path(path).rglob("*.py")]
-    if not files:
-        pytest.skip("this interpreter has no packages of its own")
-    assert "done" not in sandbox.run(attempts(f"open({files[0]!r}).read()")).text
+VERSION = f"python3.{sys.version_info.minor}"
+# Those of Debian's Python, of Fedora's, of this one, and of the environment that runs this.
+PACKAGES = {
+    "/usr/lib/python3/dist-packages",
+    "/lib/python3/dist-packages",
+    f"/usr/lib/{VERSION}/site-packages",
+    f"/usr/lib64/{VERSION}/site-packages",
+    f"/usr/local/lib/{VERSION}/dist-packages",
+    f"{sys.base_prefix}/lib/{VERSION}/site-packages",
+    f"{sys.prefix}/lib/{VERSION}/site-packages",
+}
+
+
+@pytest.mark.parametrize("packages", sorted(PACKAGES))
+def test_packages_that_carry_data_sets_are_out_of_sight(sandbox, packages):
+    file = next(Path(packages).rglob("*.py"), None)
+    if file is None:
+        pytest.skip("no packages there")
+    assert "done" not in sandbox.run(attempts(f"open({str(file)!r}).read()")).text
+    assert "done" in sandbox.run(attempts(f"open({os.__file__!r}).read(1)")).text
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A directory as /usr/lib is: a library, a package, and a link to a secret."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        made = Path(root)
+        for name in ("lib/found.so", "lib/python3/dist-packages/tests/data.py", "secret"):
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).write_text("n = 42")
+        (made / "lib/link").symlink_to(made / "secret")
+        for path in (made, *made.rglob("*")):
+            path.chmod(0o755)
+        monkeypatch.setattr(protections, "_LIBRARIES", [*protections._LIBRARIES, f"{root}/lib"])
+        yield made / "lib"
+
+
+@HOLDS
+def test_of_a_system_directory_only_the_libraries_are_readable(library):
+    code = attempts(
+        f"open({str(library / 'found.so')!r}).read()",
+        f"open({str(library / 'python3/dist-packages/tests/data.py')!r}).read()",
+        f"open({str(library / 'link')!r}).read()",
+    )
+    for found in working_protections():
+        with Sandbox(found, LIMITS) as sandbox:
+            said = sandbox.run(code).text.split("\n")
+        assert said[0] == "done n = 42", found.name
+        assert "done" not in said[1] + said[2], found.name
+
+
+@HOLDS
+@pytest.mark.parametrize("given", ["", "python3/dist-packages", "python3/dist-packages/tests"])
+def test_packages_that_are_given_are_not_hidden(library, given):
+    given = str(library / given)
+    data = str(library / "python3/dist-packages/tests/data.py")
+    for candidate in protections._candidates(given):
+        try:
+            found = candidate()
+            protections._probe(found)
+        except RuntimeError:
+            continue
+        with Sandbox(found, LIMITS) as sandbox:
+            assert sandbox.run(f"print(open({data!r}).read())").text == "n = 42\n", found.name
 
 
 def test_the_disk_cannot_be_filled(sandbox):

@@ -406,6 +406,38 @@ def test_the_first_malformed_ground_truth_of_a_process_is_logged(strict, caplog,
     assert "tool_call: a row gets the minimum" in caplog.messages[0]
 
 
+@pytest.mark.parametrize(
+    ("valid", "invalid"),
+    [
+        pytest.param(THOUGHT, "<think> </think>", id="thought alone"),
+        pytest.param(THOUGHT, "Look it up.", id="tags"),
+        pytest.param(THOUGHT, f"{THOUGHT}\nIt is sunny.", id="nothing behind a thought alone"),
+        pytest.param(RESPONSE, "", id="not empty"),
+        pytest.param(RESPONSE, "<response>It is sunny.", id="response closed"),
+        pytest.param(
+            f"<think>as </response></think>\n{RESPONSE}",
+            "<think>as </response></think>\n<response>It is sunny.",
+            id="response closed behind the thought",
+        ),
+        pytest.param(f"{ASKED}\n{RESPONSE}", f"{ASKED}\n<response>It is sunny.", id="both closed"),
+        pytest.param(
+            block(call(html="<response>")),
+            f"{block(call(html='</response>'))}\n<response>It is sunny.",
+            id="tags in arguments do not count",
+        ),
+    ],
+)
+def test_a_ground_truth_holds_calls_or_a_closed_response_or_a_thought_alone(valid, invalid):
+    parse_ground_truth(valid)
+    with pytest.raises(ValueError, match=r"ground_truth: expected calls between .*, found '"):
+        parse_ground_truth(invalid)
+    assert verdict(ANSWER, invalid) == bad(ParseError.GROUND_TRUTH)
+
+
+def test_every_real_ground_truth_can_be_used():
+    assert all(parse_ground_truth(row) for row in real_rows())
+
+
 def test_a_ground_truth_is_read_into_calls_and_response():
     found = parse_ground_truth(f"{ANSWER}\n{RESPONSE}\n")
     assert found.calls == [{"name": "weather", "parameters": {"city": "Paris", "days": 1}}]

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 GROUND_TRUTH = "ground truth"
+PHRASED = "as an answer"
+"""The ground truth in the tags and the box in which answers are often asked for."""
 RANDOM_CHARACTERS = 200
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
 
@@ -26,6 +28,7 @@ class Answer:
       text: the answer.
       group: answers with the same group share a prompt's rollout.
       token_ids: its tokens where they are known, the end token included.
+      made_up: whether nobody gave it and no model wrote it.
     """
 
     row: int
@@ -33,6 +36,7 @@ class Answer:
     text: str
     group: Hashable
     token_ids: tuple[int, ...] | None = None
+    made_up: bool = False
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -54,7 +58,7 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
 
 
 def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
-    """For each row: its ground truth, another row's, half of it, random text, and nothing."""
+    """For each row: its ground truth, bare and phrased; another row's; half; random; nothing."""
     rng = random.Random(0)
     truths = {number: ground_truth(row) for number, row in rows.items()}
     numbers = list(rows)
@@ -65,15 +69,27 @@ def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
         others = (truths[other] for other in following)
         texts = {
             GROUND_TRUTH: truth,
+            PHRASED: None if truth is None else phrased(truth),
             "another row's": next((other for other in others if other not in (None, truth)), None),
             "cut in half": None if truth is None else truth[: len(truth) // 2],
             "random text": "".join(rng.choices(_ALPHABET, k=RANDOM_CHARACTERS)),
             "empty": "",
         }
         answers += [
-            Answer(number, kind, text, number) for kind, text in texts.items() if text is not None
+            Answer(number, kind, text, number, made_up=True)
+            for kind, text in texts.items()
+            if text is not None
         ]
     return answers
+
+
+def phrased(truth: str) -> str:
+    """The truth where rules for mathematics look for it: in a box, and between answer tags.
+
+    >>> phrased("42")
+    '<think>\\\\boxed{42}</think>\\n<answer>42</answer>'
+    """
+    return f"<think>\\boxed{{{truth}}}</think>\n<answer>{truth}</answer>"
 
 
 def from_column(rows: Mapping[int, Mapping[str, Any]], column: str) -> list[Answer]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gdpo_verl.batch import RewardBatch
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
+from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
 from gdpo_verl.check_reward.worker import Outcome
 from gdpo_verl.checks import MANAGER_NAME
 from gdpo_verl.diagnostics import groups_that_vary
@@ -107,15 +107,28 @@ def _outside(component: Component, readable: Sequence[Case], values: Sequence[fl
     )
 
 
-def nothing_to_learn(batch: RewardBatch) -> list[str]:
-    """Whether all advantages would be 0: no component varies within any group."""
+def nothing_to_learn(readable: Sequence[Case], batch: RewardBatch) -> tuple[list[str], list[str]]:
+    """Whether no component varies within any group: as a problem, or as a note.
+
+    A note where all answers were made up and none that holds the ground truth is known to be
+    read: then the reward may ask for a form that none of them has.
+    """
     sizes = Counter(batch.group_ids)
     several = [group for group, size in sizes.items() if size > 1]
     if not several or groups_that_vary(batch.rewards, batch.group_ids):
-        return []
-    return [
-        f"no component differs between two answers to one prompt, in any of {len(several)} "
-        "prompts: every advantage would be 0 and nothing would be learnt"
+        return [], []
+    text = (
+        f"no component differs between two answers to one prompt, in any of {len(several)} prompts"
+    )
+    fits = any(
+        case.answer.kind in (GROUND_TRUTH, PHRASED) and code == 0
+        for case, code in zip(readable, batch.parse_errors, strict=True)
+    )
+    if fits or not all(case.answer.made_up for case in readable):
+        return [f"{text}: every advantage would be 0 and nothing would be learnt"], []
+    return [], [
+        f"{text}. The answers were made up, and none may have the form that the reward asks for: "
+        "give real ones with --answers, or sample them with --model"
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gdpo_verl.batch import RewardBatch, read_components
 from gdpo_verl.check_reward import cases as complaints
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
+from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
 from gdpo_verl.check_reward.cases import Case
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
@@ -116,9 +116,9 @@ def measure(answers: Sequence[Answer], scored: Scored, settings: GdpoConfig) -> 
         agree = len(readable) - len(complaints.other_scores(readable, batch))
         problems += complaints.out_of_range(readable, batch, scored.declared)
         problems += complaints.score_is_no_sum(readable, batch)
-        problems += complaints.nothing_to_learn(batch)
-        problems += complaints.unread_ground_truths(readable, batch)
-        notes += _constant(components)
+        constant, unsure = complaints.nothing_to_learn(readable, batch)
+        problems += constant + complaints.unread_ground_truths(readable, batch)
+        notes += unsure + _constant(components)
     kinds = _kinds(returned, codes)
     timed = [case for case in returned if not case.outcome.first] or returned
     return Report(
@@ -237,8 +237,9 @@ def _constant(components: Sequence[ComponentSummary]) -> list[str]:
 
 
 def _beaten(kinds: Sequence[KindSummary]) -> list[str]:
-    truth = next((kind for kind in kinds if kind.kind == GROUND_TRUTH), None)
-    others = [kind for kind in kinds if kind.kind != GROUND_TRUTH]
+    truths = [kind for kind in kinds if kind.kind in (GROUND_TRUTH, PHRASED)]
+    truth = max(truths, key=lambda kind: kind.mean, default=None)
+    others = [kind for kind in kinds if kind not in truths]
     best = max(others, key=lambda kind: kind.mean, default=None)
     if truth is None or best is None or truth.mean > best.mean:
         return []

@@ -13,7 +13,7 @@ from typing import Any
 
 from gdpo_verl.data import parquet
 from gdpo_verl.data.build import build
-from gdpo_verl.data.rows import BadRow, OtherTask, PromptLength, Row, check_messages, text_of
+from gdpo_verl.data.rows import BadRow, OtherTask, Row, check_messages, text_of
 from gdpo_verl.data.source import Record, open_source
 from gdpo_verl.rewards.code import parse_ground_truth
 
@@ -65,21 +65,6 @@ def _question(values: dict[str, Any], function: str) -> str:
     return text
 
 
-def prepare(
-    out_dir: Path,
-    *,
-    source: str | None = None,
-    seed: int = 0,
-    validation: int | None = None,
-    length: PromptLength | None = None,
-) -> dict[str, Any]:
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
     """Write the programming tasks to ``out_dir`` and return their provenance; see `build`."""
-    return build(
-        out_dir,
-        open_source(source or HUB_ID),
-        convert,
-        about=ABOUT,
-        length=length,
-        validation=validation,
-        seed=seed,
-    )
+    return build(out_dir, open_source(source or HUB_ID), convert, about=ABOUT, **options)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gdpo_verl.data import parquet
 from gdpo_verl.data.build import build
-from gdpo_verl.data.rows import PromptLength, Row, text_of
+from gdpo_verl.data.rows import Row, text_of
 from gdpo_verl.data.source import Record, open_source
 from gdpo_verl.rewards.gsm8k import HASHES, parse_ground_truth
 
@@ -42,21 +42,8 @@ def convert(record: Record) -> Row:
     )
 
 
-def prepare(
-    out_dir: Path,
-    *,
-    source: str | None = None,
-    seed: int = 0,
-    validation: int | None = None,
-    length: PromptLength | None = None,
-) -> dict[str, Any]:
-    """Write GSM8K to ``out_dir`` and return its provenance; see `build` for the arguments."""
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+    """Write GSM8K to ``out_dir`` and return its provenance; see `build` for the options."""
     return build(
-        out_dir,
-        open_source(source or HUB_ID, config="main"),
-        convert,
-        about=ABOUT,
-        length=length,
-        validation=validation,
-        seed=seed,
+        out_dir, open_source(source or HUB_ID, config="main"), convert, about=ABOUT, **options
     )

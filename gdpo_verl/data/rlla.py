@@ -12,7 +12,7 @@ from typing import Any
 
 from gdpo_verl.data import parquet
 from gdpo_verl.data.build import build
-from gdpo_verl.data.rows import BadRow, PromptLength, Row, check_messages, text_of
+from gdpo_verl.data.rows import BadRow, Row, check_messages, text_of
 from gdpo_verl.data.source import Record, open_source
 from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
 
@@ -63,15 +63,8 @@ def _unread_as_published(row: Row) -> str | None:
     return "under the published rules (strict: false) no answer can match its ground truth"
 
 
-def prepare(
-    out_dir: Path,
-    *,
-    source: str | None = None,
-    seed: int = 0,
-    validation: int | None = None,
-    length: PromptLength | None = None,
-) -> dict[str, Any]:
-    """Write rlla to ``out_dir`` and return its provenance; see `build` for the arguments.
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+    """Write rlla to ``out_dir`` and return its provenance; see `build` for the options.
 
     Raises:
       ValueError: no ``source``, which this data set needs; and what `build` raises.
@@ -82,12 +75,5 @@ def prepare(
             "https://github.com/qiancheng0/ToolRL` and give --from ToolRL/dataset/rlla_4k"
         )
     return build(
-        out_dir,
-        open_source(source),
-        convert,
-        about=ABOUT,
-        doubt=_unread_as_published,
-        length=length,
-        validation=validation,
-        seed=seed,
+        out_dir, open_source(source), convert, about=ABOUT, doubt=_unread_as_published, **options
     )

@@ -137,17 +137,28 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
 def parse_ground_truth(ground_truth: str) -> GroundTruth:
     """Read a ground truth, at data preparation, where a malformed one is an error.
 
+    Calls, a response, or both, with or without a thought; or a thought alone.
+
     Raises:
-      ValueError: it is not text, or an answer that reads so could earn nothing.
+      ValueError: it is not text, its calls cannot be read, its response is not closed, or
+        there is nothing of all that in it.
     """
     if not isinstance(ground_truth, str):
         raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
-    reading = read(assistant_text(ground_truth))
+    text = assistant_text(ground_truth)
+    reading = read(text)
     if reading.error:
         raise ValueError(
             f"ground_truth: its tool calls cannot be read ({reading.error.name}). Expected one "
             f'{{"name": ..., "parameters": {{...}}}} a line between {OPEN} and {CLOSE}, '
             f"found {ground_truth[-200:]!a}"
+        )
+    unclosed = reading.has_response and END_RESPONSE not in text.rpartition(RESPONSE)[2]
+    # Tidy without calls and a response is a thought alone.
+    if unclosed or not (reading.calls or reading.has_response or reading.tidy):
+        raise ValueError(
+            f"ground_truth: expected calls between {OPEN} and {CLOSE}, a response between "
+            f"{RESPONSE} and {END_RESPONSE}, or a thought alone, found {ground_truth[-200:]!a}"
         )
     return GroundTruth(reading.calls, reading.has_response)
 

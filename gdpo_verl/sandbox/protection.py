@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import logging
 import os
 import re
@@ -41,8 +42,7 @@ ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
 _SERVER = [_PYTHON, "-I", "-S", "-X", "utf8", os.path.realpath(child.__file__)]
-# Packages may carry data sets, and with them the tests.
-_HIDDEN = [os.path.join(_STDLIB, name) for name in ("site-packages", "dist-packages")]
+_LIBRARIES = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 # Not /tmp: Python itself may be installed below it.
 _SCRATCH = "/.scratch"
@@ -140,13 +140,15 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--uid", "65534", "--gid", "65534"]
-    for path in _readable(site_packages):
-        if as_root:  # else the way there would be as private as a directory in root's home is
-            for parent in list(Path(path).parents)[-2::-1]:
-                command += ["--perms", "0755", "--dir", str(parent)]
-        command += ["--ro-bind-try", path, path]
-    for path in _hidden(site_packages):
-        command += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else []
+    hidden = [path for path in _hidden(site_packages) if not os.path.islink(path)]
+    for path in _readable():
+        command += _bind(path, as_root=as_root)
+    for path in hidden:
+        command += ["--tmpfs", path]
+    if site_packages:  # perhaps within what is hidden
+        command += _bind(site_packages, as_root=as_root)
+    for path in hidden:
+        command += ["--remount-ro", path]
     command += ["--dev-bind", "/dev/null", "/dev/null"]
     scratch = None
     if _bubblewrap_version(program) >= (0, 7):  # earlier ones cannot limit a directory's size
@@ -161,6 +163,14 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
     return Protection(name, tuple(command), settings, own_user=as_root)
 
 
+def _bind(path: str, *, as_root: bool) -> list[str]:
+    options = []
+    if as_root:  # else the way there would be as private as a directory in root's home is
+        for parent in list(Path(path).parents)[-2::-1]:
+            options += ["--perms", "0755", "--dir", str(parent)]
+    return [*options, "--ro-bind-try", path, path]
+
+
 def _bubblewrap_version(program: str) -> tuple[int, ...]:
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     return tuple(int(number) for number in re.findall(r"\d+", shown.stdout)[:2])
@@ -171,10 +181,10 @@ def _landlock(site_packages: str | None) -> Protection:
     own_user = root and _readable_by_all(_STDLIB)
     settings = _settings(threads=own_user, scratch=None, site_packages=site_packages)
     hidden = _hidden(site_packages)
-    rules = [
-        rule for path in _readable(site_packages) for rule in _rules(os.path.realpath(path), hidden)
-    ]
-    settings |= {"landlock": [*rules, ("/dev/null", True)], "drop_capabilities": root}
+    readable = _readable() + ([site_packages] if site_packages else [])
+    rules = [rule for path in readable for rule in _rules(os.path.realpath(path), hidden)]
+    rules = list(dict.fromkeys([*rules, ("/dev/null", True)]))  # /lib may be /usr/lib
+    settings |= {"landlock": rules, "drop_capabilities": root}
     return Protection("landlock", tuple(_SERVER), settings, own_user)
 
 
@@ -202,17 +212,31 @@ def _settings(
     }
 
 
-def _readable(site_packages: str | None) -> list[str]:
-    """What a Python program must be able to read, and nothing beside it."""
-    libraries = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"]
-    zones = ["/usr/share/zoneinfo"]
+def _readable() -> list[str]:
+    """What a Python program must be able to read: `_hidden` takes the packages out of it."""
     shared = [str(path) for path in Path(_STDLIB).parent.glob("libpython*")]
-    own = [_PYTHON, _STDLIB, _SERVER[-1], *shared]
-    return libraries + zones + own + ([site_packages] if site_packages else [])
+    system = [*_LIBRARIES, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    return [*system, _PYTHON, _STDLIB, _SERVER[-1], *shared]
 
 
 def _hidden(site_packages: str | None) -> list[str]:
-    return [path for path in _HIDDEN if path != site_packages]
+    """Where packages lie in what is readable: they may carry data sets, and so the tests.
+
+    Every directory with the name that it has in the view and with its real one, but for what
+    is part of `site_packages`.
+    """
+    names = ("site-packages", "dist-packages")
+    beside = [os.path.join(_STDLIB, name) for name in names]
+    system = [f"{library}/*/{name}" for library in _LIBRARIES for name in names]
+    found = [path for pattern in system for path in glob.glob(pattern)]
+    found = [path for path in [*beside, *found] if os.path.isdir(path)]
+    found += [os.path.realpath(path) for path in found]
+    shown = os.path.join(os.path.realpath(site_packages), "") if site_packages else "\0"
+    return [
+        path
+        for path in dict.fromkeys(found)
+        if not os.path.join(os.path.realpath(path), "").startswith(shown)
+    ]
 
 
 def _rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
@@ -223,8 +247,9 @@ def _rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
         yield path, True
         return
     yield path, False
-    for name in os.listdir(path):
-        yield from _rules(os.path.join(path, name), hidden)
+    for entry in os.scandir(path):
+        if not entry.is_symlink():  # a rule would open what it points to
+            yield from _rules(entry.path, hidden)
 
 
 def _readable_by_all(path: str) -> bool:

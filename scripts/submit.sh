@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Train one recipe on a Ray cluster: scripts/submit.sh tool_call/gdpo [OPTIONS] [HYDRA OVERRIDES]
+#
+# RAY_API_SERVER_ADDRESS says where (http://HEAD:8265), RAY_AUTH_MODE=token that the cluster asks for
+# the token in ~/.ray/auth_token. RUN (required) is a directory that every node can write; with the
+# same one, a job goes on from the last checkpoint. The log is shown until the job ends, Ctrl-C stops
+# the job, and the status is the job's. The job is Ray's own `ray job submit` of
+#   python -m cluster_nodes VERSION && gdpo-verl train RECIPE --run RUN [HYDRA OVERRIDES]
+# the first of which refuses a cluster with a node that has another gdpo-verl or verl, or none.
+set -euo pipefail
+recipe=${1:?usage: RUN=/shared/runs/NAME scripts/submit.sh RECIPE [HYDRA OVERRIDES], for example tool_call/gdpo}
+shift
+exec "$(dirname "$0")/../.venv/bin/gdpo-verl" submit "$recipe" \
+  --run "${RUN:?set it to a directory that every node can write}" "$@"

@@ -1,0 +1,49 @@
+"""What the benchmark scripts count, where a wrong figure would not be seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("answers", "share", "expected"),
+    [(24, 0.0, 0), (24, 0.01, 1), (24, 0.05, 1), (512, 0.01, 5), (512, 0.05, 26)],
+)
+def test_a_positive_share_of_slow_answers_is_one_at_least(
+    answers: int, share: float, expected: int
+) -> None:
+    module = script("benchmark_slow_answers")
+    asked = module.questions(answers, share)
+    assert len(asked) == answers
+    assert sum(answer in module.HANGS for answer, _ in asked) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's malloc_trim")
+def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None:
+    torch = pytest.importorskip("torch")
+    module = script("benchmark_advantage")
+    module.keep_pages()
+
+    def result() -> object:
+        return torch.ones(2048, 1024)
+
+    for _ in range(3):
+        result()  # freed, and kept by the allocator
+    # 2048 x 1024 float32 are 8 MiB.
+    assert 7.5 < module.peak_mib(result, "cpu") < 12
