@@ -28,6 +28,7 @@ from typing import Any, TextIO
 from omegaconf import OmegaConf
 
 from gdpo_verl import __version__
+from gdpo_verl.config import did_you_mean
 from gdpo_verl.report import follow, set_aside_metrics
 
 GRACE_SECONDS = 20.0
@@ -44,6 +45,19 @@ class LaunchError(RuntimeError):
 def recipes_directory() -> Path:
     """Where the recipes are: in the wheel, or at the top of a checkout."""
     return Path(str(importlib.resources.files("gdpo_verl.recipes")))
+
+
+def require_recipe(recipe: str) -> None:
+    """Raise `LaunchError` when there is no recipe of this name."""
+    recipes = recipes_directory()
+    if not (recipes / f"{recipe}.yaml").exists():
+        known = sorted(
+            str(file.relative_to(recipes).with_suffix(""))
+            for file in recipes.glob("*/g[dr]po*.yaml")
+        )
+        raise LaunchError(
+            f"recipe: {recipe!r} does not exist; there are {known}.{did_you_mean(recipe, known)}"
+        )
 
 
 def train(recipe: str, run: Path, overrides: Sequence[str] = ()) -> None:
@@ -118,13 +132,7 @@ def _command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def _settings(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    recipes = recipes_directory()
-    if not (recipes / f"{recipe}.yaml").exists():
-        known = sorted(
-            str(file.relative_to(recipes).with_suffix(""))
-            for file in recipes.glob("*/g[dr]po*.yaml")
-        )
-        raise LaunchError(f"recipe: {recipe!r} does not exist; there are {known}")
+    require_recipe(recipe)
     paths = [Path(override.partition("=")[2].strip("'\"")) for override in overrides]
     return {
         "recipe": recipe,

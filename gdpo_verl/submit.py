@@ -62,7 +62,7 @@ def submit(
     Raises:
       SubmitError: a wrong argument, or Ray refused the job or is out of reach.
     """
-    launch._settings(recipe, [])  # refuses a recipe that does not exist
+    launch.require_recipe(recipe)
     if not run.is_absolute():
         raise SubmitError(
             f"--run: {str(run)!r} is relative, but the job has a working directory of its own; "
