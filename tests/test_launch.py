@@ -12,7 +12,8 @@ from gdpo_verl.cli import main
 
 
 def test_unknown_recipe_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(launch.LaunchError, match=r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'"):
+    expected = r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'"
+    with pytest.raises(launch.LaunchError, match=expected):
         launch.train("toolbox/gdop", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
