@@ -258,7 +258,7 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     run = tmp_path / "run"
 
     job = cluster.submit(run)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=300)
 
     assert job.returncode == 1, output
     reported = {
@@ -280,10 +280,10 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
         seen += line
     assert seen.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 3, seen
     job.send_signal(signal.SIGINT)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=120)
     assert job.returncode == 130, seen + output
-    wait_for(lambda: not processes_of([str(run)]), 15, lambda: str(processes_of([str(run)])))
-    wait_for(lambda: not cluster.actors(alive=True), 15, lambda: str(cluster.actors(alive=True)))
+    wait_for(lambda: not processes_of([str(run)]), 60, lambda: str(processes_of([str(run)])))
+    wait_for(lambda: not cluster.actors(alive=True), 60, lambda: str(cluster.actors(alive=True)))
 
 
 @pytest.mark.real
@@ -293,6 +293,6 @@ def test_job_without_the_token_is_refused(
     wrong = {**cluster.environment, "RAY_AUTH_TOKEN": "0" * 64}
     monkeypatch.setattr(cluster, "environment", wrong)
     job = cluster.submit(Path("/run"))
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=120)
     assert job.returncode == 1
     assert "Invalid authentication token" in output
