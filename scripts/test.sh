@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every test: style, types, fast ones, then the real ones (verl's driver, Ray and vLLM on the cores
-# of this machine). Sets itself up; about 18 minutes on two cores. Arguments go to both pytest calls.
+# of this machine). Sets itself up; about 35 minutes on two cores. Where Debian's
+# chromium is installed, the pages are opened in it. Arguments go to both pytest calls.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
