@@ -210,19 +210,21 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def inputs(toolbox: Path, policy: Path) -> list[str]:
+    return [
+        f"data.train_files={toolbox / 'train.parquet'}",
+        f"data.val_files={toolbox / 'validation.parquet'}",
+        f"actor_rollout_ref.model.path={policy}",
+    ]
+
+
 @pytest.mark.real
 def test_two_nodes_train_and_their_advantages_are_the_pure_functions(
     cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     # The second node has no gdpo-verl: the job brings it, with its entry points.
-    job = cluster.submit(
-        run,
-        "--upload",
-        f"data.train_files={toolbox / 'train.parquet'}",
-        f"data.val_files={toolbox / 'validation.parquet'}",
-        f"actor_rollout_ref.model.path={policy}",
-    )
+    job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
     output, _ = job.communicate(timeout=420)
     assert job.returncode == 0, output
 
@@ -249,7 +251,7 @@ def test_two_nodes_train_and_their_advantages_are_the_pure_functions(
 
 @pytest.mark.real
 def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other" / "gdpo_verl-9.9.9.dist-info"
     other.mkdir(parents=True)
@@ -273,7 +275,7 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     assert not run.exists()
 
     # Sent with the job it is on all of them; and Ctrl-C stops the job.
-    job = cluster.submit(run, "--upload")
+    job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
     assert job.stdout is not None
     seen = ""
     while "starting Ray" not in seen and (line := job.stdout.readline()):
