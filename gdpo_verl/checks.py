@@ -18,6 +18,7 @@ from gdpo_verl import __version__
 from gdpo_verl.batch import read_components
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.data.catalog import command_for
+from gdpo_verl.memory import check_memory
 from gdpo_verl.rewards.components import Component, declared_components
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,14 @@ def check_run(config: Any) -> None:
         )
     _warn_about_filter(config)
     if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
-        _check_device(config)
+        # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
+        platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
+            config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
+        )
+        if not platform:
+            _check_gpu(config)
         check_machine(config)
+        check_memory(config, on_cpu=platform == "cpu")
 
 
 def check_machine(config: Any) -> None:
@@ -231,12 +238,8 @@ def _warn_about_filter(config: Any) -> None:
         )
 
 
-def _check_device(config: Any) -> None:
-    # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
-    chosen = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
-        config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
-    )
-    if not chosen and config.trainer.device == "cuda" and not torch.cuda.is_available():
+def _check_gpu(config: Any) -> None:
+    if config.trainer.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"trainer.n_gpus_per_node: {config.trainer.n_gpus_per_node}, but torch finds no GPU on "
             "this machine. Train with hardware=cpu, submit the recipe to a Ray cluster "
