@@ -1,0 +1,278 @@
+"""Two models on the same questions: the difference, question by question, with its interval.
+
+Each question's answers are averaged first, then the evaluations of a side (as of several training
+seeds), and the interval is over questions. It says how the difference would vary with other
+questions of the kind, not with another training: the spread over the evaluations of a side is
+shown apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from gdpo_verl.evaluate import result
+from gdpo_verl.evaluate.benchmark import ACCURACY
+from gdpo_verl.evaluate.intervals import Estimate, estimate
+
+FEW = 30
+"""Questions below which a bootstrap interval tends to be too narrow."""
+
+MEANING = (
+    "The intervals (95%) are over questions: they say how the difference would vary with other "
+    "questions of this kind. They do not cover the chance of training: another seed gives another "
+    "model."
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that was read.
+
+    Attributes:
+      path: its JSON file.
+      record: what that holds.
+      lines: its answers.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+    lines: Sequence[result.Line]
+
+    def values(self, benchmark: str) -> dict[str, dict[str, float]]:
+        """{measure: {question: mean over its answers}} of a benchmark."""
+        lines = [line for line in self.lines if line["benchmark"] == benchmark]
+        return result.question_values(lines, self.record["benchmarks"][benchmark]["pass_at"])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measure in one row of the table.
+
+    Attributes:
+      difference: A - B.
+    """
+
+    a: Estimate
+    b: Estimate
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+      sides: for A and B: each evaluation's file and model.
+      rows: {benchmark: {row: (questions, {measure: Cell})}}.
+      spreads: {benchmark: {measure: the mean over all questions of each evaluation, A and B}}.
+      notes: what else differs between the sides, and what to beware of.
+    """
+
+    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]]
+    rows: Mapping[str, Mapping[str, tuple[int, Mapping[str, Cell]]]]
+    spreads: Mapping[str, Mapping[str, tuple[list[float], list[float]]]]
+    notes: Sequence[str]
+
+    def to_text(self) -> str:
+        """For a terminal."""
+        return "\n".join(_text(self))
+
+    def to_json(self) -> str:
+        """With all the numbers."""
+        record = {
+            "a": self.sides[0],
+            "b": self.sides[1],
+            "difference": "a - b",
+            "meaning": MEANING,
+            "notes": list(self.notes),
+            "benchmarks": {
+                name: {
+                    "rows": {
+                        row: {"questions": count, **{key: asdict(cells[key]) for key in cells}}
+                        for row, (count, cells) in rows.items()
+                    },
+                    "each_evaluation": {
+                        measure: {"a": a, "b": b} for measure, (a, b) in self.spreads[name].items()
+                    },
+                }
+                for name, rows in self.rows.items()
+            },
+        }
+        return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> Comparison:
+    """Compare one or several evaluations with one or several others.
+
+    Args:
+      side_a: files of `gdpo-verl evaluate`, of one kind of model: trainings that differ by seed.
+      side_b: the same of the other kind.
+
+    Raises:
+      ValueError: a file is no evaluation, or they were not asked the same questions.
+      FileNotFoundError: a file is missing.
+    """
+    sides = [[Evaluation(path, *result.read(path)) for path in side] for side in (side_a, side_b)]
+    everyone = sides[0] + sides[1]
+    names = _common(everyone)
+    notes = [
+        f"{name} is not in every evaluation and was not compared"
+        for name in sorted({name for each in everyone for name in each.record["benchmarks"]})
+        if name not in names
+    ]
+    for name in names:
+        _refuse_other_questions(name, everyone)
+    notes += _differing_settings(names, everyone)
+    rows, spreads = {}, {}
+    for name in names:
+        values = [[each.values(name) for each in side] for side in sides]
+        rows[name] = _rows(everyone[0], name, values)
+        spreads[name] = {
+            measure: (
+                [fmean(each[measure].values()) for each in values[0]],
+                [fmean(each[measure].values()) for each in values[1]],
+            )
+            for measure in _measures(values)
+        }
+        if few := [row for row, (count, _) in rows[name].items() if count < FEW]:
+            notes.append(f"{name}: fewer than {FEW} questions, intervals are rough: {few}")
+    about = [
+        [{"file": str(each.path), "model": each.record["model"]} for each in side] for side in sides
+    ]
+    return Comparison((about[0], about[1]), rows, spreads, notes)
+
+
+def _common(everyone: Sequence[Evaluation]) -> list[str]:
+    names = [
+        name
+        for name in everyone[0].record["benchmarks"]
+        if all(name in each.record["benchmarks"] for each in everyone)
+    ]
+    if not names:
+        each = {str(one.path): sorted(one.record["benchmarks"]) for one in everyone}
+        raise ValueError(f"compare: expected a benchmark in common, found {each}")
+    return names
+
+
+def _refuse_other_questions(name: str, everyone: Sequence[Evaluation]) -> None:
+    first = everyone[0]
+    wanted = first.record["benchmarks"][name]
+    for other in everyone[1:]:
+        found = other.record["benchmarks"][name]
+        if found["data"]["asked_sha256"] != wanted["data"]["asked_sha256"]:
+            raise ValueError(
+                f"compare: {name}: {first.path} ({wanted['questions']} questions) and {other.path} "
+                f"({found['questions']}) were not asked the same questions. Evaluate both with the "
+                "same --data and --limit; questions are left out by themselves only without --data"
+            )
+
+
+def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) -> Iterator[str]:
+    """What may explain a difference beside the models."""
+    found: dict[str, list[Any]] = {}
+    for each in everyone:
+        settings = {
+            f"{name}: {key}": value
+            for name in names
+            for key, value in each.record["benchmarks"][name]["sampling"].items()
+        }
+        settings |= {
+            key: each.record["engine"].get(key)
+            for key in ("engine", "torch", "transformers", "device", "dtype")
+        }
+        settings["gdpo_verl"] = each.record["gdpo_verl"]
+        settings["chat template"] = each.record["model"]["chat_template_sha256"][:12]
+        for key, value in settings.items():
+            found.setdefault(key, []).append(value)
+    for key, values in found.items():
+        if len(distinct := list(dict.fromkeys(values))) > 1:
+            yield f"CAUTION: not the same {key}: {', '.join(map(str, distinct))}"
+    weights = [each.record["model"]["weights_sha256"] for each in everyone]
+    if len(set(weights)) < len(weights):
+        yield "CAUTION: two of the evaluations are of the same weights"
+
+
+def _measures(values: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    everyone = values[0] + values[1]  # type: ignore[operator]
+    return [name for name in everyone[0] if all(name in each for each in everyone)]
+
+
+def _rows(
+    first: Evaluation, name: str, values: Sequence[Sequence[Mapping[str, Mapping[str, float]]]]
+) -> dict[str, tuple[int, dict[str, Cell]]]:
+    categories = {
+        line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
+    }
+    rows = {}
+    for row, parts in first.record["benchmarks"][name]["groups"].items():
+        cells = {}
+        for measure in _measures(values):
+            a, b = (_mean([each[measure] for each in side]) for side in values)
+            difference = {question: a[question] - b[question] for question in a}
+            cells[measure] = Cell(
+                estimate(result.strata_of(a, categories, parts)),
+                estimate(result.strata_of(b, categories, parts)),
+                estimate(result.strata_of(difference, categories, parts), paired=True),
+            )
+        rows[row] = (sum(map(len, result.strata_of(categories, categories, parts))), cells)
+    return rows
+
+
+def _mean(evaluations: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over evaluations, question by question."""
+    return {question: fmean(each[question] for each in evaluations) for question in evaluations[0]}
+
+
+# ------------------------------------------------------------------ the table
+
+
+def _text(found: Comparison) -> Iterator[str]:
+    for letter, side in zip("AB", found.sides, strict=True):
+        for each in side:
+            yield f"{letter}   {result.model_text(each['model'])}   {each['file']}"
+    for name, rows in found.rows.items():
+        yield ""
+        table = [("", "questions", "measure", "A", "B", "A − B")]
+        for row, (count, cells) in rows.items():
+            for measure, cell in cells.items():
+                first = measure == ACCURACY
+                table.append(
+                    (
+                        row if first else "",
+                        str(count) if first else "",
+                        measure,
+                        result.percent(cell.a),
+                        result.percent(cell.b),
+                        _points(cell.difference),
+                    )
+                )
+        yield name
+        yield from (f"  {line}" for line in result.columns(table))
+        yield from _spread_text(found.spreads[name])
+    yield ""
+    yield MEANING
+    yield from found.notes
+
+
+def _points(each: Estimate) -> str:
+    """A difference in percentage points: ``+11.3 (+5.1 to +17.6)``."""
+    shown = f"{100 * each.mean:+.1f}"
+    if each.low is None or each.high is None:
+        return f"{shown} ({result.NOTHING})"
+    return f"{shown} ({100 * each.low:+.1f} to {100 * each.high:+.1f})"
+
+
+def _spread_text(spreads: Mapping[str, tuple[list[float], list[float]]]) -> Iterator[str]:
+    if all(len(side) == 1 for sides in spreads.values() for side in sides):
+        return
+    yield "  each evaluation, over all questions:"
+    for measure, sides in spreads.items():
+        for letter, side in zip("AB", sides, strict=True):
+            shown = ", ".join(f"{100 * value:.1f}%" for value in side)
+            deviation = f"; standard deviation {100 * stdev(side):.1f}" if len(side) > 1 else ""
+            yield f"    {measure}, {letter}: {shown}{deviation}"

@@ -1,0 +1,246 @@
+"""Find the model that a user means: a Hugging Face folder, a run, one checkpoint, a hub id."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LATEST = "latest_checkpointed_iteration.txt"
+_STEP = re.compile(r"global_step_(\d+)")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# A repository may hold the same weights several times.
+_NOT_NEEDED = ["*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*", "onnx/*"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that was found, its weights perhaps still in verl's shards.
+
+    Attributes:
+      given: what the user wrote.
+      folder: holds config.json and the tokenizer.
+      actor: a checkpoint's folder with verl's shards; None where `folder` holds the weights.
+      hub: its id on the hub, if it came from there.
+      revision: its commit there.
+      step: the training step of a checkpoint.
+      run: the directory of the training.
+    """
+
+    given: str
+    folder: Path
+    actor: Path | None = None
+    hub: str | None = None
+    revision: str | None = None
+    step: int | None = None
+    run: Path | None = None
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[Path]:
+        """A folder that vLLM can load; shards are merged into a temporary one.
+
+        Raises:
+          RuntimeError: verl's merger fails.
+        """
+        if self.actor is None:
+            yield self.folder
+            return
+        with tempfile.TemporaryDirectory(prefix="gdpo-verl-evaluate-") as scratch:
+            merged = Path(scratch) / "merged"
+            _merge(self.actor, merged)
+            yield merged
+
+
+def find_model(given: str) -> Model:
+    """The model that `given` names; what exists as a path is never looked up on the hub.
+
+    Raises:
+      FileNotFoundError: it is a path, and nothing is there.
+      ValueError: it is a folder without a model, or a checkpoint that was cut short.
+      ConnectionError: the hub cannot be reached, or does not have it.
+    """
+    path = Path(given).expanduser()
+    if not path.exists():
+        if given.startswith((".", "/", "~")) or given.count("/") > 1:
+            raise FileNotFoundError(f"model: {given!r} does not exist (seen from {Path.cwd()})")
+        return _from_hub(given)
+    if not path.is_dir():
+        raise ValueError(f"model: expected a folder or a hub id, found the file {given!r}")
+    path = path.resolve()
+    if (path / "config.json").is_file():
+        return _hugging_face(given, path)
+    if (path / "actor").is_dir():
+        return _checkpoint(given, path / "actor")
+    if (path / "fsdp_config.json").is_file() or any(path.glob("model_world_size_*.pt")):
+        return _checkpoint(given, path)
+    for checkpoints in (path / "checkpoints", path):
+        if (checkpoints / LATEST).is_file() or any(checkpoints.glob("global_step_*")):
+            return _last(given, checkpoints)
+    names = sorted(entry.name for entry in path.iterdir())[:8]
+    raise ValueError(
+        f"model: {given!r} holds neither a Hugging Face model (config.json with weights), nor a "
+        "run of `gdpo-verl train` with a checkpoint, nor one of its checkpoints (global_step_N); "
+        f"found {names}"
+    )
+
+
+def weights_digest(folder: Path) -> str:
+    """The SHA-256 of the names and bytes of the weights in a folder."""
+    digest = hashlib.sha256()
+    for file in _weight_files(folder):
+        digest.update(file.name.encode() + b"\n")
+        with file.open("rb") as opened:
+            while chunk := opened.read(1 << 22):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return next((found for glob in _WEIGHTS if (found := sorted(folder.glob(glob)))), [])
+
+
+def _hugging_face(given: str, folder: Path, **origin: Any) -> Model:
+    if not _weight_files(folder):
+        raise ValueError(f"model: {given!r} has a config.json and no weights ({_WEIGHTS})")
+    for index in folder.glob("*.index.json"):
+        wanted = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        if lacking := sorted(name for name in wanted if not (folder / name).is_file()):
+            raise ValueError(
+                f"model: {given!r}: {index.name} names files that are not there: {lacking}"
+            )
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ValueError(f"model: {given!r} has weights and no tokenizer; copy that of its base")
+    return Model(given, folder, **origin)
+
+
+def _last(given: str, checkpoints: Path) -> Model:
+    """The checkpoint that verl would resume from: it names it when the last file is written."""
+    latest = checkpoints / LATEST
+    if not latest.is_file():
+        whole = [folder.name for folder in checkpoints.glob("global_step_*") if _is_whole(folder)]
+        raise ValueError(
+            f"model: {given!r}: no checkpoint was finished there ({LATEST} is missing)."
+            + (f" Give one of {sorted(whole)} if you mean it." if whole else "")
+        )
+    return _checkpoint(given, checkpoints / f"global_step_{latest.read_text().strip()}" / "actor")
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        _check_shards(folder / "actor")
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _checkpoint(given: str, actor: Path) -> Model:
+    step = _STEP.fullmatch(actor.parent.name)
+    run = actor.parent.parent.parent
+    origin: dict[str, Any] = {
+        "step": int(step[1]) if step else None,
+        "run": run if (run / "config.yaml").is_file() else None,
+    }
+    folder = actor / "huggingface"
+    if _weight_files(folder):  # actor.checkpoint.save_contents has hf_model
+        return _hugging_face(given, folder, **origin)
+    _check_shards(actor)
+    return Model(given, folder, actor, **origin)
+
+
+def _check_shards(actor: Path) -> None:
+    """Raise ValueError unless every shard is there to its last byte, with config and tokenizer."""
+    settings = actor / "fsdp_config.json"
+    if (actor / "dist_ckpt").exists():
+        raise ValueError(
+            f"model: {actor} is a checkpoint of Megatron. Merge it with `python -m "
+            "verl.model_merger merge --backend megatron --local_dir … --target_dir DIR` and give "
+            "DIR"
+        )
+    needed = [settings, actor / "huggingface" / "config.json"]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        size = int(json.loads(settings.read_text(encoding="utf-8"))["world_size"])
+        needed += [actor / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
+    for file in needed:
+        # torch's files are zip archives, whose directory is the last that is written.
+        if not file.is_file() or (file.suffix == ".pt" and not zipfile.is_zipfile(file)):
+            what = "is cut short" if file.is_file() else "is missing"
+            raise ValueError(
+                f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "
+                f"short: {file.relative_to(actor)} {what}. Give an earlier one, or train on: the "
+                "same `gdpo-verl train` command resumes"
+            )
+    if len(needed) == 2:
+        raise ValueError(f"model: {settings} was cut short: expected world_size in it")
+
+
+def _merge(actor: Path, target: Path) -> None:
+    """Merge with verl's own merger, which rounds to bfloat16; then a LoRA adapter, if any."""
+    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+    command += ["--local_dir", str(actor), "--target_dir", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError(
+            f"model: verl cannot merge the shards of {actor}: {said[-1] if said else 'no reason'}"
+            f"\nIts own command: {' '.join(command)}"
+        )
+    if (target / "lora_adapter").is_dir():
+        _apply_lora(target)
+
+
+def _apply_lora(folder: Path) -> None:
+    """Add the adapter in `lora_adapter` to the weights in the folder."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    adapter = folder / "lora_adapter"
+    alpha = json.loads((adapter / "adapter_config.json").read_text())["lora_alpha"]
+    if not alpha:  # verl's merger writes 0 where it finds none, and 0 adds nothing
+        raise ValueError(
+            "model: the checkpoint's lora_train_meta.json is missing: lora_alpha "
+            "is unknown, and with it the weights"
+        )
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model: Any = PeftModel.from_pretrained(base, str(adapter))
+    model.merge_and_unload().save_pretrained(folder)
+
+
+def _from_hub(given: str) -> Model:
+    """Download a model at the commit that its revision names now.
+
+    With ``HF_HUB_OFFLINE=1`` it comes from the cache, if it is there.
+    """
+    import httpx
+    from huggingface_hub import errors, snapshot_download
+
+    hub_id, _, revision = given.partition("@")
+    try:
+        folder = Path(
+            snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
+        )
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        raise ConnectionError(
+            f"model: the hub refuses {given!r}: {_first_line(error)}. Is the id right? It is no "
+            "path here either. For a private or gated model, log in with `hf auth login` and "
+            "accept its terms."
+        ) from error
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise ConnectionError(
+            f"model: cannot load {given!r} from the hub: {_first_line(error)}. It is no path here "
+            f"either. Without a network: `hf download {hub_id} --local-dir DIR` where there is "
+            "one, copy DIR here, and give DIR."
+        ) from error
+    return _hugging_face(given, folder, hub=hub_id, revision=folder.name)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

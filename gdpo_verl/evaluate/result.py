@@ -1,0 +1,240 @@
+"""What an evaluation found: a JSON file, every answer beside it, and a table.
+
+FILE.json           model, engine, data, sampling, and the numbers of each benchmark
+FILE.answers.jsonl  a line for each answer: what it is a number came from
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
+
+FORMAT = 1
+ALL = "all"
+NOTHING = "–"
+
+T = TypeVar("T")
+Line = dict[str, Any]
+Groups = Mapping[str, Sequence[Sequence[str]]]
+
+
+def answers_path(out: Path) -> Path:
+    """Where the answers of ``out`` are."""
+    return out.with_suffix(".answers.jsonl")
+
+
+def groups_of(categories: Iterable[str], averages: Groups) -> dict[str, list[list[str]]]:
+    """The rows of the table: each category, the averages, all. A row is a list of parts, each a
+    list of categories whose questions are pooled; parts without questions are left out."""
+    present = list(dict.fromkeys(categories))
+    groups = {name: [[name]] for name in present} if len(present) > 1 else {}
+    for name, parts in averages.items():
+        kept = [[category for category in part if category in present] for part in parts]
+        if kept := [part for part in kept if part]:
+            groups[name] = kept
+    return {**groups, ALL: [present]}
+
+
+def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, dict[str, float]]:
+    """{measure: {question: mean over its answers}}, and pass@k for each k in ``pass_at``."""
+    by_question: dict[str, list[Mapping[str, float]]] = defaultdict(list)
+    for line in lines:
+        by_question[line["question"]].append(line["measures"])
+    names = list(lines[0]["measures"])
+    values = {
+        name: {
+            question: sum(each[name] for each in answers) / len(answers)
+            for question, answers in by_question.items()
+        }
+        for name in names
+    }
+    for k in pass_at:
+        values[f"pass@{k}"] = {
+            question: pass_at_k(int(sum(each[names[0]] for each in answers)), len(answers), k)
+            for question, answers in by_question.items()
+        }
+    return values
+
+
+def strata_of(
+    values: Mapping[str, T], categories: Mapping[str, str], parts: Sequence[Sequence[str]]
+) -> list[list[T]]:
+    """The values of the questions in each part of a row."""
+    return [
+        [value for question, value in values.items() if categories[question] in part]
+        for part in parts
+    ]
+
+
+def summarise(lines: Sequence[Line], averages: Groups, pass_at: Sequence[int]) -> dict[str, Any]:
+    """The numbers of one benchmark from its answers.
+
+    Args:
+      lines: those of `answer_line`; not empty.
+      averages: the benchmark's.
+      pass_at: the k to estimate pass@k for.
+    """
+    categories = {line["question"]: line["category"] for line in lines}
+    values = question_values(lines, pass_at)
+    groups = groups_of(categories.values(), averages)
+    rows = {
+        name: {
+            "questions": sum(map(len, strata_of(categories, categories, parts))),
+            **{
+                measure: asdict(estimate(strata_of(values[measure], categories, parts)))
+                for measure in values
+            },
+        }
+        for name, parts in groups.items()
+    }
+    too_long = [line["question"] for line in lines if line["finish"] == "prompt too long"]
+    return {
+        "questions": len(categories),
+        "answers": len(lines),
+        "cut_off": sum(line["finish"] == "length" for line in lines),
+        "prompts_too_long": list(dict.fromkeys(too_long)),
+        "mean_tokens": sum(line["tokens"] for line in lines) / len(lines),
+        "parse_errors": dict(Counter(line["parse_error"] for line in lines).most_common()),
+        "groups": groups,
+        "pass_at": list(pass_at),
+        "results": rows,
+    }
+
+
+def write(out: Path, record: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
+    """Write both files, the answers first; returns the record as written."""
+    path = answers_path(out)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    data = text.encode("utf-8", "surrogatepass")
+    written = {
+        **record,
+        "answers": {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()},
+    }
+    for target, content in (
+        (path, data),
+        (out, (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()),
+    ):
+        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        scratch.write_bytes(content)
+        os.replace(scratch, target)
+    return written
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
+    """An evaluation and its answers.
+
+    Raises:
+      FileNotFoundError: one of the files is missing.
+      ValueError: it is no evaluation, or the answers are not those that it was made of.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        sound = isinstance(record, dict) and record.get("format") == FORMAT and record["benchmarks"]
+    except (ValueError, KeyError):
+        sound = False
+    if not sound:
+        raise ValueError(
+            f"{path}: expected the file that `gdpo-verl evaluate --out` wrote (format {FORMAT})"
+        )
+    beside = path.with_name(record["answers"]["file"])
+    if not beside.is_file():
+        raise FileNotFoundError(f"{path}: its answers, {beside}, are missing; keep them beside it")
+    data = beside.read_bytes()
+    if hashlib.sha256(data).hexdigest() != record["answers"]["sha256"]:
+        raise ValueError(f"{beside}: not the answers that {path} was made of, or altered since")
+    text = data.decode("utf-8", "surrogatepass")
+    # Not splitlines: an answer may hold what other than JSON takes for the end of a line.
+    return record, [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+# ------------------------------------------------------------------ the table
+
+
+def to_text(record: Mapping[str, Any]) -> str:
+    """The evaluation for a terminal."""
+    engine = record["engine"]
+    lines = [
+        f"model    {model_text(record['model'])}",
+        f"engine   {engine['engine']} on {engine['device']}, {engine['dtype']}",
+    ]
+    for name, found in record["benchmarks"].items():
+        lines += ["", *_benchmark(name, found)]
+    return "\n".join(lines)
+
+
+def model_text(model: Mapping[str, Any]) -> str:
+    """A model in one line."""
+    parts = [model["given"]]
+    parts += [f"at {model['revision'][:12]}"] if model.get("revision") else []
+    parts += [f"step {model['step']}"] if model.get("step") is not None else []
+    return f"{', '.join(parts)} (weights {model['weights_sha256'][:12]})"
+
+
+def sampling_text(sampling: Mapping[str, Any]) -> str:
+    """The sampling settings in one line."""
+    greedy = sampling["temperature"] == 0
+    how = (
+        "greedy"
+        if greedy
+        else f"temperature {sampling['temperature']:g}, top-p {sampling['top_p']:g}, seed "
+        f"{sampling['seed']}"
+    )
+    count = sampling["samples"]
+    answers = "1 answer" if count == 1 else f"{count} answers"
+    return f"{answers} each, {how}, at most {sampling['max_tokens']} tokens"
+
+
+def percent(found: Mapping[str, Any] | Estimate) -> str:
+    """A share with its interval: ``71.5% (65.7 to 76.7)``."""
+    each = found if isinstance(found, Mapping) else asdict(found)
+    shown = f"{100 * each['mean']:.1f}%"
+    if each["low"] is None:
+        return f"{shown} ({NOTHING})"
+    return f"{shown} ({100 * each['low']:.1f} to {100 * each['high']:.1f})"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "   ".join(
+            f"{cell:{'>' if place else '<'}{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _benchmark(name: str, found: Mapping[str, Any]) -> list[str]:
+    data = found["data"]
+    source = ", ".join(
+        str(data["source"][key])
+        for key in ("file", "path", "hub", "generated", "package")
+        if data["source"].get(key)
+    )
+    measures = [key for key in found["results"][ALL] if key != "questions"]
+    table = [
+        (row, str(cells["questions"]), *(percent(cells[measure]) for measure in measures))
+        for row, cells in found["results"].items()
+    ]
+    lines = [
+        f"{name}: {sampling_text(found['sampling'])}",
+        f"  {found['questions']} of {data['available']} questions from {source}",
+        *[f"  {note}" for note in found["notes"]],
+        *[f"  {line}" for line in columns([("", "questions", *measures), *table])],
+        f"  cut off at the limit: {found['cut_off']} of {found['answers']} answers; "
+        f"{found['mean_tokens']:.1f} tokens on average",
+    ]
+    errors = {code: count for code, count in found["parse_errors"].items() if code != "NONE"}
+    if errors:
+        counts = ", ".join(f"{code} {count}" for code, count in errors.items())
+        lines.append(f"  could not be read, or met with an error: {counts}")
+    return lines

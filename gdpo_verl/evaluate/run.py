@@ -1,0 +1,250 @@
+"""One evaluation from its first check to its files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gdpo_verl import __version__
+from gdpo_verl.evaluate import result
+from gdpo_verl.evaluate.benchmark import (
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    questions_digest,
+    refuse_twins,
+)
+from gdpo_verl.evaluate.catalog import open_benchmark
+from gdpo_verl.evaluate.model import Model, find_model, weights_digest
+from gdpo_verl.evaluate.sampling import (
+    Answer,
+    EngineOptions,
+    load_tokenizer,
+    prompt_tokens,
+    question_seed,
+    require_vllm,
+    started,
+    template_digest,
+)
+from gdpo_verl.evaluate.training_data import Training, training_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how.
+
+    Attributes:
+      model: see `model.find_model`.
+      benchmarks: their names.
+      data: a file or another source for some of them; see each benchmark's `load`.
+      sampling: fields of `Sampling` in place of each benchmark's own.
+      limit: so many questions, spread evenly; all by default.
+      chat_template: a file with a template in place of the model's own.
+      allow_unprotected: run programs of the model even where nothing protects the machine.
+      engine: vLLM's.
+    """
+
+    model: str
+    benchmarks: Sequence[str]
+    data: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    chat_template: Path | None = None
+    allow_unprotected: bool = False
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark ready to be asked: its questions, their prompts in tokens, and remarks."""
+
+    benchmark: Benchmark
+    sampling: Sampling
+    questions: Sequence[Question]
+    prompts: Sequence[Sequence[int]]
+    data: Mapping[str, Any]
+    notes: Sequence[str]
+
+
+def evaluate(request: Request, out: Path) -> dict[str, Any]:
+    """Ask, judge, and write ``out`` and the answers beside it; returns what ``out`` holds.
+
+    All that can be wrong with names, data and settings is found before the model is loaded.
+
+    Raises:
+      ValueError, OSError, RuntimeError, ModuleNotFoundError: says what, and what to do.
+    """
+    began = time.monotonic()
+    _check_out(out)
+    benchmarks = [
+        open_benchmark(name, allow_unprotected=request.allow_unprotected)
+        for name in dict.fromkeys(request.benchmarks)
+    ]
+    samplings = [replace(each.sampling, **request.sampling) for each in benchmarks]
+    if foreign := set(request.data) - {each.name for each in benchmarks}:
+        raise ValueError(f"--data: {sorted(foreign)} is not among the benchmarks asked for")
+    if request.limit is not None and request.limit < 1:
+        raise ValueError(f"--limit: expected at least 1 question, found {request.limit}")
+    require_vllm()
+    loaded = [each.load(request.data.get(each.name)) for each in benchmarks]
+    model = find_model(request.model)
+    training = training_of(model.run) if model.run else None
+    tokenizer = load_tokenizer(model.folder, request.chat_template)
+    tasks = [
+        _task(*each, request, training, tokenizer)
+        for each in zip(benchmarks, samplings, loaded, strict=True)
+    ]
+    longest = max(max(map(len, task.prompts)) + task.sampling.max_tokens for task in tasks)
+    with model.weights() as folder, started(folder, longest, request.engine) as engine:
+        digest = weights_digest(folder)
+        asked = [engine.ask(task.prompts, _seeds(task), task.sampling) for task in tasks]
+        about = engine.about
+    judged = [_judge(task, answers) for task, answers in zip(tasks, asked, strict=True)]
+    record = {
+        "format": result.FORMAT,
+        "gdpo_verl": __version__,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began, 1),
+        "model": {
+            **_about(model, training),
+            "weights_sha256": digest,
+            "chat_template_sha256": template_digest(tokenizer),
+        },
+        "engine": about,
+        "benchmarks": {
+            task.benchmark.name: _found(task, lines)
+            for task, lines in zip(tasks, judged, strict=True)
+        },
+    }
+    return result.write(out, record, [line for lines in judged for line in lines])
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != ".json":
+        raise ValueError(f"--out: expected a name that ends in .json, found {out}")
+    if out.exists():
+        raise ValueError(f"--out: {out} exists; remove it or choose another name")
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _about(model: Model, training: Training | None) -> dict[str, Any]:
+    return {
+        "given": model.given,
+        "folder": str(model.actor or model.folder),
+        "merged_from_shards": model.actor is not None,
+        "hub": model.hub,
+        "revision": model.revision,
+        "step": model.step,
+        "trained_on": training.files if training else None,
+    }
+
+
+def _task(
+    benchmark: Benchmark,
+    sampling: Sampling,
+    loaded: Questions,
+    request: Request,
+    training: Training | None,
+    tokenizer: Any,
+) -> Task:
+    refuse_twins(loaded.items)
+    chosen = benchmark.name in request.data
+    questions, notes = _unseen(benchmark, loaded, training, chosen=chosen)
+    total = len(questions)
+    count = min(request.limit or total, total)
+    questions = [questions[number * total // count] for number in range(count)]
+    if benchmark.not_covered:
+        notes.append(f"not covered: {benchmark.not_covered}")
+    if rejected := loaded.about.get("rejected"):
+        notes.append(f"{len(rejected)} rows cannot be read and were not asked; the file lists them")
+    data = {
+        "source": loaded.about,
+        "available": len(loaded.items),
+        "asked_sha256": questions_digest(questions),
+        "limit": request.limit,
+    }
+    prompts = [prompt_tokens(tokenizer, question) for question in questions]
+    return Task(benchmark, sampling, questions, prompts, data, notes)
+
+
+def _unseen(
+    benchmark: Benchmark, loaded: Questions, training: Training | None, *, chosen: bool
+) -> tuple[list[Question], list[str]]:
+    """The questions that are not in the training data, and what to say of it.
+
+    The benchmark's own questions are left out; those that the user chose are asked all the same.
+    """
+    if training is None:
+        return list(loaded.items), []
+    notes = [
+        f"training data that cannot be read, so not looked at: {path}" for path in training.missing
+    ]
+    unseen = [question for question in loaded.items if question.prompt not in training.prompts]
+    seen = len(loaded.items) - len(unseen)
+    if seen and chosen:
+        return list(loaded.items), [*notes, f"CAUTION: {seen} questions are in the training data"]
+    if seen and not unseen:
+        raise ValueError(
+            f"{benchmark.name}: all {seen} questions are in the model's training data; give others "
+            "with --data"
+        )
+    if seen:
+        notes.append(f"{seen} questions left out, because they are in the training data")
+    return unseen, notes
+
+
+def _seeds(task: Task) -> list[int]:
+    return [question_seed(task.sampling.seed, question.name) for question in task.questions]
+
+
+def _judge(task: Task, answers: Sequence[Sequence[Answer]]) -> list[result.Line]:
+    """A line for each answer. Threads, because sandboxes and math-verify are processes."""
+    pairs = [(place, sample) for place, given in enumerate(answers) for sample in range(len(given))]
+    seeds = _seeds(task)
+
+    def line(pair: tuple[int, int]) -> result.Line:
+        place, sample = pair
+        question, answer = task.questions[place], answers[place][sample]
+        score = task.benchmark.score(question, answer.text, answer.tokens)
+        unasked = answer.finish == "prompt too long"
+        measures = dict(score.measures)
+        return {
+            "benchmark": task.benchmark.name,
+            "question": question.name,
+            "category": question.category,
+            "sample": sample,
+            "seed": seeds[place] + sample if task.sampling.temperature > 0 else None,
+            "prompt_tokens": len(task.prompts[place]),
+            "tokens": answer.tokens,
+            "finish": answer.finish,
+            "measures": dict.fromkeys(measures, 0.0) if unasked else measures,
+            "parse_error": "NOT_ASKED" if unasked else score.error.name,
+            "reason": score.reason,
+            "answer": answer.text,
+        }
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        judged = pool.map(line, pairs)
+        return list(tqdm(judged, f"judging {task.benchmark.name}", len(pairs), disable=None))
+
+
+def _found(task: Task, lines: Sequence[result.Line]) -> dict[str, Any]:
+    most = task.sampling.samples
+    pass_at = [k for k in task.benchmark.pass_at if k <= most]
+    found = result.summarise(lines, task.benchmark.averages, pass_at)
+    notes = list(task.notes)
+    if too_long := found["prompts_too_long"]:
+        notes.append(
+            f"{len(too_long)} prompts do not fit the model and count as wrong: "
+            f"{', '.join(too_long[:3])}{' …' if len(too_long) > 3 else ''}"
+        )
+    return {"data": task.data, "sampling": asdict(task.sampling), "notes": notes, **found}

@@ -1,0 +1,43 @@
+"""Which prompts a run was trained on, so that held-out questions are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from omegaconf import OmegaConf
+
+from gdpo_verl.data.build import prompt_text
+
+
+@dataclass(frozen=True)
+class Training:
+    """The data of a run.
+
+    Attributes:
+      files: its data.train_files.
+      missing: those that are not there any more, or cannot be read.
+      prompts: every prompt in the others, as one text.
+    """
+
+    files: Sequence[str]
+    missing: Sequence[str]
+    prompts: frozenset[str]
+
+
+def training_of(run: Path) -> Training:
+    """Read data.train_files of ``run``/config.yaml; relative ones are looked for from here."""
+    config = OmegaConf.load(run / "config.yaml")
+    given = OmegaConf.select(config, "data.train_files", default=None) or []
+    files = [str(file) for file in ([given] if isinstance(given, str) else given)]
+    missing: list[str] = []
+    prompts: set[str] = set()
+    for file in files:
+        try:
+            rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
+            prompts |= {prompt_text(row) for row in rows}
+        except (OSError, ValueError, TypeError, KeyError):
+            missing.append(file)
+    return Training(files, missing, frozenset(prompts))
