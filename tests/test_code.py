@@ -465,6 +465,7 @@ def test_any_text_gets_the_declared_keys_in_their_ranges(text):
 WORST = {
     "fences": lambda n: "```\n" * (n // 4),
     "opening fences": lambda n: "```python\n" * (n // 10),
+    "other languages": lambda n: "".join(f"```x{i}\n```\n" for i in range(n // 14)),
     "backticks": lambda n: "`" * n,
     "backticks and blanks": lambda n: "``` " * (n // 4),
     "blanks": lambda n: " " * n,
@@ -472,6 +473,9 @@ WORST = {
     "thoughts": lambda n: "<think>" * (n // 7),
     "ends of thought": lambda n: "</think>" * (n // 8),
     "one line": lambda n: "```python " + "a" * n,
+    "label before a backtick": lambda n: "```" + "a" * n + "`",
+    "blanks before a backtick": lambda n: "```" + " " * n + "`",
+    "labels before backticks": lambda n: ("```" + "a" * 999 + "`\n") * (n // 1004),
     "blank lines": lambda n: "```python\n" + " \n" * (n // 2),
     "surrogates": lambda n: "\ud800\0" * (n // 2),
 }

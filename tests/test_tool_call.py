@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import math
+import operator
 import os
 import random
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_verl.rewards import declared_components, parse_error, tool_call
+from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_match
 from gdpo_verl.rewards.tool_call import (
     ParseError,
     compute_score,
@@ -24,7 +25,6 @@ from gdpo_verl.rewards.tool_call import (
     format_reward,
     parse_ground_truth,
 )
-from gdpo_verl.rewards.tool_text import MAX_BRACKETS
 
 ROOT = Path(__file__).parents[1]
 KEYS = {"score", "format", "correctness", "parse_error"}
@@ -107,6 +107,17 @@ def test_of_equally_good_calls_the_first_is_used(strict):
     answer = f"{THOUGHT}\n{block(call('f', a=1, b=2), call('f', a=2, b=1))}"
     # M = 7. Both match the first with 1 + 1; the other then matches the second with 1 + 0.
     assert correctness_reward(answer, asked, strict=strict) == pytest.approx(6 * 4 / 7 - 3)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+def test_of_many_calls_each_takes_the_first_best_unused_one(strict):
+    asked = block(call("f", a=1, b=1), call("f", a=1, b=2), call("f", a=[3]))
+    # The 1st matches call 300 with 1 + 2. Then call 0, the first with a=1, matches the 2nd with
+    # 1/2 + 1, and call 299 the 3rd with 1 + 1. S = 3/301 (names) + 6.5, M = 1 + 3 + 3 + 2.
+    calls = [call("f", a=1), *[call("f", a=2)] * 298, call("f", a=[3]), call("f", b=1, a=1)]
+    result = correctness_reward(f"{THOUGHT}\n{block(*calls)}", asked, strict=strict)
+    # Strict: of 301 calls 3 are used, and each other one costs 1 + 1.
+    assert result == pytest.approx(6 * (3 / 301 + 6.5) / (9 + 2 * 298 * strict) - 3)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
@@ -319,16 +330,13 @@ def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_calls_of_more_brackets_than_the_limit_are_not_read_and_counted(strict):
-    def result(brackets):
-        # The call itself has two brackets, and the list of lists one.
-        line = call(city="Paris", days=1)[:-2] + f', "x": [{",".join(["[]"] * (brackets - 3))}]}}}}'
-        return verdict(f"{THOUGHT}\n{block(line)}", strict=strict)
-
+@pytest.mark.parametrize("value", ["[]", '{"":{}}'], ids=["lists", "objects"])
+def test_a_megabyte_of_brackets_is_read(value, strict):
+    line = call(city="Paris", days=1)[:-2] + f', "x": [{",".join([value] * 125_000)}]}}}}'
+    answer = f"{THOUGHT}\n{block(line)}"
     # S = 1 + 2/3 + 2 of M = 4.
-    assert result(MAX_BRACKETS) == (1.0, pytest.approx(2.5), ParseError.NONE)
-    form = 0.0 if strict else 1.0  # the published format looks at tags alone
-    assert result(MAX_BRACKETS + 1) == (form, -3.0, ParseError.TOO_LARGE)
+    assert verdict(answer, strict=strict) == (1.0, pytest.approx(2.5), ParseError.NONE)
+    assert verdict(answer, answer, strict=strict) == GOOD
 
 
 def test_a_megabyte_of_the_shortest_calls_is_read():
@@ -544,6 +552,37 @@ def test_not_strict_is_the_published_rule_on_real_dialogues(published):
     assert len(assert_agreement(published, real_rows(), per_row=8)) > 50
 
 
+VALUES = ["1", "1.0", "true", "0", "2", '"1"', "null", "NaN", "1e999", "[1]", "[true]", '{"x":0}']
+
+
+def random_call(rng, keys="abc"):
+    given = ",".join(f'"{key}":{rng.choice(VALUES)}' for key in keys if rng.random() < 0.6)
+    return f'{{"name": "{rng.choice("ffg")}", "parameters": {{{given}}}}}'
+
+
+def test_not_strict_is_the_published_rule_on_many_calls(published):
+    rng = random.Random(300)
+    for _ in range(30):
+        asked = block(*[random_call(rng) for _ in range(rng.choice((2, 20)))])
+        calls = [random_call(rng, "abcd") for _ in range(700)]
+        answer = f"{THOUGHT}\n{block(*calls)}"
+        assert verdict(answer, asked, strict=False)[:2] == pytest.approx(published(answer, asked))
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+def test_calls_are_matched_as_arrays_as_they_are_one_by_one(strict, monkeypatch):
+    rng = random.Random(21)
+    for _ in range(300):
+        asked = [json.loads(random_call(rng)) for _ in range(rng.choice((1, 3, 20)))]
+        calls = [json.loads(random_call(rng, "abcd")) for _ in range(40)]
+        same = tool_match.identical if strict else operator.eq
+        results = []
+        for many in (10**9, 0):
+            monkeypatch.setattr(tool_match, "MANY", many)
+            results.append(tool_match.match(asked, calls, same, spray_costs=strict))
+        assert results[0] == results[1], (asked, calls)
+
+
 @pytest.mark.parametrize("rows", [lambda: OWN_ROWS, real_rows], ids=["own", "real"])
 def test_every_right_answer_earns_everything_under_strict(rows):
     for row in rows():
@@ -645,12 +684,12 @@ def script(name):
 benchmark = script("benchmark_rewards")
 
 
-def seconds(text, strict):
+def seconds(text, strict, ground_truth=benchmark.TRUTH):
     """Processor time, the best of three: other people share the machine."""
     times = []
     for _ in range(3):
         start = time.process_time()
-        compute_score("rlla", text, benchmark.TRUTH, strict=strict)
+        compute_score("rlla", text, ground_truth, strict=strict)
         times.append(time.process_time() - start)
     return min(times)
 
@@ -663,3 +702,9 @@ def test_the_time_is_linear_in_the_text(text, strict):
     large, small = seconds(text(1_000_000), strict), seconds(text(100_000), strict)
     assert large < 0.45
     assert large < 30 * small + 0.05
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+@pytest.mark.parametrize("name", ["near calls", "calls that share a key", "shortest calls"])
+def test_twenty_calls_asked_for_take_no_longer(name, strict):
+    assert seconds(benchmark.WORST[name](1_000_000), strict, benchmark.LONG_TRUTH) < 0.45

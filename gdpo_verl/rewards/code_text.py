@@ -14,7 +14,8 @@ from typing import Any
 
 from gdpo_verl.sandbox.child import encode
 
-_FENCE = re.compile(r"^([ \t]*)```+[ \t]*([^\s`]*)[^`\n]*$", re.MULTILINE)
+# The line is looked through ahead: what follows overlaps, and would take quadratic time to fail.
+_FENCE = re.compile(r"^([ \t]*)```+(?=[^`\n]*$)[ \t]*([^\s`]*)[^`\n]*$", re.MULTILINE)
 _LABELS = ("python", "py", "python3")
 
 
@@ -59,16 +60,16 @@ def find_code(text: str, *, strict: bool = True) -> str:
     thought, closed, answer = text.partition("</think>")
     if not closed:
         answer = "" if "<think>" in thought else thought
-    last: dict[str, tuple[re.Match[str], int]] = {}  # the last block of each label
+    last: dict[str, tuple[re.Match[str], int]] = {}  # the last block of each label that is read
     opened = None
     for fence in _FENCE.finditer(answer):
         if opened is None:
             opened = fence
         elif not fence[2]:
-            last[opened[2].lower()] = opened, fence.start()
+            _remember(last, opened, fence.start())
             opened = None
     if opened is not None:
-        last[opened[2].lower()] = opened, len(answer)
+        _remember(last, opened, len(answer))
     python = [last[label] for label in _LABELS if label in last]
     if not python and "" not in last:
         return ""
@@ -76,6 +77,12 @@ def find_code(text: str, *, strict: bool = True) -> str:
     code = answer[fence.end() : end]
     # Within a list the whole block is indented as its fence is.
     return code.replace("\n" + fence[1], "\n")[1:]
+
+
+def _remember(last: dict[str, tuple[re.Match[str], int]], opened: re.Match[str], end: int) -> None:
+    label = opened[2].lower()
+    if not label or label in _LABELS:
+        last[label] = opened, end
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:

@@ -9,14 +9,22 @@ published rules' verdicts, defects included. `tool_text` says how an answer is r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+from json.scanner import make_scanner
 from operator import eq
-from typing import Any
+from typing import Any, NamedTuple
 
+from gdpo_verl.rewards.collector import collector_paused
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.parse_error import warn_of_ground_truth
+from gdpo_verl.rewards.tool_match import (
+    HIGHEST,
+    LOWEST,
+    Same,
+    identical,
+    match,
+    meets_booleans,
+)
 from gdpo_verl.rewards.tool_text import (
     CLOSE,
     END_RESPONSE,
@@ -24,13 +32,13 @@ from gdpo_verl.rewards.tool_text import (
     RESPONSE,
     Call,
     ParseError,
-    Unreadable,
     assistant_text,
-    check_size,
     read,
 )
 
 __all__ = [
+    "HIGHEST",
+    "LOWEST",
     "GroundTruth",
     "ParseError",
     "compute_score",
@@ -39,13 +47,13 @@ __all__ = [
     "parse_ground_truth",
 ]
 
-LOWEST, HIGHEST = -3.0, 3.0
+LARGE = 50_000
+"""Characters from which on Python's collector rests while an answer is judged."""
 
 Verdict = tuple[float, float, ParseError]
 
 
-@dataclass(frozen=True)
-class GroundTruth:
+class GroundTruth(NamedTuple):
     """What an answer is measured against.
 
     Attributes:
@@ -85,7 +93,12 @@ def compute_score(
     {'score': 4.0, 'format': 1.0, 'correctness': 3.0, 'parse_error': 0}
     """
     judge = _judge_strictly if strict else _judge_as_published
-    form, correctness, error = judge(assistant_text(solution_str), ground_truth)
+    text = assistant_text(solution_str)
+    if len(text) < LARGE:
+        form, correctness, error = judge(text, ground_truth)
+    else:
+        with collector_paused():
+            form, correctness, error = judge(text, ground_truth)
     return {
         "score": form + correctness,
         "format": form,
@@ -165,7 +178,7 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     try:
-        wanted = _remembered_truth(ground_truth)
+        wanted, same = _remembered_truth(ground_truth)
     except (ValueError, TypeError) as fault:  # TypeError: no text, and not hashable
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
@@ -180,14 +193,22 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     if not found.calls:
         return form, LOWEST, found.error or ParseError.NO_CALL
     try:
-        correctness = _match(wanted.calls, found.calls, _identical, spray_costs=True)
+        correctness = match(wanted.calls, found.calls, same, spray_costs=True)
     except RecursionError:
         return form, LOWEST, ParseError.TOO_DEEP
-    return form, correctness, ParseError.NONE
+    return form, correctness, found.error
 
 
 # The responses of a group share a ground truth. What it returns is shared: only read it.
-_remembered_truth = lru_cache(maxsize=256)(parse_ground_truth)
+@lru_cache(maxsize=1024)
+def _remembered_truth(ground_truth: str) -> tuple[GroundTruth, Same]:
+    wanted = parse_ground_truth(ground_truth)
+    try:
+        plain = not meets_booleans(wanted.calls)
+    except RecursionError:
+        plain = False
+    # Without anything that equals a boolean, plain equality says the same, and sooner.
+    return wanted, eq if plain else identical
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
@@ -232,11 +253,9 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
         return LOWEST, ParseError.NO_CALL
     try:
         found = _published_calls(text, expected=len(wanted))
-        return _match(wanted, found, eq, spray_costs=False), ParseError.NONE
+        return match(wanted, found, eq, spray_costs=False), ParseError.NONE
     except RecursionError:
         return LOWEST, ParseError.TOO_DEEP
-    except Unreadable as failure:
-        return LOWEST, failure.code
     except ValueError:
         return LOWEST, ParseError.NOT_JSON
     except (TypeError, KeyError, AttributeError):
@@ -245,8 +264,9 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
 
 def _published_calls(text: str, expected: int | None = None) -> list[Any]:
     """One JSON value a line, from the first opening tag to the next tag of either kind."""
-    body = text.split(OPEN, 2)[1].split(CLOSE, 1)[0]
-    check_size(body)
+    start = text.index(OPEN) + len(OPEN)
+    end = text.find(CLOSE, start)
+    body = text[start : None if end < 0 else end].partition(OPEN)[0]
     lines = body.strip().split("\n")
     calls = []
     for line in lines:
@@ -257,12 +277,15 @@ def _published_calls(text: str, expected: int | None = None) -> list[Any]:
     return calls
 
 
-_remembered_published_truth = lru_cache(maxsize=256)(_published_calls)
+_remembered_published_truth = lru_cache(maxsize=1024)(_published_calls)
 
 
 def _decode_line(line: str) -> Any:
     line = line.strip(" \t\r\n")
-    value, end = _LINE_DECODER.raw_decode(line)
+    try:
+        value, end = _SCAN(line, 0)
+    except StopIteration:
+        raise ValueError("no JSON value") from None
     if end != len(line):
         raise ValueError("text behind the JSON value of a line")
     return value
@@ -275,82 +298,5 @@ def _bounded_integer(digits: str) -> int:
     return int(digits)
 
 
-_LINE_DECODER = json.JSONDecoder(parse_int=_bounded_integer)
-
-
-def _match(
-    wanted: list[Any],
-    found: list[Any],
-    same: Callable[[Any, Any], bool],
-    *,
-    spray_costs: bool,
-) -> float:
-    """6 S / M - 3 as in `correctness_reward`; raises on entries that are not calls."""
-    if same(wanted, found):
-        return HIGHEST
-    names = [call["name"] for call in found]
-    score = _name_similarity([call["name"] for call in wanted], names)
-    highest = 1.0
-    used: set[int] = set()
-    for call in wanted:
-        highest += 1.0 + len(call["parameters"])
-        namesakes = [index for index, name in enumerate(names) if name == call["name"]]
-        candidates = {index: found[index]["parameters"] for index in namesakes if index not in used}
-        best, index = _best_match(call["parameters"], candidates, same)
-        score += best
-        used |= {index} if best > 0 else set()
-    if spray_costs:
-        highest += _spray_cost(found, used, asked=len(wanted))
-    return (HIGHEST - LOWEST) * score / highest + LOWEST
-
-
-def _name_similarity(wanted: list[Any], found: list[Any]) -> float:
-    if wanted == found:
-        return 1.0
-    both = set(wanted) & set(found)
-    shared = sum([min(wanted.count(name), found.count(name)) for name in both])
-    return shared / (len(wanted) + len(found) - shared)
-
-
-def _best_match(
-    wanted: Any, candidates: dict[int, Any], same: Callable[[Any, Any], bool]
-) -> tuple[float, int]:
-    """The highest similarity, and the first of the candidates that has it."""
-    best, best_index = 0.0, -1
-    for index, found in candidates.items():
-        shared = wanted.keys() & found.keys()
-        union = len(wanted) + len(found) - len(shared)
-        equal = 0
-        for key in shared:
-            if wanted[key] == found[key] and same(wanted[key], found[key]):
-                equal += 1
-        similarity = (len(shared) / union if union else 1.0) + equal
-        if similarity > best:
-            best, best_index = similarity, index
-    return best, best_index
-
-
-def _spray_cost(found: list[Call], used: set[int], *, asked: int) -> float:
-    """What the unused calls cost, but for the first ones, which fill the places asked for."""
-    unused = [call for index, call in enumerate(found) if index not in used]
-    sprayed = unused[asked - len(used) :]
-    return float(len(sprayed) + sum(len(call["parameters"]) for call in sprayed))
-
-
-def _identical(a: Any, b: Any) -> bool:
-    """Equality of JSON values: true is not 1, but 1 is 1.0."""
-    return bool(a == b) and _of_one_kind(a, b)
-
-
-def _of_one_kind(a: Any, b: Any) -> bool:
-    """Whether booleans stand at the same places of two equal values."""
-    if isinstance(a, dict):
-        pairs: Iterable[tuple[Any, Any]] = [(a[key], b[key]) for key in a]
-    elif isinstance(a, list):
-        pairs = zip(a, b, strict=True)
-    else:
-        return isinstance(a, bool) == isinstance(b, bool)
-    for x, y in pairs:  # noqa: SIM110, all() takes longer on a few
-        if not isinstance(x, str) and not _of_one_kind(x, y):
-            return False
-    return True
+_DECODER = json.JSONDecoder(parse_int=_bounded_integer)
+_SCAN = make_scanner(_DECODER)  # type: ignore[arg-type]  # typeshed asks for a scanner

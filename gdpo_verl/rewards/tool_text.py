@@ -24,6 +24,7 @@ import json
 import math
 import re
 from enum import IntEnum
+from json.scanner import make_scanner
 from typing import Any, NamedTuple, NoReturn
 
 Call = dict[str, Any]
@@ -39,13 +40,6 @@ END_TOKENS = (
     "<|end|>",
     "</s>",
 )
-
-MAX_BRACKETS = 80_000
-"""So many objects and lists may stand in an answer's calls; more are not read, and counted.
-
-Python's collector walks the whole heap again and again while one JSON value makes more of them
-than that, and takes several times as long as the decoder in a worker that has imported verl.
-"""
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
@@ -75,15 +69,12 @@ class ParseError(IntEnum):
     """Nested deeper than the interpreter's recursion limit."""
     GROUND_TRUTH = 9
     """The row's ground truth is at fault, not the answer."""
-    TOO_LARGE = 14
-    """More than `MAX_BRACKETS` opening brackets in the calls."""
 
 
 class Unreadable(ValueError):
     """Calls that cannot be read, with the code that says why."""
 
     def __init__(self, code: ParseError) -> None:
-        super().__init__(code.name)
         self.code = code
 
 
@@ -101,97 +92,95 @@ class Reading(NamedTuple):
     calls: list[Call]
     has_response: bool
     tidy: bool
-    error: ParseError
+    error: ParseError = ParseError.NONE
 
 
 def assistant_text(text: str) -> str:
     """The text without the white space around it and the special tokens at its end."""
     text = text.strip()
     end = len(text)
-    while True:
+    while text.endswith(END_TOKENS, 0, end):
+        end = _visible_end(text, text.rindex("<", 0, end))
+    return text[:end]
+
+
+def _visible_end(text: str, end: int) -> int:
+    """Where `text[:end]` would end without the white space at its end."""
+    visible = 0
+    while end and not visible:
         # A short window: slicing the whole text for each token would take quadratic time.
-        window = text[max(0, end - 64) : end]
-        blank = len(window) - len(window.rstrip())
-        if not blank and not window.endswith(END_TOKENS):
-            return text[:end]
-        end -= blank or len(window) - window.rindex("<")
+        start = max(0, end - 64)
+        visible = len(text[start:end].rstrip())
+        end = start + visible
+    return end
 
 
 def read(text: str) -> Reading:
     """Read an answer that went through `assistant_text`. Never raises for any text."""
     try:
-        thought, answer = _split_thought(text)
-        calls, texts, tidy_calls = _split_calls(answer)
-        _check_order(texts)
+        thought_end = _find_thought_end(text)
+        calls, position, tidy = _read_calls(text, thought_end)
+        has_response, tidy_tail = _read_tail(text[position:])
     except Unreadable as failure:
         return Reading([], False, False, failure.code)
-    has_response, tidy = _read_tail(texts.pop())
-    tidy = tidy and tidy_calls and all(map(_is_gap, texts)) and _is_tidy_thought(thought)
-    return Reading(calls, has_response, tidy, ParseError.NONE)
+    tidy = tidy and tidy_tail and _is_tidy_thought(text, thought_end)
+    return Reading(calls, has_response, tidy)
 
 
-def _split_thought(text: str) -> tuple[str, str]:
+def _find_thought_end(text: str) -> int:
+    """The position behind the thought's closing tag, 0 when there is no thought."""
     if not text.startswith("<think>"):
         first = _TAG.search(text)
         if first is None or first.group() not in ("<think>", "</think>"):
-            return "", text
+            return 0
     boundary = _THOUGHT_END.search(text)
     start = boundary.start() if boundary else text.rfind("</think>")
     if start < 0:
         raise Unreadable(ParseError.UNCLOSED)
-    end = start + len("</think>")
-    return text[:end], text[end:]
+    return start + len("</think>")
 
 
-def _is_tidy_thought(thought: str) -> bool:
-    inner = thought.removeprefix("<think>").removesuffix("</think>")
-    return thought.startswith("<think>") and bool(inner.strip())
+def _is_tidy_thought(text: str, end: int) -> bool:
+    if not text.startswith("<think>"):
+        return False
+    inner = text[len("<think>") : end - len("</think>")]
+    return bool(inner) and not inner.isspace()
 
 
-def _split_calls(answer: str) -> tuple[list[Call], list[str], bool]:
-    """The calls of all blocks, the texts around the blocks, and whether each block is tidy."""
+def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
+    """The calls of all blocks from `position`, where they end, and whether they are tidy."""
     calls: list[Call] = []
-    texts: list[str] = []
-    position, tidy = 0, True
-    if len(answer) > MAX_BRACKETS:
-        check_size(answer[answer.find(OPEN) :])
-    while (start := answer.find(OPEN, position)) >= 0:
-        texts.append(answer[position:start])
-        block, position = _read_block(answer, start + len(OPEN))
-        calls += block
-        tidy = tidy and answer.startswith("\n", start + len(OPEN))
-        tidy = tidy and answer.endswith("\n", 0, position - len(CLOSE))
-    texts.append(answer[position:])
-    return calls, texts, tidy
+    tidy, in_order = True, True
+    while (start := text.find(OPEN, position)) >= 0:
+        gap = text[position:start]
+        if not gap or gap.strip("\n"):
+            tidy = False
+            in_order = in_order and not _has_tag(gap)
+        start += len(OPEN)
+        position = _read_block(text, start, calls)
+        tidy = tidy and text[start] == "\n" == text[position - len(CLOSE) - 1]
+    if not in_order:
+        raise Unreadable(ParseError.OUT_OF_ORDER)
+    return calls, position, tidy
 
 
-def check_size(calls: str) -> None:
-    """Refuse text with more than `MAX_BRACKETS` opening brackets, those in strings included.
-
-    Raises:
-      Unreadable: with `ParseError.TOO_LARGE`.
-    """
-    if calls.count("{") + calls.count("[") > MAX_BRACKETS:
-        raise Unreadable(ParseError.TOO_LARGE)
-
-
-def _read_block(answer: str, position: int) -> tuple[list[Call], int]:
-    """The calls from `position` to the closing tag, and the position behind that tag.
+def _read_block(text: str, position: int, calls: list[Call]) -> int:
+    """Add the calls from `position` to the closing tag; return the position behind that tag.
 
     A JSON decoder walks the block, so a tag inside a string argument closes nothing.
     """
-    calls: list[Call] = []
-    position = _skip_space(answer, position)
-    while not answer.startswith(CLOSE, position):
-        value, position = _decode(answer, position)
+    before = len(calls)
+    position = _skip_space(text, position)
+    while not text.startswith(CLOSE, position):
+        value, position = _decode(text, position)
         if isinstance(value, list):
             calls += map(_as_call, value)
         else:
             calls.append(_as_call(value))
-        position = _skip_space(answer, position)
-    if not calls:
+        position = _skip_space(text, position)
+    if len(calls) == before:
         raise Unreadable(ParseError.NOT_A_CALL)
-    return calls, position + len(CLOSE)
+    return position + len(CLOSE)
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -202,8 +191,8 @@ def _decode(text: str, position: int) -> tuple[Any, int]:
     if position == len(text):
         raise Unreadable(ParseError.UNCLOSED)
     try:
-        return _DECODER.raw_decode(text, position)
-    except json.JSONDecodeError:
+        return _SCAN(text, position)
+    except (json.JSONDecodeError, StopIteration):
         raise Unreadable(ParseError.NOT_JSON) from None
     except RecursionError:
         raise Unreadable(ParseError.TOO_DEEP) from None
@@ -219,28 +208,21 @@ def _as_call(value: Any) -> Call:
     return {"name": name, "parameters": parameters}
 
 
-def _check_order(texts: list[str]) -> None:
-    before, _, rest = texts[-1].partition(RESPONSE)
-    response, _, after = rest.rpartition(END_RESPONSE)
-    for text in (*texts[:-1], before, after):
-        if "<" in text and _TAG.search(text):
-            raise Unreadable(ParseError.OUT_OF_ORDER)
-    if CLOSE in response:
-        raise Unreadable(ParseError.OUT_OF_ORDER)
-
-
 def _read_tail(tail: str) -> tuple[bool, bool]:
     """Whether the text behind the last call holds a response, and whether it is tidy."""
-    gap, tag, rest = tail.partition(RESPONSE)
-    if not tag:
-        return False, not tail
-    inner = rest.removesuffix(END_RESPONSE)
-    closed = len(inner) < len(rest) and END_RESPONSE not in inner
-    return True, closed and _is_gap(gap) and RESPONSE not in inner and bool(inner.strip())
+    if not tail:
+        return False, True
+    gap, opened, rest = tail.partition(RESPONSE)
+    inner, closed, after = rest.rpartition(END_RESPONSE)
+    if _has_tag(gap) or _has_tag(after) or CLOSE in inner:
+        raise Unreadable(ParseError.OUT_OF_ORDER)
+    once = RESPONSE not in inner and END_RESPONSE not in inner
+    apart = bool(gap) and not gap.strip("\n")
+    return bool(opened), bool(closed) and not after and once and apart and bool(inner.strip())
 
 
-def _is_gap(text: str) -> bool:
-    return bool(text) and not text.strip("\n")
+def _has_tag(text: str) -> bool:
+    return "<" in text and _TAG.search(text) is not None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -271,3 +253,4 @@ def _refuse(_constant: str) -> NoReturn:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_int=_integer, parse_float=_real, parse_constant=_refuse
 )
+_SCAN = make_scanner(_DECODER)  # type: ignore[arg-type]  # typeshed asks for a scanner
