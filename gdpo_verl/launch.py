@@ -17,25 +17,24 @@ import importlib.resources
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
-from gdpo_verl import __version__
+from gdpo_verl import __version__, checkpoints, deaths, memory, processes
 from gdpo_verl.config import did_you_mean
 from gdpo_verl.report import follow, set_aside_metrics
+from gdpo_verl.report.metrics import only_validation, parse_metrics_line
 
-GRACE_SECONDS = 20.0
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
-_ERROR = re.compile(r"(?:\(.*pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class LaunchError(RuntimeError):
@@ -60,19 +59,35 @@ def require_recipe(recipe: str) -> None:
         )
 
 
-def train(recipe: str, run: Path, overrides: Sequence[str] = ()) -> None:
+@dataclass(frozen=True)
+class Failure:
+    """How a driver ended before the training's last step.
+
+    Attributes:
+      text: a sentence for people.
+      died: whether a process died, other than by an error of its own.
+    """
+
+    text: str
+    died: bool
+
+
+def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int = 0) -> None:
     """Train until the end; does nothing when `run` holds a training that came to its end.
 
-    A training that was cut off continues from its last checkpoint (trainer.resume_mode=auto).
+    A training that was cut off continues from its last whole checkpoint
+    (trainer.resume_mode=auto), in the data as in the weights.
 
     Args:
       recipe: its name, for example "toolbox/gdpo".
       run: the directory, made when it is missing.
       overrides: Hydra's, as for ``python -m verl.trainer.main_ppo``.
+      retries: how often a training that failed is started again; `worth_retrying` says when.
 
     Raises:
       LaunchError: no such recipe, `run` belongs to other settings or to a training that still
         runs, or the training failed; says why and where its log is.
+      CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
     settings = _settings(recipe, overrides)
@@ -80,17 +95,34 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = ()) -> None:
     with _claim(run, settings) as lock:
         if (run / "done").exists():
             return
-        set_aside_metrics(run)
-        status, reason = _run(recipe, run, overrides, lock)
-        if status != 0:
-            raise LaunchError(
-                f"{recipe}: the training ended with status {status}: {reason}\n"
-                f"Its log: {run / 'train.log'}"
-            )
-        (run / "done").touch()
+        furthest, stalled = 0, False
+        for left in range(retries, -1, -1):
+            start = _settle(recipe, run)
+            set_aside_metrics(run)
+            failure = _run(recipe, run, overrides, lock)
+            if failure is None:
+                (run / "done").touch()
+                return
+            reached = max(_last_step(run), start)
+            advanced = reached > max(furthest, start)
+            if not left or not worth_retrying(failure, advanced=advanced, stalled=stalled):
+                raise LaunchError(_explain(recipe, run, failure, retries - left))
+            furthest, stalled = max(furthest, reached), not advanced
+            _say(f"{recipe}: {failure.text}\n{recipe}: retry {retries - left + 1} of {retries}")
 
 
-def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> tuple[int, str]:
+def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
+    """Whether another start may get further.
+
+    Args:
+      failure: of the start that ended.
+      advanced: it made a step that no start before it had made.
+      stalled: the start before it made none.
+    """
+    return advanced or (failure.died and not stalled)
+
+
+def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> Failure | None:
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
     environment["VERL_FILE_LOGGER_PATH"] = str(run / "metrics.jsonl")
     started = time.time()
@@ -105,14 +137,64 @@ def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> tupl
             # The directory stays claimed while the driver lives, even without us.
             pass_fds=[lock.fileno()],
         )
-    with _ended_by_signals():
+    with processes.ended_by_signals():
         try:
             _follow(driver, run, recipe, started)
         finally:
-            _stop(driver)
+            processes.end(driver)
     with (run / "train.log").open("rb") as log:
         log.seek(begin)
-        return driver.returncode, _reason(log.read().decode(errors="replace"))
+        return _failure(log.read().decode(errors="replace"), driver.pid, driver.returncode)
+
+
+def _failure(log: str, pid: int, status: int) -> Failure | None:
+    if status == 0:
+        return None
+    death = deaths.of_driver(pid, status) or deaths.of_log(log)
+    text = death or f"the training ended with status {status}: {_reason(log)}"
+    remedy = memory.remedy_for(deaths.plain(log))
+    return Failure(f"{text}\nMemory ran out: {remedy}." if remedy else text, died=bool(death))
+
+
+def _settle(recipe: str, run: Path) -> int:
+    """Choose the checkpoint that verl resumes from; returns its step, 0 for the beginning."""
+    place = checkpoints.of_run(run)
+    if place is None:
+        return 0
+    step, passed_over = checkpoints.settle(place)
+    for sentence in passed_over:
+        _say(f"{recipe}: {sentence}")
+    if step or passed_over:
+        _say(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
+    return step
+
+
+def _last_step(run: Path) -> int:
+    """The last step that was trained since the metrics were set aside."""
+    steps = (parse_metrics_line(line) for line in _lines(run / "metrics.jsonl"))
+    return max((found[0] for found in steps if found and not only_validation(found[1])), default=0)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def _explain(recipe: str, run: Path, failure: Failure, retried: int) -> str:
+    place = checkpoints.of_run(run)
+    step = checkpoints.last_whole(place)[0] if place else 0
+    goes_on = f"the same command goes on from step {step}, the last whole checkpoint"
+    if failure.died:
+        if not step:
+            goes_on = "the same command starts from the beginning, no checkpoint was finished"
+        option = f"retried {retried} times" if retried else "--retries N does so by itself"
+        remedy = f"\n{goes_on[0].upper()}{goes_on[1:]}; {option}."
+    else:
+        remedy = f"\nOnce that is put right, {goes_on}." if step else ""
+    return f"{recipe}: {failure.text}{remedy}\nIts log: {run / 'train.log'}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
@@ -171,21 +253,6 @@ def _claim(run: Path, settings: dict[str, Any]) -> Iterator[TextIO]:
         yield lock
 
 
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """A closed terminal and a polite kill end the training as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {sign: signal.signal(sign, interrupt) for sign in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
-
-
 def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float) -> None:
     # The last of the files that Hydra writes once the configuration is composed.
     written = run / "overrides.yaml"
@@ -197,23 +264,11 @@ def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: fl
     follow(run, total_steps=steps, is_alive=lambda: driver.poll() is None, label=recipe)
 
 
-def _stop(driver: subprocess.Popen[bytes]) -> None:
-    """End the driver, if it still runs, as Ctrl-C would, and then what it left behind."""
-    if driver.poll() is None:
-        os.killpg(driver.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            driver.wait(GRACE_SECONDS)
-    # Ray's agents outlive a killed driver by a minute; they are in its process group.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-
-
 def _reason(log: str) -> str:
     """The last error in what this launch printed."""
-    lines = log.splitlines()
+    lines = deaths.plain(log).splitlines()
     for line in reversed(lines):
-        match = _ERROR.fullmatch(_COLOUR.sub("", line).strip())
+        match = _ERROR.fullmatch(line.strip())
         if match and "RayTaskError" not in match[1]:
             return match[1]
     return lines[-1] if lines else "it printed nothing"

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
@@ -41,11 +39,11 @@ _REMEDIES = {
     r"less than desired GPU memory utilization": (
         "lower actor_rollout_ref.rollout.gpu_memory_utilization, or end what else uses the GPU"
     ),
-    r"running low on memory": (
-        "Ray ended a worker because the machine's own memory ran out: lower "
+    r"(?:running|ran) low on memory": (
+        "Ray ended a worker for want of the machine's own memory; lower "
         "actor_rollout_ref.rollout.agent.num_workers, reward.num_workers or "
-        "data.train_batch_size, or switch off param_offload and optimizer_offload where the GPU "
-        "has room"
+        "data.train_batch_size, end what else runs, or switch off param_offload and "
+        "optimizer_offload where the GPU has room"
     ),
 }
 
@@ -169,6 +167,7 @@ def count_weights(model: Any) -> int | None:
     Args:
       model: verl's ``actor_rollout_ref.model``.
     """
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     remote_code = bool(model.get("trust_remote_code", False))

@@ -41,6 +41,7 @@ def submit(
     address: str | None = None,
     env: Sequence[str] = (),
     upload: bool = False,
+    retries: int = 0,
 ) -> int:
     """Submit a training, show its log, and return its exit status.
 
@@ -55,6 +56,7 @@ def submit(
         token is Ray's affair: RAY_AUTH_MODE=token with ~/.ray/auth_token or RAY_AUTH_TOKEN.
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
+      retries: how often the job itself starts a training again that failed.
 
     Returns:
       The job's own status; 130 when it was stopped.
@@ -75,7 +77,8 @@ def submit(
             "env_vars": variables,
             "py_modules": [_check(Path(stage)), *(_package(Path(stage)) if upload else [])],
         }
-        client, job = _send(address, _entrypoint(recipe, run, overrides), runtime_env)
+        entrypoint = _entrypoint(recipe, run, overrides, retries)
+        client, job = _send(address, entrypoint, runtime_env)
     sys.stderr.write(f"job {job}\n")
     try:
         asyncio.run(_show_log(client, job))
@@ -91,9 +94,10 @@ def submit(
     return int(details.driver_exit_code or 0)
 
 
-def _entrypoint(recipe: str, run: Path, overrides: Sequence[str]) -> str:
+def _entrypoint(recipe: str, run: Path, overrides: Sequence[str], retries: int) -> str:
     check = ["python", "-m", "cluster_nodes", __version__]
     train = ["python", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
+    train += ["--retries", str(retries)]
     return f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
 
 

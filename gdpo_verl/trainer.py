@@ -3,7 +3,8 @@
 verl 0.9.1's default trainer calls an estimator without reward components
 (verl/trainer/ppo/v1/trainer_base.py, `_compute_advantage`), and its rollout dump leaves them
 out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
-every trainer mode and every derived trainer has them.
+every trainer mode and every derived trainer has them. What a killed process would make of a
+run is in `gdpo_verl.liveness` and `gdpo_verl.saving`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sys
 from typing import Any
 
 import torch
+from omegaconf import open_dict
 
-from gdpo_verl import checks, diagnostics, estimator, failures, filtering, queue
+from gdpo_verl import checks, diagnostics, estimator, failures, filtering, liveness, queue, saving
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
@@ -32,6 +34,8 @@ def install(v1: Any) -> None:
     wrap(trainer, "_init_dataloader", _init_dataloader)
     wrap(trainer, "_compute_advantage", _compute_advantage)
     wrap(trainer, "_dump_generations", _dump_generations)
+    wrap(trainer, "_save_checkpoint", _save_checkpoint)
+    wrap(trainer, "fit", _fit)
     aggregator = sys.modules[trainer.__module__].MetricsAggregator
     wrap(aggregator, "_get_aggregation_type", _aggregation)
 
@@ -137,11 +141,14 @@ class Seam:
 
 
 def _init_dataloader(original: Any, trainer: Any) -> None:
-    if checks.is_gdpo(trainer.config):
-        checks.check_machine(trainer.config)
-    original(trainer)
     config, buffer = trainer.config, trainer.replay_buffer
-    trainer.gdpo_seam = _seam(config)
+    if checks.is_gdpo(config):
+        checks.check_machine(config)
+    seam = _seam(config)
+    if checks.is_gdpo(config) or seam is not None:
+        _fix_seed(config)
+    original(trainer)
+    trainer.gdpo_seam = seam
     filtering.filter_by_components(buffer, trainer.gdpo_seam and trainer.gdpo_seam.objective)
     if checks.is_gdpo(config):
         checks.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
@@ -151,6 +158,15 @@ def _init_dataloader(original: Any, trainer: Any) -> None:
         trainer.gdpo_seam.failures = failures.SessionFailures(
             buffer, config.actor_rollout_ref.rollout.n, stop=checks.is_gdpo(config)
         )
+
+
+def _fix_seed(config: Any) -> None:
+    # Without data.seed, verl draws other rows for data.train_max_samples at each start, also when
+    # it resumes (verl/utils/dataset/rl_dataset.py). With this one they stay, and so does the order
+    # in which it shuffles without a seed, by a new generator (verl/trainer/ppo/utils.py).
+    if config.data.get("seed") is None:
+        with open_dict(config):
+            config.data.seed = torch.Generator().initial_seed()
 
 
 def _seam(config: Any) -> Seam | None:
@@ -203,6 +219,24 @@ def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) ->
     if seam is not None and not seam.dump.keys().isdisjoint(columns.get("uid", [])):
         arguments["reward_extra_infos_dict"] = columns | seam.dump_columns(columns["uid"])
     original(**arguments)
+
+
+def _save_checkpoint(original: Any, trainer: Any) -> None:
+    if getattr(trainer, "gdpo_seam", None) is None:
+        original(trainer)
+    else:
+        saving.save(original, trainer)
+
+
+def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    if getattr(trainer, "gdpo_seam", None) is None:
+        return original(trainer, *args, **kwargs)
+    watch = liveness.Watch()
+    liveness.check_at_each_poll(trainer.replay_buffer, watch)
+    watch.start()
+    result = original(trainer, *args, **kwargs)
+    watch.stop()
+    return result
 
 
 def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:

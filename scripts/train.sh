@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Train one recipe in a directory of its own: scripts/train.sh toolbox/gdpo [HYDRA OVERRIDES]
+# Train one recipe in a directory of its own: scripts/train.sh toolbox/gdpo [OPTIONS] [HYDRA OVERRIDES]
 #
 # RUN (runs/RECIPE) is where checkpoints, metrics, dumps and the log go. Started again, it goes on
-# from the last checkpoint. The command that it runs is verl's own:
+# from the last whole checkpoint; --retries N starts it again by itself. What it runs is verl's own:
 #   python -m verl.trainer.main_ppo --config-dir recipes --config-name RECIPE [OVERRIDES]
 set -euo pipefail
-recipe=${1:?usage: scripts/train.sh RECIPE [HYDRA OVERRIDES], for example toolbox/gdpo}
+recipe=${1:?usage: scripts/train.sh RECIPE [OPTIONS] [HYDRA OVERRIDES], for example toolbox/gdpo}
 shift
 exec "$(dirname "$0")/../.venv/bin/gdpo-verl" train "$recipe" --run "${RUN:-runs/$recipe}" "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -67,6 +68,12 @@ def test_job_that_cannot_be_submitted_is_refused(
         submit.submit(recipe, Path(run), env=env, address="http://127.0.0.1:9")
 
 
+def test_retries_are_the_job_s() -> None:
+    entrypoint = submit._entrypoint("toolbox/gdpo", Path("/run"), ["a=1"], 2)
+    assert " train toolbox/gdpo --run /run --retries 2 " in entrypoint
+    assert entrypoint.endswith(" a=1")
+
+
 class Cluster:
     """Raylets with addresses of their own, all but the first of them without gdpo-verl.
 
@@ -96,16 +103,33 @@ class Cluster:
         self.bare_python = environment_without_gdpo_verl(directory / "bare")
         self.add()
 
-    def add(self, **environment: str) -> None:
+    def add(self, number: int | None = None, **environment: str) -> None:
+        """A node more, or one in place of that with this number."""
         address = f"--address=127.0.0.1:{self.gcs}"
-        self.start(address, python=self.bare_python, **environment)
+        self.start(address, number=number, python=self.bare_python, **environment)
 
-    def start(self, *options: str, python: str = sys.executable, **environment: str) -> None:
-        log = self.directory / f"node{len(self.nodes) + 1}.log"
+    def kill_node(self, number: int) -> None:
+        """Kill -9 its raylet; the workers on it end with it."""
+        (raylet,) = [
+            line
+            for line in processes_of([f"--node_ip_address=127.0.0.{number} "])
+            if "raylet/raylet " in line and str(self.directory) in line
+        ]
+        os.kill(int(raylet.split()[0]), signal.SIGKILL)
+
+    def start(
+        self,
+        *options: str,
+        number: int | None = None,
+        python: str = sys.executable,
+        **environment: str,
+    ) -> None:
+        number = number or len(self.nodes) + 1
+        log = self.directory / f"node{number}.{len(self.nodes)}.log"
         command = [
             *[python, "-m", "ray.scripts.scripts", "start", "--block", *options],
             *["--num-gpus=1", "--num-cpus=16"],  # logical ones
-            *[f"--node-ip-address=127.0.0.{len(self.nodes) + 1}"],
+            *[f"--node-ip-address=127.0.0.{number}"],
             *["--min-worker-port=0", "--max-worker-port=0"],
             *[f"--dashboard-agent-listen-port={free_port()}"],
         ]
@@ -123,11 +147,11 @@ class Cluster:
         wait_for(lambda: "Ray runtime started" in log.read_text(), 90, log.read_text)
 
     def submit(self, run: Path, *arguments: str) -> subprocess.Popen[str]:
-        """`scripts/submit.sh` with the toolbox recipe: three small steps on two nodes."""
+        """`scripts/submit.sh` with the toolbox recipe: five small steps on two nodes."""
         settings = {
             "trainer.nnodes": 2,
-            "trainer.total_training_steps": 3,
-            "trainer.save_freq": -1,
+            "trainer.total_training_steps": 5,
+            "trainer.save_freq": 2,
             "trainer.test_freq": -1,
             "trainer.val_before_train": "false",
             "data.train_batch_size": 8,
@@ -219,22 +243,35 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
 
 
 @pytest.mark.real
-def test_two_nodes_train_and_their_advantages_are_the_pure_functions(
+def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     # The second node has no gdpo-verl: the job brings it, with its entry points.
     job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
-    output, _ = job.communicate(timeout=420)
-    assert job.returncode == 0, output
+    training = Training(run, 0, "")
+    done = run / "rollouts" / "3.jsonl"
+    wait_for(lambda: done.exists() or job.poll() is not None, 600, lambda: str(run))
+    assert job.poll() is None, job.communicate()[0]
+    cluster.kill_node(2)
+    output, _ = job.communicate(timeout=120)
 
     assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 2
     nodes = cluster.actors()
     for actor in ("vLLMHttpServer", "RewardLoopWorker", "AgentLoopWorkerTQ"):
         assert len(nodes[actor]) == 2, nodes
-    training = Training(run, 0, output)
-    assert sorted(training.metrics()) == [1, 2, 3]
-    for step, metrics in training.metrics().items():
+    assert job.returncode == 1, output
+    assert re.search(r"died: .+ its Ray node died", output), output
+    assert "The same command goes on from step 2, the last whole checkpoint" in output
+
+    cluster.add(2)
+    first = training.metrics()
+    job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
+    output, _ = job.communicate(timeout=600)
+    assert job.returncode == 0, output
+    assert "goes on from step 2" in output
+    assert sorted(training.metrics()) == [3, 4, 5]
+    for step, metrics in (first | training.metrics()).items():
         rows = training.rollouts(step)
         assert len(rows) == 32
         table = [[row["format"], row["correctness"]] for row in rows]
@@ -256,7 +293,7 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     other = tmp_path / "other" / "gdpo_verl-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gdpo-verl\nVersion: 9.9.9\n")
-    cluster.add(PYTHONPATH=str(other.parent))
+    cluster.add(3, PYTHONPATH=str(other.parent))
     run = tmp_path / "run"
 
     job = cluster.submit(run)

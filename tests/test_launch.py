@@ -64,14 +64,23 @@ def test_reason_is_the_last_error_of_the_log(line: str, reason: str | None) -> N
     assert launch._reason(log) == (reason or "KeyError: 'first'")
 
 
+def test_retries_that_are_not_a_number_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("-1", "often"):
+        with pytest.raises(SystemExit):
+            main(["train", "toolbox/gdpo", "--retries", wrong])
+        assert f"'{wrong}' is not a number of starts" in capsys.readouterr().err
+
+
 @pytest.mark.real
-def test_failing_training_ends_with_its_reason(
+def test_failing_training_ends_with_its_reason_and_a_retry_would_not_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = main(["train", "toolbox/gdpo", "--run", str(tmp_path), "data.train_files=/no/file"])
+    command = ["train", "toolbox/gdpo", "--run", str(tmp_path), "--retries", "3"]
+    status = main([*command, "data.train_files=/no/file"])
 
     assert status == 1
     error = capsys.readouterr().err
+    assert "retry" not in error
     assert "data.train_files: '/no/file' does not exist" in error
     assert str(tmp_path / "train.log") in error
     assert not (tmp_path / "done").exists()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import STOCK, Training, processes_of, run_cli
+from conftest import STOCK, Training, run_cli
 
 from gdpo_verl.advantage import decoupled_sum, gdpo_scalars, grpo_scalars
 from gdpo_verl.diagnostics import groups_that_vary
@@ -69,38 +63,6 @@ def test_stock_command_trains_with_one_override(
         assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
         grpo = torch.tensor([row["grpo_advantage"] for row in rows], dtype=torch.float64)
         torch.testing.assert_close(grpo, grpo_scalars(rewards, groups(rows)), rtol=0, atol=1e-6)
-
-
-def test_launched_training_updates_vllm_and_is_reported(
-    toolbox: Path, policy: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "gdpo"
-    arguments = [
-        *["train", "toolbox/gdpo", "--run", str(run)],
-        f"data.train_files={toolbox / 'train.parquet'}",
-        f"data.val_files={toolbox / 'validation.parquet'}",
-        f"actor_rollout_ref.model.path={policy}",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "data.train_batch_size=16",
-        "data.val_max_samples=16",
-        "trainer.total_training_steps=3",
-        "trainer.save_freq=2",
-        "trainer.max_actor_ckpt_to_keep=2",
-    ]
-    run_cli(*arguments)
-    assert (run / "done").exists()
-    metrics = Training(run, 0, "").metrics()
-
-    # verl scores the tokens that vLLM sampled with the trainer's weights. By step 3 these give
-    # other probabilities than the first ones; a vLLM that had kept those would differ as much.
-    assert probability_change(policy, run / "checkpoints/global_step_2", run) > 0.02
-    for step in (1, 2, 3):
-        assert metrics[step]["training/rollout_probs_diff_max"] < 1e-3
-
-    run_cli("report", str(run), "--out", str(tmp_path / "report"))
-    page = (tmp_path / "report" / "index.html").read_text()
-    assert "correctness" in page
-    assert f"{metrics[3]['val-aux/toolbox/format/mean@1']:.3f}" in page
 
 
 def test_grpo_control_logs_the_same_metrics(train: Callable[..., Training]) -> None:
@@ -235,39 +197,6 @@ def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
     assert failed > 0
 
 
-def test_killed_driver_leaves_nothing_and_the_same_command_resumes(
-    toolbox: Path, policy: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "gdpo"
-    command = [
-        *[sys.executable, "-m", "gdpo_verl.cli", "train", "toolbox/gdpo", "--run", str(run)],
-        f"data.train_files={toolbox / 'train.parquet'}",
-        f"data.val_files={toolbox / 'validation.parquet'}",
-        f"actor_rollout_ref.model.path={policy}",
-        *["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=2"],
-        *["trainer.total_training_steps=6", "data.train_batch_size=16"],
-    ]
-    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(lambda: 3 in steps_of(run) or launcher.poll() is not None, seconds=300)
-        driver = [line for line in processes_of([f"hydra.run.dir='{run}'"]) if "main_ppo" in line]
-        session = re.search(r"session_dir=(\S+)", "\n".join(processes_of(["raylet/raylet"])))
-        os.kill(int(driver[0].split()[0]), signal.SIGKILL)
-        _, error = launcher.communicate(timeout=60)
-    finally:
-        launcher.kill()
-
-    assert launcher.returncode == 1
-    assert "the training ended with status -9" in error
-    ours = [str(run), *([session[1]] if session else [])]
-    wait_for(lambda: not processes_of(ours), seconds=30)
-    assert not processes_of(ours)
-
-    subprocess.run(command, check=True, timeout=420)
-    assert sorted(steps_of(run)) == [3, 4, 5, 6]  # on from the checkpoint of step 2
-    assert (run / "metrics.1.jsonl").exists()
-
-
 def test_run_in_which_every_session_fails_stops_with_the_reason(
     train: Callable[..., Training], tmp_path: Path
 ) -> None:
@@ -311,16 +240,3 @@ def probability_change(policy: Path, checkpoint: Path, run: Path) -> float:
     weights = torch.load(saved, weights_only=False)
     model.load_state_dict({name: value.to_local() for name, value in weights.items()})
     return float((probabilities() - before).abs().max())
-
-
-def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.5)
-
-
-def steps_of(run: Path) -> set[int]:
-    metrics = run / "metrics.jsonl"
-    if not metrics.exists():
-        return set()
-    return {int(step) for step in re.findall(r'"step":\s*(\d+)', metrics.read_text())}

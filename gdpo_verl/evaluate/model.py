@@ -9,13 +9,13 @@ import re
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LATEST = "latest_checkpointed_iteration.txt"
+from gdpo_verl.checkpoints import TRACKER, is_whole_file
+
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # A repository may hold the same weights several times.
@@ -83,7 +83,7 @@ def find_model(given: str) -> Model:
     if (path / "fsdp_config.json").is_file() or any(path.glob("model_world_size_*.pt")):
         return _checkpoint(given, path)
     for checkpoints in (path / "checkpoints", path):
-        if (checkpoints / LATEST).is_file() or any(checkpoints.glob("global_step_*")):
+        if (checkpoints / TRACKER).is_file() or any(checkpoints.glob("global_step_*")):
             return _last(given, checkpoints)
     names = sorted(entry.name for entry in path.iterdir())[:8]
     raise ValueError(
@@ -124,11 +124,11 @@ def _hugging_face(given: str, folder: Path, **origin: Any) -> Model:
 
 def _last(given: str, checkpoints: Path) -> Model:
     """The checkpoint that verl would resume from: it names it when the last file is written."""
-    latest = checkpoints / LATEST
+    latest = checkpoints / TRACKER
     if not latest.is_file():
         whole = [folder.name for folder in checkpoints.glob("global_step_*") if _is_whole(folder)]
         raise ValueError(
-            f"model: {given!r}: no checkpoint was finished there ({LATEST} is missing)."
+            f"model: {given!r}: no checkpoint was finished there ({TRACKER} is missing)."
             + (f" Give one of {sorted(whole)} if you mean it." if whole else "")
         )
     return _checkpoint(given, checkpoints / f"global_step_{latest.read_text().strip()}" / "actor")
@@ -170,8 +170,7 @@ def _check_shards(actor: Path) -> None:
         size = int(json.loads(settings.read_text(encoding="utf-8"))["world_size"])
         needed += [actor / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
     for file in needed:
-        # torch's files are zip archives, whose directory is the last that is written.
-        if not file.is_file() or (file.suffix == ".pt" and not zipfile.is_zipfile(file)):
+        if not (is_whole_file(file) if file.suffix == ".pt" else file.is_file()):
             what = "is cut short" if file.is_file() else "is missing"
             raise ValueError(
                 f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "

@@ -1,0 +1,64 @@
+"""End a driver and everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+GRACE_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A closed terminal, unless under nohup, and a polite kill end the training as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGHUP)}
+    for sign, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(sign, interrupt)
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
+def end(driver: subprocess.Popen[bytes]) -> None:
+    """End the driver, if it still runs, as Ctrl-C would, and then what it left behind.
+
+    Args:
+      driver: started with ``start_new_session=True``.
+    """
+    if driver.poll() is None:
+        os.killpg(driver.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(GRACE_SECONDS)
+    # Without a driver, Ray's agents live on for a minute, and vLLM's processes until they notice.
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (left := _session(driver.pid)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        driver.poll()
+        time.sleep(0.1)
+    driver.wait()
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session; no other one gets its number while one of them is there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # Behind the name, which may hold anything: state, parent, group, session.
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found
