@@ -152,6 +152,8 @@ def _failure(log: str, pid: int, status: int) -> Failure | None:
         return None
     death = deaths.of_driver(pid, status) or deaths.of_log(log)
     text = death or f"the training ended with status {status}: {_reason(log)}"
+    if death and "engine died" in death and "killed by" not in death:
+        text = f"{death}: {_reason(log)}"  # of an error of its own, which vLLM prints
     remedy = memory.remedy_for(deaths.plain(log))
     return Failure(f"{text}\nMemory ran out: {remedy}." if remedy else text, died=bool(death))
 

@@ -153,7 +153,7 @@ def cpu_bounds(config: Any, weights: int, total: int) -> Iterator[Bound]:
     devices = config.trainer.n_gpus_per_node
     copies = devices / rollout.tensor_model_parallel_size
     yield Bound(
-        f"training and {rollout.name}'s {copies:.0f} copies need on this machine",
+        f"training and the copies of {rollout.name} ({copies:.0f}) need on this machine",
         devices * _training_share(config, weights) + copies * weights * _bytes(rollout.dtype),
         total,
         "Take a smaller model, LoRA (actor_rollout_ref.model.lora_rank=32) or a machine with a "

@@ -84,3 +84,21 @@ def test_failing_training_ends_with_its_reason_and_a_retry_would_not_help(
     assert "data.train_files: '/no/file' does not exist" in error
     assert str(tmp_path / "train.log") in error
     assert not (tmp_path / "done").exists()
+
+
+def test_engine_that_died_of_an_error_is_shown_with_it() -> None:
+    log = (
+        "RuntimeError: a vLLM engine died: EngineCore of vllm_server_0_0\n"
+        "(vLLMHttpServer pid=5) (EngineCore pid=6) ValueError: head_dim=2 is not supported\n"
+    )
+    failure = launch._failure(log, 1, 1)
+    assert failure is not None
+    assert failure.text == (
+        "a vLLM engine died: EngineCore of vllm_server_0_0: ValueError: head_dim=2 is not supported"
+    )
+
+
+def test_failure_for_want_of_memory_says_what_to_lower() -> None:
+    failure = launch._failure("torch.OutOfMemoryError: CUDA out of memory. Tried", 1, 1)
+    assert failure is not None
+    assert "Memory ran out: lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in failure.text
