@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gdpo_verl import __version__
 from gdpo_verl.data.catalog import DATASETS
+from gdpo_verl.evaluate.catalog import BENCHMARKS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,17 +56,19 @@ def _parser() -> argparse.ArgumentParser:
     prepare.set_defaults(command=_prepare)
 
     policy = commands.add_parser("make-policy", help="train the tiny policy that RL starts from")
-    policy.add_argument("--out", type=Path, default=Path("models/toolbox"))
+    policy.add_argument("--task", choices=["toolbox", "reasoning-gym", "bfcl"], default="toolbox")
+    policy.add_argument("--out", type=Path, help="default: models/TASK")
     policy.add_argument("--seed", type=int, default=0)
     policy.set_defaults(command=_make_policy)
 
     train = commands.add_parser(
         "train",
         help="train a recipe in a directory of its own",
-        usage="gdpo-verl train [-h] [--run RUN] RECIPE [HYDRA OVERRIDES]",
+        usage="gdpo-verl train [-h] [--run RUN] [--retries N] RECIPE [HYDRA OVERRIDES]",
     )
     train.add_argument("recipe", help="for example toolbox/gdpo")
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
+    _add_retries(train)
     train.set_defaults(command=_train)
 
     submit = commands.add_parser(
@@ -90,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument(
         "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
     )
+    _add_retries(submit)
     submit.set_defaults(command=_submit)
 
     check = commands.add_parser(
@@ -115,6 +119,56 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.set_defaults(command=_check_reward)
 
+    evaluate = commands.add_parser("evaluate", help="measure a model on held-out questions")
+    evaluate.add_argument(
+        "model", help="a run, one of its checkpoints, a Hugging Face folder, or a hub id[@revision]"
+    )
+    evaluate.add_argument(
+        "benchmarks", metavar="BENCHMARK", nargs="+", help=f"of {', '.join(BENCHMARKS)}"
+    )
+    evaluate.add_argument("--out", metavar="FILE.json", type=Path, required=True)
+    evaluate.add_argument(
+        "--data",
+        metavar="[BENCHMARK=]SOURCE",
+        action="append",
+        default=[],
+        help="questions in place of the benchmark's own, for example data/bfcl/validation.parquet",
+    )
+    evaluate.add_argument("--limit", metavar="N", type=int, help="so many questions, spread evenly")
+    for option, kind, about in (
+        ("--samples", int, "answers to each question; default: 1"),
+        ("--temperature", float, "default: that of the recipe's validation"),
+        ("--top-p", float, "default: that of the recipe's validation"),
+        ("--max-tokens", int, "of an answer; default: the recipe's"),
+        ("--seed", int, "of the sampling; default: 0"),
+    ):
+        evaluate.add_argument(option, type=kind, help=about)
+    evaluate.add_argument(
+        "--chat-template", metavar="FILE", type=Path, help="in place of the model's own"
+    )
+    evaluate.add_argument(
+        "--allow-unprotected",
+        action="store_true",
+        help="run the model's programs even where nothing protects this machine",
+    )
+    evaluate.add_argument("--dtype", help="default: float32 on CPU, else vLLM's for the model")
+    evaluate.add_argument("--tensor-parallel-size", metavar="GPUS", type=int, default=1)
+    evaluate.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9)
+    evaluate.set_defaults(command=_evaluate)
+
+    compare = commands.add_parser(
+        "compare",
+        help="two evaluations on the same questions",
+        usage="gdpo-verl compare [-h] A.json B.json [--json FILE]\n"
+        "       gdpo-verl compare A1.json A2.json … --to B1.json B2.json … [--json FILE]",
+    )
+    compare.add_argument("evaluations", metavar="FILE.json", type=Path, nargs="+")
+    compare.add_argument(
+        "--to", metavar="FILE.json", type=Path, nargs="+", help="the other side, if several"
+    )
+    compare.add_argument("--json", metavar="FILE", type=Path, help="write all the numbers")
+    compare.set_defaults(command=_compare)
+
     report = commands.add_parser("report", help="runs to pictures and a page")
     report.add_argument("runs", type=Path, nargs="+")
     report.add_argument("--out", type=Path, default=Path("report"))
@@ -135,6 +189,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.set_defaults(command=_explain)
     return parser
+
+
+def _add_retries(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--retries",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="starts after a failure, from the last whole checkpoint; default: 0",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of starts: 0, 1, 2, …")
+    return int(text)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -170,17 +240,19 @@ def _prepare(options: argparse.Namespace) -> None:
 def _make_policy(options: argparse.Namespace) -> None:
     from gdpo_verl.policy import make_policy
 
-    result = make_policy(options.out, seed=options.seed)
+    out = options.out or Path("models") / options.task
+    result = make_policy(out, task=options.task, seed=options.seed)
     for decoding in ("sampled", "greedy"):
         share = result[decoding]
-        print(f"{decoding}: correct format {share['format']:.1%}, exact calls {share['exact']:.1%}")
-    print(f"{options.out}: trained in {result['seconds']:.0f} s from seed {options.seed}")
+        print(f"{decoding}: correct format {share['format']:.1%}, exact {share['exact']:.1%}")
+    print(f"{out}: trained in {result['seconds']:.0f} s from seed {options.seed}")
 
 
 def _train(options: argparse.Namespace) -> None:
     from gdpo_verl.launch import train
 
-    train(options.recipe, options.run or Path("runs") / options.recipe, options.overrides)
+    run = options.run or Path("runs") / options.recipe
+    train(options.recipe, run, options.overrides, retries=options.retries)
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -193,6 +265,7 @@ def _submit(options: argparse.Namespace) -> int:
         address=options.address,
         env=options.env,
         upload=options.upload,
+        retries=options.retries,
     )
 
 
@@ -207,6 +280,61 @@ def _check_reward(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(checked.to_json(), encoding="utf-8")
     return int(bool(checked.report.problems))
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from gdpo_verl.evaluate.result import answers_path, to_text
+    from gdpo_verl.evaluate.run import Request, evaluate
+    from gdpo_verl.evaluate.sampling import EngineOptions
+
+    names = ("samples", "temperature", "top_p", "max_tokens", "seed")
+    chosen = {name: getattr(options, name) for name in names}
+    request = Request(
+        options.model,
+        options.benchmarks,
+        _data(options.data, options.benchmarks),
+        {name: value for name, value in chosen.items() if value is not None},
+        options.limit,
+        options.chat_template,
+        options.allow_unprotected,
+        EngineOptions(options.dtype, options.tensor_parallel_size, options.gpu_memory_utilization),
+    )
+    print(to_text(evaluate(request, options.out)))
+    print(f"\n{options.out}, and every answer in {answers_path(options.out)}")
+
+
+def _data(given: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
+    """``--data``: for a benchmark by its name, or, where there is one alone, for that."""
+    found = {}
+    for each in given:
+        name, equals, source = each.partition("=")
+        if not equals or name not in BENCHMARKS:
+            if len(benchmarks) > 1:
+                raise ValueError(
+                    f"--data: with several benchmarks expected BENCHMARK=SOURCE, found {each!r}"
+                )
+            name, source = benchmarks[0], each
+        if name in found:
+            raise ValueError(f"--data: expected one source for {name}, found two")
+        found[name] = source
+    return found
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from gdpo_verl.evaluate.compare import compare
+
+    files, other = options.evaluations, options.to
+    if not other:
+        if len(files) != 2:
+            raise ValueError(
+                f"compare: expected two files, or --to before those of the other side, found "
+                f"{len(files)} files"
+            )
+        files, other = files[:1], files[1:]
+    found = compare(files, other)
+    print(found.to_text())
+    if options.json:
+        options.json.write_text(found.to_json(), encoding="utf-8")
 
 
 def _report(options: argparse.Namespace) -> None:

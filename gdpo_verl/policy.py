@@ -1,10 +1,9 @@
-"""Make a tiny policy, half-competent at the toolbox, in about a minute on one CPU core.
+"""Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
 
-A Qwen2 of about 0.86 M parameters with a tokenizer of its own, trained from
-random weights on flawed demonstrations (`gdpo_verl.data.demonstrations`). It
-ends where reinforcement learning is interesting: often right in form, seldom
-in content. The fixed parts of the prompt (header, tools, footer) are one token
-each, so a prompt of a thousand characters costs about forty tokens.
+A Qwen2 of about a million parameters with a tokenizer of its own, trained from random weights on
+flawed demonstrations (`gdpo_verl.data.demonstrations`). It ends where reinforcement learning is
+interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
+footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from gdpo_verl.data import prompt, toolbox
-from gdpo_verl.data.demonstrations import demonstrate
-from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
+from gdpo_verl.policy_tasks import TASKS, Example, Settings, Task
 
 log = logging.getLogger(__name__)
 
@@ -44,57 +42,26 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
 )
-# Fixed parts of an answer's JSON, one token each: an answer costs half as many tokens.
-JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
-
-FORMAT_BAND = (0.55, 0.80)
-EXACT_BAND = (0.10, 0.40)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How the policy is trained; the defaults are calibrated to the middle of both bands."""
-
-    steps: int = 320
-    batch_size: int = 32
-    learning_rate: float = 3e-3
-    warmup: float = 0.1  # share of the steps
-    flawed_format: float = 0.30
-    flawed_call: float = 0.48
-    vocabulary: int = 768
-    max_new_tokens: int = 48
-    evaluated: int = 256  # held-out prompts
-    # One is fast enough at this size, and sums over threads decide the last bits of the weights.
-    threads: int = 1
-
-
-def phrases() -> list[str]:
-    """The fixed texts of a toolbox chat that become one token each."""
-    tags = [prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE]
-    blocks = [tool.block for tool in toolbox.TOOLS.values()]
-    history = f"{prompt.HISTORY}\n<user>"
-    return [prompt.HEADER, *blocks, prompt.FOOTER, history, " </user>", *tags, *JSON_PIECES]
-
-
-def train_tokenizer(seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
+def train_tokenizer(task: Task, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
     """Qwen2's byte-level BPE, single digits included, with a small vocabulary of its own.
 
     Any text in Unicode's normal form C survives encoding and decoding (Qwen2
-    normalises the rest to it); text unlike the toolbox only takes more tokens.
+    normalises the rest to it); text unlike the task's only takes more tokens.
     The class has to be Qwen2's: for this architecture AutoTokenizer builds it
     whatever was saved, and splits words by its rules.
     """
     rng = random.Random(f"policy/tokenizer/{seed}")
-    examples = (_training_example(rng) for _ in range(2000))
+    examples = (task.draw(rng) for _ in range(2000))
     texts = [f" {example.question} {example.ground_truth}" for example in examples]
-    fixed = phrases()
     tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
         texts,
-        vocabulary - len(fixed),
+        vocabulary - len(task.phrases),
         new_special_tokens=[START, END],
         show_progress=False,
     )
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in fixed])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
     tokenizer.eos_token, tokenizer.pad_token = END, PAD
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.padding_side = "left"
@@ -126,7 +93,7 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
     )
 
 
-def chat(tokenizer: PreTrainedTokenizerBase, example: toolbox.Example) -> str:
+def chat(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     """The prompt's text, up to where the assistant begins."""
     text = tokenizer.apply_chat_template(
         example.messages, tokenize=False, add_generation_prompt=True
@@ -135,21 +102,13 @@ def chat(tokenizer: PreTrainedTokenizerBase, example: toolbox.Example) -> str:
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
+    task: Task, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Fresh demonstrations, padded on the right; the loss is on the response only."""
     rng = random.Random(f"policy/{seed}")
     while True:
-        examples = [_training_example(rng) for _ in range(settings.batch_size)]
-        answers = [
-            demonstrate(
-                example,
-                rng,
-                flawed_format=settings.flawed_format,
-                flawed_call=settings.flawed_call,
-            )
-            for example in examples
-        ]
+        examples = [task.draw(rng) for _ in range(settings.batch_size)]
+        answers = [task.demonstrate(example, rng, settings) for example in examples]
         prompts = tokenizer([chat(tokenizer, example) for example in examples])["input_ids"]
         responses = tokenizer([f"{answer}{END}" for answer in answers])["input_ids"]
         length = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
@@ -162,14 +121,8 @@ def batches(
         yield {"input_ids": ids, "labels": labels}
 
 
-def _training_example(rng: random.Random) -> toolbox.Example:
-    while True:
-        example = toolbox.draw_example(rng)
-        if toolbox.split_of(example.question) == "train":
-            return example
-
-
 def train(
+    task: Task,
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings,
@@ -186,7 +139,7 @@ def train(
     )
     model.train()
     bar = tqdm(
-        islice(batches(tokenizer, settings, seed=seed), settings.steps),
+        islice(batches(task, tokenizer, settings, seed=seed), settings.steps),
         total=settings.steps,
         desc="training the policy",
         disable=not progress,
@@ -229,27 +182,25 @@ def generate(
 
 
 def evaluate(
+    task: Task,
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    settings: Settings,
+    examples: Sequence[Example],
     *,
-    seed: int,
+    max_new_tokens: int,
     sample: bool = True,
 ) -> dict[str, float]:
-    """Shares of held-out prompts answered in correct format and with exactly the right calls."""
-    held_out = list(islice(toolbox.examples("validation", seed=seed), settings.evaluated))
+    """Shares of prompts answered right in form, and exactly right in content."""
     responses = generate(
         model,
         tokenizer,
-        [chat(tokenizer, example) for example in held_out],
-        max_new_tokens=settings.max_new_tokens,
+        [chat(tokenizer, example) for example in examples],
+        max_new_tokens=max_new_tokens,
         sample=sample,
     )
     graded = [
-        (format_reward(response, truth), correctness_reward(response, truth) == 3.0)
-        for response, truth in zip(
-            responses, (example.ground_truth for example in held_out), strict=True
-        )
+        task.grade(response, example.ground_truth)
+        for response, example in zip(responses, examples, strict=True)
     ]
     return {
         "format": sum(form for form, _ in graded) / len(graded),
@@ -270,24 +221,25 @@ def _deterministic(threads: int, seed: int) -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def check_band(shares: dict[str, float]) -> None:
+def check_bands(shares: Mapping[str, float], bands: Mapping[str, tuple[float, float]]) -> None:
     """Raise unless the sampled shares lie where reinforcement learning has room.
 
     Raises:
       ValueError: naming the share that lies outside, and what to do.
     """
-    for name, (low, high) in {"format": FORMAT_BAND, "exact": EXACT_BAND}.items():
+    for name, (low, high) in bands.items():
         if not low <= shares[name] <= high:
             raise ValueError(
-                f"policy: expected {low:.0%} to {high:.0%} of the sampled held-out answers to be "
+                f"policy: expected {low:.0%} to {high:.0%} of the sampled answers to be "
                 f"right in {name!r}, found {shares[name]:.1%}; nothing was written. "
-                "Try another seed, or change Settings.flawed_format and Settings.flawed_call"
+                "Try another seed, or change Settings.flawed_format and Settings.flawed_content"
             )
 
 
 def make_policy(
     out_dir: Path,
     *,
+    task: str = "toolbox",
     seed: int = 0,
     progress: bool = True,
     settings: Settings | None = None,
@@ -297,42 +249,49 @@ def make_policy(
     Args:
       out_dir: the new checkpoint's directory; replaced if it exists and holds
         a policy made by this function.
+      task: one of `policy_tasks.TASKS`.
       seed: decides the weights, on one kind of machine to the last bit.
       progress: show a progress line.
       settings: other than the calibrated ones.
 
     Returns:
-      what ``policy.json`` holds: seed, settings, measured shares, seconds.
+      what ``policy.json`` holds: task, seed, settings, measured shares, seconds.
 
     Raises:
       ValueError: the policy is outside the bands (nothing is left behind).
       FileExistsError: ``out_dir`` holds something else.
     """
-    settings = settings or Settings()
+    chosen = TASKS[task]()
+    settings = settings or chosen.settings
     out_dir = Path(out_dir)
     if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
         raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
     began = time.monotonic()
     with _deterministic(settings.threads, seed):
-        tokenizer = train_tokenizer(seed, vocabulary=settings.vocabulary)
+        tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
         model = make_model(tokenizer)
-        train(model, tokenizer, settings, seed=seed, progress=progress)
-        sampled = evaluate(model, tokenizer, settings, seed=seed)
-        greedy = evaluate(model, tokenizer, settings, seed=seed, sample=False)
+        train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
+        held_out = list(islice(chosen.held_out(seed), settings.evaluated))
+        measure = partial(
+            evaluate, chosen, model, tokenizer, max_new_tokens=settings.max_new_tokens
+        )
+        shares = {"sampled": measure(held_out), "greedy": measure(held_out, sample=False)}
+        if chosen.bands_on == "trained":
+            rng = random.Random(f"policy/trained/{seed}")
+            shares["trained"] = measure([chosen.draw(rng) for _ in range(settings.evaluated)])
     record: dict[str, Any] = {
+        "task": task,
         "seed": seed,
         "settings": asdict(settings),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "sampled": sampled,
-        "greedy": greedy,
+        **shares,
         "seconds": round(time.monotonic() - began, 1),
     }
-    for how in ("sampled", "greedy"):
-        shares = record[how]
+    for how, share in shares.items():
         log.info(
-            "%s: format %.1f %%, exact %.1f %%", how, 100 * shares["format"], 100 * shares["exact"]
+            "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
         )
-    check_band(sampled)
+    check_bands(shares[chosen.bands_on], chosen.bands)
     _save(out_dir, model, tokenizer, record)
     return record
 

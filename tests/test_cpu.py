@@ -37,6 +37,8 @@ utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 buffer = ReplayBuffer("sync", {}, None, "drop", {})
 result["poll"] = buffer.poll_interval
+from verl.workers.engine.fsdp import transformer_impl
+result["pinned"] = transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory
 result["weight"] = layer.weight.numel()
 print("@" + json.dumps(result))
 """
@@ -75,6 +77,7 @@ def test_departures_are_applied_on_the_cpu_platform() -> None:
     assert "cpu" in found["platforms"]
     assert found["weight"] == 64 * 64
     assert found["poll"] == 0.1
+    assert found["pinned"] is False
 
 
 def test_upstream_still_needs_each_departure() -> None:
@@ -88,6 +91,15 @@ def test_upstream_still_needs_each_departure() -> None:
     assert found["backend"] == "cpu:gloo,cpu:gloo", "use_one_gloo_backend can go"
     assert found["vllm"] is None, "name_vllm can go"
     assert found["weight"] == 0, "keep_plain_weights can go"
+
+
+def test_verl_pins_the_memory_of_an_offloaded_reference_policy() -> None:
+    from verl.workers.engine.fsdp import transformer_impl
+
+    source = inspect.getsource(transformer_impl)
+    assert "CPUOffloadPolicy(pin_memory=True)" in source, "offload_without_pinning can go"
+    with pytest.raises(RuntimeError, match="accelerator"):
+        torch.zeros(1).pin_memory()
 
 
 def test_verl_has_no_fsdp_engine_for_the_cpu() -> None:

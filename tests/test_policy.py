@@ -1,8 +1,11 @@
-"""The tiny policy: its tokenizer, that a seed decides it, and that a bad one is refused."""
+"""The tiny policies: tokenizers, that a seed decides them, and that a bad one is refused."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
+import random
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -16,19 +19,31 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl import policy
-from gdpo_verl.data import toolbox
+from gdpo_verl.cli import main
+from gdpo_verl.data import bfcl, reasoning_gym, toolbox
+from gdpo_verl.policy_tasks import TASKS, Settings
 
-QUICK = policy.Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
+QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
+TOOLBOX = TASKS["toolbox"]()
+needs = {
+    name: pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {package}")
+    for name, module, package in (
+        ("reasoning-gym", "reasoning_gym", reasoning_gym.REQUIREMENT),
+        ("bfcl", "bfcl_eval", bfcl.REQUIREMENT),
+    )
+}
+every_task = pytest.mark.parametrize(
+    "name", ["toolbox", *(pytest.param(name, marks=mark) for name, mark in needs.items())]
+)
 
 
 def everything_in_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "FORMAT_BAND", (0.0, 1.0))
-    monkeypatch.setattr(policy, "EXACT_BAND", (0.0, 1.0))
+    monkeypatch.setattr(policy, "check_bands", lambda shares, bands: None)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return policy.train_tokenizer(0, vocabulary=QUICK.vocabulary)
+    return policy.train_tokenizer(TOOLBOX, 0, vocabulary=QUICK.vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +82,7 @@ def test_every_digit_is_a_token_of_its_own(tokenizer: Any) -> None:
 
 
 def test_the_fixed_texts_of_a_prompt_are_one_token_each(tokenizer: Any) -> None:
-    for phrase in policy.phrases():
+    for phrase in TOOLBOX.phrases:
         assert len(tokenizer(phrase)["input_ids"]) == 1
 
 
@@ -76,8 +91,27 @@ def test_toolbox_rows_are_cheap_in_tokens(tokenizer: Any) -> None:
     prompts = [len(tokenizer(policy.chat(tokenizer, e))["input_ids"]) for e in examples]
     answers = [len(tokenizer(e.ground_truth)["input_ids"]) + 1 for e in examples]
     assert max(prompts) <= 64
-    assert max(answers) <= policy.Settings().max_new_tokens
+    assert max(answers) <= Settings().max_new_tokens
     assert mean(prompts) + mean(answers) < 80
+
+
+def test_what_the_toolboxs_policy_learns_from_never_changes() -> None:
+    # Digests of the texts: a seed keeps its policy.
+    rng, demonstrated = random.Random("policy/0"), hashlib.sha256()
+    for _ in range(8):
+        for example in [TOOLBOX.draw(rng) for _ in range(TOOLBOX.settings.batch_size)]:
+            answer = TOOLBOX.demonstrate(example, rng, TOOLBOX.settings)
+            demonstrated.update(f"{example.messages}{answer}\n".encode())
+    assert (
+        demonstrated.hexdigest()
+        == "3d1fb485b271f55319452cd01328b6e0e4fa181ea9294673c92e1d6af8205edb"
+    )
+    rng, read = random.Random("policy/tokenizer/0"), hashlib.sha256()
+    for _ in range(2000):
+        example = TOOLBOX.draw(rng)
+        read.update(f" {example.question} {example.ground_truth}".encode())
+    read.update(repr(list(TOOLBOX.phrases)).encode())
+    assert read.hexdigest()[:32] == "9a7ff218e1c1a8dbcad00356fd0817d6"
 
 
 def test_the_chat_template_marks_system_user_and_assistant(tokenizer: Any) -> None:
@@ -89,8 +123,8 @@ def test_the_chat_template_marks_system_user_and_assistant(tokenizer: Any) -> No
 
 
 def test_the_loss_is_on_the_response_only(tokenizer: Any) -> None:
-    settings = policy.Settings(batch_size=8, flawed_format=0.0, flawed_call=0.0)
-    batch = next(policy.batches(tokenizer, settings, seed=0))
+    settings = Settings(batch_size=8, flawed_format=0.0, flawed_content=0.0)
+    batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=0))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         trained = labels[labels != -100]
         text = tokenizer.decode(trained)
@@ -122,7 +156,7 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer
 
 def test_policy_json_says_how_the_policy_was_made(saved: Path) -> None:
     record = json.loads((saved / "policy.json").read_text())
-    assert record["seed"] == 0
+    assert (record["task"], record["seed"]) == ("toolbox", 0)
     assert record["settings"]["steps"] == QUICK.steps
     assert set(record["sampled"]) == set(record["greedy"]) == {"format", "exact"}
     assert [path.name for path in saved.parent.iterdir()] == ["policy"]
@@ -169,14 +203,14 @@ def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path)
 )
 def test_the_band_names_the_share_that_lies_outside(shares: dict[str, float], culprit: str) -> None:
     with pytest.raises(ValueError, match=f"in '{culprit}'"):
-        policy.check_band(shares)
+        policy.check_bands(shares, TOOLBOX.bands)
 
 
 @pytest.mark.parametrize(
     "shares", [{"format": 0.55, "exact": 0.40}, {"format": 0.80, "exact": 0.10}], ids=str
 )
 def test_the_edges_of_the_band_are_inside(shares: dict[str, float]) -> None:
-    policy.check_band(shares)
+    policy.check_bands(shares, TOOLBOX.bands)
 
 
 def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
@@ -184,3 +218,60 @@ def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -
     with pytest.raises(FileExistsError, match="expected no such directory"):
         policy.make_policy(tmp_path, progress=False, settings=QUICK)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+@every_task
+def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(name: str) -> None:
+    task, rng = TASKS[name](), random.Random(1)
+    tokenizer = policy.train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
+    assert all(len(tokenizer(phrase)["input_ids"]) == 1 for phrase in task.phrases)
+    perfect = Settings(flawed_format=0.0, flawed_content=0.0)
+    for example in [task.draw(rng) for _ in range(50)]:
+        answer = task.demonstrate(example, rng, perfect)
+        assert task.grade(answer, example.ground_truth) == (True, True)
+        assert len(tokenizer(answer)["input_ids"]) < task.settings.max_new_tokens
+
+
+@every_task
+def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_the_settings_say(name: str) -> None:
+    task, rng = TASKS[name](), random.Random(2)
+    examples = [task.draw(rng) for _ in range(400)]
+
+    def shares(settings: Settings) -> tuple[float, float]:
+        answers = [(task.demonstrate(e, rng, settings), e.ground_truth) for e in examples]
+        graded = [task.grade(*each) for each in answers]
+        return mean(form for form, _ in graded), mean(exact for _, exact in graded)
+
+    assert shares(Settings(flawed_format=1.0, flawed_content=0.0))[0] < 0.02
+    form, exact = shares(Settings(flawed_format=0.0, flawed_content=1.0))
+    assert form == 1.0
+    # A flaw may do nothing: a number drawn anew is the same one, a question has one tool alone.
+    assert exact < 0.25
+
+
+@every_task
+def test_no_held_out_question_is_ever_demonstrated(name: str) -> None:
+    task, rng = TASKS[name](), random.Random(3)
+    drawn = {task.draw(rng).question for _ in range(3000)}
+    held_out = {example.question for example in islice(task.held_out(0), 256)}
+    assert len(held_out) > 20
+    assert not drawn & held_out
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in needs.items()])
+def test_the_other_tasks_policies_are_checkpoints_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything_in_band(monkeypatch)
+    record = policy.make_policy(tmp_path / "p", task=name, progress=False, settings=QUICK)
+    assert record["task"] == name
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "p")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "p")) == model.config.vocab_size
+
+
+def test_the_command_offers_every_task_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["make-policy", "--task", "chess"])
+    message = capsys.readouterr().err
+    assert "invalid choice: 'chess'" in message
+    assert all(name in message for name in TASKS)

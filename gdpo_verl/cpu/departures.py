@@ -24,6 +24,7 @@ def apply() -> None:
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
     when_imported("verl.utils.fsdp_utils")(copy_saved_weights)
+    when_imported("verl.workers.engine.fsdp.transformer_impl")(offload_without_pinning)
 
 
 def use_fsdp_engine() -> None:
@@ -67,6 +68,17 @@ def copy_saved_weights(fsdp_utils: Any) -> None:
         return copies, spec
 
     wrap(fsdp_utils, "fsdp2_sharded_save_to_cpu", save)
+
+
+def offload_without_pinning(engine: Any) -> None:
+    """The engine of the reference policy, which a KL loss needs, asks for
+    ``CPUOffloadPolicy(pin_memory=True)`` whatever the platform (verl/workers/engine/fsdp/
+    transformer_impl.py, `_build_fsdp_module`), and torch pins memory for an accelerator alone."""
+
+    def policy(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(pin_memory=False)
+
+    wrap(engine, "CPUOffloadPolicy", policy)
 
 
 def name_vllm() -> None:

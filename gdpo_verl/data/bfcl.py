@@ -21,7 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gdpo_verl.data import parquet, prompt
-from gdpo_verl.data.rows import BadRow, PromptLength
+from gdpo_verl.data.rows import BadRow, PromptLength, Row
 
 DATA_SOURCE = "bfcl"
 REQUIREMENT = "bfcl-eval==2026.3.23"
@@ -176,20 +176,17 @@ def split_of(text: str, *, seed: int) -> str:
     return "validation" if share < VALIDATION_SHARE else "train"
 
 
-def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None) -> dict[str, Any]:
-    """Write the accepted questions to ``out_dir`` and return their provenance.
-
-    Args:
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
-      seed: decides the split, about nine to one.
-      length: the longest prompt, unchecked without it.
+def accepted_rows(
+    *, seed: int = 0, length: PromptLength | None = None
+) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    """The accepted questions as rows of train and validation, and what the provenance says of all.
 
     Raises:
       ModuleNotFoundError: ``bfcl-eval`` is not installed.
       FileNotFoundError: the installed version lacks one of the files.
     """
     check = load_checker()
-    splits: dict[str, list[dict[str, Any]]] = {"train": [], "validation": []}
+    splits: dict[str, list[Row]] = {"train": [], "validation": []}
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"questions": 0, "kept": 0})
     rejected: list[dict[str, Any]] = []
     for category in CATEGORIES:
@@ -225,14 +222,32 @@ def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None)
                     },
                 )
             )
+    return splits, {
+        "categories": dict(counts),
+        "kept": sum(count["kept"] for count in counts.values()),
+        "rejected": rejected,
+    }
+
+
+def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None) -> dict[str, Any]:
+    """Write the accepted questions to ``out_dir`` and return their provenance.
+
+    Args:
+      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      seed: decides the split, about nine to one.
+      length: the longest prompt, unchecked without it.
+
+    Raises:
+      ModuleNotFoundError: ``bfcl-eval`` is not installed.
+      FileNotFoundError: the installed version lacks one of the files.
+    """
+    splits, found = accepted_rows(seed=seed, length=length)
     provenance = {
         "data_source": DATA_SOURCE,
         "source": f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, "
         "https://github.com/ShishirPatil/gorilla",
         "license": "Apache-2.0",
         "settings": {"seed": seed, "validation_share": VALIDATION_SHARE},
-        "categories": dict(counts),
-        "kept": sum(count["kept"] for count in counts.values()),
-        "rejected": rejected,
+        **found,
     }
     return parquet.write(out_dir, splits, provenance)

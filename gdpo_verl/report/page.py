@@ -17,6 +17,7 @@ from markupsafe import Markup
 from gdpo_verl.report.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
 from gdpo_verl.report.metrics import METRICS, RunError
+from gdpo_verl.report.paired import compare
 from gdpo_verl.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
 from gdpo_verl.report.runs import Run, read_run
@@ -64,6 +65,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         "training": training_panels(recipes),
     }
     rows, seeds = summary_table(found, components), recipe_table(recipes, components)
+    paired = compare(recipes, components, surveys)
     verdicts, differences = [judge(each) for each in surveys], config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in surveys for n in (*each.run.notes, *each.notes)]
@@ -87,6 +89,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
             window=smoothing_window(found),
             rows=rows,
             seeds=seeds,
+            paired=paired,
             differences=differences[:MOST_DIFFERENCES],
             more_differences=max(0, len(differences) - MOST_DIFFERENCES),
             samples=choose_samples(found, components),
@@ -112,6 +115,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     parts = [
         to_markdown(names, rows),
         to_markdown([recipe.name for recipe in recipes], seeds) if seeds else "",
+        to_markdown(paired.names, paired.rows) if paired else "",
         to_markdown(names, changed) if changed else "",
         "".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)),
     ]
