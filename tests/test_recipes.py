@@ -68,6 +68,12 @@ def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[s
             yield from unknown_keys(value, known[key], where)
 
 
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the hub to count the weights of the recipes' models."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 @pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("name", NAMES)
 def test_composes_with_verls_keys_and_passes_its_validation(
