@@ -161,28 +161,59 @@ def counted(unit: str, start: str = START, end: str = END) -> Make:
     return make
 
 
+def sparse(unit: str, copies: int, start: str = START, end: str = END) -> Make:
+    """As `counted`, with blanks behind each copy, so that 1 MB holds so many copies."""
+    width = math.ceil(1_000_000 / copies)
+
+    def make(size: int) -> str:
+        units = (unit % i if "%" in unit else unit for i in range(size // width))
+        return start + "".join(unit.ljust(width) for unit in units) + end
+
+    return make
+
+
 CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
-DEEP = partial(filled, start=VALUE + "[", end="1]}}" + END)
+SHORTEST = '{"name":"","parameters":{}}\n'
+SHARED = '{"name":"weather","parameters":{"city":%d}}\n'
+NEAR = '{"name":"weather","parameters":{"city":%d,"days":7}}\n'
+IN_LIST = {"start": VALUE + "[", "end": "1]}}" + END}
+IN_OBJECT = {"start": VALUE + "1,", "end": '"days":1}}' + END}
+DEEP = partial(filled, **IN_LIST)
 WORST: dict[str, Make] = {
     "calls": filled(CALL + "\n"),
-    "shortest calls": filled('{"name":"","parameters":{}}\n'),
+    "shortest calls": filled(SHORTEST),
     "blocks": filled(f"<tool_call>\n{ONE}\n</tool_call>\n", f"{THOUGHT}\n", ""),
     "list of calls": filled(CALL + ",", f"{START}[", f"{ONE}]\n"),
     "calls of other names": counted('{"name": "%d", "parameters": {}}\n'),
-    "calls that share a key": counted('{"name":"weather","parameters":{"city":%d}}\n'),
+    "calls that share a key": counted(SHARED),
     "calls but for one value": counted(ONE.replace("1", "%d") + "\n"),
-    "near calls": counted('{"name":"weather","parameters":{"city":%d,"days":7}}\n'),
-    "distinct keys": counted('"%d":1,', VALUE + "1,", '"days":1}}' + END),
-    "equal keys": filled('"city":1,', VALUE + "1,", '"days":1}}' + END),
+    "near calls": counted(NEAR),
+    "distinct keys": counted('"%d":1,', **IN_OBJECT),
+    "equal keys": filled('"city":1,', **IN_OBJECT),
     "no calls": filled("5\n"),
     "empty objects, one a line": filled("{}\n"),
     "empty objects": DEEP("{},"),
     "empty lists": DEEP("[],"),
     "objects in objects": DEEP('{"":{}},'),
     "objects of one key": DEEP('{"":1},'),
-    "keys of empty lists": counted('"%d":[],', VALUE + "1,", '"days":1}}' + END),
+    "keys of empty lists": counted('"%d":[],', **IN_OBJECT),
     "lists 900 deep": DEEP("[" * 900 + "]" * 900 + ","),
     "lists of integers": DEEP("[1,2,3,4,5,6],"),
+    # Just below the limit of values, with blanks between them.
+    "shortest calls that are read": sparse(SHORTEST, 6_600),
+    "calls of one key that are read": sparse(SHARED, 6_600),
+    "near calls that are read": sparse(NEAR, 4_950),
+    "distinct keys that are read": sparse('"%d":1,', 19_900, **IN_OBJECT),
+    "keys of empty lists that are read": sparse('"%d":[],', 9_950, **IN_OBJECT),
+    "empty lists that are read": sparse("[],", 9_950, **IN_LIST),
+    "objects in objects that are read": sparse('{"":{}},', 6_600, **IN_LIST),
+    "lists 190 deep that are read": sparse("[" * 190 + "]" * 190 + ",", 100, **IN_LIST),
+    "strings of brackets": DEEP('"[{,[{,[{,",'),
+    "escapes and quotes": filled('\\\\\\"', VALUE + '"', '"}}' + END),
+    "quotes": filled('"', VALUE, END),
+    "lines of strings": filled('""\n', f"{START}{ONE}\n"),
+    "empty keys": filled('{"":'),
+    "text between blocks": filled("<tool_cal", f"{START}{ONE}{END}", f"{START}{ONE}{END}"),
     "nesting without end": filled("["),
     "objects without end": filled('{"a":'),
     "digits": filled("9", VALUE, "}}" + END),

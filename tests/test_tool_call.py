@@ -5,19 +5,19 @@ import importlib.util
 import itertools
 import json
 import math
-import operator
 import os
 import random
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_match
+from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import (
     ParseError,
     compute_score,
@@ -272,7 +272,7 @@ def test_values_are_equal_as_json_values_are(asked, given, equal):
         pytest.param(f"{ONE}\ndone", "NOT_JSON", id="text behind the call"),
         pytest.param("{'name': 'f', 'parameters': {}}", "NOT_JSON", id="single quotes"),
         pytest.param("<tool_call>", "NOT_JSON", id="tag twice"),
-        pytest.param("[" * 50_000, "TOO_DEEP", id="deep nesting"),
+        pytest.param("[" * 15_000, "TOO_DEEP", id="deep nesting"),
     ],
 )
 def test_what_is_not_plainly_a_call_is_not_parsed(line, code):
@@ -329,25 +329,93 @@ def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
     assert verdict(f"{thought}\n{ASKED}") == (0.0, 3.0, ParseError.NONE)
 
 
+def holding(values):
+    """An answer with one parameter too many, whose call holds so many values."""
+    # Two objects, one list and three commas stand around the list's own.
+    ones = ",".join(["1"] * (values - 5))
+    line = ONE[:-2] + f', "x": [{ones}]}}}}'
+    return f"{THOUGHT}\n{block(line)}"
+
+
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("value", ["[]", '{"":{}}'], ids=["lists", "objects"])
-def test_a_megabyte_of_brackets_is_read(value, strict):
-    line = call(city="Paris", days=1)[:-2] + f', "x": [{",".join([value] * 125_000)}]}}}}'
-    answer = f"{THOUGHT}\n{block(line)}"
+def test_an_answer_holds_up_to_20000_values(strict):
+    most, more = holding(20_000), holding(20_001)
     # S = 1 + 2/3 + 2 of M = 4.
-    assert verdict(answer, strict=strict) == (1.0, pytest.approx(2.5), ParseError.NONE)
-    assert verdict(answer, answer, strict=strict) == GOOD
+    assert verdict(most, strict=strict) == (1.0, pytest.approx(2.5), ParseError.NONE)
+    assert verdict(most, most, strict=strict) == GOOD
+    assert verdict(more, strict=strict) == (float(not strict), -3.0, ParseError.TOO_MANY)
 
 
-def test_a_megabyte_of_the_shortest_calls_is_read():
+def test_a_ground_truth_of_more_values_is_an_error_in_preparation():
+    parse_ground_truth(holding(20_000))
+    with pytest.raises(ValueError, match="TOO_MANY"):
+        parse_ground_truth(holding(20_001))
+    assert verdict(ANSWER, holding(20_001)) == bad(ParseError.GROUND_TRUTH)
+    assert verdict(ANSWER, holding(20_001), strict=False)[2] == ParseError.GROUND_TRUTH
+
+
+PUNCTUATION = '\\"[{,\\\\' * 20_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        pytest.param(
+            f"{THOUGHT}\n{block(call(x=PUNCTUATION))}", block(call(x=PUNCTUATION)), id="string"
+        ),
+        pytest.param(f"<think>{PUNCTUATION}</think>\n{ASKED}", ASKED, id="thought"),
+        pytest.param(
+            f"{ANSWER}\n<response>{PUNCTUATION}</response>", f"{ASKED}\n{RESPONSE}", id="response"
+        ),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+def test_punctuation_that_is_no_json_is_not_counted(answer, asked, strict):
+    assert verdict(answer, asked, strict=strict) == GOOD
+
+
+def test_text_between_blocks_neither_counts_nor_hides_what_does():
+    gap = f'"{PUNCTUATION}'
+    assert verdict(f"{ANSWER}{gap}{ASKED}", block(ONE, ONE)) == (0.0, 3.0, ParseError.NONE)
+    behind = holding(20_001).removeprefix(THOUGHT)
+    assert verdict(f"{ANSWER}{gap}{behind}") == bad(ParseError.TOO_MANY)
+
+
+def count_values(value):
+    if not isinstance(value, (dict, list)):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(0, len(value) - 1) + sum(map(count_values, inner))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    value=st.recursive(
+        st.none() | st.integers() | st.text(st.sampled_from('\\"[{,</>tool_call')),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text('\\",a'), inner),
+    )
+)
+def test_the_values_counted_are_those_of_the_json(value):
+    lines = block(json.dumps(value, ensure_ascii=False))
+    with mock.patch.object(tool_text, "MOST_VALUES", count_values(value)):
+        tool_text.refuse_too_many(lines)
+    with (
+        mock.patch.object(tool_text, "MOST_VALUES", count_values(value) - 1),
+        pytest.raises(tool_text.Unreadable),
+    ):
+        tool_text.refuse_too_many(lines)
+
+
+def test_as_many_of_the_shortest_calls_as_it_may_hold():
     line = '{"name":"","parameters":{}}'
-    count = 1_000_000 // (len(line) + 1)
+    count = 6_666
     answer = f"{THOUGHT}\n{block(*[line] * count)}"
     # J(names) = 0; M = 4 and 1 more for every call but the first, which fills the place.
     assert verdict(answer) == (1.0, -3.0, ParseError.NONE)
     assert correctness_reward(answer, block(line)) == pytest.approx(
         6 * (1 / count + 1) / (2 + count - 1) - 3
     )
+    assert verdict(answer.replace(line, f"{line}\n{line}", 1)) == bad(ParseError.TOO_MANY)
 
 
 def test_an_unasked_call_earns_no_format_and_no_correctness():
@@ -569,20 +637,6 @@ def test_not_strict_is_the_published_rule_on_many_calls(published):
         assert verdict(answer, asked, strict=False)[:2] == pytest.approx(published(answer, asked))
 
 
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_calls_are_matched_as_arrays_as_they_are_one_by_one(strict, monkeypatch):
-    rng = random.Random(21)
-    for _ in range(300):
-        asked = [json.loads(random_call(rng)) for _ in range(rng.choice((1, 3, 20)))]
-        calls = [json.loads(random_call(rng, "abcd")) for _ in range(40)]
-        same = tool_match.identical if strict else operator.eq
-        results = []
-        for many in (10**9, 0):
-            monkeypatch.setattr(tool_match, "MANY", many)
-            results.append(tool_match.match(asked, calls, same, spray_costs=strict))
-        assert results[0] == results[1], (asked, calls)
-
-
 @pytest.mark.parametrize("rows", [lambda: OWN_ROWS, real_rows], ids=["own", "real"])
 def test_every_right_answer_earns_everything_under_strict(rows):
     for row in rows():
@@ -705,6 +759,8 @@ def test_the_time_is_linear_in_the_text(text, strict):
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("name", ["near calls", "calls that share a key", "shortest calls"])
+@pytest.mark.parametrize("name", ["near calls", "calls of one key", "shortest calls"])
 def test_twenty_calls_asked_for_take_no_longer(name, strict):
-    assert seconds(benchmark.WORST[name](1_000_000), strict, benchmark.LONG_TRUTH) < 0.45
+    text = benchmark.WORST[f"{name} that are read"](1_000_000)
+    assert compute_score("rlla", text, benchmark.LONG_TRUTH, strict=strict)["parse_error"] == 0
+    assert seconds(text, strict, benchmark.LONG_TRUTH) < 0.45

@@ -56,7 +56,7 @@ def find_code(text: str, *, strict: bool = True) -> str:
     'print(2)\\n'
     """
     if not strict:
-        return text.split("```python")[-1].split("```")[0]
+        return text.rpartition("```python")[2].partition("```")[0]
     thought, closed, answer = text.partition("</think>")
     if not closed:
         answer = "" if "<think>" in thought else thought

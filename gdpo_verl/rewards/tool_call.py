@@ -14,7 +14,6 @@ from json.scanner import make_scanner
 from operator import eq
 from typing import Any, NamedTuple
 
-from gdpo_verl.rewards.collector import collector_paused
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.parse_error import warn_of_ground_truth
 from gdpo_verl.rewards.tool_match import (
@@ -32,8 +31,10 @@ from gdpo_verl.rewards.tool_text import (
     RESPONSE,
     Call,
     ParseError,
+    Unreadable,
     assistant_text,
     read,
+    refuse_too_many,
 )
 
 __all__ = [
@@ -46,9 +47,6 @@ __all__ = [
     "format_reward",
     "parse_ground_truth",
 ]
-
-LARGE = 50_000
-"""Characters from which on Python's collector rests while an answer is judged."""
 
 Verdict = tuple[float, float, ParseError]
 
@@ -93,12 +91,7 @@ def compute_score(
     {'score': 4.0, 'format': 1.0, 'correctness': 3.0, 'parse_error': 0}
     """
     judge = _judge_strictly if strict else _judge_as_published
-    text = assistant_text(solution_str)
-    if len(text) < LARGE:
-        form, correctness, error = judge(text, ground_truth)
-    else:
-        with collector_paused():
-            form, correctness, error = judge(text, ground_truth)
+    form, correctness, error = judge(assistant_text(solution_str), ground_truth)
     return {
         "score": form + correctness,
         "format": form,
@@ -256,6 +249,8 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
         return match(wanted, found, eq, spray_costs=False), ParseError.NONE
     except RecursionError:
         return LOWEST, ParseError.TOO_DEEP
+    except Unreadable as failure:
+        return LOWEST, failure.code
     except ValueError:
         return LOWEST, ParseError.NOT_JSON
     except (TypeError, KeyError, AttributeError):
@@ -267,6 +262,7 @@ def _published_calls(text: str, expected: int | None = None) -> list[Any]:
     start = text.index(OPEN) + len(OPEN)
     end = text.find(CLOSE, start)
     body = text[start : None if end < 0 else end].partition(OPEN)[0]
+    refuse_too_many(body)
     lines = body.strip().split("\n")
     calls = []
     for line in lines:

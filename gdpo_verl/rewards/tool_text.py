@@ -44,6 +44,10 @@ END_TOKENS = (
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
 _SPACE = re.compile(r"\s*")
+_STRING_OR_GAP = re.compile(r'"[^"]*"?|</tool_call>.*?(?:<tool_call>|\Z)', re.DOTALL)
+
+MOST_VALUES = 20_000
+"""How many lists, objects and commas the calls of an answer may hold, strings apart."""
 
 
 class ParseError(IntEnum):
@@ -69,6 +73,8 @@ class ParseError(IntEnum):
     """Nested deeper than the interpreter's recursion limit."""
     GROUND_TRUTH = 9
     """The row's ground truth is at fault, not the answer."""
+    TOO_MANY = 14
+    """The calls hold more than `MOST_VALUES` lists, objects and commas."""
 
 
 class Unreadable(ValueError):
@@ -127,6 +133,27 @@ def read(text: str) -> Reading:
     return Reading(calls, has_response, tidy)
 
 
+def refuse_too_many(text: str, start: int = 0) -> None:
+    """Keep JSON from becoming more Python objects than are made in linear time.
+
+    The memory of many more is taken from the system and given back for each answer.
+
+    Args:
+      text: an answer.
+      start: where its calls begin; negative when there are none.
+
+    Raises:
+      Unreadable: more than `MOST_VALUES` lists, objects and commas stand in its calls.
+    """
+    if start < 0 or len(text) - start <= MOST_VALUES:  # a shorter text cannot hold too many
+        return
+    # Without escapes, every quotation mark begins or ends a string.
+    calls = text[start:].replace("\\\\", "..").replace('\\"', "..")
+    plain = _STRING_OR_GAP.sub("", calls)
+    if sum(map(plain.count, "[{,")) > MOST_VALUES:
+        raise Unreadable(ParseError.TOO_MANY)
+
+
 def _find_thought_end(text: str) -> int:
     """The position behind the thought's closing tag, 0 when there is no thought."""
     if not text.startswith("<think>"):
@@ -149,9 +176,11 @@ def _is_tidy_thought(text: str, end: int) -> bool:
 
 def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
     """The calls of all blocks from `position`, where they end, and whether they are tidy."""
+    start = text.find(OPEN, position)
+    refuse_too_many(text, start)
     calls: list[Call] = []
     tidy, in_order = True, True
-    while (start := text.find(OPEN, position)) >= 0:
+    while start >= 0:
         gap = text[position:start]
         if not gap or gap.strip("\n"):
             tidy = False
@@ -159,6 +188,7 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
         start += len(OPEN)
         position = _read_block(text, start, calls)
         tidy = tidy and text[start] == "\n" == text[position - len(CLOSE) - 1]
+        start = text.find(OPEN, position)
     if not in_order:
         raise Unreadable(ParseError.OUT_OF_ORDER)
     return calls, position, tidy
