@@ -331,15 +331,16 @@ def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
 
 def holding(values):
     """An answer with one parameter too many, whose call holds so many values."""
-    # Two objects, one list and three commas stand around the list's own.
-    ones = ",".join(["1"] * (values - 5))
+    # Seven strings, two objects, one list and three commas stand around the list's own.
+    ones = ",".join(["1"] * (values - 12))
     line = ONE[:-2] + f', "x": [{ones}]}}}}'
     return f"{THOUGHT}\n{block(line)}"
 
 
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_an_answer_holds_up_to_20000_values(strict):
-    most, more = holding(20_000), holding(20_001)
+# The closing tag counts, where it is looked at.
+@pytest.mark.parametrize(("strict", "limit"), [(True, 29_999), (False, 30_000)])
+def test_an_answer_holds_up_to_30000_values(strict, limit):
+    most, more = holding(limit), holding(limit + 1)
     # S = 1 + 2/3 + 2 of M = 4.
     assert verdict(most, strict=strict) == (1.0, pytest.approx(2.5), ParseError.NONE)
     assert verdict(most, most, strict=strict) == GOOD
@@ -347,11 +348,11 @@ def test_an_answer_holds_up_to_20000_values(strict):
 
 
 def test_a_ground_truth_of_more_values_is_an_error_in_preparation():
-    parse_ground_truth(holding(20_000))
+    parse_ground_truth(holding(29_999))
     with pytest.raises(ValueError, match="TOO_MANY"):
-        parse_ground_truth(holding(20_001))
-    assert verdict(ANSWER, holding(20_001)) == bad(ParseError.GROUND_TRUTH)
-    assert verdict(ANSWER, holding(20_001), strict=False)[2] == ParseError.GROUND_TRUTH
+        parse_ground_truth(holding(30_000))
+    assert verdict(ANSWER, holding(30_000)) == bad(ParseError.GROUND_TRUTH)
+    assert verdict(ANSWER, holding(30_001), strict=False)[2] == ParseError.GROUND_TRUTH
 
 
 PUNCTUATION = '\\"[{,\\\\' * 20_000
@@ -377,30 +378,34 @@ def test_punctuation_that_is_no_json_is_not_counted(answer, asked, strict):
 def test_text_between_blocks_neither_counts_nor_hides_what_does():
     gap = f'"{PUNCTUATION}'
     assert verdict(f"{ANSWER}{gap}{ASKED}", block(ONE, ONE)) == (0.0, 3.0, ParseError.NONE)
-    behind = holding(20_001).removeprefix(THOUGHT)
+    behind = holding(30_000).removeprefix(THOUGHT)
     assert verdict(f"{ANSWER}{gap}{behind}") == bad(ParseError.TOO_MANY)
 
 
 def count_values(value):
     if not isinstance(value, (dict, list)):
-        return 0
-    inner = value.values() if isinstance(value, dict) else value
+        return int(isinstance(value, str))
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
     return 1 + max(0, len(value) - 1) + sum(map(count_values, inner))
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     value=st.recursive(
-        st.none() | st.integers() | st.text(st.sampled_from('\\"[{,</>tool_call')),
+        st.none()
+        | st.integers()
+        | st.sampled_from(["</tool_call>", '<tool_call>"'])
+        | st.text(st.sampled_from('\\"[{,')),
         lambda inner: st.lists(inner) | st.dictionaries(st.text('\\",a'), inner),
     )
 )
 def test_the_values_counted_are_those_of_the_json(value):
     lines = block(json.dumps(value, ensure_ascii=False))
-    with mock.patch.object(tool_text, "MOST_VALUES", count_values(value)):
+    count = count_values(value) + 1  # the closing tag
+    with mock.patch.object(tool_text, "MOST_VALUES", count):
         tool_text.refuse_too_many(lines)
     with (
-        mock.patch.object(tool_text, "MOST_VALUES", count_values(value) - 1),
+        mock.patch.object(tool_text, "MOST_VALUES", count - 1),
         pytest.raises(tool_text.Unreadable),
     ):
         tool_text.refuse_too_many(lines)
@@ -408,7 +413,7 @@ def test_the_values_counted_are_those_of_the_json(value):
 
 def test_as_many_of_the_shortest_calls_as_it_may_hold():
     line = '{"name":"","parameters":{}}'
-    count = 6_666
+    count = 4_999
     answer = f"{THOUGHT}\n{block(*[line] * count)}"
     # J(names) = 0; M = 4 and 1 more for every call but the first, which fills the place.
     assert verdict(answer) == (1.0, -3.0, ParseError.NONE)

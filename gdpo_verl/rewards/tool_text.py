@@ -46,8 +46,10 @@ _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
 _SPACE = re.compile(r"\s*")
 _STRING_OR_GAP = re.compile(r'"[^"]*"?|</tool_call>.*?(?:<tool_call>|\Z)', re.DOTALL)
 
-MOST_VALUES = 20_000
-"""How many lists, objects and commas the calls of an answer may hold, strings apart."""
+MOST_VALUES = 30_000
+"""How many strings, lists, objects and commas all calls of an answer may hold together.
+
+A closing call tag counts as well; what stands in a string does not."""
 
 
 class ParseError(IntEnum):
@@ -74,7 +76,7 @@ class ParseError(IntEnum):
     GROUND_TRUTH = 9
     """The row's ground truth is at fault, not the answer."""
     TOO_MANY = 14
-    """The calls hold more than `MOST_VALUES` lists, objects and commas."""
+    """The calls hold more than `MOST_VALUES` strings, lists, objects and commas."""
 
 
 class Unreadable(ValueError):
@@ -143,14 +145,14 @@ def refuse_too_many(text: str, start: int = 0) -> None:
       start: where its calls begin; negative when there are none.
 
     Raises:
-      Unreadable: more than `MOST_VALUES` lists, objects and commas stand in its calls.
+      Unreadable: more than `MOST_VALUES` strings, lists, objects and commas stand in them.
     """
     if start < 0 or len(text) - start <= MOST_VALUES:  # a shorter text cannot hold too many
         return
     # Without escapes, every quotation mark begins or ends a string.
     calls = text[start:].replace("\\\\", "..").replace('\\"', "..")
-    plain = _STRING_OR_GAP.sub("", calls)
-    if sum(map(plain.count, "[{,")) > MOST_VALUES:
+    rest, strings = _STRING_OR_GAP.subn("", calls, count=MOST_VALUES + 1)
+    if strings + sum(map(rest.count, "[{,")) > MOST_VALUES:
         raise Unreadable(ParseError.TOO_MANY)
 
 
