@@ -23,7 +23,7 @@ from report_runs import (
 )
 
 from gdpo_verl.report import RunError, set_aside_metrics, write_report
-from gdpo_verl.report.figures import recipe_colors, smooth
+from gdpo_verl.report.figures import _legend, recipe_colors, smooth
 from gdpo_verl.report.recipes import Recipe
 from gdpo_verl.report.runs import read_run
 from gdpo_verl.report.samples import choose_samples
@@ -422,6 +422,14 @@ def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path: Path) -> None:
 def test_smoothing_is_the_mean_of_the_neighbours() -> None:
     series = list(enumerate([0.0, 3.0, 6.0, 0.0]))
     assert smooth(series, 3) == [(0, 1.5), (1, 3.0), (2, 3.0), (3, 3.0)]
+
+
+def test_the_legend_names_what_is_drawn(tmp_path: Path) -> None:
+    runs = tuple(read_run(write_run(tmp_path / name)) for name in ("a", "b"))
+    one, two = Recipe("one", runs[:1]), Recipe("two", runs)
+    assert _legend([one], held_out=False)[1] == ["one", "each step"]
+    assert _legend([two], held_out=True)[1] == ["two", "range of the runs", "held-out prompts"]
+    assert _legend([one, two], held_out=False)[1][2:] == ["each step", "range of the runs"]
 
 
 def test_no_two_of_six_runs_share_a_colour(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from gdpo_verl.report.metrics import Series
 from gdpo_verl.report.recipes import Recipe
@@ -132,14 +134,18 @@ def _title(figure: Figure | SubFigure, title: str) -> None:
     figure.axes[0].set_title(title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
 
 
-def _legend(recipes: Sequence[Recipe], held_out: bool) -> tuple[list[Line2D], list[str]]:
+def _legend(recipes: Sequence[Recipe], held_out: bool) -> tuple[list[Artist], list[str]]:
     colors = recipe_colors(recipes)
-    handles = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
+    handles: list[Artist] = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
     labels = [recipe.name for recipe in recipes]
-    handles.append(Line2D([], [], color=_INK, linewidth=0.8, alpha=0.5))
-    labels.append("each step")
+    if any(len(recipe.runs) == 1 for recipe in recipes):
+        handles.append(Line2D([], [], color=_INK, linewidth=0.8, alpha=0.5))
+        labels.append("each step")
+    if any(len(recipe.runs) > 1 for recipe in recipes):
+        handles.append(Patch(color=_INK, alpha=0.2, linewidth=0))
+        labels.append("range of the runs")
     if held_out:
-        dot: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "white"}
+        dot: dict[str, Any] = {"marker": "o", "linestyle": ":", "markeredgecolor": "white"}
         handles.append(Line2D([], [], color=_INK, **dot))
         labels.append("held-out prompts")
     return handles, labels

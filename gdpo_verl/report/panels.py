@@ -107,11 +107,8 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
                 continue
             steps, low, middle, high = zip(*band, strict=True)
             style: dict[str, Any] = {"color": color, "marker": marker, "markeredgecolor": "white"}
-            axes.plot(steps, middle, linestyle="none", markersize=7, zorder=4, **style)
+            axes.plot(steps, middle, linestyle=":", markersize=7, zorder=4, **style)
             axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
-            if len(band) > 4:
-                held_out = smooth(list(zip(steps, middle, strict=True)), 3)
-                axes.plot(*zip(*held_out, strict=True), color=color, linestyle=":", zorder=3)
 
 
 def held_out_sources(runs: Sequence[Run], component: str) -> list[str]:
