@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gdpo_verl.check_reward.cases import Case
 from gdpo_verl.check_reward.report import ComponentSummary, Report
+from gdpo_verl.text_table import columns
 
 NOTHING = "–"
 EXCERPT = 70
@@ -62,7 +63,7 @@ def _components(report: Report) -> list[str]:
     if not report.components:
         return []
     head = ("component", "weight", "declared", "observed", "mean", "constant", "not scored")
-    return _columns([head, *map(_component, report.components)])
+    return columns([head, *map(_component, report.components)])
 
 
 def _component(component: ComponentSummary) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def _kinds(report: Report) -> list[str]:
         for kind in report.kinds
     ]
     head = ("answer", "count", "score: lowest", "mean", "highest", "parse errors")
-    return _columns([head, *rows]) if rows else []
+    return columns([head, *rows]) if rows else []
 
 
 def _facts(report: Report) -> Iterator[str]:
@@ -118,18 +119,6 @@ def _verdict(report: Report) -> list[str]:
     lines = [f"note     {note}" for note in report.notes]
     lines += [f"PROBLEM  {problem}" for problem in report.problems]
     return lines or ["ok"]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "   ".join(
-            f"{cell:{'>' if place else '<'}{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
 
 
 def _range(low: float | None, high: float | None) -> str:

@@ -142,7 +142,8 @@ def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
     return [(name, _resolve(arguments)) for call in accepted for name, arguments in call.items()]
 
 
-def _tool_block(function: Mapping[str, Any]) -> str:
+def tool_block(function: Mapping[str, Any]) -> str:
+    """A function of the leaderboard, as a prompt names it."""
     schema = function["parameters"]
     required = schema.get("required", [])
     parameters = {
@@ -152,7 +153,7 @@ def _tool_block(function: Mapping[str, Any]) -> str:
     return prompt.tool_block(function["name"], function["description"], parameters)
 
 
-def _read(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+def read(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """(file name, question, accepted answers) of each question in a category."""
     name = f"BFCL_v4_{category}.json"
     data = _package() / "data"
@@ -190,7 +191,7 @@ def accepted_rows(
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"questions": 0, "kept": 0})
     rejected: list[dict[str, Any]] = []
     for category in CATEGORIES:
-        for file, question, accepted in _read(category):
+        for file, question, accepted in read(category):
             counts[category]["questions"] += 1
             calls = first_answer(accepted)
             objections = check(question["function"], calls, accepted, category)
@@ -198,7 +199,7 @@ def accepted_rows(
                 rejected.append({"file": file, "id": question["id"], "reason": objections})
                 continue
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
-            messages = prompt.messages([_tool_block(f) for f in question["function"]], turns)
+            messages = prompt.messages([tool_block(f) for f in question["function"]], turns)
             try:
                 if length:
                     length.check(messages)

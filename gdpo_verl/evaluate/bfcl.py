@@ -85,9 +85,9 @@ class Bfcl(Benchmark):
 def _all_questions() -> list[Question]:
     questions = []
     for category in bfcl.CATEGORIES:
-        for _, question, accepted in bfcl._read(category):
+        for _, question, accepted in bfcl.read(category):
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
-            blocks = [bfcl._tool_block(function) for function in question["function"]]
+            blocks = [bfcl.tool_block(function) for function in question["function"]]
             truth: dict[str, Any] = {"functions": question["function"], "accepted": accepted}
             messages = prompt.messages(blocks, turns)
             questions.append(Question(question["id"], category, messages, truth))

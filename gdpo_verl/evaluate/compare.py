@@ -18,6 +18,7 @@ from typing import Any
 from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.benchmark import ACCURACY
 from gdpo_verl.evaluate.intervals import Estimate, estimate
+from gdpo_verl.text_table import columns
 
 FEW = 30
 """Questions below which a bootstrap interval tends to be too narrow."""
@@ -252,7 +253,7 @@ def _text(found: Comparison) -> Iterator[str]:
                     )
                 )
         yield name
-        yield from (f"  {line}" for line in result.columns(table))
+        yield from (f"  {line}" for line in columns(table))
         yield from _spread_text(found.spreads[name])
     yield ""
     yield MEANING

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
+from gdpo_verl.text_table import columns
 
 FORMAT = 1
 ALL = "all"
@@ -199,18 +200,6 @@ def percent(found: Mapping[str, Any] | Estimate) -> str:
     if each["low"] is None:
         return f"{shown} ({NOTHING})"
     return f"{shown} ({100 * each['low']:.1f} to {100 * each['high']:.1f})"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "   ".join(
-            f"{cell:{'>' if place else '<'}{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
 
 
 def _benchmark(name: str, found: Mapping[str, Any]) -> list[str]:
