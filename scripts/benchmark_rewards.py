@@ -172,6 +172,12 @@ def sparse(unit: str, copies: int, start: str = START, end: str = END) -> Make:
     return make
 
 
+def names_of_one_hash(size: int) -> str:
+    """Numbers for names, which the published rules take; 1 MB holds about 14,000 of them."""
+    names = ((2**61 - 1) * (i + 1) for i in range(size * 14 // 1000))
+    return START + "\n".join(f'{{"name":{name}}}'.ljust(70) for name in names) + END
+
+
 CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
 SHORTEST = '{"name":"","parameters":{}}\n'
 SHARED = '{"name":"weather","parameters":{"city":%d}}\n'
@@ -213,6 +219,10 @@ WORST: dict[str, Make] = {
     "strings of brackets": DEEP('"[{,[{,[{,",'),
     "escapes and quotes": filled('\\\\\\"', VALUE + '"', '"}}' + END),
     "quotes": filled('"', VALUE, END),
+    "lines of integers": filled("555\n"),
+    "names of one hash": names_of_one_hash,
+    "a long string and an emoji": filled("a", VALUE + '"\U0001f600', '"}}' + END),
+    "seams and an emoji": filled("</think>\n<tool_call>\n", "<think>\U0001f600", END),
     "lines of strings": filled('""\n', f"{START}{ONE}\n"),
     "empty keys": filled('{"":'),
     "text between blocks": filled("<tool_cal", f"{START}{ONE}{END}", f"{START}{ONE}{END}"),
@@ -237,6 +247,7 @@ WORST: dict[str, Make] = {
     "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
     "blank lines": filled("\n"),
     "special tokens": filled("<|im_end|> ", "x", ""),
+    "shortest special tokens": filled("</s>", "x", ""),
     "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
     "lone surrogates": filled("\ud800"),
     "NUL": filled("\0"),

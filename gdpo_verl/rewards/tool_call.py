@@ -27,6 +27,7 @@ from gdpo_verl.rewards.tool_match import (
 from gdpo_verl.rewards.tool_text import (
     CLOSE,
     END_RESPONSE,
+    MOST_VALUES,
     OPEN,
     RESPONSE,
     Call,
@@ -260,10 +261,12 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
 def _published_calls(text: str, expected: int | None = None) -> list[Any]:
     """One JSON value a line, from the first opening tag to the next tag of either kind."""
     start = text.index(OPEN) + len(OPEN)
-    end = text.find(CLOSE, start)
-    body = text[start : None if end < 0 else end].partition(OPEN)[0]
+    closed = text.find(CLOSE, start)
+    end = len(text) if closed < 0 else closed
+    opened = text.find(OPEN, start, end)
+    body = text[start : end if opened < 0 else opened].strip()
     refuse_too_many(body)
-    lines = body.strip().split("\n")
+    lines = body.split("\n", MOST_VALUES)  # of more lines, not every one can be a call
     calls = []
     for line in lines:
         calls.append(_decode_line(line))

@@ -89,8 +89,9 @@ def _of_one_kind(a: Any, b: Any) -> bool:
 def _name_similarity(wanted: list[Any], found: list[Any]) -> float:
     if wanted == found:
         return 1.0
-    both = set(wanted) & set(found)
-    shared = sum([min(wanted.count(name), found.count(name)) for name in both])
+    for name in found:  # no set of them: an adversary knows many integers of one hash
+        hash(name)
+    shared = sum([min(wanted.count(name), found.count(name)) for name in set(wanted)])
     return shared / (len(wanted) + len(found) - shared)
 
 

@@ -44,6 +44,7 @@ END_TOKENS = (
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
 _SPACE = re.compile(r"\s*")
+_LAST_TOKEN = re.compile(r"\s*(?:" + "|".join(re.escape(t[::-1]) for t in END_TOKENS) + ")")
 _STRING_OR_GAP = re.compile(r'"[^"]*"?|</tool_call>.*?(?:<tool_call>|\Z)', re.DOTALL)
 
 MOST_VALUES = 30_000
@@ -83,6 +84,7 @@ class Unreadable(ValueError):
     """Calls that cannot be read, with the code that says why."""
 
     def __init__(self, code: ParseError) -> None:
+        super().__init__(code.name)
         self.code = code
 
 
@@ -106,21 +108,12 @@ class Reading(NamedTuple):
 def assistant_text(text: str) -> str:
     """The text without the white space around it and the special tokens at its end."""
     text = text.strip()
-    end = len(text)
-    while text.endswith(END_TOKENS, 0, end):
-        end = _visible_end(text, text.rindex("<", 0, end))
-    return text[:end]
-
-
-def _visible_end(text: str, end: int) -> int:
-    """Where `text[:end]` would end without the white space at its end."""
-    visible = 0
-    while end and not visible:
-        # A short window: slicing the whole text for each token would take quadratic time.
-        start = max(0, end - 64)
-        visible = len(text[start:end].rstrip())
-        end = start + visible
-    return end
+    if not text.endswith(END_TOKENS):
+        return text
+    backwards, end = text[::-1], 0
+    while token := _LAST_TOKEN.match(backwards, end):
+        end = token.end()
+    return text[: len(text) - end].rstrip()
 
 
 def read(text: str) -> Reading:
