@@ -174,10 +174,13 @@ def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_on
     assert "gsm8k" in caplog.text
 
 
-@pytest.mark.parametrize("ground_truth", [None, 42])
-def test_the_published_rules_count_a_ground_truth_that_is_no_text(ground_truth: object) -> None:
+@pytest.mark.parametrize("ground_truth", ["", "42 ####", "forty-two", None, 42])
+@pytest.mark.parametrize("answer", ["", tagged("42"), tagged("forty-two")])
+def test_the_published_rules_count_a_malformed_ground_truth(
+    answer: str, ground_truth: object
+) -> None:
     expected = ((0, 0, 0), ParseError.GROUND_TRUTH)
-    assert verdict(tagged("42"), ground_truth, strict=False) == expected
+    assert verdict(answer, ground_truth, strict=False) == expected
 
 
 # ---------------------------------------------------------------- any text

@@ -1,7 +1,7 @@
 """Whether what a program gave is what its test asked for. Both are plain data here.
 
-What the program gave comes from an adversary: nothing in it is executed, and comparing takes
-time linear in its length.
+What the program gave comes from an adversary: nothing in it is executed, and what holds more
+than was asked for is not read.
 
 Only a number that the test expects as a decimal has a tolerance: 1e-6 of itself, or 1e-9 where
 that is more. Infinity and NaN stand for themselves alone.
@@ -13,20 +13,25 @@ import json
 import math
 from typing import Any
 
+from gdpo_verl.sandbox.child import encode
+
 
 def same_text(found: str, expected: str) -> bool:
     """Line by line, whatever the white space.
 
     A number that `expected` writes with a point or an exponent has the tolerance.
     """
-    a, b = found.rstrip().split("\n"), expected.rstrip().split("\n")
-    return len(a) == len(b) and all(map(_same_line, a, b))
+    found, expected = found.rstrip(), expected.rstrip()
+    if found.count("\n") != expected.count("\n"):  # before a list of a million lines is made
+        return False
+    return all(map(_same_line, found.split("\n"), expected.split("\n")))
 
 
 def _same_line(found: str, expected: str) -> bool:
     if found == expected:
         return True
-    a, b = found.split(), expected.split()
+    b = expected.split()
+    a = found.split(None, len(b))
     return len(a) == len(b) and all(map(_same_word, a, b))
 
 
@@ -54,9 +59,16 @@ def same_value(text: str, expected: Any) -> bool:
     Raises:
       ValueError, TypeError, AttributeError, RecursionError: the text is no such JSON.
     """
+    if _size(text) > _size(json.dumps(encode(expected))):
+        return False
     found = _as_json(json.loads(text, parse_int=_integer))
     wrapped = isinstance(expected, list) and len(expected) == 1 and _same(found, expected[0])
     return wrapped or _same(found, expected)
+
+
+def _size(text: str) -> int:
+    """Equal values have equally many of these, and reading many more takes long."""
+    return text.count("[") + text.count(",")
 
 
 def _integer(digits: str) -> int:

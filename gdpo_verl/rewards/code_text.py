@@ -47,7 +47,7 @@ def find_code(text: str, *, strict: bool = True) -> str:
     Args:
       text: the assistant's turn.
       strict: False to read as verl's code rewards do: from the last "```python" to the next
-        fence, and without one, the whole text.
+        fence, and without one, the text up to any fence.
 
     Returns:
       The source, '' when there is none.
@@ -74,9 +74,10 @@ def find_code(text: str, *, strict: bool = True) -> str:
     if not python and "" not in last:
         return ""
     fence, end = max(python, key=lambda block: block[1]) if python else last[""]
-    code = answer[fence.end() : end]
+    if not fence[1]:
+        return answer[fence.end() + 1 : end]
     # Within a list the whole block is indented as its fence is.
-    return code.replace("\n" + fence[1], "\n")[1:]
+    return answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
 
 
 def _remember(last: dict[str, tuple[re.Match[str], int]], opened: re.Match[str], end: int) -> None:

@@ -27,6 +27,7 @@ HASHES = "####"
 
 # A digit of another script, which \d would match, is no digit here.
 _NUMBER = re.compile(r"([+\-−]?)([0-9][0-9,]*)(?:\.([0-9]*))?")
+_BLANKS = re.compile(r"\s*")
 
 Verdict = tuple[bool, bool, bool, ParseError]
 
@@ -115,7 +116,8 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
 
 def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
     """The text between the answer tags, whether the whole has the form, and what is wrong."""
-    thought, _, rest = text.rpartition(END_THINK)
+    thought_end = text.rfind(END_THINK)
+    rest = text if thought_end < 0 else text[thought_end + len(END_THINK) :]
     if THINK in rest:
         return None, False, ParseError.UNCLOSED
     gap, tag, behind = rest.rpartition(OPEN)
@@ -124,9 +126,13 @@ def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
     answer, tag, tail = behind.partition(CLOSE)
     if not tag:
         return None, False, ParseError.UNCLOSED
-    thinks = thought.startswith(THINK) and bool(thought[len(THINK) :].strip())
+    thinks = text.startswith(THINK) and _holds_text(text, len(THINK), thought_end)
     alone = bool(gap) and not gap.strip("\n") and not tail
     return answer, thinks and alone and bool(answer.strip()), ParseError.NONE
+
+
+def _holds_text(text: str, start: int, end: int) -> bool:
+    return _BLANKS.match(text, start, max(start, end)).end() < end  # type: ignore[union-attr]
 
 
 def _read_number(text: str) -> str | None:
@@ -148,8 +154,10 @@ def _read_number(text: str) -> str | None:
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
-    if not isinstance(ground_truth, str):
-        warn_of_ground_truth("gsm8k", ValueError(f"Expected text, found {ground_truth!r}"))
+    try:
+        parse_ground_truth(ground_truth)
+    except ValueError as fault:
+        warn_of_ground_truth("gsm8k", fault)
         return False, False, False, ParseError.GROUND_TRUTH
     _, opened, behind = text.rpartition(OPEN)
     answer, closed, _ = behind.partition(CLOSE)

@@ -108,12 +108,24 @@ class Reading(NamedTuple):
 def assistant_text(text: str) -> str:
     """The text without the white space around it and the special tokens at its end."""
     text = text.strip()
-    if not text.endswith(END_TOKENS):
-        return text
-    backwards, end = text[::-1], 0
-    while token := _LAST_TOKEN.match(backwards, end):
-        end = token.end()
-    return text[: len(text) - end].rstrip()
+    end = len(text)
+    while text.endswith(END_TOKENS, 0, end):
+        # By windows: a copy of the whole text takes long where it is large.
+        backwards, dropped = text[max(0, end - 1024) : end][::-1], 0
+        while token := _LAST_TOKEN.match(backwards, dropped):
+            dropped = token.end()
+        end = _visible_end(text, end - dropped)
+    return text[:end]
+
+
+def _visible_end(text: str, end: int) -> int:
+    """Where `text[:end]` would end without the white space at its end."""
+    visible = 0
+    while end and not visible:
+        start = max(0, end - 1024)
+        visible = len(text[start:end].rstrip())
+        end = start + visible
+    return end
 
 
 def read(text: str) -> Reading:
