@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
 # What the trainer has, from a death on, to end by itself with a traceback.
 GRACE_SECONDS = 15.0
+# From the first call that fails until Ray knows why. By default a node is dead to it after five
+# failed health checks, one every three seconds.
+NAMING_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _VLLM = "vllm_server_"
 
@@ -67,6 +70,16 @@ class Watch:
                 except RayError:  # Ray itself is not to be asked, and verl will find out
                     logger.warning("no look at the processes of this run", exc_info=True)
             return self._death
+
+    def wait_for_death(self) -> str | None:
+        """The first death, looked for until Ray must know of one; None when there is none.
+
+        A call to an actor that is gone may fail before Ray says that it is.
+        """
+        deadline = time.monotonic() + NAMING_SECONDS
+        while (death := self.look()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return death
 
     def check(self) -> None:
         """Raise RuntimeError after a death."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from omegaconf import open_dict
+from ray.exceptions import RayActorError
 
 from gdpo_verl import checks, diagnostics, estimator, failures, filtering, liveness, queue, saving
 from gdpo_verl.batch import RewardBatch
@@ -234,7 +235,12 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     watch = liveness.Watch()
     liveness.check_at_each_poll(trainer.replay_buffer, watch)
     watch.start()
-    result = original(trainer, *args, **kwargs)
+    try:
+        result = original(trainer, *args, **kwargs)
+    except RayActorError as error:
+        if death := watch.wait_for_death():
+            raise RuntimeError(death) from error
+        raise
     watch.stop()
     return result
 

@@ -255,10 +255,12 @@ def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not() -> None:
+def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import ray
 
-    from gdpo_verl.liveness import Watch
+    from gdpo_verl import liveness
 
     @ray.remote(num_cpus=0)
     class RewardLoopWorker:
@@ -271,16 +273,18 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not() -> None:
             RewardLoopWorker.options(name=f"reward_loop_worker_{i}").remote() for i in (0, 1)
         )
         pid, _ = ray.get([first.pid.remote(), second.pid.remote()])
-        watch = Watch()
+        watch = liveness.Watch()
         assert watch.look() is None
 
         ray.kill(second)
         wait_for(lambda: ray.util.list_named_actors() == ["reward_loop_worker_0"], 30)
-        assert watch.look() is None
+        with monkeypatch.context() as patch:
+            patch.setattr(liveness, "NAMING_SECONDS", 0.0)
+            assert watch.wait_for_death() is None
 
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: ray.util.list_named_actors() == [], 30)
         death = rf"a reward worker died: reward_loop_worker_0 \(pid {pid} on .+\), its process was"
+        assert re.match(death, watch.wait_for_death() or "")
         with pytest.raises(RuntimeError, match=death):
             watch.check()
     finally:
