@@ -40,6 +40,10 @@ _MEMORY = re.compile(
     r"OutOfMemoryError: .*killed due to the node running low on memory\.\s+"
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
 )
+# In lines of the driver's own, without a process before them. It calls no actor but the trainer's;
+# what the trainer's calls raise is a RayTaskError to it.
+_LOST = re.compile(r"^ray\.exceptions\.ActorUnavailableError: ", re.M)
+_RAISED = re.compile(r"^ray\.exceptions\.RayTaskError", re.M)
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
 _SAID = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
 _PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds one of its own
@@ -80,8 +84,12 @@ def of_log(log: str) -> str | None:
     first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
     if not first and "EngineDeadError" in text:
         return "a vLLM engine died: see the log for its last words"
-    sentences = first or [sentence for _, sentence in deaths]
-    return sentences[0] if sentences else None
+    if deaths:
+        return (first or [sentence for _, sentence in deaths])[0]
+    # The connection breaks before Ray knows whether a process or its whole node is gone.
+    if _LOST.search(log) and not _RAISED.search(log):
+        return "the trainer's process or its Ray node died: the driver lost the connection to it"
+    return None
 
 
 def of_driver(pid: int, status: int) -> str | None:

@@ -261,7 +261,9 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     for actor in ("vLLMHttpServer", "RewardLoopWorker", "AgentLoopWorkerTQ"):
         assert len(nodes[actor]) == 2, nodes
     assert job.returncode == 1, output
-    assert re.search(r"died: .+ its Ray node died", output), output
+    # The trainer is on either node, and the driver learns of its end before Ray knows the reason.
+    lost = "the trainer's process or its Ray node died: the driver lost the connection to it"
+    assert lost in output or re.search(r"died: .+ its Ray node died", output), output
     assert "The same command goes on from step 2, the last whole checkpoint" in output
 
     cluster.add(2)

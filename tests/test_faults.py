@@ -98,6 +98,18 @@ def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words() -> None:
         assert deaths.of_log(f"{DEATH_OF_THE_TRAINER}{line}\nmore\n") == said
 
 
+def test_trainer_that_the_driver_cannot_reach_is_a_death() -> None:
+    error = "ray.exceptions.ActorUnavailableError: The actor 0597 is unavailable: Socket closed"
+    said = "the trainer's process or its Ray node died: the driver lost the connection to it"
+    call = "ray.exceptions.RayTaskError(ActorUnavailableError): ray::AgentLoopWorkerTQ.run()"
+    of_a_worker = f"\x1b[36m(AgentLoopWorkerTQ pid=9)\x1b[0m {call}\n"
+    assert deaths.of_log(f"{of_a_worker}Traceback (most recent call last):\n{error}\n") == said
+    assert deaths.of_log(f"Traceback (most recent call last):\n{call}\n{error}\n") is None
+    assert deaths.of_log(f"\x1b[36m(TaskRunnerV1 pid=3)\x1b[0m {error}\n") is None
+    known = deaths.of_log(f"{error}\n{DEATH_OF_A_REWARD_WORKER}")
+    assert known == deaths.of_log(DEATH_OF_A_REWARD_WORKER)
+
+
 def test_worker_that_ray_ended_for_memory_is_a_death() -> None:
     log = (
         "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on "
