@@ -2,7 +2,7 @@
 # From a fresh clone to two trained policies and a page that compares them.
 #
 #   scripts/quickstart.sh                     a machine without a GPU: 2 cores, 8 GB of memory free,
-#                                             4 GB of disk, about 17 minutes
+#                                             4 GB of disk, 17 to 30 minutes
 #   scripts/quickstart.sh MODEL               a machine with a GPU: the same task with that model
 #                                             (Qwen/Qwen2.5-0.5B-Instruct or a path), recipe gpu1
 #

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every test: style, types, fast ones, then the real ones (verl's driver, Ray and vLLM on the cores
-# of this machine). Sets itself up; about 40 minutes on two cores. Where Debian's
+# of this machine). Sets itself up; 40 to 60 minutes on two cores. Where Debian's
 # chromium is installed, the pages are opened in it. Arguments go to both pytest calls.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,8 +21,10 @@ scripts/setup.sh cpu test
 .venv/bin/mypy
 
 # With arguments (-k NAME, say) one of the two may select nothing, which pytest calls status 5.
+arguments=("$@")
 pytest() {
-  .venv/bin/python -m pytest "$@" || { status=$?; [ $status = 5 ] && [ $# -gt 3 ]; }
+  .venv/bin/python -m pytest "$@" "${arguments[@]}" ||
+    { status=$?; [ $status = 5 ] && [ ${#arguments[@]} -gt 0 ]; }
 }
-pytest -m "not real" -q "$@"
-pytest -m real -v "$@"
+pytest -m "not real" -q -n 2 --dist loadfile
+pytest -m real -v    # one after the other: two trainings at once would share a socket of verl's

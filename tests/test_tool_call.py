@@ -9,13 +9,13 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear import BUSY, assert_linear, seconds
 
 from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import (
@@ -767,24 +767,14 @@ def script(name):
 benchmark = script("benchmark_rewards")
 
 
-def seconds(text, strict, ground_truth=benchmark.TRUTH):
-    """Processor time, the best of three: other people share the machine."""
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        compute_score("rlla", text, ground_truth, strict=strict)
-        times.append(time.process_time() - start)
-    return min(times)
+def judge(strict, ground_truth):
+    return lambda text: compute_score("rlla", text, ground_truth, strict=strict)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
 @pytest.mark.parametrize("text", benchmark.WORST.values(), ids=benchmark.WORST.keys())
 def test_the_time_is_linear_in_the_text(text, strict):
-    # docs/tool_call.md has the figures of a quiet machine; the rest is for busy ones, where
-    # caches are shared. A quadratic rule would need 100 times as long.
-    large, small = seconds(text(1_000_000), strict), seconds(text(100_000), strict)
-    assert large < 0.45
-    assert large < 30 * small + 0.05
+    assert_linear(judge(strict, benchmark.TRUTH), text)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
@@ -792,4 +782,4 @@ def test_the_time_is_linear_in_the_text(text, strict):
 def test_twenty_calls_asked_for_take_no_longer(name, strict):
     text = benchmark.WORST[f"{name} that are read"](1_000_000)
     assert compute_score("rlla", text, benchmark.LONG_TRUTH, strict=strict)["parse_error"] == 0
-    assert seconds(text, strict, benchmark.LONG_TRUTH) < 0.45
+    assert seconds(judge(strict, benchmark.LONG_TRUTH), text) < BUSY
