@@ -315,9 +315,9 @@ class Victim:
             f"actor_rollout_ref.model.path={policy}",
             *["data.train_batch_size=8", "data.train_max_samples=40"],  # five steps an epoch
             *["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"],
-            *["trainer.val_before_train=false", "trainer.test_freq=10", "trainer.save_freq=2"],
+            *["trainer.val_before_train=false", "trainer.test_freq=15", "trainer.save_freq=3"],
             *["data.val_max_samples=16", "actor_rollout_ref.actor.optim.lr=1e-3"],
-            *["trainer.total_training_steps=10", "reward.num_workers=2"],
+            *["trainer.total_training_steps=15", "reward.num_workers=2"],
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
         ]
@@ -373,57 +373,58 @@ def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Any:
 def test_killed_parts_are_named_and_the_same_command_goes_on_where_the_data_was(
     victim: Victim, policy: Path
 ) -> None:
+    # Each kill comes two steps before the next checkpoint, which a late one must not meet.
     before: list[dict[int, set[str]]] = []
 
     victim.start()
-    before.append(victim.kill("verl.trainer.main_ppo", after=3))
+    before.append(victim.kill("verl.trainer.main_ppo", after=4))
     said = victim.end()
     assert f"the driver died: pid {victim.leader} was killed by SIGKILL" in said
-    assert "The same command goes on from step 2, the last whole checkpoint" in said
+    assert "The same command goes on from step 3, the last whole checkpoint" in said
 
     # What a save that is killed leaves: a newer folder without its place in the data.
-    unfinished = victim.run / "checkpoints" / "global_step_4" / "actor"
+    unfinished = victim.run / "checkpoints" / "global_step_6" / "actor"
     unfinished.mkdir(parents=True)
     (unfinished / "model_world_size_1_rank_0.pt").write_bytes(b"PK\x03\x04 cut short")
 
     victim.start()
-    before.append(victim.kill("ray::WorkerDict", after=5))
+    before.append(victim.kill("ray::WorkerDict", after=7))
     said = victim.end()
-    assert "global_step_4 was cut short and is passed over: actor/model_world_size_1" in said
-    assert "toolbox/gdpo: goes on from step 2" in said
+    assert "global_step_6 was cut short and is passed over: actor/model_world_size_1" in said
+    assert "toolbox/gdpo: goes on from step 3" in said
     assert "a training worker (FSDP or Megatron) died: " in said
-    assert "goes on from step 4, the last whole checkpoint" in said
+    assert "goes on from step 6, the last whole checkpoint" in said
 
     # Two more deaths, from which it recovers by itself; one of two reward workers is enough.
     victim.start("--retries", "2")
-    before.append(victim.kill("VLLM::EngineCore", after=7))
-    before.append(victim.kill("ray::RewardLoopWorker", after=9))
+    before.append(victim.kill("VLLM::EngineCore", after=10))
+    before.append(victim.kill("ray::RewardLoopWorker", after=13))
     said = victim.end()
     assert victim.launcher.returncode == 0, said
     engine, worker = said.index("a vLLM engine died: "), said.index("a reward worker died: ")
-    assert engine < said.index("retry 1 of 2") < said.index("goes on from step 6") < worker
-    assert worker < said.index("retry 2 of 2") < said.index("goes on from step 8")
+    assert engine < said.index("retry 1 of 2") < said.index("goes on from step 9") < worker
+    assert worker < said.index("retry 2 of 2") < said.index("goes on from step 12")
     assert "(killed by SIGKILL) of vllm_server_0_0" in said[engine:]
 
     # The prompts of each step, also of those done twice, are an undisturbed run's.
     expected = undisturbed(victim.run, policy)
-    assert {step: prompts(victim.run, step) for step in range(1, 11)} == expected
-    assert [sorted(seen) for seen in before] == [[1, 2, 3], [3, 4, 5], [5, 6, 7], [7, 8, 9]]
+    assert {step: prompts(victim.run, step) for step in range(1, 16)} == expected
+    assert [min(seen) for seen in before] == [1, 4, 7, 10]
     for seen in before:
         assert seen == {step: expected[step] for step in seen}
-    for epoch in (range(1, 6), range(6, 11)):
+    for epoch in (range(1, 6), range(6, 11), range(11, 16)):
         assert len(set.union(*(expected[step] for step in epoch))) == 40
 
     # Rewards from two workers are the pure function's of the text, whoever computed them.
-    for step in range(1, 11):
+    for step in range(1, 16):
         for row in Training(victim.run, 0, "").rollouts(step):
             scored = tool_call.compute_score("toolbox", row["output"], row["gts"])
             assert (row["format"], row["correctness"]) == (scored["format"], scored["correctness"])
 
     # The weights changed, and vLLM samples from those that the trainer has: verl scores its tokens
     # with them.
-    last = Training(victim.run, 0, "").metrics()[10]
-    assert probability_change(policy, victim.run / "checkpoints/global_step_10", victim.run) > 0.02
+    last = Training(victim.run, 0, "").metrics()[15]
+    assert probability_change(policy, victim.run / "checkpoints/global_step_15", victim.run) > 0.02
     assert last["training/rollout_probs_diff_max"] < 1e-3
 
     report = victim.run.parent / "report"
@@ -449,7 +450,7 @@ def undisturbed(run: Path, policy: Path) -> dict[int, set[str]]:
     data.seed = torch.Generator().initial_seed()
     dataset = create_rl_dataset(data.train_files, data, tokenizer, None, max_samples=40)
     sampler = create_rl_sampler(data, dataset)
-    order = [index for _ in range(2) for index in sampler]
+    order = [index for _ in range(3) for index in sampler]
     texts = [
         tokenizer.decode(
             tokenizer.apply_chat_template(
@@ -459,7 +460,7 @@ def undisturbed(run: Path, policy: Path) -> dict[int, set[str]]:
         )
         for index in order
     ]
-    return {step + 1: set(texts[8 * step : 8 * step + 8]) for step in range(10)}
+    return {step + 1: set(texts[8 * step : 8 * step + 8]) for step in range(15)}
 
 
 def session(leader: int) -> list[tuple[int, str]]:
