@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every test: style, types, fast ones, then the real ones (verl's driver, Ray and vLLM on the cores
-# of this machine). Sets itself up; 40 to 60 minutes on two cores. Where Debian's
+# of this machine). Sets itself up; about an hour on two cores. Where Debian's
 # chromium is installed, the pages are opened in it. Arguments go to both pytest calls.
 set -euo pipefail
 cd "$(dirname "$0")/.."
