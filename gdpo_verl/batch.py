@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions, batch_step, gdpo_scalars, grpo_scalars
+from gdpo_verl.advantage import Decomposition, apply_conditions, decompose
+from gdpo_verl.advantage.arguments import LARGEST
 from gdpo_verl.config import Objective
 
 
@@ -41,10 +43,8 @@ class RewardBatch:
     ) -> None:
         self.objective = objective
         padding = padding or [False] * len(row_keys)
-        self.real = torch.tensor(
-            [row for row, pad in enumerate(padding) if not pad], dtype=torch.int64
-        )
-        rows = self.real.tolist()
+        rows = [row for row, pad in enumerate(padding) if not pad]
+        self.real = torch.tensor(rows, dtype=torch.int64)
         self.raw = torch.full((len(row_keys), len(objective.keys)), math.nan, dtype=torch.float64)
         self.raw[self.real] = read_components(
             [infos[row] for row in rows], objective, [row_keys[row] for row in rows]
@@ -56,59 +56,41 @@ class RewardBatch:
         self.parse_errors = [_code(infos[row].get("parse_error")) for row in last]
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
-        last: dict[str, tuple[int, int]] = {}
-        sessions = []
-        for row in rows:
-            session, _, output = row_keys[row].rpartition("_")
-            sessions.append(session)
-            last[session] = max(last.get(session, (-1, row)), (int(output), row))
-        place = {session: index for index, session in enumerate(last)}
-        self.last_rows = torch.tensor([row for _, row in last.values()], dtype=torch.int64)
-        self.session_of_row = torch.tensor(
-            [place[session] for session in sessions], dtype=torch.int64
+        names = [row_keys[row].rpartition("_") for row in rows]
+        place: dict[str, int] = {}
+        sessions = np.array(
+            [place.setdefault(session, len(place)) for session, _, _ in names], dtype=np.int64
         )
+        self.session_of_row = torch.from_numpy(sessions)
+        self.last_rows = self.real
+        if len(place) < len(rows):
+            outputs = np.array([int(output) for _, _, output in names])
+            order = np.lexsort((outputs, sessions))
+            last = order[np.append(np.diff(sessions[order]) > 0, True)]
+            self.last_rows = self.real[last]
 
     def session_tokens(self, token_counts: Tensor) -> Tensor:
         """The response tokens of all outputs of each session: float64, shape (S,)."""
         counts = token_counts.to("cpu", torch.float64)[self.real]
         return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Weights, epsilon and scale, as the functions of `gdpo_verl.advantage` take them."""
-        config = self.objective.config
-        return {
-            "weights": self.objective.weights,
-            "epsilon": config.epsilon,
-            "scale": config.scale,
-        }
+    def decompose(self, token_counts: Tensor | None = None) -> Decomposition:
+        """What GDPO and GRPO make of the sessions.
 
-    def whiten_shift(self, token_counts: Tensor) -> float:
-        """Where whitening puts an advantage of 0, unitless."""
-        _, mean, factor = batch_step(
-            self.rewards[self.last_rows],
+        Args:
+          token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
+        """
+        last, config = self.last_rows, self.objective.config
+        return decompose(
+            self.raw[last],
             self.group_ids,
-            self.session_tokens(token_counts),
-            whiten=self.objective.config.whiten,
-            **self.options,
+            None if token_counts is None else self.session_tokens(token_counts),
+            conditioned=self.rewards[last],
+            weights=self.objective.weights,
+            whiten=config.whiten,
+            epsilon=config.epsilon,
+            scale=config.scale,
         )
-        return -mean * factor
-
-    def gdpo(self, token_counts: Tensor) -> Tensor:
-        """GDPO's advantage of each row: float64, shape (B,)."""
-        advantage = gdpo_scalars(
-            self.rewards[self.last_rows],
-            self.group_ids,
-            self.session_tokens(token_counts),
-            whiten=self.objective.config.whiten,
-            **self.options,
-        )
-        return self._to_rows(advantage)
-
-    def grpo(self) -> Tensor:
-        """GRPO's advantage of each row on the same weighted sum: float64, shape (B,)."""
-        advantage = grpo_scalars(self.rewards[self.last_rows], self.group_ids, **self.options)
-        return self._to_rows(advantage)
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, in reward units: float64, shape (B,)."""
@@ -116,7 +98,8 @@ class RewardBatch:
             self.objective.weights, dtype=torch.float64
         )
 
-    def _to_rows(self, advantage: Tensor) -> Tensor:
+    def to_rows(self, advantage: Tensor) -> Tensor:
+        """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""
         rows = advantage.new_zeros(len(self.raw))
         rows[self.real] = advantage[self.session_of_row]
         return rows
@@ -139,15 +122,35 @@ def read_components(
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
-    table = [
-        [_read(info, key, objective, row) for key in objective.keys]
-        for info, row in zip(infos, rows, strict=True)
+    columns = [
+        _read_column([info.get(key, _ABSENT) for info in infos], key, infos, objective, rows)
+        for key in objective.keys
     ]
-    return torch.tensor(table, dtype=torch.float64).reshape(len(table), len(objective.keys))
+    return torch.tensor(np.array(columns), dtype=torch.float64).T.contiguous()
+
+
+_ABSENT = object()
+# What numpy reads at once as `_read` reads it one by one.
+_PLAIN = {float, int, bool, type(None), np.float64, np.float32, np.int64, np.bool_}
+
+
+def _read_column(
+    values: list[Any],
+    key: str,
+    infos: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    rows: Sequence[str],
+) -> Any:
+    if set(map(type, values)) <= _PLAIN:
+        with contextlib.suppress(OverflowError):  # an integer that is no float
+            numbers = np.array(values, dtype=np.float64)
+            if not (np.abs(numbers) > LARGEST).any():
+                return numbers
+    return [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
 
 
 def _code(value: Any) -> int | None:
-    is_number = isinstance(value, (int, float, np.number)) and math.isfinite(value)
+    is_number = isinstance(value, (int, float, np.number)) and abs(value) <= LARGEST
     return int(value) if is_number else None
 
 
@@ -172,9 +175,25 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
         number = math.inf if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.inf
-    if math.isinf(number):
+    if abs(number) > LARGEST:
         raise ValueError(
             f"algorithm.gdpo_reward_keys: expected a finite number, None or NaN for {key!r}, found "
-            f"{value!r} for row {row}"
+            f"{_shown(value)} for row {row}. Numbers are at most {LARGEST:g} in size."
         )
-    return number
+    return _as_written(number, value)
+
+
+def _as_written(number: float, value: Any) -> float:
+    """0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
+    dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return number
+    written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
+    return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"an {type(value).__name__} of {value.bit_length()} bits"

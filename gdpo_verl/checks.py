@@ -1,12 +1,16 @@
-"""What can be known to be wrong with a run before its first rollout."""
+"""Validate a run before its first rollout."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 SUPPORTED_VERL = ">=0.9.1,<0.10"
 MANAGER_NAME = "gdpo_components"
+# Under `algorithm`.
+OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 # algorithm.filter_groups.metric: a group is dropped only if every component is constant.
 FILTER_METRIC = "components"
 
@@ -45,6 +51,39 @@ def is_gdpo(config: Any) -> bool:
     """Whether the run asks for GDPO."""
     estimator = config.algorithm.adv_estimator
     return str(getattr(estimator, "value", estimator)) == "gdpo"
+
+
+def asks(config: Any) -> bool:
+    """Tell whether a run asks for anything of ours; any other is left alone.
+
+    It does by its estimator, by one of our keys, by our reward manager or group filter, or by a
+    reward whose source mentions this package, as one that declares its components does. Nothing
+    is imported to find out.
+    """
+    algorithm = config.algorithm
+    if is_gdpo(config) or any(algorithm.get(key) is not None for key in OUR_KEYS):
+        return True
+    if (algorithm.get("filter_groups") or {}).get("metric") == FILTER_METRIC:
+        return True
+    if config.reward.reward_manager.name == MANAGER_NAME:
+        return True
+    path = (config.reward.get("custom_reward_function") or {}).get("path")
+    return bool(path) and "gdpo_verl" in f"{path}\n{_source(path)}"
+
+
+def _source(path: str) -> str:
+    """The text of a reward's file or ``pkg://`` module, not imported; empty without one."""
+    try:
+        if path.startswith("pkg://"):
+            first, *others = path.removeprefix("pkg://").split(".")
+            spec, name = importlib.util.find_spec(first), first
+            for part in others:
+                name = f"{name}.{part}"
+                spec = PathFinder.find_spec(name, spec and spec.submodule_search_locations)
+            path = str(spec and spec.origin)
+        return Path(path.removeprefix("file://")).read_text(encoding="utf-8", errors="ignore")
+    except (OSError, ImportError, ValueError):  # verl will say so
+        return ""
 
 
 def check_run(config: Any) -> None:
@@ -131,10 +170,12 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     components: tuple[Component, ...] = ()
     if path:
         try:
-            components = declared_components(load_extern_object(path, str(name)))
-        except (ImportError, AttributeError, FileNotFoundError, RuntimeError) as error:
+            with _random_state_kept():
+                components = declared_components(load_extern_object(path, str(name)))
+        except (Exception, SystemExit) as error:
             raise ValueError(
-                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: {error}. Give "
+                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
+                f"{type(error).__name__}: {error}. Give "
                 "path=pkg://package.module or a file, and name=the function in it."
             ) from error
     try:
@@ -143,6 +184,22 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
         raise ValueError(f"reward.reward_manager: {error}") from error
     # A custom function takes the place of the manager's own rewards.
     return components if path else declared_components(manager)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Keep a module that seeds a generator when it is imported from moving the trainer's."""
+    state, numpy_state, torch_state = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+    )
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
 
 
 def check_data_sources(config: Any, *datasets: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, get_args
 
 from gdpo_verl.advantage import Whiten, check_conditions
+from gdpo_verl.advantage.arguments import LARGEST
 from gdpo_verl.rewards.components import Component
 
 _GDPO_KEYS = ("whiten", "epsilon", "conditions", "metrics")
@@ -231,7 +231,7 @@ def _read_epsilon(value: Any) -> float:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _among(returned: Sequence[str] | None) -> str:

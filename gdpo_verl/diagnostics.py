@@ -1,4 +1,8 @@
-"""What happened to each reward component in a batch: pure functions of rewards and groups."""
+"""Statistics of each reward component in a batch: pure functions of rewards and groups.
+
+Every number knows how much it was taken over, `Weighted`: verl averages metrics over the
+mini-batches of a step, and a mean over one scored row is not to count like one over a hundred.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,37 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import (
-    NOISE_FLOOR,
-    decoupled_sum,
-    factorize_groups,
-    group_normalize,
-    grpo_scalars,
-)
+from gdpo_verl.advantage import NOISE_FLOOR, Decomposition, factorize_groups, group_normalize
+from gdpo_verl.advantage.groups import GroupIds
 
 # Advantages closer than this, in units of the largest weight, count as one, and closer to 0 as
 # 0. It is what the estimator takes for noise: of components that cancel, the groups' epsilon
 # leaves a rest.
 DISTINCT_TOLERANCE = NOISE_FLOOR
 
+PARSE_ERROR_SHARE = "gdpo/parse_error/share"
+# Absent where no row has the code, which is then 0.
+PARSE_ERROR_CODE = "gdpo/parse_error/code_"
+
+
+class Weighted(float):
+    """A statistic, and the number of rows, groups or whatever else it is a mean over.
+
+    The mean of several, each with its weight, is the statistic of all of them together; of a
+    standard deviation it is the mean deviation within them.
+    """
+
+    weight: float
+
+    def __new__(cls, value: float, weight: float) -> Weighted:
+        statistic = super().__new__(cls, value)
+        statistic.weight = float(weight)
+        return statistic
+
 
 def component_metrics(
     rewards: Tensor,
-    group_ids: Sequence[Hashable] | Tensor,
+    group_ids: GroupIds,
     keys: Sequence[str],
     *,
     ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -50,28 +68,28 @@ def component_metrics(
     for key, column in zip(keys, values.unbind(dim=1), strict=True):
         scored = ~column.isnan()
         present = column[scored]
-        metrics[f"gdpo/{key}/unscored"] = 1.0 - len(present) / max(len(column), 1)
-        if len(present):
-            metrics[f"gdpo/{key}/mean"] = float(present.mean())
-            metrics[f"gdpo/{key}/std"] = float(present.std()) if len(present) > 1 else 0.0
-            metrics[f"gdpo/{key}/min"] = float(present.min())
-            metrics[f"gdpo/{key}/max"] = float(present.max())
-            metrics[f"gdpo/{key}/constant_groups"] = _constant_share(present, groups[scored], count)
-            if key in ranges:
-                low, high = ranges[key]
-                metrics[f"gdpo/{key}/saturation"] = float((present.mean() - low) / (high - low))
+        n = len(present)
+        unscored = 1.0 - n / max(len(column), 1)
+        metrics[f"gdpo/{key}/unscored"] = Weighted(unscored, len(column))
+        if not n:
+            continue
+        constant, filled = _constant_groups(present, groups[scored], count)
+        statistics = {
+            "mean": Weighted(float(present.mean()), n),
+            "std": Weighted(float(present.std()) if n > 1 else 0.0, n),
+            "min": float(present.min()),
+            "max": float(present.max()),
+            "constant_groups": Weighted(constant / filled, filled),
+        }
+        if key in ranges:
+            low, high = ranges[key]
+            share = float((present.mean() - low) / (high - low))
+            statistics["saturation"] = Weighted(share, n)
+        metrics |= {f"gdpo/{key}/{name}": value for name, value in statistics.items()}
     return metrics
 
 
-def contribution_metrics(
-    rewards: Tensor,
-    group_ids: Sequence[Hashable] | Tensor,
-    keys: Sequence[str],
-    *,
-    weights: Sequence[float] | None = None,
-    epsilon: float = 1e-6,
-    scale: bool = True,
-) -> dict[str, float]:
+def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
     """Who moves the decoupled advantage, and who pulls against whom.
 
     With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
@@ -79,34 +97,27 @@ def contribution_metrics(
     ``gdpo/<component>/advantage_share`` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|, 0 for all
     components when nothing varies;
     ``gdpo/sign_conflicts``, the share of rows in which one term lies above
-    `DISTINCT_TOLERANCE` and another below its negative.
+    `DISTINCT_TOLERANCE` and another below its negative, in units of the largest weight.
 
     Args:
-      rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
-      group_ids: B hashables, or a tensor of shape (B,).
+      decomposition: of B rows and K components.
       keys: the names of the K components.
-      weights, epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
     """
-    weights = [1.0] * len(keys) if weights is None else _unit_weights(weights)
-    if len(weights) != len(keys):
-        raise ValueError(f"weights: expected {len(keys)}, one for each of {list(keys)}")
-    normalized = group_normalize(rewards.to(torch.float64), group_ids, epsilon=epsilon, scale=scale)
-    columns = normalized.nan_to_num(0.0).unbind(dim=1)
-    terms = torch.stack(
-        [weight * column for weight, column in zip(weights, columns, strict=True)], dim=1
-    )
+    terms = decomposition.terms
     sizes = terms.abs().sum(dim=0)
-    shares = (sizes / (float(sizes.sum()) or 1.0)).tolist()
+    total = float(sizes.sum())
+    metrics: dict[str, float] = {
+        f"gdpo/{key}/advantage_share": Weighted(size / (total or 1.0), total)
+        for key, size in zip(keys, sizes.tolist(), strict=True)
+    }
     up, down = terms > DISTINCT_TOLERANCE, terms < -DISTINCT_TOLERANCE
     conflicts = up.any(dim=1) & down.any(dim=1)
-    metrics = {
-        f"gdpo/{key}/advantage_share": share for key, share in zip(keys, shares, strict=True)
-    }
-    return metrics | {"gdpo/sign_conflicts": float(conflicts.sum()) / max(len(conflicts), 1)}
+    metrics["gdpo/sign_conflicts"] = _share(conflicts)
+    return metrics
 
 
 def coverage_metrics(
-    rewards: Tensor, group_ids: Sequence[Hashable] | Tensor, *, failed_sessions: int = 0
+    rewards: Tensor, group_ids: GroupIds, *, failed_sessions: int = 0
 ) -> dict[str, float]:
     """Groups, rows and sessions that teach GDPO nothing, as shares.
 
@@ -121,11 +132,11 @@ def coverage_metrics(
     """
     groups, count = factorize_groups(group_ids, rewards)
     single = groups.bincount(minlength=count) == 1
-    unscored = rewards.isnan().all(dim=1)
+    sessions = failed_sessions + len(rewards)
     return {
-        "gdpo/singleton_groups": float(single.sum()) / max(count, 1),
-        "gdpo/unscored_rows": float(unscored.sum()) / max(len(unscored), 1),
-        "gdpo/failed_sessions": failed_sessions / max(failed_sessions + len(rewards), 1),
+        "gdpo/singleton_groups": _share(single),
+        "gdpo/unscored_rows": _share(rewards.isnan().all(dim=1)),
+        "gdpo/failed_sessions": Weighted(failed_sessions / max(sessions, 1), sessions),
     }
 
 
@@ -144,8 +155,8 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
     """How many answers could not be read, and why, as shares of the rows.
 
     ``gdpo/parse_error/share``, the rows with a code other than 0;
-    ``gdpo/parse_error/code_<code>``, the rows with that code, for each that occurs. Empty
-    when no row has a code.
+    ``gdpo/parse_error/code_<code>``, the rows with that code, for each that occurs: one that
+    is absent is 0. Empty when no row has a code.
 
     Args:
       codes: what the reward returned as `parse_error` for each row, 0 for none; None
@@ -158,12 +169,13 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
     if not known:
         return {}
     errors = Counter(int(code) for code in known if code)
-    return {"gdpo/parse_error/share": errors.total() / len(known)} | {
-        f"gdpo/parse_error/code_{code}": count / len(known) for code, count in errors.items()
+    n = len(known)
+    return {PARSE_ERROR_SHARE: Weighted(errors.total() / n, n)} | {
+        f"{PARSE_ERROR_CODE}{code}": Weighted(count / n, n) for code, count in errors.items()
     }
 
 
-def distinct_advantages(advantage: Tensor, group_ids: Sequence[Hashable] | Tensor) -> float:
+def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
     """Mean number of distinct advantages within a group, NaN rows left out.
 
     In order of size, two neighbours are distinct when they differ by more than
@@ -174,47 +186,41 @@ def distinct_advantages(advantage: Tensor, group_ids: Sequence[Hashable] | Tenso
       advantage: shape (B,), unitless, before whitening.
       group_ids: B hashables, or a tensor of shape (B,).
     """
-    groups, _ = factorize_groups(group_ids, advantage)
+    groups, count = factorize_groups(group_ids, advantage)
     live = ~advantage.isnan()
     if not bool(live.any()):
-        return 0.0
+        return Weighted(0.0, 0)
     values, by_value = advantage[live].sort()
     codes, by_group = groups[live][by_value].sort(stable=True)
     values = values[by_group]
     new = (codes.diff() != 0) | (values.diff() > DISTINCT_TOLERANCE)
-    return float((1 + new.sum()) / codes.unique().numel())
+    filled = int((codes.bincount(minlength=count) > 0).sum())
+    return Weighted((1 + int(new.sum())) / filled, filled)
 
 
-def collapse_metrics(
-    rewards: Tensor,
-    group_ids: Sequence[Hashable] | Tensor,
-    *,
-    weights: Sequence[float] | None = None,
-    epsilon: float = 1e-6,
-    scale: bool = True,
-) -> dict[str, float]:
-    """What GRPO would tell apart in these groups, and what GDPO does.
+def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
+    """How many advantages GRPO would tell apart in these groups, and how many GDPO does.
 
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
-    weights = None if weights is None else _unit_weights(weights)
-    options = {"weights": weights, "epsilon": epsilon, "scale": scale}
-    decoupled = decoupled_sum(rewards, group_ids, **options)  # type: ignore[arg-type]
-    summed = grpo_scalars(rewards, group_ids, **options)  # type: ignore[arg-type]
-    summed = torch.where(decoupled.isnan(), torch.nan, summed)
+    unit = 1.0 if decomposition.scale else decomposition.unit
+    summed = torch.where(decomposition.scored, decomposition.grpo / unit, torch.nan)
     return {
-        "gdpo/distinct_advantages/gdpo": distinct_advantages(decoupled, group_ids),
-        "gdpo/distinct_advantages/grpo": distinct_advantages(summed, group_ids),
+        "gdpo/distinct_advantages/gdpo": distinct_advantages(
+            decomposition.combined, decomposition.groups
+        ),
+        "gdpo/distinct_advantages/grpo": distinct_advantages(summed, decomposition.groups),
     }
 
 
-def _unit_weights(weights: Sequence[float]) -> list[float]:
-    largest = max(map(abs, weights), default=1.0) or 1.0
-    return [weight / largest for weight in weights]
+def _share(rows: Tensor) -> Weighted:
+    """The share of true ones, 0 of none."""
+    return Weighted(int(rows.sum()) / max(len(rows), 1), len(rows))
 
 
-def _constant_share(values: Tensor, groups: Tensor, count: int) -> float:
+def _constant_groups(values: Tensor, groups: Tensor, count: int) -> tuple[int, int]:
+    """How many groups have values and only one of them, and how many have any."""
     low = values.new_full((count,), torch.inf).scatter_reduce_(0, groups, values, "amin")
     high = values.new_full((count,), -torch.inf).scatter_reduce_(0, groups, values, "amax")
-    present = low.isfinite()
-    return float((low == high)[present].to(torch.float64).mean())
+    filled = low.isfinite()
+    return int((low == high)[filled].sum()), int(filled.sum())

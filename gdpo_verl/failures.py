@@ -7,24 +7,35 @@ an error that does not name the cause, the asynchronous ones refill for ever.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections import Counter
 from typing import Any
 
-import transfer_queue as tq
+import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
 
 from gdpo_verl.hooks import wrap
 
-_PARTITION = "gdpo_verl_failures"
-_KEY = "last"
+logger = logging.getLogger(__name__)
+
+# verl's names of its agent loop workers (verl/experimental/agent_loop/agent_loop.py).
+_WORKER = "agent_loop_worker_"
+_ANSWER_SECONDS = 5.0
+
+# In the process of an agent loop worker, the last session's error.
+_error: BaseException | None = None
 
 
 def record_errors(agent_loop_tq: Any) -> None:
-    """Keep the last session error where the trainer can read it (module `…v1.agent_loop_tq`)."""
+    """Remember the last session's error in the worker's process (module `…v1.agent_loop_tq`)."""
 
     async def settle(original: Any, tasks: list[Any]) -> list[BaseException]:
+        global _error
         errors: list[BaseException] = await original(tasks)
         if errors:
-            text = f"{type(errors[-1]).__name__}: {errors[-1]}"
-            await tq.async_kv_put(key=_KEY, partition_id=_PARTITION, tag={"error": text})
+            _error = errors[-1]
         return errors
 
     wrap(agent_loop_tq, "_settle_session_tasks", settle)
@@ -46,14 +57,24 @@ class SessionFailures:
         self._counted: set[str] = set()
         self._unanswered: dict[str, set[str]] = {"train": set(), "val": set()}
 
+        self._counts = True
+
         def sync(original: Any) -> None:
             original()
-            self._count_new()
-            if stop:
-                for partition in self._unanswered:
-                    self._stop_when_all_failed(partition)
+            self._look(stop)
 
         wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
+
+    def _look(self, stop: bool) -> None:
+        if self._counts:
+            try:
+                self._count_new()
+            except Exception:  # the metric is not worth a run
+                self._counts = False
+                logger.warning("gdpo/failed_sessions is no longer counted", exc_info=True)
+        if stop:
+            for partition in self._unanswered:
+                self._stop_when_all_failed(partition)
 
     def take(self) -> int:
         """The failed sessions since the last call."""
@@ -64,9 +85,10 @@ class SessionFailures:
         failed = set(self._buffer.failure_keys["train"])
         new = failed - self._counted
         if new:
-            sessions = {tuple(key.split("_")[:2]) for key in self._buffer.partitions["train"]}
-            answered = sum(uid in new for uid, _ in sessions)
-            self._count += len(new) * self._group_size - answered
+            sessions = {key.rpartition("_")[0] for key in self._buffer.partitions["train"]}
+            answered = Counter(session.rpartition("_")[0] for session in sessions)
+            # A prompt may have been rolled out more than n times.
+            self._count += sum(max(0, self._group_size - answered[uid]) for uid in new)
         self._counted = failed
 
     def _stop_when_all_failed(self, partition: str) -> None:
@@ -88,5 +110,15 @@ class SessionFailures:
 
 
 def _last_error() -> str:
-    tags = (tq.kv_list(_PARTITION) or {}).get(_PARTITION, {})
-    return str(tags.get(_KEY, {}).get("error", "unknown"))
+    for name in list_named_actors():
+        if name.startswith(_WORKER):
+            with contextlib.suppress(RayError, ValueError):  # a worker that is gone
+                answer = ray.get_actor(name).__ray_call__.remote(_remembered_error)
+                if error := ray.get(answer, timeout=_ANSWER_SECONDS):
+                    return str(error)
+    return "unknown"
+
+
+def _remembered_error(worker: Any) -> str | None:
+    """Runs in the worker's process."""
+    return None if _error is None else f"{type(_error).__name__}: {_error}"

@@ -67,7 +67,7 @@ class Watch:
             if self._death is None and not self._stopped.is_set():
                 try:
                     self._death = self._dead_actor() or self._dead_engine()
-                except RayError:  # Ray itself is not to be asked, and verl will find out
+                except Exception:  # Ray itself is not to be asked, say, and verl will find out
                     logger.warning("no look at the processes of this run", exc_info=True)
             return self._death
 

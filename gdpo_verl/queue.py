@@ -23,3 +23,11 @@ def values(column: Any) -> list[Any]:
 def reward_infos(extra_fields: Any) -> list[dict[str, Any]]:
     """What the reward returned for each row, from the column `extra_fields`."""
     return [row.get("reward_extra_info") or {} for row in values(extra_fields)]
+
+
+def columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The fields of these names, one dict a row; a field that no row has is left out."""
+    fields = fetch(keys, partition_id, ["uid", *names])  # of the others perhaps none is there
+    present = [name for name in names if name in fields.keys()]  # noqa: SIM118  a TensorDict
+    rows = zip(*(values(fields[name]) for name in present), strict=True)
+    return [dict(zip(present, row, strict=True)) for row in rows] or [{} for _ in keys]

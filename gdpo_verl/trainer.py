@@ -3,15 +3,17 @@
 verl 0.9.1's default trainer calls an estimator without reward components
 (verl/trainer/ppo/v1/trainer_base.py, `_compute_advantage`), and its rollout dump leaves them
 out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
-every trainer mode and every derived trainer has them. What a killed process would make of a
-run is in `gdpo_verl.liveness` and `gdpo_verl.saving`.
+every trainer mode and every derived trainer has them. A run that asks for nothing of ours passes
+through untouched; in a run with another estimator, what fails here is logged once and given up.
+For crashes see `gdpo_verl.liveness` and `gdpo_verl.saving`.
 """
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,8 +21,10 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
 from gdpo_verl import checks, diagnostics, estimator, failures, filtering, liveness, queue, saving
+from gdpo_verl.advantage import Decomposition, MaskedRows
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import Objective
+from gdpo_verl.estimator import AdvantageStep
 from gdpo_verl.hooks import wrap
 
 logger = logging.getLogger(__name__)
@@ -37,8 +41,11 @@ def install(v1: Any) -> None:
     wrap(trainer, "_dump_generations", _dump_generations)
     wrap(trainer, "_save_checkpoint", _save_checkpoint)
     wrap(trainer, "fit", _fit)
-    aggregator = sys.modules[trainer.__module__].MetricsAggregator
-    wrap(aggregator, "_get_aggregation_type", _aggregation)
+    base = sys.modules[trainer.__module__]
+    wrap(base, "compute_advantage_for_multi_trajectories", estimator.see_batch)
+    wrap(base.MetricsAggregator, "_get_aggregation_type", _aggregation)
+    wrap(base.MetricsAggregator, "_get_metric_weight", _metric_weight)
+    wrap(base.MetricsAggregator, "_aggregate_single_metric", _aggregate)
 
 
 def install_legacy(ray_trainer: Any) -> None:
@@ -54,111 +61,150 @@ class Seam:
         self.objective = objective
         self.estimates = checks.is_gdpo(config)
         self.failures: failures.SessionFailures | None = None
-        self.score_checked = False
-        # Columns of the rollout dump by row key, kept from the advantage to the dump.
-        self.dump: dict[str, dict[str, Any]] = {}
+        self.dump = Dump(objective)
+        self._score_checked = False
 
-    def read(self, batch: Any) -> tuple[RewardBatch, torch.Tensor]:
-        """Components and summed scores of the batch's rows, in the order of its keys."""
-        fields = _fetch(batch, ["extra_fields", "uid", "rm_scores"])
-        infos = self._infos(batch, fields["extra_fields"])
+    def step(self, batch: Any) -> AdvantageStep:
+        """The components of the batch's rows, in the order of its keys: all that is fetched."""
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        uids = queue.values(fields["uid"])
-        rewards = RewardBatch(self.objective, infos, uids, batch.keys, padding)
-        scores = torch.stack([row.sum() for row in fields["rm_scores"].unbind()])
-        return rewards, scores
+        return AdvantageStep(self.objective, self._infos(batch), batch.keys, padding)
 
-    def _infos(self, batch: Any, extra_fields: Any) -> list[dict[str, Any]]:
+    def _infos(self, batch: Any) -> list[dict[str, Any]]:
         model = self.config.reward.reward_model
         if not model.enable or model.enable_resource_pool:
-            return queue.reward_infos(extra_fields)
+            fields = queue.fetch(batch.keys, batch.partition_id, ["extra_fields"])
+            return queue.reward_infos(fields["extra_fields"])
         # A reward model that shares the trainer's devices runs after the rollout, and verl
         # writes what it returns into fields of the queue (`_compute_reward_colocate`).
-        names = list(self.objective.keys)
-        columns = _fetch(batch, names)
-        values = zip(*(queue.values(columns[name]) for name in names), strict=True)
-        return [dict(zip(names, row, strict=True)) for row in values]
+        return queue.columns(batch.keys, batch.partition_id, self.objective.keys)
 
-    def check_score(self, rewards: RewardBatch, scores: torch.Tensor, keys: list[str]) -> None:
-        """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
-        if self.score_checked:
+    def report(self, step: AdvantageStep, global_step: int, metrics: dict[str, Any]) -> None:
+        """Add the metrics of this step, and keep its columns for the dump."""
+        wants_metrics = self.objective.config.metrics
+        wants_dump = bool(self.config.trainer.get("rollout_data_dir", None))
+        if step.decomposition is None and (wants_metrics or wants_dump):
+            step.decompose(_token_counts(step) if wants_dump else None)
+        if step.batch is None or step.decomposition is None:
             return
-        self.score_checked = True
-        real = rewards.real
-        returned = scores.to("cpu", torch.float64)[real]
-        difference = (rewards.score()[real] - returned).abs() / returned.abs().clamp(min=1.0)
+        self._check_score(step, step.batch)
+        if wants_metrics:
+            metrics.update(self._metrics(step.batch, step.decomposition))
+        if wants_dump:
+            self.dump.keep(step.batch, step.decomposition, step.row_keys, global_step)
+
+    def _metrics(self, batch: RewardBatch, decomposition: Decomposition) -> dict[str, float]:
+        keys, groups = self.objective.keys, decomposition.groups
+        failed = self.failures.take() if self.failures else 0
+        metrics = diagnostics.component_metrics(
+            decomposition.raw, groups, keys, ranges=self.objective.ranges
+        )
+        metrics |= diagnostics.contribution_metrics(decomposition, keys)
+        metrics |= diagnostics.collapse_metrics(decomposition)
+        metrics |= diagnostics.coverage_metrics(
+            decomposition.rewards, groups, failed_sessions=failed
+        )
+        metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
+        if self.estimates:
+            mean, factor = decomposition.batch_step
+            metrics["gdpo/whiten_shift"] = -mean * factor
+        return metrics
+
+    def _check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
+        """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
+        if self._score_checked or step.scores is None:
+            return
+        self._score_checked = True
+        scores = step.scores.sum(dim=1).to("cpu", torch.float64)
+        real, sums = batch.real, batch.score()
+        difference = (sums[real] - scores[real]).abs() / scores[real].abs().clamp(min=1.0)
         if len(difference) and float(difference.max()) > SCORE_TOLERANCE:
             row = int(real[int(difference.argmax())])
             logger.warning(
                 "reward: for row %s the score is %.6g, but the weighted sum of the components %s "
                 "is %.6g. A GRPO control would optimise something else than GDPO decouples; use "
                 "reward.reward_manager.name=%s, or return the sum as 'score'.",
-                keys[row],
+                step.row_keys[row],
                 float(scores[row]),
                 list(self.objective.keys),
-                float(rewards.score()[row]),
+                float(sums[row]),
                 checks.MANAGER_NAME,
             )
 
-    def report(
-        self, rewards: RewardBatch, token_counts: torch.Tensor, batch: Any, metrics: dict
-    ) -> None:
-        """Add the metrics of this batch, and keep its columns for the dump."""
-        if self.objective.config.metrics:
-            keys, groups, options = self.objective.keys, rewards.group_ids, rewards.options
-            raw = rewards.raw[rewards.last_rows]
-            counted = rewards.rewards[rewards.last_rows]
-            metrics.update(
-                diagnostics.component_metrics(raw, groups, keys, ranges=self.objective.ranges)
-            )
-            metrics.update(diagnostics.contribution_metrics(counted, groups, keys, **options))
-            metrics.update(diagnostics.collapse_metrics(counted, groups, **options))
-            failed = self.failures.take() if self.failures else 0
-            metrics.update(diagnostics.coverage_metrics(counted, groups, failed_sessions=failed))
-            metrics.update(diagnostics.parse_error_metrics(rewards.parse_errors))
-            if self.estimates:
-                metrics["gdpo/whiten_shift"] = rewards.whiten_shift(token_counts)
-        if self.config.trainer.get("rollout_data_dir", None):
-            self._keep_for_dump(rewards, token_counts, batch.keys)
 
-    def dump_columns(self, keys: list[str]) -> dict[str, list[Any]]:
-        """Components and both advantages of the rows, None for padding; forgets them."""
-        names = [*self.objective.keys, "gdpo_advantage", "grpo_advantage"]
-        columns = {name: [self.dump.get(key, {}).get(name) for key in keys] for name in names}
-        self.dump.clear()
-        return columns
+class Dump:
+    """The columns that a rollout dump gets: components and both advantages of each row.
 
-    def _keep_for_dump(
-        self, rewards: RewardBatch, token_counts: torch.Tensor, keys: list[str]
+    verl dumps a step's rows together when all its mini-batches are done. What a trainer never
+    dumps is forgotten at its next step.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.names = [*objective.keys, "gdpo_advantage", "grpo_advantage"]
+        self._step = -1
+        self._tables: list[torch.Tensor] = []
+        self._rows: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keep(
+        self,
+        batch: RewardBatch,
+        decomposition: Decomposition,
+        row_keys: list[str],
+        global_step: int,
     ) -> None:
-        gdpo, grpo = rewards.gdpo(token_counts).tolist(), rewards.grpo().tolist()
-        raw = [[None if value != value else value for value in row] for row in rewards.raw.tolist()]
-        for row in rewards.real.tolist():
-            columns = dict(zip(self.objective.keys, raw[row], strict=True))
-            self.dump[keys[row]] = columns | {
-                "gdpo_advantage": gdpo[row],
-                "grpo_advantage": grpo[row],
-            }
+        """Keep the rows of one mini-batch of a step."""
+        if global_step != self._step:
+            self.clear()
+            self._step = global_step
+        advantages = (batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo))
+        table = torch.cat([batch.raw, torch.stack(advantages, dim=1)], dim=1)[batch.real]
+        for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
+            self._rows[row_keys[place]] = row
+        self._tables.append(table)
+
+    def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
+        """The columns of these rows, None for padding and what is not scored; empty for others."""
+        if self._rows.keys().isdisjoint(row_keys):
+            return {}
+        nothing = torch.full((1, len(self.names)), torch.nan, dtype=torch.float64)
+        table = torch.cat([*self._tables, nothing])[
+            [self._rows.get(key, len(self._rows)) for key in row_keys]
+        ]
+        values = table.numpy().astype(object)
+        values[table.isnan().numpy()] = None
+        return {name: column.tolist() for name, column in zip(self.names, values.T, strict=True)}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._tables.clear()
+        self._rows.clear()
 
 
 def _init_dataloader(original: Any, trainer: Any) -> None:
-    config, buffer = trainer.config, trainer.replay_buffer
+    config = trainer.config
+    trainer.gdpo_seam = None
+    if not checks.asks(config):
+        return original(trainer)
     if checks.is_gdpo(config):
         checks.check_machine(config)
     seam = _seam(config)
-    if checks.is_gdpo(config) or seam is not None:
+    if seam is not None:
         _fix_seed(config)
     original(trainer)
     trainer.gdpo_seam = seam
-    filtering.filter_by_components(buffer, trainer.gdpo_seam and trainer.gdpo_seam.objective)
+    buffer = getattr(trainer, "replay_buffer", None)
+    filtering.filter_by_components(buffer, seam and seam.objective)
     if checks.is_gdpo(config):
         checks.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
         returned = checks.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
         checks.objective_of(config, returned)
-    if trainer.gdpo_seam is not None:
-        trainer.gdpo_seam.failures = failures.SessionFailures(
-            buffer, config.actor_rollout_ref.rollout.n, stop=checks.is_gdpo(config)
+    if seam is not None and buffer is not None:
+        seam.failures = failures.SessionFailures(
+            buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates
         )
+    return None
 
 
 def _fix_seed(config: Any) -> None:
@@ -171,55 +217,69 @@ def _fix_seed(config: Any) -> None:
 
 
 def _seam(config: Any) -> Seam | None:
-    objective = checks.objective_of(config)
+    objective = checks.objective_of(config) if checks.asks(config) else None
     return None if objective is None else Seam(config, objective)
+
+
+@contextlib.contextmanager
+def _given_up_on_error(trainer: Any) -> Iterator[None]:
+    """Under another estimator, log what is raised in this context and go on without the seam."""
+    try:
+        yield
+    except Exception:
+        if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates:
+            raise
+        logger.warning("no more metrics for the reward components in this run", exc_info=True)
+        trainer.gdpo_seam = None
 
 
 def _compute_advantage(original: Any, trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
     if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with a data loader of its own
         trainer.gdpo_seam = _seam(trainer.config)
     seam: Seam | None = trainer.gdpo_seam
-    if seam is None:
+    step = None
+    if seam is not None:
+        with _given_up_on_error(trainer):
+            step = seam.step(batch)
+    if seam is None or step is None:
         return original(trainer, batch, metrics)
-    if not seam.estimates:
-        return _report_only(original, trainer, seam, batch, metrics)
-    rewards, scores = seam.read(batch)
-    seam.check_score(rewards, scores, batch.keys)
-    with estimator.reward_batch(rewards):
+    with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
-    seam.report(rewards, _token_counts(batch), batch, metrics)
+    with _given_up_on_error(trainer):
+        seam.report(step, getattr(trainer, "global_steps", 0), metrics)
     return result
 
 
-def _report_only(
-    original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
-) -> Any:
-    """Metrics and dumps beside another estimator, which they must not stop."""
-    result = original(trainer, batch, metrics)
-    try:
-        rewards, scores = seam.read(batch)
-        seam.check_score(rewards, scores, batch.keys)
-        seam.report(rewards, _token_counts(batch), batch, metrics)
-    except Exception:
-        logger.warning("no more metrics for the reward components in this run", exc_info=True)
-        trainer.gdpo_seam = None
-    return result
+def _token_counts(step: AdvantageStep) -> torch.Tensor:
+    assert step.response_mask is not None
+    return MaskedRows(step.response_mask, len(step.row_keys), torch.float32).counts
 
 
-def _token_counts(batch: Any) -> torch.Tensor:
-    # Read after upstream's call: rollout correction may have rewritten the mask.
-    mask = _fetch(batch, ["response_mask"])["response_mask"]
-    return torch.stack([row.sum() for row in mask.unbind()])
+# Of verl's `_dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)`.
+_COLUMNS, _COLUMNS_PLACE = "reward_extra_infos_dict", 4
 
 
-def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    arguments = inspect.signature(original).bind(trainer, *args, **kwargs).arguments
+def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    columns = arguments["reward_extra_infos_dict"]
-    # Validation is dumped the same way, and brings the components itself.
-    if seam is not None and not seam.dump.keys().isdisjoint(columns.get("uid", [])):
-        arguments["reward_extra_infos_dict"] = columns | seam.dump_columns(columns["uid"])
-    original(**arguments)
+    if seam is not None and len(seam.dump):
+        with _given_up_on_error(trainer):
+            args, kwargs = _with_columns(seam.dump, args, kwargs)
+    return original(trainer, *args, **kwargs)
+
+
+def _with_columns(
+    dump: Dump, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Add the dump's columns to the arguments; validation's dump has its own."""
+    place = _COLUMNS_PLACE
+    given = kwargs[_COLUMNS] if _COLUMNS in kwargs else args[place]
+    columns = dump.columns(given.get("uid", []))
+    if not columns:
+        return args, kwargs
+    dump.clear()
+    if _COLUMNS in kwargs:
+        return args, kwargs | {_COLUMNS: given | columns}
+    return (*args[:place], given | columns, *args[place + 1 :]), kwargs
 
 
 def _save_checkpoint(original: Any, trainer: Any) -> None:
@@ -253,12 +313,29 @@ def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
     return {"min": "min", "max": "max"}.get(metric_name.rpartition("/")[2], "weighted_avg")
 
 
+def _metric_weight(
+    original: Any, aggregator: Any, metric_name: str, metrics: dict[str, Any], sample_count: int
+) -> Any:
+    # verl weighs each mean by the rows of its mini-batch (`_get_metric_weight`), also one that is
+    # taken over few of them.
+    value = metrics.get(metric_name)
+    if isinstance(value, diagnostics.Weighted):
+        return value.weight
+    return original(aggregator, metric_name, metrics, sample_count)
+
+
+def _aggregate(original: Any, aggregator: Any, metric_name: str, values: list[float]) -> Any:
+    # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`); a
+    # code that no answer of it has is 0 there.
+    if not metric_name.startswith(diagnostics.PARSE_ERROR_CODE):
+        return original(aggregator, metric_name, values)
+    weights = aggregator.metric_weights
+    rows = sum(weights[diagnostics.PARSE_ERROR_SHARE])
+    return sum(v * w for v, w in zip(values, weights[metric_name], strict=True)) / rows
+
+
 def _init_legacy(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     original(trainer, *args, **kwargs)
     if checks.is_gdpo(trainer.config):
         returned = checks.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
         estimator.legacy_objective.set(checks.objective_of(trainer.config, returned))
-
-
-def _fetch(batch: Any, fields: list[str]) -> Any:
-    return queue.fetch(batch.keys, batch.partition_id, fields)

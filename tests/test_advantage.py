@@ -23,13 +23,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gdpo_verl import (
-    advantage,
     apply_conditions,
     gdpo_advantages,
     group_normalize,
     grpo_advantages,
 )
-from gdpo_verl.advantage import Whiten
+from gdpo_verl.advantage import Whiten, tokens
 
 NAN = math.nan
 S = 1 / math.sqrt(2)
@@ -935,7 +934,7 @@ MASK_DTYPES = [
 
 @pytest.fixture
 def one_row_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(advantage.BLOCK, "cpu", 1)
+    monkeypatch.setitem(tokens.BLOCK, "cpu", 1)
 
 
 @pytest.mark.usefixtures("one_row_a_block")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.estimator import AdvantageStep
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.trainer import Seam
 
@@ -22,9 +22,11 @@ def emitted(estimator: str, component: Component) -> set[str]:
     objective = GdpoConfig().resolve([component])
     config = OmegaConf.create({"algorithm": {"adv_estimator": estimator}, "trainer": {}})
     infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
-    rewards = RewardBatch(objective, infos, ["a", "a", "b"], ["a_0_0", "a_1_0", "b_0_0"])
+    step = AdvantageStep(objective, infos, ["a_0_0", "a_1_0", "b_0_0"], [False] * 3)
+    step.see(["a", "a", "b"], torch.ones(3, 2), torch.ones(3, 2))
+    step.decompose(torch.tensor([2, 1, 3]))
     metrics: dict[str, float] = {}
-    Seam(config, objective).report(rewards, torch.tensor([2, 1, 3]), None, metrics)
+    Seam(config, objective).report(step, 1, metrics)
     return {
         name.replace(f"/{component.name}/", "/<component>/").replace("code_4", "code_<code>")
         for name in metrics

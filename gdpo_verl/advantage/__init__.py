@@ -1,0 +1,38 @@
+"""GDPO's advantages as pure functions of rewards, groups and masks.
+
+GDPO (https://arxiv.org/abs/2601.05242) normalises each reward component within its
+group (Eq. 4), adds the results with their weights (Eq. 5 and 7) and whitens the sum over
+the batch (Eq. 6). GRPO, its control, adds first and normalises the sum.
+
+Dimensions: B responses, K reward components, T tokens. Per-response arithmetic is done in
+float64 on any device; NaN in a reward means *not scored*.
+"""
+
+from __future__ import annotations
+
+from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
+from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.gdpo import decoupled_sum, gdpo_advantages, gdpo_scalars
+from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
+from gdpo_verl.advantage.grpo import grpo_advantages, grpo_scalars
+from gdpo_verl.advantage.tokens import MaskedRows
+from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten, whitening
+
+__all__ = [
+    "NOISE_FLOOR",
+    "Decomposition",
+    "Groups",
+    "MaskedRows",
+    "Whiten",
+    "apply_conditions",
+    "check_conditions",
+    "decompose",
+    "decoupled_sum",
+    "factorize_groups",
+    "gdpo_advantages",
+    "gdpo_scalars",
+    "group_normalize",
+    "grpo_advantages",
+    "grpo_scalars",
+    "whitening",
+]

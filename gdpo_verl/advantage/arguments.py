@@ -1,0 +1,77 @@
+"""The arguments that every function of this package takes, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The largest reward: sums over a group, and differences, are then numbers, too.
+LARGEST = 1e300
+
+
+def check_rewards(rewards: Tensor) -> Tensor:
+    """Rewards as float64 of shape (B, K), detached.
+
+    Raises:
+      ValueError: no dense tensor of real numbers, another shape, or a number that is infinite
+        or larger than `LARGEST`.
+    """
+    if not isinstance(rewards, Tensor) or rewards.is_complex():
+        raise ValueError(f"rewards: expected a tensor of real numbers, found {kind(rewards)}")
+    check_dense("rewards", rewards)
+    if rewards.ndim != 2 or rewards.shape[1] == 0:
+        raise ValueError(
+            f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}"
+        )
+    values = rewards.detach().to(torch.float64)
+    large = values.abs() > LARGEST
+    if bool(large.any()):
+        row, column = large.nonzero()[0].tolist()
+        raise ValueError(
+            f"rewards: expected finite numbers of at most {LARGEST:g} in size, or NaN, found "
+            f"{values[row, column]} at row {row}, component {column}"
+        )
+    return values
+
+
+def check_weights(weights: Sequence[float] | Tensor | None, rewards: Tensor) -> Tensor:
+    """Weights as float64 of shape (K,); all 1 for None."""
+    size = rewards.shape[1]
+    expected = f"weights: expected {size} finite numbers, not all zero"
+    try:
+        given = [1.0] * size if weights is None else list(weights)
+        values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{expected}, found {weights!r}") from error
+    if values.shape != (size,) or not bool(values.isfinite().all()) or not bool(values.any()):
+        raise ValueError(f"{expected}, found {values.tolist()}")
+    return values
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless epsilon is a finite number >= 0."""
+    if not isinstance(epsilon, Real) or not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon: expected a finite number >= 0, found {epsilon!r}")
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for sparse and nested tensors."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        layout = "a nested tensor" if tensor.is_nested else str(tensor.layout)
+        raise ValueError(f"{name}: expected a dense tensor, found {layout}")
+
+
+def result_dtype(rewards: Tensor) -> torch.dtype:
+    """The rewards' dtype where torch can compute with it, else float32."""
+    plain = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return rewards.dtype if rewards.dtype in plain else torch.float32
+
+
+def kind(value: Any) -> str:
+    """A value's dtype or type, for an error message."""
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,86 @@
+"""Conditioned rewards: a component counts only where another one reached its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage.arguments import LARGEST, kind
+
+
+def apply_conditions(
+    rewards: Tensor, keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]]
+) -> Tensor:
+    """Let a component count only where another one reached its threshold.
+
+    r_k <- r_k where r_l >= t, else 0 (Eq. 8 of https://arxiv.org/abs/2601.05242), on raw
+    rewards. Where r_l is not scored, r_k becomes not scored; where r_l fails, r_k is 0 also
+    where it was not scored. Values and thresholds are compared as float32, or in the rewards'
+    own half precision: 0.7 meets 0.7 in whichever of these it was written.
+
+    >>> rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    >>> condition = {"length": {"on": "correctness", "at_least": 1.0}}
+    >>> apply_conditions(rewards, ["correctness", "length"], condition).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+
+    Args:
+      rewards: float, shape (B, K), in reward units; NaN where not scored.
+      keys: the names of the K components.
+      conditions: ``{component: {"on": other component, "at_least": threshold}}``.
+
+    Returns:
+      float, shape (B, K), in reward units; the input is left as it was.
+
+    Raises:
+      ValueError: not one name a component, an unknown component, a missing or unknown field,
+        a threshold that is not a finite number, or a condition on a component that is
+        conditioned itself.
+    """
+    if not isinstance(rewards, Tensor) or rewards.ndim != 2 or rewards.shape[1] != len(keys):
+        raise ValueError(
+            f"rewards: expected a tensor of shape (B, {len(keys)}), one column for each of "
+            f"{list(keys)}, found {tuple(getattr(rewards, 'shape', ())) or kind(rewards)}"
+        )
+    check_conditions(keys, conditions)
+    result = rewards.clone()
+    for name, condition in conditions.items():
+        target, source = keys.index(name), rewards[:, keys.index(condition["on"])]
+        kept = torch.where(_reaches(source, condition["at_least"]), rewards[:, target], 0.0)
+        result[:, target] = torch.where(source.isnan(), torch.nan, kept)
+    return result
+
+
+def _reaches(values: Tensor, threshold: float) -> Tensor:
+    rounded = values.to(torch.float32) if values.dtype.itemsize > 2 else values
+    same = rounded == torch.tensor(threshold, dtype=torch.float64).to(rounded)
+    return (values >= threshold) | (same & rounded.isfinite())
+
+
+def check_conditions(keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise the ValueError that `apply_conditions` documents."""
+    if not isinstance(conditions, Mapping):
+        raise ValueError(f"algorithm.gdpo.conditions: expected a mapping, found {conditions!r}")
+    for name, condition in conditions.items():
+        where = f"algorithm.gdpo.conditions.{name}"
+        if not isinstance(condition, Mapping) or set(condition) != {"on", "at_least"}:
+            raise ValueError(
+                f"{where}: expected {{on: component, at_least: number}}, found {condition}"
+            )
+        for component in (name, condition["on"]):
+            if component not in keys:
+                raise ValueError(
+                    f"{where}: {component!r} is not among the reward components {list(keys)}"
+                )
+        threshold = condition["at_least"]
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
+            raise ValueError(f"{where}.at_least: expected a number, found {threshold!r}")
+        if not abs(threshold) <= LARGEST:
+            raise ValueError(f"{where}.at_least: expected a finite number, found {threshold}")
+        if condition["on"] in conditions:
+            raise ValueError(
+                f"{where}.on: {condition['on']!r} is conditioned itself; conditions are read on "
+                "raw rewards and may not be chained. Name an unconditioned component."
+            )

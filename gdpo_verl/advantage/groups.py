@@ -1,0 +1,149 @@
+"""Groups, the responses that share a prompt, and each reward's spread within them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage.arguments import check_epsilon, check_rewards, kind, result_dtype
+
+
+class Groups(NamedTuple):
+    """Each row's group as a number 0…count-1.
+
+    Attributes:
+      codes: int64, shape (B,).
+      count: the number of groups.
+    """
+
+    codes: Tensor
+    count: int
+
+
+GroupIds = Sequence[Hashable] | Tensor | Groups
+
+
+def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
+    """Number the groups, once; `Groups` are returned as they are.
+
+    Args:
+      group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
+      rewards: of B rows, on the device that the codes go to.
+
+    Raises:
+      ValueError: not one id a row, or ids that cannot be hashed.
+    """
+    if isinstance(group_ids, Groups):
+        return group_ids
+    size = len(rewards)
+    if isinstance(group_ids, Tensor):
+        if group_ids.shape != (size,):
+            raise ValueError(f"group_ids: expected shape ({size},), found {tuple(group_ids.shape)}")
+        values, codes = torch.unique(group_ids.detach().to(rewards.device), return_inverse=True)
+        return Groups(codes, len(values))
+    try:
+        found: Any = len(group_ids)
+    except TypeError:
+        found = kind(group_ids)
+    if found != size:
+        raise ValueError(f"group_ids: expected {size}, one a row of rewards, found {found}")
+    seen: defaultdict[Hashable, int] = defaultdict(count().__next__)
+    try:
+        codes = torch.from_numpy(np.fromiter(map(seen.__getitem__, group_ids), np.int64, size))
+    except TypeError as error:
+        raise ValueError(f"group_ids: expected hashable ids: {error}") from error
+    if any(isinstance(group, Tensor) for group in seen):
+        raise ValueError(
+            "group_ids: expected one tensor or hashable ids, found several tensors, which are "
+            "equal to themselves only. Stack them."
+        )
+    return Groups(codes.to(rewards.device), len(seen))
+
+
+class Spread:
+    """Each reward's deviation from its group's mean, and each group's standard deviation.
+
+    Attributes:
+      scored: bool, shape (B, K).
+      varies: bool, shape (B, K); scored, in a group in which the reward is not constant.
+      mean, std, deviation: float64, shape (B, K), in reward units; mean and unbiased standard
+        deviation of the row's group over its scored rows. The deviation is 0 where not scored.
+
+    Args:
+      rewards: float64, shape (B, K); NaN where not scored.
+      groups: of the rows.
+      noise: shape (B, K), in reward units; rewards of a group that differ by no more than
+        the largest of its noise are constant.
+    """
+
+    def __init__(self, rewards: Tensor, groups: Groups, noise: Tensor | None = None) -> None:
+        codes, shape = groups.codes, (groups.count, rewards.shape[1])
+        rows = codes[:, None].expand_as(rewards)
+
+        def group_sum(x: Tensor) -> Tensor:
+            return x.new_zeros(shape).index_add_(0, codes, x)
+
+        def extreme(values: Tensor, fill: float, which: str) -> Tensor:
+            values = torch.where(self.scored, values, fill)
+            return rewards.new_full(shape, fill).scatter_reduce_(0, rows, values, which)
+
+        self.scored = ~rewards.isnan()
+        n = group_sum(self.scored.to(rewards))
+        self.mean = (group_sum(rewards.nan_to_num(0.0)) / n.clamp(min=1))[codes]
+        self.deviation = torch.where(self.scored, rewards - self.mean, 0.0)
+        # A constant group is recognised by its values: its deviations are rounding, not zero.
+        width = extreme(rewards, -torch.inf, "amax") - extreme(rewards, torch.inf, "amin")
+        least = 0.0 if noise is None else extreme(noise, 0.0, "amax")
+        self.varies = (width > least)[codes] & self.scored
+        # In units of the width no square over- or underflows.
+        width = torch.where(width > 0, width, 1.0)
+        squares = group_sum((self.deviation / width[codes]).square())
+        self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[codes]
+
+    def normalized(self, epsilon: float, scale: bool) -> Tensor:
+        """(r - mean) / (std + epsilon), or r - mean; NaN where not scored."""
+        values = self.deviation / (self.std + epsilon) if scale else self.deviation
+        return torch.where(self.varies, values, torch.where(self.scored, 0.0, torch.nan))
+
+
+def group_normalize(
+    rewards: Tensor, group_ids: GroupIds, *, epsilon: float = 1e-6, scale: bool = True
+) -> Tensor:
+    """Normalise each reward component within its group.
+
+    z[i, k] = (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + epsilon)
+
+    Eq. 4 of GDPO (https://arxiv.org/abs/2601.05242), with the unbiased standard deviation
+    over the group's scored rows. Differs from verl 0.9.1's `compute_grpo_outcome_advantage`
+    where a group has one scored row (0 here, the raw reward there) or is constant (exactly
+    0 here, rounding divided by epsilon there).
+
+    >>> group_normalize(torch.tensor([[1.0], [0.0], [3.0]]), ["a", "a", "b"]).round(decimals=4)
+    tensor([[ 0.7071],
+            [-0.7071],
+            [ 0.0000]])
+
+    Args:
+      rewards: shape (B, K), in reward units; NaN where not scored.
+      group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
+      epsilon: added to the standard deviation, in reward units.
+      scale: False subtracts the mean only; the result is then in reward units.
+
+    Returns:
+      shape (B, K), unitless, in the rewards' float dtype (float32 for others). NaN where
+      not scored.
+
+    Raises:
+      ValueError: shapes disagree, a reward is larger than 1e300, or epsilon is not a finite
+        number >= 0.
+    """
+    raw = check_rewards(rewards)
+    check_epsilon(epsilon)
+    spread = Spread(raw, factorize_groups(group_ids, raw))
+    return spread.normalized(epsilon, scale).to(result_dtype(rewards))

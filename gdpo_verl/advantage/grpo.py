@@ -1,0 +1,49 @@
+"""GRPO, the control: add the components, then normalise the sum within its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gdpo_verl.advantage.arguments import result_dtype
+from gdpo_verl.advantage.decomposition import decompose
+from gdpo_verl.advantage.groups import GroupIds
+from gdpo_verl.advantage.tokens import MaskedRows
+
+
+def grpo_advantages(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    response_mask: Tensor,
+    *,
+    weights: Sequence[float] | None = None,
+    epsilon: float = 1e-6,
+    scale: bool = True,
+) -> Tensor:
+    """GRPO, the control: add the components, then normalise the sum within its group.
+
+    A[i, t] = mask[i, t] (s_i - mean_g s) / (std_g s + epsilon),  s_i = sum_k w_k r[i, k]
+
+    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    >>> grpo_advantages(rewards, [0, 0, 1, 1], torch.ones(4, 1))[:, 0].round(decimals=4)
+    tensor([ 0.7071, -0.7071,  0.7071, -0.7071])
+
+    Args, returns and errors as in `gdpo_advantages`; nothing is whitened, and a component
+    that is not scored adds 0 to the sum. Sums that differ by the rounding of their addition
+    alone are equal.
+    """
+    scalars = grpo_scalars(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
+    return MaskedRows(response_mask, len(scalars), result_dtype(rewards)).scale_(scalars)
+
+
+def grpo_scalars(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    *,
+    weights: Sequence[float] | None = None,
+    epsilon: float = 1e-6,
+    scale: bool = True,
+) -> Tensor:
+    """`grpo_advantages` before the broadcast: float64, shape (B,)."""
+    return decompose(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale).grpo

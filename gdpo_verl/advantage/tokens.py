@@ -1,0 +1,93 @@
+"""From one advantage a response to one a token: the only work that is as large as B×T."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage.arguments import check_dense, kind
+
+# Elements of B×T handled at a time, on a CPU and elsewhere. What is intermediate then stays in the
+# cache, or is small beside the result. Smaller blocks would keep a machine's cores waiting for
+# each other more often, which is dear where other processes use them too.
+BLOCK = {"cpu": 2**19, "other": 2**24}
+
+
+class MaskedRows:
+    """A response mask as floats, checked and counted once, to be scaled in place.
+
+    Attributes:
+      values: shape (B, T), 0.0 and 1.0, on the mask's device.
+      counts: response tokens a row: float64, shape (B,).
+
+    Args:
+      response_mask: shape (B, T), 0 or 1 of any dtype.
+      rows: B.
+      dtype: a float dtype, of `values`.
+
+    Raises:
+      ValueError: no dense tensor of real numbers of that shape, or something else than 0 and 1.
+    """
+
+    def __init__(self, response_mask: Tensor, rows: int, dtype: torch.dtype) -> None:
+        mask = _check_mask(response_mask, rows)
+        self.values = torch.empty(mask.shape, dtype=dtype, device=mask.device)
+        self.counts = torch.zeros(rows, dtype=torch.float64, device=mask.device)
+        # A float may be rounded to 1 by the copy, so it is looked at as it is.
+        exact = mask.is_floating_point() and mask.dtype.itemsize > 1
+        # Looked at once, at the end: each look waits for an accelerator.
+        valid = torch.ones((), dtype=torch.bool, device=mask.device)
+        for block in row_blocks(mask):
+            copy = self.values[block].copy_(mask[block])
+            looked_at = mask[block] if exact else copy
+            if mask.dtype != torch.bool:
+                valid &= _zeros_and_ones(looked_at, whole=not mask.is_floating_point())
+            self.counts[block] = copy.sum(dim=1, dtype=torch.float32)  # exact up to 2^24 tokens
+        if not valid:
+            raise ValueError("response_mask: expected only 0 and 1")
+
+    def scale_(self, advantage: Tensor) -> Tensor:
+        """Put each response's advantage on its tokens, exactly 0 elsewhere, in place: (B, T).
+
+        What the dtype cannot hold becomes its largest number.
+        """
+        # Finite, so that nothing times 0 is NaN.
+        column = advantage.detach().to(self.values).nan_to_num()[:, None]
+        for block in row_blocks(self.values):
+            # Adding 0 makes 0 of -0.
+            self.values[block].mul_(column[block]).add_(0.0)
+        return self.values
+
+
+def row_blocks(table: Tensor) -> Iterator[slice]:
+    """Blocks of rows of about `BLOCK` elements; none of an empty table."""
+    if not table.numel():
+        return
+    elements = BLOCK["cpu" if table.device.type == "cpu" else "other"]
+    step = max(1, elements // table.shape[1])
+    for start in range(0, len(table), step):
+        yield slice(start, start + step)
+
+
+def _check_mask(response_mask: Tensor, rows: int) -> Tensor:
+    if not isinstance(response_mask, Tensor) or response_mask.is_complex():
+        raise ValueError(
+            f"response_mask: expected a tensor of real numbers, found {kind(response_mask)}"
+        )
+    check_dense("response_mask", response_mask)
+    if response_mask.ndim != 2 or len(response_mask) != rows:
+        raise ValueError(
+            f"response_mask: expected shape ({rows}, T), found {tuple(response_mask.shape)}"
+        )
+    return response_mask.detach()
+
+
+def _zeros_and_ones(values: Tensor, *, whole: bool) -> Tensor:
+    if whole:
+        low, high = values.aminmax()
+        return (low >= 0) & (high <= 1)
+    # Of all numbers only 0 and 1 are their own squares; infinity and NaN leave NaN.
+    low, high = values.square().sub_(values).aminmax()
+    return (low == 0) & (high == 0)
