@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, open_dict
 
-from gdpo_verl import gdpo_advantages
+from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
 
 pytestmark = pytest.mark.real
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -43,7 +43,7 @@ def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
 
 
 def trainer_of(config: DictConfig, *, seam: bool = True) -> Any:
-    """verl's trainer with nothing set up but what its advantage step reads."""
+    """verl's trainer with nothing set up but what its advantage step and its dump read."""
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
     from gdpo_verl import checks
@@ -51,6 +51,7 @@ def trainer_of(config: DictConfig, *, seam: bool = True) -> Any:
 
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config
+    trainer.global_steps = 1
     trainer.gdpo_seam = Seam(config, checks.objective_of(config)) if seam else None
     return trainer
 
@@ -96,6 +97,10 @@ def advantages(queue: Any, batch: Any) -> list[list[float]]:
     return [row.tolist() for row in data["advantages"].unbind()]
 
 
+def dumped(trainer: Any, key: str) -> dict[str, Any]:
+    return {name: column[0] for name, column in trainer.gdpo_seam.dump.columns([key]).items()}
+
+
 def info(form: float | None, correctness: float | None) -> dict[str, Any]:
     return {"score": (form or 0) + (correctness or 0), "format": form, "correctness": correctness}
 
@@ -103,17 +108,19 @@ def info(form: float | None, correctness: float | None) -> dict[str, Any]:
 NAMES = ("inputs", "outputs", "gts", "scores", "columns", "path", "step")  # _write_generations
 
 
-# Two prompts of three sessions. a's session 1 has two outputs, of which the last one counts; b's
-# session 1 is not scored for correctness, and its session 2 has an all-zero mask.
+# Two prompts of three sessions, in no order, as verl's balancing leaves them. a's session 1 has two
+# outputs, of which the last one counts; b's session 1 is not scored for correctness, and its
+# session 2 has an all-zero mask.
 ROWS = [
+    ("b_1_0", [1, 1, 1, 1], info(1.0, None)),
     ("a_0_0", [1, 1, 1], info(1.0, 3.0)),
-    ("a_1_0", [1, 1], info(1.0, -3.0)),
     ("a_1_1", [1, 0, 1, 1], info(0.0, -1.0)),
     ("a_2_0", [1], info(1.0, -3.0)),
-    ("b_0_0", [1, 1], info(0.0, 3.0)),
-    ("b_1_0", [1, 1, 1, 1], info(1.0, None)),
     ("b_2_0", [0, 0], info(1.0, -3.0)),
+    ("a_1_0", [1, 1], info(1.0, -3.0)),
+    ("b_0_0", [1, 1], info(0.0, 3.0)),
 ]
+SESSION_OF_ROW = [4, 0, 1, 2, 5, 1, 3]
 SESSIONS = torch.tensor(
     [[1, 3], [0, -1], [1, -3], [0, 3], [1, torch.nan], [1, -3]], dtype=torch.float64
 )
@@ -141,9 +148,8 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(
     trainer_of(recipe(whiten=whiten))._compute_advantage(batch, metrics)
 
     sessions = expected(whiten)
-    session_of_row = [0, 1, 1, 2, 3, 4, 5]
     for (_, mask, _), session, row in zip(
-        ROWS, session_of_row, advantages(queue, batch), strict=False
+        ROWS, SESSION_OF_ROW, advantages(queue, batch), strict=False
     ):
         assert row == pytest.approx([sessions[session] * m for m in mask], abs=1e-6)
     for row in advantages(queue, batch)[7:]:
@@ -152,6 +158,12 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(
     assert metrics["gdpo/correctness/unscored"] == pytest.approx(1 / 6)
     assert metrics["gdpo/correctness/min"] == -3.0
     assert metrics["gdpo/correctness/constant_groups"] == 0.0
+    # Where whitening puts a group in which nothing varies: mean and deviation over the tokens.
+    plain = torch.tensor(expected("none"), dtype=torch.float64)
+    share = {"token": TOKENS, "sequence": (TOKENS > 0).long(), "none": TOKENS * 0}[whiten]
+    every = plain.repeat_interleave(share)
+    shift = 0.0 if whiten == "none" else -float(every.mean() / every.std())
+    assert metrics["gdpo/whiten_shift"] == pytest.approx(shift, abs=1e-6)
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
@@ -173,7 +185,7 @@ def test_dump_holds_components_and_both_advantages(queue: Any) -> None:
     trainer = trainer_of(recipe(whiten="none"))
     trainer._compute_advantage(batch, {})
 
-    row = trainer.gdpo_seam.dump["b_1_0"]
+    row = dumped(trainer, "b_1_0")
     assert (row["format"], row["correctness"]) == (1.0, None)
     # b's formats are 0, 1, 1: (1 - 2/3) / sqrt(1/3); the unscored correctness adds nothing.
     assert row["gdpo_advantage"] == pytest.approx(0.57735, abs=1e-5)
@@ -183,7 +195,6 @@ def test_dump_holds_components_and_both_advantages(queue: Any) -> None:
     written = {}
     trainer._write_generations = lambda *args: written.update(zip(NAMES, args, strict=True))
     trainer._init_dump_executor()
-    trainer.global_steps = 1
     dump = dict.fromkeys(("inputs", "outputs", "gts", "scores"), ["x"] * 2)
     validation = {"uid": ["v_0_0", "v_1_0"], "format": [1.0, 0.0]}
     trainer._dump_generations(**dump, reward_extra_infos_dict=validation, dump_path="rollouts")
@@ -191,11 +202,12 @@ def test_dump_holds_components_and_both_advantages(queue: Any) -> None:
     assert written["columns"] == validation
     trainer._init_dump_executor()
     keys = ["b_1_0", "pad_0_0"]
-    trainer._dump_generations(**dump, reward_extra_infos_dict={"uid": keys}, dump_path="rollouts")
+    # By place as by name.
+    trainer._dump_generations(*dump.values(), {"uid": keys}, "rollouts")
     trainer._shutdown_dump_executor()
     assert written["columns"]["format"] == [1.0, None]
     assert written["columns"]["gdpo_advantage"] == [row["gdpo_advantage"], None]
-    assert not trainer.gdpo_seam.dump
+    assert len(trainer.gdpo_seam.dump) == 0
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
@@ -244,7 +256,8 @@ def test_control_with_broken_components_trains_on_without_metrics(
 def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: Any) -> None:
     from verl.utils import tensordict_utils
 
-    batch, metrics = put(queue, [(key, mask, None) for key, mask, _ in ROWS[:4]]), {}
+    keys = ["a_0_0", "a_1_0", "a_1_1", "a_2_0"]
+    batch, metrics = put(queue, [(key, [1], None) for key in keys]), {}
     # As verl's _compute_reward_colocate writes them.
     fields = {"format": np.array([1.0, 0.0, 0.0, 1.0]), "correctness": np.array([3.0, -1, -1, -3])}
     queue.kv_batch_put(
@@ -390,6 +403,210 @@ def test_metrics_can_be_switched_off(queue: Any) -> None:
     assert not [key for key in metrics if key.startswith("gdpo/")]
     assert np.abs(advantages(queue, batch)[0]).max() > 0
     queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_rollout_correction_takes_its_tokens_out_of_the_whitening(queue: Any) -> None:
+    config = recipe()
+    with open_dict(config):
+        config.algorithm.rollout_correction = {
+            "rollout_is": None,
+            "rollout_rs": "token_k1",
+            "rollout_rs_threshold": "0.5_2.0",
+        }
+    batch = put(queue, ROWS)
+    # All but one token of a_0_0 are too unlikely under the policy that is trained.
+    changed = torch.nested.as_nested_tensor([torch.tensor([-0.5, -9.0, -9.0])], layout=torch.jagged)
+    queue.kv_batch_put(
+        keys=["a_0_0"], partition_id="train", fields=tensordict(old_log_probs=changed)
+    )
+    metrics: dict[str, float] = {}
+    trainer = trainer_of(config)
+    trainer._compute_advantage(batch, metrics)
+
+    tokens = TOKENS.clone()
+    tokens[0] = 1
+    mask = torch.arange(5) < tokens[:, None]
+    pure = gdpo_advantages(SESSIONS, ["a"] * 3 + ["b"] * 3, mask)[:, 0].tolist()
+    row = advantages(queue, batch)[[key for key, _, _ in ROWS].index("a_0_0")]
+    assert row == pytest.approx([pure[0], 0.0, 0.0], abs=1e-6)
+    assert dumped(trainer, "a_0_0")["gdpo_advantage"] == pytest.approx(pure[0], abs=1e-6)
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_raw_rewards_are_reported_and_dumped_and_conditioned_ones_are_trained_on(
+    queue: Any,
+) -> None:
+    # Of three formats one counts, of three others none varies: groups of three, in which the sums
+    # of raw and of conditioned rewards are ordered differently.
+    config = recipe(conditions={"format": {"on": "correctness", "at_least": 3.0}})
+    rows = [
+        ("c_2_0", [1], info(5.0, 2.0)),
+        ("c_0_0", [1, 1], info(1.0, 3.0)),
+        ("c_1_0", [1, 1, 1], info(0.0, 3.0)),
+    ]
+    batch, metrics = put(queue, rows), {}
+    trainer = trainer_of(config)
+    trainer._compute_advantage(batch, metrics)
+
+    assert metrics["gdpo/format/mean"] == pytest.approx(2.0)
+    counted = torch.tensor([[0.0, 2.0], [1.0, 3.0], [0.0, 3.0]])
+    mask = torch.arange(3) < torch.tensor([1, 2, 3])[:, None]
+    pure = gdpo_advantages(counted, ["c"] * 3, mask)[:, 0].tolist()
+    control = grpo_advantages(counted, ["c"] * 3, mask)[:, 0].tolist()
+    sizes = group_normalize(counted.double(), ["c"] * 3).abs().sum(dim=0)
+    assert metrics["gdpo/format/advantage_share"] == pytest.approx(float(sizes[0] / sizes.sum()))
+    for (key, _, returned), gdpo, grpo in zip(rows, pure, control, strict=True):
+        row = dumped(trainer, key)
+        assert (row["format"], row["correctness"]) == (returned["format"], returned["correctness"])
+        assert row["gdpo_advantage"] == pytest.approx(gdpo, abs=1e-6)
+        assert row["grpo_advantage"] == pytest.approx(grpo, abs=1e-6)
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_a_dump_that_never_comes_is_forgotten_at_the_next_step(queue: Any) -> None:
+    batch = put(queue, ROWS)
+    trainer = trainer_of(recipe())
+    for trainer.global_steps in (1, 1, 2, 3):
+        trainer._compute_advantage(batch, {})
+        assert len(trainer.gdpo_seam.dump) == len(ROWS)
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "metrics"), [("gdpo", True), ("gdpo", False), ("grpo", True)]
+)
+def test_the_components_are_all_that_is_fetched(
+    queue: Any, monkeypatch: pytest.MonkeyPatch, estimator: str, metrics: bool
+) -> None:
+    import gdpo_verl.queue
+
+    fetched, fetch = [], gdpo_verl.queue.fetch
+
+    def record(keys: Any, partition_id: str, fields: list[str]) -> Any:
+        fetched.append(fields)
+        return fetch(keys, partition_id, fields)
+
+    monkeypatch.setattr(gdpo_verl.queue, "fetch", record)
+    batch = put(queue, ROWS)
+    trainer_of(recipe(estimator, metrics=metrics))._compute_advantage(batch, {})
+    assert fetched == [["extra_fields"]]
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_an_optional_component_that_a_colocated_reward_model_leaves_out_is_not_scored(
+    queue: Any,
+) -> None:
+    from verl.utils import tensordict_utils
+
+    from gdpo_verl.config import GdpoConfig
+    from gdpo_verl.rewards.components import Component
+
+    batch, metrics = put(queue, [(key, mask, None) for key, mask, _ in ROWS[:4]]), {}
+    fields = tensordict_utils.get_tensordict({"format": np.array([1.0, 0.0, 0.0, 1.0])})
+    queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+    config = recipe()
+    with open_dict(config):
+        config.reward.reward_model.enable = True
+        config.reward.reward_model.enable_resource_pool = False
+    trainer = trainer_of(config)
+    declared = [Component("format"), Component("correctness", optional=True)]
+    trainer.gdpo_seam.objective = GdpoConfig().resolve(declared)
+    trainer._compute_advantage(batch, metrics)
+    assert metrics["gdpo/correctness/unscored"] == 1.0
+    assert metrics["gdpo/format/mean"] == pytest.approx(2 / 4)
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_the_score_of_padding_is_not_looked_at(
+    queue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    batch = put(queue, ROWS)
+    batch = upsample_batch_to_divisible_size(batch, 5, eos_token_id=0)
+    padding = batch.keys[len(ROWS) :]
+    scores = [torch.tensor([99.0])] * len(padding)
+    scores = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
+    queue.kv_batch_put(keys=padding, partition_id="train", fields=tensordict(rm_scores=scores))
+    trainer_of(recipe())._compute_advantage(batch, {})
+    assert "weighted sum" not in caplog.text
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def tensordict(**fields: Any) -> Any:
+    from tensordict import TensorDict
+
+    return TensorDict(fields, batch_size=len(next(iter(fields.values()))))
+
+
+def test_metrics_of_mini_batches_are_those_of_all_their_rows(queue: Any) -> None:
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    def coded(row: dict[str, Any], code: int) -> dict[str, Any]:
+        return row | {"parse_error": code}
+
+    # Eleven rows of which one is scored for correctness, and one of which that is not.
+    one = [(f"a_{i}_0", [1], coded(info(float(i % 2), None), 0)) for i in range(10)]
+    one += [("a_10_0", [1], coded(info(0.0, 0.5), 4))]
+    two = [(f"b_{i}_0", [1], coded(info(1.0, 3.0 * (i % 2)), 0)) for i in range(5)]
+    aggregator, whole = MetricsAggregator(), {}
+    for rows in (one, two):
+        batch, metrics = put(queue, rows), {}
+        trainer_of(recipe())._compute_advantage(batch, metrics)
+        aggregator.add_step_metrics(metrics, sample_count=len(rows))
+        queue.kv_clear(keys=batch.keys, partition_id="train")
+    batch = put(queue, one + two)
+    trainer_of(recipe())._compute_advantage(batch, whole)
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+    found = aggregator.get_aggregated_metrics()
+    # A deviation is averaged, and each mini-batch is whitened by itself (docs/metrics.md).
+    own = {"gdpo/format/std", "gdpo/correctness/std", "gdpo/whiten_shift"}
+    assert found.keys() == whole.keys()
+    for name in found.keys() - own:
+        assert found[name] == pytest.approx(float(whole[name])), name
+    assert found["gdpo/parse_error/code_4"] == pytest.approx(1 / 16)
+
+
+def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    import gdpo_verl.trainer  # noqa: F401
+    from gdpo_verl.diagnostics import coverage_metrics
+
+    # Four failed before the first of two mini-batches of eight.
+    aggregator = MetricsAggregator()
+    for failed in (4, 0):
+        metrics = coverage_metrics(torch.zeros(8, 2), [0] * 8, failed_sessions=failed)
+        aggregator.add_step_metrics(metrics, sample_count=8)
+    assert aggregator.get_aggregated_metrics()["gdpo/failed_sessions"] == pytest.approx(0.2)
+
+
+def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: Any) -> None:
+    import asyncio
+
+    import ray
+
+    from gdpo_verl import failures
+
+    @ray.remote
+    class Worker:
+        async def fail(self) -> int:
+            import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
+
+            async def session() -> None:
+                raise KeyError("no such tool")
+
+            tasks = [asyncio.ensure_future(session())]
+            return len(await agent_loop_tq._settle_session_tasks(tasks))
+
+    assert failures._last_error() == "unknown"
+    before = queue.kv_list()
+    worker = Worker.options(name="agent_loop_worker_0_ab12", num_cpus=0).remote()
+    assert ray.get(worker.fail.remote()) == 1
+    assert failures._last_error() == "KeyError: 'no such tool'"
+    assert queue.kv_list() == before
+    ray.kill(worker)
 
 
 def test_metrics_keep_their_meaning_over_mini_batches() -> None:

@@ -1,0 +1,113 @@
+"""The estimator as verl calls it: by trainers with our seam, and by those that have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl import apply_conditions, estimator, gdpo_advantages
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.rewards.components import Component
+
+FORMAT = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+CORRECT = [3.0, -3.0, None, 3.0, 1.0, -3.0]
+UIDS = ["a", "a", "b", "a", "b", "b"]
+MASK = torch.arange(4) < torch.tensor([1, 4, 2, 3, 2, 0])[:, None]
+KEYS = ["format", "correctness"]
+
+
+def rewards() -> torch.Tensor:
+    columns = [FORMAT, [float("nan") if value is None else value for value in CORRECT]]
+    return torch.tensor(columns, dtype=torch.float64).T
+
+
+def computed(config: Any, **components: Any) -> torch.Tensor:
+    """The advantages of verl's own function, which fully_async and one_step_off call."""
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    import gdpo_verl.plugin  # noqa: F401  registers, where the tests run without verl's plug-ins
+
+    arrays = {"uid": np.array(UIDS, dtype=object)}
+    arrays |= {key: np.array(value, dtype=object) for key, value in components.items()}
+    data = DataProto.from_dict(
+        tensors={"token_level_rewards": torch.zeros(6, 4), "response_mask": MASK.long()},
+        non_tensors=arrays,
+    )
+    return compute_advantage(data, "gdpo", config=config).batch["advantages"]
+
+
+def test_components_that_a_trainer_hands_over_are_used() -> None:
+    config = OmegaConf.create({"gdpo_reward_keys": KEYS})
+    found = computed(config, format=FORMAT, correctness=CORRECT)
+    torch.testing.assert_close(found, gdpo_advantages(rewards(), UIDS, MASK).float())
+
+
+def test_the_whole_configuration_counts_for_components_that_are_handed_over() -> None:
+    condition = {"format": {"on": "correctness", "at_least": 1.0}}
+    config = OmegaConf.create(
+        {
+            "gdpo_reward_keys": KEYS,
+            "gdpo_reward_weights": [2.0, 1.0],
+            "norm_adv_by_std_in_grpo": False,
+            "gdpo": {"whiten": "sequence", "conditions": condition},
+        }
+    )
+    found = computed(config, format=FORMAT, correctness=CORRECT)
+    expected = gdpo_advantages(
+        apply_conditions(rewards(), KEYS, condition),
+        UIDS,
+        MASK,
+        weights=[2.0, 1.0],
+        whiten="sequence",
+        scale=False,
+    )
+    torch.testing.assert_close(found, expected.float())
+
+
+def test_verls_dataclass_of_the_configuration_is_read_like_the_mapping() -> None:
+    from verl.trainer.config.algorithm import AlgoConfig
+
+    config = AlgoConfig(gdpo_reward_keys=KEYS, gdpo_reward_weights=[1.0, 0.5])
+    found = computed(config, format=FORMAT, correctness=CORRECT)
+    expected = gdpo_advantages(rewards(), UIDS, MASK, weights=[1.0, 0.5])
+    torch.testing.assert_close(found, expected.float())
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({}, ValueError, r"^algorithm\.gdpo_reward_keys: the reward declares no components"),
+        ({"gdpo_reward_keys": ["formt"]}, ValueError, r"'formt' is not among.*Did you mean"),
+        (None, RuntimeError, r"without reward components.*config and non_tensor_batch"),
+    ],
+    ids=["no keys", "misspelt", "no configuration"],
+)
+def test_what_is_missing_is_named(config: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        computed(None if config is None else OmegaConf.create(config), format=FORMAT)
+
+
+def test_the_legacy_trainers_declaration_says_what_may_be_absent() -> None:
+    declared = [Component("format"), Component("correctness", optional=True)]
+    token = estimator.legacy_objective.set(GdpoConfig().resolve(declared))
+    try:
+        found = computed(OmegaConf.create({}), format=FORMAT)
+    finally:
+        estimator.legacy_objective.reset(token)
+    # Each row is a session of its own, though the names of the prompts repeat.
+    expected = gdpo_advantages(rewards()[:, :1], UIDS, MASK)
+    torch.testing.assert_close(found, expected.float())
+
+
+def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
+    objective = GdpoConfig(reward_keys=("format",)).resolve([])
+    step = estimator.AdvantageStep(objective, [{}], ["a_0_0"], [False])
+    with pytest.raises(KeyError), estimator.advantage_step(step):
+        raise KeyError
+    with pytest.raises(RuntimeError, match="without reward components"):
+        estimator.gdpo(torch.zeros(1, 1), torch.ones(1, 1), ["a"])
