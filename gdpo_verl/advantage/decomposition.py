@@ -138,12 +138,11 @@ class Decomposition:
     @property
     def _most_epsilon_changes(self) -> float:
         """A bound of how far epsilon moves their deviation: 2 K max |z| epsilon / min std."""
-        varies = self.spread.varies
-        if not self.epsilon or not bool(varies.any()):
+        if not self.epsilon or not self.normalized.numel():
             return 0.0
-        std = float(self.spread.std[varies].min())
-        largest = float(self.spread.deviation.abs().div(self.spread.std)[varies].max())
-        return 2 * self.weights.numel() * largest * self.epsilon / (std + self.epsilon)
+        least = torch.where(self.spread.varies, self.spread.std, torch.inf).min()
+        largest = self.normalized.nan_to_num(0.0).abs().max()
+        return float(2 * self.weights.numel() * largest * self.epsilon / least)
 
 
 def decompose(

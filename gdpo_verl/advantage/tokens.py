@@ -12,7 +12,7 @@ from gdpo_verl.advantage.arguments import check_dense, kind
 # Elements of B×T handled at a time, on a CPU and elsewhere. What is intermediate then stays in the
 # cache, or is small beside the result. Smaller blocks would keep a machine's cores waiting for
 # each other more often, which is dear where other processes use them too.
-BLOCK = {"cpu": 2**19, "other": 2**24}
+BLOCK = {"cpu": 2**18, "other": 2**24}
 
 
 class MaskedRows:

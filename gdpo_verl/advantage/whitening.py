@@ -42,9 +42,9 @@ def whitening(
 def moments(values: Tensor, token_counts: Tensor, over: Whiten) -> tuple[float, Tensor | None]:
     """Mean and unbiased variance over tokens or over rows; None with fewer than two of them."""
     live = ~values.isnan()
-    tokens = token_counts.to(values)[live]
-    values, share = values[live], tokens if over == "token" else (tokens > 0).to(values)
-    n = share.sum()
+    share = token_counts.to(values) if over == "token" else (token_counts > 0).to(values)
+    share, values = torch.where(live, share, 0.0), torch.where(live, values, 0.0)
+    n = float(share.sum())
     if n < 2:
         return 0.0, None
     mean = (share * values).sum() / n
