@@ -1026,3 +1026,78 @@ def test_conditions_need_a_name_for_each_component(keys: list[str]) -> None:
         ValueError, match=rf"^rewards: expected a tensor of shape \(B, {len(keys)}\)"
     ):
         apply_conditions(TWO_GROUPS, keys, {})
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype: torch.dtype) -> None:
+    condition = {"length": {"on": "quality", "at_least": 0.7}}
+    rewards = torch.tensor([[0.7, 1.0], [0.69, 1.0]], dtype=dtype)
+    found = apply_conditions(rewards, ["quality", "length"], condition)
+    assert found[:, 1].tolist() == [1.0, 0.0]
+    # As the trainer has it: float64, made of whichever the reward returned.
+    found = apply_conditions(rewards.float().double(), ["quality", "length"], condition)
+    assert found[:, 1].tolist() == ([1.0, 0.0] if dtype.itemsize > 2 else found[:, 1].tolist())
+
+
+def test_a_threshold_beyond_float32_is_compared_as_it_is() -> None:
+    condition = {"b": {"on": "a", "at_least": 1e200}}
+    rewards = torch.tensor([[1e199, 1.0], [1e200, 1.0]], dtype=torch.float64)
+    assert apply_conditions(rewards, ["a", "b"], condition)[:, 1].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6])
+def test_sums_that_differ_by_rounding_are_equal_under_grpo(epsilon: float) -> None:
+    # 0.1 + 0.2 is 0.30000000000000004, and 0.3 + 0 is 0.3.
+    rewards = torch.tensor([[0.1, 0.2], [0.3, 0.0]], dtype=torch.float64)
+    found = grpo_advantages(rewards, [0, 0], torch.ones(2, 1), epsilon=epsilon)
+    assert found.tolist() == [[0.0], [0.0]]
+    apart = torch.tensor([[0.1, 0.2], [0.3, 1e-12]], dtype=torch.float64)
+    found = grpo_advantages(apart, [0, 0], torch.ones(2, 1), epsilon=0.0)
+    close(found[:, 0], [-S, S], 1e-3)
+
+
+@pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
+def test_rewards_whose_sums_overflow_are_refused_and_not_taken_for_unscored(function: Any) -> None:
+    rewards = torch.tensor([[9e307], [0.0]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^rewards: expected finite numbers of at most 1e\+300"):
+        function(rewards, [0, 0], torch.ones(2, 1))
+    close(function(rewards / 9e7, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
+
+
+def test_a_weighted_sum_beyond_float64_is_refused() -> None:
+    rewards = torch.tensor([[1e250], [0.0]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^weights: with \[1e\+100\] the sum of row 0"):
+        grpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])
+    close(gdpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])[:, 0], [S, -S])
+
+
+FLOAT8 = [dtype for dtype in vars(torch).values() if str(dtype).startswith("torch.float8_e")]
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_masks_of_eight_bits_are_read_or_refused_by_name(dtype: torch.dtype) -> None:
+    try:
+        mask = torch.ones(2, 3).to(dtype)
+    except (RuntimeError, NotImplementedError):
+        pytest.skip("torch converts nothing to it")
+    rewards = torch.tensor([[1.0], [0.0]])
+    expected = gdpo_advantages(rewards, [0, 0], torch.ones(2, 3))
+    assert torch.equal(gdpo_advantages(rewards, [0, 0], mask), expected)
+    with pytest.raises(ValueError, match="^response_mask: expected only 0 and 1"):
+        gdpo_advantages(rewards, [0, 0], torch.full((2, 3), 2.0).to(dtype))
+
+
+@pytest.mark.parametrize("name", ["rewards", "response_mask"])
+@pytest.mark.parametrize("layout", ["sparse", "nested"])
+def test_tensors_that_are_not_dense_are_refused_by_name(name: str, layout: str) -> None:
+    dense = torch.ones(2, 1)
+    other = (
+        dense.to_sparse()
+        if layout == "sparse"
+        else torch.nested.nested_tensor(list(dense.unbind()))
+    )
+    arguments = {"rewards": dense, "group_ids": [0, 0], "response_mask": dense}
+    with pytest.raises(ValueError, match=f"^{name}: expected a dense tensor, found"):
+        gdpo_advantages(**arguments | {name: other})

@@ -18,6 +18,7 @@ from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
+HALVES = (torch.float16, torch.bfloat16)
 KEYS = ("format", "correctness")
 
 
@@ -276,3 +277,27 @@ def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
     rows = [GARBAGE, *infos((1.0, 1.0), ("bad", 1.0))]
     with pytest.raises(ValueError, match=r"'format', found 'bad' for row u_1_0"):
         RewardBatch(objective(), rows, ["u"] * 3, ["pad", name(0), name(1)], [True, False, False])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.7, np.float32(0.7), np.float16(0.7), *(torch.tensor(0.7).to(t) for t in HALVES)],
+    ids=["float", "float32", "float16", "torch float16", "torch bfloat16"],
+)
+def test_a_reward_written_as_the_threshold_meets_it(value: Any) -> None:
+    wanted = objective(conditions={"correctness": {"on": "format", "at_least": 0.7}})
+    rows = infos((value, 1.0), (0.699, 1.0))
+    batch = RewardBatch(wanted, rows, ["u", "u"], [name(0), name(1)])
+    assert batch.rewards[:, 1].tolist() == [1.0, 0.0]
+
+
+def test_a_number_too_large_to_be_one_is_no_parse_error_and_no_weight() -> None:
+    rows = [row | {"parse_error": 10**400} for row in infos((1.0, 1.0))]
+    assert RewardBatch(objective(), rows, ["u"], [name(0)]).parse_errors == [None]
+    with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_weights: expected finite"):
+        GdpoConfig.from_algorithm({"gdpo_reward_weights": {"format": 10**400}})
+
+
+def test_rewards_too_large_to_be_added_are_refused_with_key_and_row() -> None:
+    with pytest.raises(ValueError, match=r"'format', found 9e\+307 for row u_0_0.*at most 1e\+300"):
+        read_components(infos((9e307, 1.0)), objective(), ["u_0_0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -225,3 +226,94 @@ def test_manager_makes_the_score_the_weighted_sum(compose: Callable, tokenizer: 
     # An empty answer: format 0, correctness -3.
     assert (returned["format"], returned["correctness"]) == (0.0, -3.0)
     assert returned["score"] == 0.5 * 0.0 + 2 * -3.0
+
+
+SEEDING = """
+import random, sys
+import numpy, torch
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(7)
+sys.modules["a_rewards_module_was_imported"] = sys
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 0.0, "a": 0.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("algorithm.adv_estimator=gdpo", True),
+        ("+algorithm.gdpo.metrics=true", True),
+        ("+algorithm.gdpo_reward_keys=[a]", True),
+        ("algorithm.filter_groups.metric=components", True),
+        ("reward.reward_manager.name=gdpo_components", True),
+        ("reward.custom_reward_function.path=pkg://gdpo_verl.rewards.tool_call", True),
+        ("reward.custom_reward_function.path=pkg://json.decoder", False),
+        ("reward.custom_reward_function.path=pkg://no.such.module", False),
+        ("reward.custom_reward_function.path=no/such/file.py", False),
+        ("trainer.total_epochs=1", False),
+    ],
+)
+def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expected: bool) -> None:
+    from gdpo_verl import checks
+
+    config = compose(
+        "~algorithm.gdpo",
+        "algorithm.adv_estimator=grpo",
+        "algorithm.filter_groups.metric=null",
+        "reward.reward_manager.name=naive",
+        "reward.custom_reward_function.path=null",
+        override,
+        recipe="toolbox/grpo",
+    )
+    assert checks.asks(config) is expected
+
+
+@pytest.mark.parametrize("declares", [False, True], ids=["a stranger's", "one that declares"])
+def test_a_reward_file_leaves_the_trainer_as_it_was(
+    compose: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declares: bool
+) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    from gdpo_verl import checks
+
+    text = SEEDING
+    if declares:
+        text = "from gdpo_verl.rewards.components import declares\n" + SEEDING.replace(
+            "def compute", '@declares("a")\ndef compute'
+        )
+    path = tmp_path / "reward.py"
+    path.write_text(text)
+    config = compose(
+        f"reward.custom_reward_function.path={path}",
+        "reward.reward_manager.name=naive",
+        recipe="toolbox/grpo",
+    )
+    monkeypatch.delitem(sys.modules, "a_rewards_module_was_imported", raising=False)
+    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert checks.asks(config) is declares
+    objective = checks.objective_of(config) if checks.asks(config) else None
+    assert ("a_rewards_module_was_imported" in sys.modules) is declares
+    assert (objective is not None) is declares
+    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert after == before
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_reward_file_that_exits_is_named_and_ends_no_control(
+    compose: Callable, tmp_path: Path, estimator: str
+) -> None:
+    from gdpo_verl import checks
+
+    path = tmp_path / "reward.py"
+    path.write_text("import gdpo_verl, sys\nsys.exit('no licence')\n")
+    config = compose(f"reward.custom_reward_function.path={path}", recipe=f"toolbox/{estimator}")
+    if estimator == "grpo":
+        assert checks.objective_of(config) is None
+        return
+    with pytest.raises(ValueError, match=r"cannot load .*SystemExit: no licence"):
+        checks.objective_of(config)
