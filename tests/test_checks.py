@@ -259,8 +259,6 @@ def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expect
     from gdpo_verl import checks
 
     config = compose(
-        "~algorithm.gdpo",
-        "algorithm.adv_estimator=grpo",
         "algorithm.filter_groups.metric=null",
         "reward.reward_manager.name=naive",
         "reward.custom_reward_function.path=null",
