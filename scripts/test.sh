@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Every test: style, types, fast ones, then the real ones (verl's driver, Ray and vLLM on the cores
-# of this machine). Sets itself up; about an hour on two cores. Where Debian's
-# chromium is installed, the pages are opened in it. Arguments go to both pytest calls.
+# Style, types and tests: the fast ones, and beside them the real ones (verl's driver, Ray and vLLM
+# on the cores of this machine) one after the other. Sets itself up. Where Debian's chromium is
+# installed, the pages are opened in it.
+#
+#   scripts/test.sh [PYTEST ARGUMENTS]           what a change has to pass
+#   scripts/test.sh --all [PYTEST ARGUMENTS]     the slow ones, too (docs/developing.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
@@ -16,15 +19,11 @@ scripts/setup.sh cpu test
 [ -d .venv/trl/trl-1.16.0.dist-info ] ||
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/trl trl==1.16.0
 
+tier="not slow"
+if [ "${1:-}" = --all ]; then tier="" && shift; fi
+
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 
-# With arguments (-k NAME, say) one of the two may select nothing, which pytest calls status 5.
-arguments=("$@")
-pytest() {
-  .venv/bin/python -m pytest "$@" "${arguments[@]}" ||
-    { status=$?; [ $status = 5 ] && [ ${#arguments[@]} -gt 0 ]; }
-}
-pytest -m "not real" -q -n 2 --dist loadfile
-pytest -m real -v    # one after the other: two trainings at once would share a socket of verl's
+.venv/bin/python -m pytest -m "$tier" -v -n 2 --dist loadgroup --no-loadscope-reorder --durations 30 "$@"

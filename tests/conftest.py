@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,22 +37,47 @@ class Training:
         return [json.loads(line) for line in lines]
 
 
+# Fixtures that start a training, of which one can run at a time: two would share verl's socket.
+TRAININGS = {"driver", "train", "victim", "cluster"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Trainings come first and, with `-n`, one after the other; other files go where a core is."""
+
+    def trains(item: pytest.Item) -> bool:
+        return not TRAININGS.isdisjoint(getattr(item, "fixturenames", ()))
+
+    for item in items:
+        group = "trainings" if trains(item) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=trains, reverse=True)
+
+
 @pytest.fixture(scope="session")
 def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared toolbox task."""
-    out = tmp_path_factory.mktemp("data") / "toolbox"
-    run_cli("prepare", "toolbox", "--out", str(out))
-    return out
+    return made_once(tmp_path_factory, "toolbox", "prepare", "toolbox")
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny policy, as `gdpo-verl make-policy` trains it; the command checks its competence."""
-    out = tmp_path_factory.mktemp("models") / "toolbox"
-    started = time.monotonic()
-    run_cli("make-policy", "--out", str(out))
-    print(f"make-policy: {time.monotonic() - started:.0f} s")
-    return out
+    return made_once(tmp_path_factory, "policy", "make-policy")
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, *command: str) -> Path:
+    """What a command of ours makes, made by the first of xdist's workers that asks for it."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    made = root / name
+    with (root / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            unfinished = root / f"{name}.unfinished"
+            run_cli(*command, "--out", str(unfinished))
+            unfinished.rename(made)
+    return made
 
 
 def stock_overrides() -> list[str]:

@@ -243,6 +243,7 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
@@ -328,6 +330,7 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_job_without_the_token_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

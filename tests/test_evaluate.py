@@ -759,6 +759,7 @@ OWN_ROWS = [
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @needs_bfcl
 def test_a_checkpoint_is_evaluated_through_vllm_and_again_alike(policy, tmp_path):
     state = load_file(policy / "model.safetensors")

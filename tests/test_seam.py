@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 from collections.abc import Iterator
@@ -176,6 +177,7 @@ def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any)
     trainer_of(recipe("grpo"))._compute_advantage(batch, metrics)
     assert advantages(queue, batch) == without
     assert metrics["gdpo/correctness/max"] == 3.0
+    assert {"gdpo/format/constant_groups", "gdpo/distinct_advantages/grpo"} <= set(metrics)
     assert "gdpo/whiten_shift" not in metrics
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
@@ -386,6 +388,31 @@ def test_failed_sessions_are_counted_once(queue: Any) -> None:
         partition_id="train",
     )
     queue.kv_clear(keys=["half_0_0", "half_0_1"], partition_id="train")
+
+
+def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
+    from verl.trainer.ppo.v1 import agent_loop_tq
+
+    from gdpo_verl.failures import SessionFailures
+
+    async def prompt() -> list[BaseException]:
+        async def session() -> None:
+            raise AssertionError("no such table")
+
+        return await agent_loop_tq._settle_session_tasks([asyncio.create_task(session())])
+
+    buffer = buffer_of(queue, recipe(), {})
+    SessionFailures(buffer, 3, stop=True)
+    assert len(asyncio.run(prompt())) == 1
+    uids = [f"p{i}" for i in range(8)]
+    for uid in uids[:7]:
+        queue.kv_put(key=uid, partition_id="train", tag={"is_prompt": True, "status": "failure"})
+    queue.kv_put(key=uids[7], partition_id="train", tag={"is_prompt": True, "status": "running"})
+    buffer._sync_metadata_from_transfer_queue()  # one may still answer
+    queue.kv_put(key=uids[7], partition_id="train", tag={"is_prompt": True, "status": "failure"})
+    with pytest.raises(RuntimeError, match=r"every rollout session failed: 8 prompts .*no such tab"):
+        buffer._sync_metadata_from_transfer_queue()
+    queue.kv_clear(keys=uids, partition_id="train")
 
 
 def test_codes_of_unreadable_answers_are_counted(queue: Any) -> None:
