@@ -94,7 +94,7 @@ def stock_overrides() -> list[str]:
                 flat.append(f"++{prefix}{key}={quoted}")
 
     walk("", OmegaConf.to_container(recipe))
-    lengths = ["data.max_prompt_length=128", "data.max_response_length=64"]
+    lengths = ["data.max_prompt_length=64", "data.max_response_length=48"]
     return [*flat, *lengths, "trainer.logger=[console,file]"]
 
 

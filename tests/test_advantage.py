@@ -1019,15 +1019,6 @@ def test_an_unknown_whitening_is_refused(whiten: Any) -> None:
         gdpo_advantages(**GOOD, whiten=whiten)
 
 
-@pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"]], ids=["too few", "too many"])
-def test_conditions_need_a_name_for_each_component(keys: list[str]) -> None:
-    apply_conditions(TWO_GROUPS, ["a", "b"], {})
-    with pytest.raises(
-        ValueError, match=rf"^rewards: expected a tensor of shape \(B, {len(keys)}\)"
-    ):
-        apply_conditions(TWO_GROUPS, keys, {})
-
-
 PLAIN_DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -40,6 +40,18 @@ result["poll"] = buffer.poll_interval
 from verl.workers.engine.fsdp import transformer_impl
 result["pinned"] = transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory
 result["weight"] = layer.weight.numel()
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+import zmq
+condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://x")
+result["spins"] = condition.busy_loop_s
+from omegaconf import OmegaConf
+from gdpo_verl.cpu import workers
+from verl.trainer import constants_ppo
+workers.start = lambda variables: variables["NCCL_DEBUG"] + variables["OWN"]
+own = {"env_vars": {"OWN": " and own"}, "py_executable": None}
+config = OmegaConf.create({"ray_kwargs": {"ray_init": {"runtime_env": own}}})
+constants_ppo.get_ppo_ray_runtime_env(config)
+result["worker command"] = config.ray_kwargs.ray_init.runtime_env.py_executable
 print("@" + json.dumps(result))
 """
 
@@ -78,6 +90,8 @@ def test_departures_are_applied_on_the_cpu_platform() -> None:
     assert found["weight"] == 64 * 64
     assert found["poll"] == 0.1
     assert found["pinned"] is False
+    assert found["spins"] == 0
+    assert found["worker command"] == "WARN and own"
 
 
 def test_upstream_still_needs_each_departure() -> None:
@@ -91,6 +105,8 @@ def test_upstream_still_needs_each_departure() -> None:
     assert found["backend"] == "cpu:gloo,cpu:gloo", "use_one_gloo_backend can go"
     assert found["vllm"] is None, "name_vllm can go"
     assert found["weight"] == 0, "keep_plain_weights can go"
+    assert found["spins"] > 0, "wait_without_spinning can go"
+    assert found["worker command"] is None, "fork_workers can go"
 
 
 def test_verl_pins_the_memory_of_an_offloaded_reference_policy() -> None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 from conftest import Training, processes_of, run_cli
 from omegaconf import OmegaConf
-from test_training import probability_change
 
 from gdpo_verl import checkpoints, deaths, launch, saving
 from gdpo_verl.checkpoints import CheckpointError, Place

@@ -62,7 +62,7 @@ def test_verl_discovers_the_entry_points() -> None:
     assert found["gdpo"] == "gdpo_verl.plugin"
     assert found["gdpo_cpu"] == "gdpo_verl.cpu"
     general = {point.name: point.value for point in entry_points(group="vllm.general_plugins")}
-    assert general["gdpo_cpu"] == "gdpo_verl.cpu.vllm:keep_plain_weights"
+    assert general["gdpo_cpu"] == "gdpo_verl.cpu.vllm:apply"
 
 
 def test_other_estimators_are_bit_identical_with_and_without_the_plugin() -> None:

@@ -410,7 +410,7 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> N
     queue.kv_put(key=uids[7], partition_id="train", tag={"is_prompt": True, "status": "running"})
     buffer._sync_metadata_from_transfer_queue()  # one may still answer
     queue.kv_put(key=uids[7], partition_id="train", tag={"is_prompt": True, "status": "failure"})
-    with pytest.raises(RuntimeError, match=r"every rollout session failed: 8 prompts .*no such tab"):
+    with pytest.raises(RuntimeError, match=r"session failed: 8 prompts .*no such table"):
         buffer._sync_metadata_from_transfer_queue()
     queue.kv_clear(keys=uids, partition_id="train")
 
