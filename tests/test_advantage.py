@@ -346,6 +346,14 @@ def test_a_condition_on_an_unscored_component_leaves_the_conditioned_one_unscore
     assert found[2].tolist() == [1.0, 0.5]
 
 
+def test_a_failed_condition_scores_what_was_not_scored_with_zero() -> None:
+    # Whatever the length is, it would not count; with a correct answer it is not known.
+    rewards = torch.tensor([[0.0, NAN], [1.0, NAN], [0.0, 2.0]])
+    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
+    assert found.isnan().tolist() == [[False, False], [False, True], [False, False]]
+    assert found.nan_to_num(9.0).tolist() == [[0.0, 0.0], [1.0, 9.0], [0.0, 0.0]]
+
+
 def test_several_components_may_hang_on_one() -> None:
     conditions = {
         "length": {"on": "correctness", "at_least": 1},
@@ -935,6 +943,14 @@ MASK_DTYPES = [
 @pytest.fixture
 def one_row_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tokens.BLOCK, "cpu", 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5], ids=lambda rows: f"{rows} rows a block")
+def test_no_row_of_any_block_is_lost(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = lengths(3, 1, 1, 1)
+    monkeypatch.setitem(tokens.BLOCK, "cpu", rows * mask.shape[1])
+    found = gdpo_advantages(TWO_GROUPS, PAIRS, mask)
+    close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983])
 
 
 @pytest.mark.usefixtures("one_row_a_block")

@@ -92,11 +92,15 @@ def test_the_score_is_the_weighted_sum_of_what_counts() -> None:
 
 def test_conditions_reach_both_advantages() -> None:
     wanted = objective(whiten="none", conditions={"format": {"on": "correctness", "at_least": 1.0}})
-    batch = RewardBatch(wanted, infos((1.0, 1.0), (1.0, 0.0)), ["u", "u"], ["u_0_0", "u_1_0"])
-    s = 1 / math.sqrt(2)
-    # The second format does not count: both components are 1, 0.
-    close(gdpo(batch, torch.tensor([1, 1])), [2 * s, -2 * s], 1e-5)
-    close(grpo(batch), [s, -s], 1e-5)
+    rows = [(1.0, 1.0), (4.0, 0.0), (0.0, 2.0)]
+    batch = RewardBatch(wanted, infos(*rows), ["u"] * 3, [*map(name, range(3))])
+    counted = torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    # Formats 1, 0, 0: (2, -1, -1)/3 over sqrt(1/3); correctness 1, 0, 2 deviates by 1 from 1.
+    z = 1 / math.sqrt(3)
+    close(gdpo(batch, torch.tensor([1, 1, 1])), [2 * z, -z - 1, -z + 1], 1e-5)
+    # Sums 2, 0, 2 of mean 4/3 and deviation sqrt(4/3); the raw ones are 2, 4, 2.
+    close(grpo(batch), [z, -2 * z, z], 1e-5)
+    close(batch.rewards, counted)
 
 
 def test_an_unscored_row_gets_zero() -> None:
@@ -194,6 +198,31 @@ def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
     found = gdpo(batch, torch.tensor([1, 2, 0, 4, 5, 6]))
     expected = gdpo_advantages(LAST, ["u"] * 3, torch.ones(3, 1), whiten="sequence")
     close(found, expected[SESSION_OF_ROW, 0])
+
+
+def test_the_parse_error_of_a_session_is_that_of_its_last_output() -> None:
+    names, rows, _ = zip(*MANY, strict=True)
+    coded = [
+        info | {"parse_error": code}
+        for info, code in zip(infos(*rows), (1, 2, 3, 4, 5, 6), strict=True)
+    ]
+    padded = [GARBAGE | {"parse_error": 8}, *coded]
+    batch = RewardBatch(
+        objective(), padded, ["u"] * 7, ["pad", *names], [True] + [False] * len(names)
+    )
+    found = zip(batch.last_rows.tolist(), batch.parse_errors, strict=True)
+    # Rows 3, 4 and 2 of those with padding in front: outputs 10, 0 and 1 of sessions 0, 1 and 2.
+    assert sorted(found) == [(2, 2), (3, 3), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, 0), (3.0, 3), (np.int64(3), 3), (10**400, None), (-math.inf, None), (NAN, None)],
+    ids=["none", "float", "numpy", "too large", "infinite", "NaN"],
+)
+def test_a_parse_error_is_a_number_or_not_known(value: Any, expected: int | None) -> None:
+    info = {"format": 1.0, "correctness": 1.0, "parse_error": value}
+    assert RewardBatch(objective(), [info], ["u"], ["u_0_0"]).parse_errors == [expected]
 
 
 def test_each_output_keeps_its_own_score() -> None:
