@@ -1,0 +1,152 @@
+"""A run that did not ask for GDPO is the same with the plug-in installed and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.real
+TESTS = Path(__file__).parent
+
+REWARD = """
+import random
+import numpy as np
+import torch
+print("a user's reward is imported")
+random.seed(7), np.random.seed(7), torch.manual_seed(7)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": float(len(solution_str) % 5), "length": len(solution_str)}
+"""
+EXITS = """
+import sys
+sys.exit("only for the workers that compute rewards")
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return 0.0
+"""
+# The two entries that a run may ask for by name.
+OURS = {
+    "verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY": "gdpo",
+    "verl.experimental.reward_loop.reward_manager.registry.REWARD_MANAGER": "gdpo_components",
+}
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the same step leaves in a process with the plug-in, and in one without."""
+    from transformers import Qwen2Config
+
+    from gdpo_verl.policy import train_tokenizer
+    from gdpo_verl.policy_tasks import TASKS
+
+    directory = tmp_path_factory.mktemp("unnoticed")
+    train_tokenizer(TASKS["toolbox"](), 0, vocabulary=300).save_pretrained(directory / "policy")
+    Qwen2Config(architectures=["Qwen2ForCausalLM"]).save_pretrained(directory / "policy")
+    (directory / "reward.py").write_text(REWARD)
+    (directory / "exits.py").write_text(EXITS)
+    (directory / "agent_loop.yaml").write_text("- name: answers\n  _target_: unnoticed.Answers\n")
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"call {index}"}],
+            "data_source": "unnoticed",
+            "reward_model": {"style": "rule", "ground_truth": "call"},
+            "extra_info": {"index": index},
+        }
+        for index in range(16)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), directory / "rows.parquet")
+    return {policy: side(policy, directory) for policy in ("none", "auto")}
+
+
+def side(policy: str, directory: Path) -> dict[str, Any]:
+    process = subprocess.run(
+        [sys.executable, str(TESTS / "unnoticed.py"), str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"VERL_USE_EXTERNAL_PLUGINS": policy, "PYTHONPATH": str(TESTS)},
+        timeout=400,
+    )
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
+    return json.loads((directory / f"{policy}.json").read_text())
+
+
+def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -> dict[str, Any]:
+    """The findings so named that are not the same on both sides, as (without, with)."""
+    without, with_plugin = sides["none"], sides["auto"]
+    assert without.keys() == with_plugin.keys()
+    chosen = [name for name in without if choose(name)]
+    assert chosen
+    return {
+        name: (without[name], with_plugin[name])
+        for name in chosen
+        if without[name] != with_plugin[name]
+    }
+
+
+def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> None:
+    without, with_plugin = sides["none"], sides["auto"]
+    assert "gdpo_verl.hooks" in with_plugin["modules: imported"]
+    assert not [name for name in without["modules: in the end"] if "gdpo" in name]
+    for side in sides.values():
+        rows = side["queue after the advantages"]["train"]
+        assert len(rows["rows"]) == 8  # 3 + 2 + 3 sessions
+        assert any(value != "0.0" for _, row in rows["fields"]["advantages"] for value in row)
+        assert side["file rollouts/1.jsonl"].count("\n") == 8
+        assert side["validation"]
+        raised = [name for name, value in side.items() if str(value).startswith("raised")]
+        assert all(name.startswith("raises: ") for name in raised), raised
+        assert len(raised) == len([name for name in side if name.startswith("raises: ")]) == 8
+
+
+def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(
+    sides: dict[str, dict[str, Any]],
+) -> None:
+    for moment in ("registries", "registries in the end"):
+        without, with_plugin = sides["none"][moment], sides["auto"][moment]
+        for table, name in OURS.items():
+            assert with_plugin[table].pop(name).startswith("gdpo_verl.")
+            without[table].pop(name, None)
+        assert len(without) > 20
+    assert not differing(sides, lambda name: name.startswith("registries"))
+
+
+def test_modules_and_classes_of_verl_have_the_same_members(
+    sides: dict[str, dict[str, Any]],
+) -> None:
+    assert not differing(sides, lambda name: name == "names")
+
+
+def test_only_the_plugin_itself_is_imported_besides(sides: dict[str, dict[str, Any]]) -> None:
+    moments = [name for name in sides["none"] if name.startswith("modules: ")]
+    assert len(moments) == 5  # two of them in verl's workers
+    for moment in moments:
+        without, with_plugin = (set(sides[policy][moment]) for policy in ("none", "auto"))
+        more = {name for name in with_plugin - without if name.split(".")[0] != "gdpo_verl"}
+        assert {name for name in more if name.split(".")[0] != "wrapt"} == set(), moment
+        assert without <= with_plugin, moment
+
+
+def test_a_reward_file_that_seeds_or_exits_does_so_in_the_workers_alone(
+    sides: dict[str, dict[str, Any]],
+) -> None:
+    assert not differing(sides, lambda name: name.startswith("start: "))
+
+
+@pytest.mark.parametrize("what", ["settings", "process", "queue", "metrics", "file", "validation"])
+def test_the_step_leaves_the_same(sides: dict[str, dict[str, Any]], what: str) -> None:
+    assert not differing(sides, lambda name: name.split()[0].rstrip(":") == what)
+
+
+def test_what_goes_wrong_is_raised_as_verl_raises_it(sides: dict[str, dict[str, Any]]) -> None:
+    assert not differing(sides, lambda name: name.startswith("raises: "))

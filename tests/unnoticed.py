@@ -1,0 +1,336 @@
+"""One side of `test_unnoticed`: verl's own GRPO step, and all that a plug-in could have touched.
+
+    VERL_USE_EXTERNAL_PLUGINS=auto|none python tests/unnoticed.py DIRECTORY
+
+The trainer, replay buffer, agent loop worker, reward worker and TransferQueue are verl's; in place
+of the language model stands `Answers`. DIRECTORY holds `policy/` (a tokenizer and a configuration),
+`rows.parquet`, `reward.py` and `exits.py`; the findings go to `<auto|none>.json` in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import io
+import itertools
+import json
+import logging
+import os
+import pickle
+import random
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+PROMPTS, SESSIONS = 4, 3
+found: dict[str, Any] = {}
+
+
+class Answers(AgentLoopBase):
+    """Texts that differ by session; some sessions fail, and all of the last prompt's do."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        prompt, session = kwargs["index"], kwargs["session_id"]
+        if (prompt, session) == (1, 2) or prompt == PROMPTS - 1:
+            raise ValueError(f"no answer to prompt {prompt} in session {session}")
+        answer = self.tokenizer.encode(f"{prompt} " + "call " * (session + 1))
+        return AgentLoopOutput(
+            prompt_ids=self.tokenizer.encode(kwargs["raw_prompt"][0]["content"]),
+            response_ids=answer,
+            response_mask=[1] * len(answer),
+            response_logprobs=[-0.5 - session] * len(answer),
+            num_turns=2,
+            metrics={},
+            extra_fields={"min_global_steps": 0, "max_global_steps": 0},
+        )
+
+
+def settings(directory: Path, reward: str) -> Any:
+    import hydra
+
+    overrides = {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_files": directory / "rows.parquet",
+        "data.val_files": directory / "rows.parquet",
+        "data.shuffle": "false",
+        "data.train_batch_size": PROMPTS,
+        "data.dataloader_num_workers": 0,
+        "data.max_prompt_length": 64,
+        "data.max_response_length": 64,
+        "actor_rollout_ref.model.path": directory / "policy",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": PROMPTS,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": PROMPTS,
+        "actor_rollout_ref.rollout.n": SESSIONS,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.val_kwargs.n": 1,
+        "actor_rollout_ref.rollout.agent.num_workers": 1,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": "answers",
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": directory / "agent_loop.yaml",
+        "reward.num_workers": 1,
+        "reward.custom_reward_function.path": directory / reward,
+        "trainer.device": "cpu",
+        "trainer.n_gpus_per_node": 1,
+        "trainer.logger": "[console]",
+        "trainer.val_before_train": "false",
+        "trainer.rollout_data_dir": directory / "rollouts",
+        "trainer.validation_data_dir": directory / "validation",
+        "trainer.default_local_dir": directory / "checkpoints",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    }
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        return hydra.compose("ppo_trainer", [f"{key}={value}" for key, value in overrides.items()])
+
+
+def keep(name: str, run: Callable[[], Any]) -> Any:
+    """Note what `run` returns, or what it raises, under `name`."""
+    try:
+        result = run()
+        found[name] = plain(result)
+    except BaseException as error:
+        result = None
+        text = re.sub(r"0x[0-9a-f]+|/site-packages/\S+", "...", str(error))
+        found[name] = f"raised {type(error).__name__}: {text}"
+    return result
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it, tensors and floats to the last bit."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        rows = value.unbind() if value.is_nested else [value]
+        return [[str(row.dtype), [plain(item) for item in row.flatten().tolist()]] for row in rows]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else repr(value)
+
+
+def described(value: Any) -> str:
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return type(value).__name__
+
+
+def registries() -> dict[str, dict[str, str]]:
+    """Every table that a module or class of verl's keeps: its keys, and what they stand for."""
+    tables: dict[str, dict[str, str]] = {}
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.split(".")[0] != "verl":
+            continue
+        owners = [(module_name, vars(module))]
+        owners += [
+            (f"{module_name}.{name}", vars(value))
+            for name, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module_name
+        ]
+        for owner, names in owners:
+            for name, value in names.items():
+                if isinstance(value, dict) and not name.startswith("__"):
+                    tables[f"{owner}.{name}"] = {
+                        str(key): described(entry) for key, entry in value.items()
+                    }
+    return tables
+
+
+def names() -> dict[str, str]:
+    """What each module and class of verl's has in it."""
+    members: dict[str, str] = {}
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.split(".")[0] != "verl":
+            continue
+        members[module_name] = " ".join(sorted(vars(module)))
+        for name, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == module_name:
+                members[f"{module_name}.{name}"] = " ".join(sorted(vars(value)))
+    return members
+
+
+def process() -> dict[str, Any]:
+    """What a module of a user's, or of a plug-in's, changes by being imported."""
+    return {
+        "signals": {str(number): described(signal.getsignal(number)) for number in (2, 6, 13, 15)},
+        "hooks": [described(hook) for hook in (sys.excepthook, sys.unraisablehook)],
+        "environment": sorted(name for name in os.environ if not name.startswith("RAY_")),
+        "loggers": {
+            name: [logger.level, logger.propagate, len(logger.handlers)]
+            for name in sorted(logging.root.manager.loggerDict)
+            if name.split(".")[0] == "verl"
+            for logger in [logging.getLogger(name)]
+        },
+    }
+
+
+def random_state() -> list[str]:
+    import numpy as np
+    import torch
+
+    states = (random.getstate(), np.random.get_state(), torch.get_rng_state().numpy().tobytes())
+    return [hashlib.sha256(pickle.dumps(state)).hexdigest() for state in states]
+
+
+def modules() -> list[str]:
+    return sorted(sys.modules)
+
+
+def start(trainer: Any) -> list[Any]:
+    """Read the data as verl does; the random states that it leaves, and whether a reward spoke."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    trainer._init_tokenizer()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        trainer._init_dataloader()
+    return [random_state(), "a user's reward" in printed.getvalue()]
+
+
+def fails(trainer: Any, directory: Path) -> None:
+    """What verl raises where a run goes wrong, method by method."""
+    from omegaconf import OmegaConf
+    from ray.exceptions import RayActorError
+    from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+    from verl.utils.config import validate_config
+
+    wrong = copy.copy(trainer)
+    wrong.config = copy.deepcopy(trainer.config)
+    keep("valid", lambda: validate_config(wrong.config, False, False))
+    wrong.config.data.val_files = str(directory / "absent.parquet")
+    keep("raises: no data file", wrong._init_dataloader)
+    wrong.config.actor_rollout_ref.actor.ppo_micro_batch_size = PROMPTS
+    keep("raises: invalid", lambda: validate_config(wrong.config, False, False))
+    keep("raises: unknown estimator", lambda: get_adv_estimator_fn("gdpo2"))
+    unknown = KVBatchMeta(partition_id="train", keys=["no_0_0"], tags=[{}])
+    keep("raises: unknown row", lambda: wrong._compute_advantage(unknown, {}))
+    keep("raises: too few arguments", lambda: wrong._dump_generations([], []))
+    keep("raises: no workers to save", lambda: wrong._save_checkpoint())
+    for error in (KeyError("step"), RayActorError()):
+
+        def step(*args: Any, error: Exception = error) -> None:
+            raise error
+
+        wrong.step, wrong.global_steps = step, 0
+        wrong.config.trainer.total_training_steps = wrong.total_training_steps = 1
+        keep(f"raises: step, {type(error).__name__}", lambda: wrong.fit(None))
+    found["settings after all"] = OmegaConf.to_yaml(trainer.config)
+
+
+def queue_contents() -> dict[str, Any]:
+    """Each partition's keys, tags and fields, but for the times."""
+    import transfer_queue as tq
+
+    contents: dict[str, Any] = {}
+    for partition, tags in tq.kv_list().items():
+        rows = sorted(key for key, tag in tags.items() if not tag.get("is_prompt"))
+        contents[partition] = {"tags": plain(dict(sorted(tags.items())))}
+        if rows:
+            data = tq.kv_batch_get(keys=rows, partition_id=partition)
+            fields = {name: data[name] for name in sorted(data.keys()) if name != "metrics"}
+            contents[partition] |= {"rows": rows, "fields": plain(fields)}
+    return contents
+
+
+def one_step(trainer: Any, directory: Path) -> None:
+    """A training step without a model: rollout, advantages, metrics, dump; then a validation."""
+    import transfer_queue as tq
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    trainer.global_steps = 1
+    trainer._add_batch_to_generate()
+    batch, metrics = trainer.replay_buffer.sample(
+        global_steps=1, partition_id="train", batch_size=PROMPTS
+    )
+    batch.reorder(sorted(range(len(batch.keys)), key=batch.keys.__getitem__))
+    keep("queue after the rollout", queue_contents)
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["uid"])
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id="train", select_fields=["rollout_log_probs"]
+    )
+    data["old_log_probs"] = data.pop("rollout_log_probs")
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=data)
+    batch = upsample_batch_to_divisible_size(batch, 4, trainer.tokenizer.eos_token_id)
+    keep("advantage", lambda: trainer._compute_advantage(batch, metrics).keys)
+    keep("queue after the advantages", queue_contents)
+    keep("metrics of verl", lambda: trainer._compute_metrics(batch, metrics, {"step": 1.0}, 1, 0))
+    keep("metrics", lambda: metrics)
+    keep(
+        "dump",
+        lambda: trainer._log_rollout_data(batch, {}, trainer.config.trainer.rollout_data_dir),
+    )
+    tq.kv_clear(keys=batch.keys, partition_id="train")
+    keep("validation", trainer._validate)
+    trainer._shutdown_dump_executor()
+    for file in sorted(directory.glob("*/*.jsonl")):
+        found[f"file {file.parent.name}/{file.name}"] = file.read_text()
+        file.unlink()
+    keep("queue in the end", queue_contents)
+
+
+def main(directory: Path) -> None:
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    import verl.experimental.reward_loop.reward_manager  # noqa: F401
+    from verl.experimental.reward_loop import RewardLoopManager
+    from verl.trainer import main_ppo  # noqa: F401  what the driver imports
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls, trainer_base
+
+    found["modules: imported"], found["registries"] = modules(), registries()
+    found["names"], found["process"] = names(), process()
+    config = settings(directory, "exits.py")
+    trainer = get_trainer_cls("sync")(config)
+    keep("start: reward that exits", lambda: start(trainer))
+    config = settings(directory, "reward.py")
+    trainer = get_trainer_cls("sync")(config)
+    keep("start: reward that seeds", lambda: start(trainer))
+    found["settings"], found["modules: started"] = OmegaConf.to_yaml(config), modules()
+
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    tq.init(config.transfer_queue)
+    counter = itertools.count()
+    trainer_base.uuid = SimpleNamespace(uuid4=lambda: f"uid{next(counter)}")
+    trainer._init_dump_executor()
+    trainer.get_reward_handles = lambda: trainer.reward_loop_manager.reward_loop_worker_handles
+    trainer.reward_loop_manager = RewardLoopManager(config)
+    trainer.agent_loop_manager = AgentLoopManagerTQ.create(
+        config, None, None, trainer.get_reward_handles()
+    )
+    trainer._rollout_moe_lb_metrics_accumulator = None
+    trainer._get_n_gpus_for_throughput = lambda: 1
+    one_step(trainer, directory)
+    fails(trainer, directory)
+    workers = {
+        "agent loop worker": trainer.agent_loop_manager.agent_loop_workers[0],
+        "reward worker": trainer.get_reward_handles()[0],
+    }
+    for name, worker in workers.items():
+        found[f"modules: {name}"] = ray.get(
+            worker.__ray_call__.remote(lambda worker: sorted(sys.modules))
+        )
+    found["modules: in the end"] = modules()
+    found["registries in the end"], found["process in the end"] = registries(), process()
+    policy = os.environ["VERL_USE_EXTERNAL_PLUGINS"]
+    (directory / f"{policy}.json").write_text(json.dumps(found))
+    tq.close()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
