@@ -21,9 +21,17 @@ mapfile -t files < <(
     -name 'test_*_on_cpu.py' | sort
 )
 
+# Ray counts a queue's actors against the machine's cores; with fewer than three, a test waits for ever.
+cat >more_cpus.py <<'PLUGIN'
+def pytest_sessionstart():
+    import ray
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+PLUGIN
+
 outcomes() {    # one line a test, sorted: PASSED path::name
   local status=0
-  VERL_USE_EXTERNAL_PLUGINS=$1 "$python" -m pytest -q -rA --tb=no --show-capture=no --no-header -p no:cacheprovider --disable-warnings --continue-on-collection-errors \
+  VERL_USE_EXTERNAL_PLUGINS=$1 PYTHONPATH=$scratch "$python" -m pytest -p more_cpus -p no:cacheprovider \
+    -q -rA --tb=no --show-capture=no --no-header --disable-warnings --continue-on-collection-errors \
     --import-mode=importlib --rootdir="$checkout" "${files[@]}" "${@:2}" >"log-$1" 2>&1 || status=$?
   tail -n 1 "log-$1" | sed "s/^/plug-ins $1: /" >&2
   # 1: some tests failed. Anything above is pytest's own trouble, and so is a run without a test that passes.

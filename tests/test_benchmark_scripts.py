@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -47,3 +48,21 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
         result()  # freed, and kept by the allocator
     # 2048 x 1024 float32 are 8 MiB.
     assert 7.5 < module.peak_mib(result, "cpu") < 12
+
+
+@pytest.mark.real
+def test_the_seam_is_timed_on_a_real_queue() -> None:
+    process = subprocess.run(
+        [sys.executable, SCRIPTS / "benchmark_seam.py", "--size", "16x8", "--repeats", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "advantage: 16 rows of at most 8 tokens" in process.stdout
+    for clock in ("wall", "CPU"):
+        lines = [line for line in process.stdout.splitlines() if line.startswith(f"  {clock}")]
+        assert len(lines) == 5
+        assert "grpo_vectorized" in lines[0]
+        assert "x  1.00 (1.00 to 1.00)" in lines[0]

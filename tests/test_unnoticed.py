@@ -42,8 +42,8 @@ OURS = {
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the same step leaves in a process with the plug-in, and in one without."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy's tokenizer and configuration, rows, and two reward files of a user's."""
     from transformers import Qwen2Config
 
     from gdpo_verl.policy import train_tokenizer
@@ -65,20 +65,30 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         for index in range(16)
     ]
     pq.write_table(pa.Table.from_pylist(rows), directory / "rows.parquet")
-    return {policy: side(policy, directory) for policy in ("none", "auto")}
+    return directory
 
 
-def side(policy: str, directory: Path) -> dict[str, Any]:
+def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict[str, Any]:
+    """What a script of this folder found in a process of its own."""
     process = subprocess.run(
-        [sys.executable, str(TESTS / "unnoticed.py"), str(directory)],
+        [sys.executable, str(TESTS / script), *arguments, str(directory)],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"VERL_USE_EXTERNAL_PLUGINS": policy, "PYTHONPATH": str(TESTS)},
-        timeout=400,
+        timeout=420,
     )
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
-    return json.loads((directory / f"{policy}.json").read_text())
+    return json.loads((directory / f"{(*arguments, policy)[0]}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def sides(directory: Path) -> dict[str, dict[str, Any]]:
+    """What the same step leaves in a process without the plug-in, and in one with it."""
+    return {
+        policy: findings("unnoticed.py", directory=directory, policy=policy)
+        for policy in ("none", "auto")
+    }
 
 
 def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -> dict[str, Any]:
@@ -150,3 +160,56 @@ def test_the_step_leaves_the_same(sides: dict[str, dict[str, Any]], what: str) -
 
 def test_what_goes_wrong_is_raised_as_verl_raises_it(sides: dict[str, dict[str, Any]]) -> None:
     assert not differing(sides, lambda name: name.startswith("raises: "))
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: str) -> None:
+    from neighbours import METHODS
+
+    found = findings("neighbours.py", where, directory=directory, policy="auto")
+    for estimator, side in found.items():
+        calls = [tuple(call) for call in side["seen"]]
+        assert calls == [
+            (wrapper, method)
+            for method in METHODS
+            for wrapper in ("by_our_hooks", "by_functools", "plainly")
+        ]
+        ours = estimator == "gdpo"
+        assert ("length" in json.loads(side["dump"].splitlines()[0])) == ours
+        assert ("gdpo/length/mean" in side["metrics"]) == ours
+        assert "latest_checkpointed_iteration.txt" in side["saved"]
+    # Scores 0, 1, 0, 1 and lengths 4, 2, 2, 1, normalised: -.87 + 1.39, .87 - .20, -.87 - .20,
+    # .87 - .99.
+    decoupled = [row[0] for row in found["gdpo"]["advantages"]]
+    assert sorted(range(4), key=decoupled.__getitem__) == [2, 3, 0, 1]
+
+
+def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
+    suites = ["experimental/agent_loop", "experimental/reward_loop"]
+    for suite in ["trainer", *suites, "workers/reward_manager", "utils/reward_score"]:
+        (tmp_path / "tests" / suite).mkdir(parents=True)
+    (tmp_path / "tests" / "trainer" / "test_tells_on_cpu.py").write_text(
+        "import sys\n"
+        "import verl\n"
+        "def test_same(): pass\n"
+        "def test_fails_either_way(): assert 'site-packages' not in verl.__file__\n"
+        "def test_tells(): assert not [name for name in sys.modules if 'gdpo_verl' in name]\n"
+    )
+
+    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [TESTS.parent / "scripts" / "verl_tests.sh", tmp_path, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHON": sys.executable},
+        )
+
+    told = script()
+    assert told.returncode == 1, told.stderr
+    assert "+FAILED" in told.stdout
+    assert "::test_tells" in told.stdout
+    assert "either_way" not in told.stdout
+    same = script("-k", "not test_tells")
+    assert same.returncode == 0, same.stderr
+    assert "the same outcome with and without: 1 tests pass, 1 do not" in same.stdout

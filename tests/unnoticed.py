@@ -52,7 +52,7 @@ class Answers(AgentLoopBase):
         )
 
 
-def settings(directory: Path, reward: str) -> Any:
+def settings(directory: Path, reward: str, *more: str) -> Any:
     import hydra
 
     overrides = {
@@ -86,7 +86,8 @@ def settings(directory: Path, reward: str) -> Any:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        return hydra.compose("ppo_trainer", [f"{key}={value}" for key, value in overrides.items()])
+        given = [f"{key}={value}" for key, value in overrides.items()]
+        return hydra.compose("ppo_trainer", [*given, *more])
 
 
 def keep(name: str, run: Callable[[], Any]) -> Any:
@@ -286,8 +287,8 @@ def one_step(trainer: Any, directory: Path) -> None:
 def main(directory: Path) -> None:
     import ray
     import transfer_queue as tq
-    from omegaconf import OmegaConf
     import verl.experimental.reward_loop.reward_manager  # noqa: F401
+    from omegaconf import OmegaConf
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.trainer import main_ppo  # noqa: F401  what the driver imports
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls, trainer_base

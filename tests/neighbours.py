@@ -1,0 +1,127 @@
+"""Three other plug-ins that wrap what ours wraps in verl's trainer: `test_unnoticed` runs this.
+
+    python tests/neighbours.py inside|outside DIRECTORY
+
+`inside` has them wrap first, so that ours is called before them; DIRECTORY is as for
+`unnoticed`. What they saw, and what the methods did, goes to `<inside|outside>.json` in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import wrapt
+
+METHODS = (
+    "_init_dataloader",
+    "_compute_advantage",
+    "_dump_generations",
+    "_save_checkpoint",
+    "fit",
+)
+seen: list[tuple[str, str]] = []
+
+
+def plainly(owner: Any, name: str) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(("plainly", name))
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def by_functools(owner: Any, name: str) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(("by_functools", name))
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def by_our_hooks(owner: Any, name: str) -> None:
+    from gdpo_verl import hooks
+
+    def wrapper(original: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(("by_our_hooks", name))
+        return original(*args, **kwargs)
+
+    hooks.wrap(owner, name, wrapper)
+
+
+def move_in(v1: Any) -> None:
+    for name in METHODS:
+        for wrap in (plainly, by_functools, by_our_hooks):
+            wrap(v1.PPOTrainer, name)
+
+
+def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
+    """Call each of the methods as verl does."""
+    from test_seam import advantages, put
+    from unnoticed import settings
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    seen.clear()
+    components = ["+algorithm.gdpo_reward_keys=[score,length]"] if estimator == "gdpo" else []
+    config = settings(directory, "reward.py", f"algorithm.adv_estimator={estimator}", *components)
+    trainer = get_trainer_cls("sync")(config)
+    trainer._init_tokenizer()
+    trainer._init_dataloader()
+    lengths = [4.0, 2.0, 2.0, 1.0]
+    infos = [{"score": float(row % 2), "length": length} for row, length in enumerate(lengths)]
+    batch = put(queue, [(f"a_{row}_0", [1, 1], info) for row, info in enumerate(infos)])
+    trainer._compute_advantage(batch, metrics := {})
+    trainer._init_dump_executor()
+    trainer.global_steps, columns = 0, ["x"] * len(batch.keys)
+    trainer._dump_generations(
+        inputs=columns,
+        outputs=columns,
+        gts=columns,
+        scores=columns,
+        reward_extra_infos_dict={"uid": batch.keys},
+        dump_path=str(directory / estimator),
+    )
+    trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *args, **kwargs: None)
+    trainer._save_checkpoint()
+    trainer.total_training_steps = 0
+    trainer.fit(None)
+    found = {
+        "seen": list(seen),
+        "advantages": advantages(queue, batch),
+        "metrics": sorted(metrics),
+        "dump": (directory / estimator / "0.jsonl").read_text(),
+        "saved": sorted(path.name for path in (directory / "checkpoints").iterdir()),
+    }
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+    return found
+
+
+def main(where: str, directory: Path) -> None:
+    if where == "inside":  # before verl loads ours, whose hook is then the second
+        wrapt.register_post_import_hook(move_in, "verl.trainer.ppo.v1")
+    import ray
+    import transfer_queue as tq
+    import verl.trainer.ppo.v1 as v1
+    from unnoticed import settings
+
+    if where == "outside":
+        move_in(v1)
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    tq.init(settings(directory, "reward.py").transfer_queue)
+    found = {estimator: step(directory, estimator, tq) for estimator in ("grpo", "gdpo")}
+    (directory / f"{where}.json").write_text(json.dumps(found))
+    tq.close()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
