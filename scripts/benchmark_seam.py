@@ -3,11 +3,13 @@
     python scripts/benchmark_seam.py                        # the default sizes, about half an hour
     python scripts/benchmark_seam.py --size 1024x256 --repeats 3
     python scripts/benchmark_seam.py --part dump --size 10000x64
+    python scripts/benchmark_seam.py --against OTHER        # another checkout of this repository
 
 Timed is verl's own method (`--part`: `_compute_advantage`, `_log_rollout_data` or
 `_compute_metrics`) in a Ray actor, where verl's trainer lives, too. One actor has loaded no
 plug-in (VERL_USE_EXTERNAL_PLUGINS=none), the other has; both read the same rows from the same
-queue, in turns. The first turn is not counted.
+queue, in turns. The first turn is not counted. A third takes the plug-in from the checkout
+`--against`, whose columns are called "other".
 
 grpo_vectorized    verl's faster GRPO, without the plug-in: what the others are divided by
 control            the same with the plug-in: metrics, and no dumps
@@ -196,17 +198,34 @@ def tag(length: int) -> dict[str, Any]:
     return {"status": "success", **lengths, **steps}
 
 
+def drivers(directory: str, against: str | None) -> dict[str, Any]:
+    """An actor for each prefix of a column's name, and the one without the plug-in."""
+    variables = {
+        BASE: {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+        "": {"VERL_USE_EXTERNAL_PLUGINS": "auto"},
+    }
+    if against:
+        variables["other "] = variables[""] | {"PYTHONPATH": str(Path(against).resolve())}
+    return {
+        prefix: Driver.options(runtime_env={"env_vars": env}).remote(directory)
+        for prefix, env in variables.items()
+    }
+
+
 def in_turns(
-    drivers: dict[str, Any], names: list[str], args: argparse.Namespace
+    actors: dict[str, Any], columns: list[str], args: argparse.Namespace
 ) -> dict[str, list[tuple[float, float]]]:
     """Wall and processor seconds of each column, by turn."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    runs = {BASE: (actors[BASE], BASE)}
+    for prefix, actor in actors.items():
+        if prefix != BASE:
+            runs |= {prefix + name: (actor, name) for name in columns}
+    times: dict[str, list[tuple[float, float]]] = {label: [] for label in runs}
     for turn in range(args.repeats + 1):
-        for name in names:
-            driver = drivers["none" if name == BASE else "auto"]
-            measured = ray.get(driver.seconds.remote(name, args.part))
+        for label, (actor, name) in runs.items():
+            measured = ray.get(actor.seconds.remote(name, args.part))
             if turn:
-                times[name].append(measured)
+                times[label].append(measured)
     return times
 
 
@@ -218,7 +237,7 @@ def report(times: dict[str, list[tuple[float, float]]]) -> None:
             ratios = [own / other for own, other in zip(seconds, base, strict=True)]
             low, middle, high = statistics.quantiles(ratios * 2, n=4, method="inclusive")
             print(
-                f"  {kind:4} {name:16} {statistics.median(seconds):8.3f} s, least "
+                f"  {kind:4} {name:20} {statistics.median(seconds):8.3f} s, least "
                 f"{min(seconds):8.3f}   x {middle:5.2f} ({low:.2f} to {high:.2f}), least "
                 f"{min(seconds) / min(base):5.2f}",
                 flush=True,
@@ -230,12 +249,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", nargs="*", default=SIZES, metavar="ROWSxTOKENS")
-    parser.add_argument("--columns", nargs="*", default=list(COLUMNS), choices=list(COLUMNS))
+    ours = [name for name in COLUMNS if name != BASE]
+    parser.add_argument("--columns", nargs="*", default=ours, choices=ours)
+    parser.add_argument("--against", metavar="CHECKOUT")
     parser.add_argument("--part", choices=PARTS, default="advantage")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--units", type=int, default=1, help="the queue's storage units")
     args = parser.parse_args()
-    names = [BASE, *(name for name in COLUMNS if name in args.columns and name != BASE)]
 
     ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
     os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
@@ -246,19 +266,14 @@ def main() -> None:
     queue.backend.SimpleStorage.total_storage_size = None
     tq.init(queue)
     with tempfile.TemporaryDirectory() as directory:
-        drivers = {
-            policy: Driver.options(
-                runtime_env={"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": policy}}
-            ).remote(directory)
-            for policy in ("none", "auto")
-        }
+        actors = drivers(directory, args.against)
         for text in args.size:
             size = tuple(int(number) for number in text.split("x"))
-            ray.get(drivers["none"].fill.remote(size))
-            ray.get([driver.use.remote(size) for driver in drivers.values()])
+            ray.get(actors[BASE].fill.remote(size))
+            ray.get([actor.use.remote(size) for actor in actors.values()])
             print(f"\n{args.part}: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
-            report(in_turns(drivers, names, args))
-            ray.get(drivers["none"].clear.remote())
+            report(in_turns(actors, args.columns, args))
+            ray.get(actors[BASE].clear.remote())
     tq.close()
     ray.shutdown()
 

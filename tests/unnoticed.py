@@ -220,6 +220,9 @@ def fails(trainer: Any, directory: Path) -> None:
     keep("raises: unknown estimator", lambda: get_adv_estimator_fn("gdpo2"))
     unknown = KVBatchMeta(partition_id="train", keys=["no_0_0"], tags=[{}])
     keep("raises: unknown row", lambda: wrong._compute_advantage(unknown, {}))
+    for name in ("_init_dataloader", "_compute_advantage", "_save_checkpoint", "_dump_generations"):
+        keep(f"raises: {name} with too many", lambda name=name: getattr(wrong, name)(*range(9)))
+        keep(f"raises: {name}, unknown name", lambda name=name: getattr(wrong, name)(unknown=1))
     keep("raises: too few arguments", lambda: wrong._dump_generations([], []))
     keep("raises: no workers to save", lambda: wrong._save_checkpoint())
     for error in (KeyError("step"), RayActorError()):
