@@ -49,7 +49,7 @@ def unsupported_verl() -> str | None:
 
 def is_gdpo(config: Any) -> bool:
     """Whether the run asks for GDPO."""
-    estimator = config.algorithm.adv_estimator
+    estimator = config.algorithm.get("adv_estimator")
     return str(getattr(estimator, "value", estimator)) == "gdpo"
 
 
@@ -58,16 +58,16 @@ def asks(config: Any) -> bool:
 
     It does by its estimator, by one of our keys, by our reward manager or group filter, or by a
     reward whose source mentions this package, as one that declares its components does. Nothing
-    is imported to find out.
+    is imported to find out, and what the configuration lacks is not asked for.
     """
     algorithm = config.algorithm
     if is_gdpo(config) or any(algorithm.get(key) is not None for key in OUR_KEYS):
         return True
     if (algorithm.get("filter_groups") or {}).get("metric") == FILTER_METRIC:
         return True
-    if config.reward.reward_manager.name == MANAGER_NAME:
+    if OmegaConf.select(config, "reward.reward_manager.name") == MANAGER_NAME:
         return True
-    path = (config.reward.get("custom_reward_function") or {}).get("path")
+    path = OmegaConf.select(config, "reward.custom_reward_function.path")
     return bool(path) and "gdpo_verl" in f"{path}\n{_source(path)}"
 
 

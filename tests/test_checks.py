@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hydra
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -315,3 +315,8 @@ def test_a_reward_file_that_exits_is_named_and_ends_no_control(
         return
     with pytest.raises(ValueError, match=r"cannot load .*SystemExit: no licence"):
         checks.objective_of(config)
+
+
+def test_a_configuration_without_our_sections_asks_for_nothing() -> None:
+    assert not checks.asks(OmegaConf.create({"algorithm": {"filter_groups": {"enable": False}}}))
+    assert checks.asks(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
