@@ -318,5 +318,7 @@ def test_a_reward_file_that_exits_is_named_and_ends_no_control(
 
 
 def test_a_configuration_without_our_sections_asks_for_nothing() -> None:
+    from gdpo_verl import checks
+
     assert not checks.asks(OmegaConf.create({"algorithm": {"filter_groups": {"enable": False}}}))
     assert checks.asks(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
