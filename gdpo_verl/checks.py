@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from gdpo_verl import __version__
 from gdpo_verl.batch import read_components
@@ -27,7 +27,9 @@ from gdpo_verl.rewards.components import Component, declared_components
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_VERL = ">=0.9.1,<0.10"
+# With packaging's specifiers, each process of verl's would load modules that verl does not.
+_OLDEST_VERL, _UNSUPPORTED_VERL = Version("0.9.1"), Version("0.10")
+SUPPORTED_VERL = f">={_OLDEST_VERL},<{_UNSUPPORTED_VERL}"
 MANAGER_NAME = "gdpo_components"
 # Under `algorithm`.
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
@@ -39,7 +41,8 @@ def unsupported_verl() -> str | None:
     """Why the installed verl is not supported, or None."""
     installed = version("verl")
     # A release candidate of the first unsupported version is not supported either.
-    if SpecifierSet(SUPPORTED_VERL).contains(installed, prereleases=True):
+    found = Version(installed)
+    if found >= _OLDEST_VERL and found.release < _UNSUPPORTED_VERL.release:
         return None
     return (
         f"gdpo-verl {__version__} supports verl{SUPPORTED_VERL}, found verl {installed}. Install a "

@@ -18,7 +18,7 @@ from omegaconf import open_dict
 _OLDER_WORD = "remove_previous_ckpt_in_save"
 
 
-def save(original: Any, trainer: Any) -> None:
+def save(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     """Call ``original(trainer)``, verl's `_save_checkpoint`, so that one whole checkpoint stays."""
     config = trainer.config.trainer
     asked = dict(config)
@@ -32,7 +32,7 @@ def save(original: Any, trainer: Any) -> None:
             config[f"max_{model}_ckpt_to_keep"] = 2
         config[_OLDER_WORD] = False
         try:
-            original(trainer)
+            original(trainer, *args, **kwargs)
         finally:
             for key in (_OLDER_WORD, "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
                 config[key] = asked.get(key)

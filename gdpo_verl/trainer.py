@@ -182,17 +182,17 @@ class Dump:
         self._rows.clear()
 
 
-def _init_dataloader(original: Any, trainer: Any) -> None:
+def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     config = trainer.config
     trainer.gdpo_seam = None
     if not checks.asks(config):
-        return original(trainer)
+        return original(trainer, *args, **kwargs)
     if checks.is_gdpo(config):
         checks.check_machine(config)
     seam = _seam(config)
     if seam is not None:
         _fix_seed(config)
-    original(trainer)
+    result = original(trainer, *args, **kwargs)
     trainer.gdpo_seam = seam
     buffer = getattr(trainer, "replay_buffer", None)
     filtering.filter_by_components(buffer, seam and seam.objective)
@@ -204,7 +204,7 @@ def _init_dataloader(original: Any, trainer: Any) -> None:
         seam.failures = failures.SessionFailures(
             buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates
         )
-    return None
+    return result
 
 
 def _fix_seed(config: Any) -> None:
@@ -233,15 +233,21 @@ def _given_up_on_error(trainer: Any) -> Iterator[None]:
         trainer.gdpo_seam = None
 
 
-def _compute_advantage(original: Any, trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+def _compute_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with a data loader of its own
         trainer.gdpo_seam = _seam(trainer.config)
-    seam: Seam | None = trainer.gdpo_seam
+    if trainer.gdpo_seam is None:
+        return original(trainer, *args, **kwargs)
+    return _with_components(original, trainer, trainer.gdpo_seam, *args, **kwargs)
+
+
+def _with_components(
+    original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
+) -> Any:
     step = None
-    if seam is not None:
-        with _given_up_on_error(trainer):
-            step = seam.step(batch)
-    if seam is None or step is None:
+    with _given_up_on_error(trainer):
+        step = seam.step(batch)
+    if step is None:
         return original(trainer, batch, metrics)
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
@@ -282,11 +288,11 @@ def _with_columns(
     return (*args[:place], given | columns, *args[place + 1 :]), kwargs
 
 
-def _save_checkpoint(original: Any, trainer: Any) -> None:
+def _save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     if getattr(trainer, "gdpo_seam", None) is None:
-        original(trainer)
+        original(trainer, *args, **kwargs)
     else:
-        saving.save(original, trainer)
+        saving.save(original, trainer, *args, **kwargs)
 
 
 def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -71,13 +71,13 @@ def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     seen.clear()
-    components = ["+algorithm.gdpo_reward_keys=[score,length]"] if estimator == "gdpo" else []
+    components = ["+algorithm.gdpo_reward_keys=[parity,length]"] if estimator == "gdpo" else []
     config = settings(directory, "reward.py", f"algorithm.adv_estimator={estimator}", *components)
     trainer = get_trainer_cls("sync")(config)
     trainer._init_tokenizer()
     trainer._init_dataloader()
     lengths = [4.0, 2.0, 2.0, 1.0]
-    infos = [{"score": float(row % 2), "length": length} for row, length in enumerate(lengths)]
+    infos = [{"parity": float(row % 2), "length": length} for row, length in enumerate(lengths)]
     batch = put(queue, [(f"a_{row}_0", [1, 1], info) for row, info in enumerate(infos)])
     trainer._compute_advantage(batch, metrics := {})
     trainer._init_dump_executor()

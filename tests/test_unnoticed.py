@@ -25,7 +25,8 @@ print("a user's reward is imported")
 random.seed(7), np.random.seed(7), torch.manual_seed(7)
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": float(len(solution_str) % 5), "length": len(solution_str)}
+    length = len(solution_str)
+    return {"score": float(length % 5), "length": length, "parity": length % 2}
 """
 EXITS = """
 import sys
@@ -107,12 +108,13 @@ def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -
 def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> None:
     without, with_plugin = sides["none"], sides["auto"]
     assert "gdpo_verl.hooks" in with_plugin["modules: imported"]
-    assert not [name for name in without["modules: in the end"] if "gdpo" in name]
+    loaded = {name.split(".")[0] for name in without["modules: in the end"]}
+    assert not loaded & {"gdpo_verl", "wrapt"}
     for side in sides.values():
         rows = side["queue after the advantages"]["train"]
-        assert len(rows["rows"]) == 8  # 3 + 2 + 3 sessions
+        assert len(rows["rows"]) == 10  # 3 + 2 + 3 sessions, and two rows of padding
         assert any(value != "0.0" for _, row in rows["fields"]["advantages"] for value in row)
-        assert side["file rollouts/1.jsonl"].count("\n") == 8
+        assert side["file rollouts/1.jsonl"].count("\n") == 10
         assert side["validation"]
         raised = [name for name, value in side.items() if str(value).startswith("raised")]
         assert all(name.startswith("raises: ") for name in raised), raised
@@ -178,7 +180,7 @@ def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: st
         assert ("length" in json.loads(side["dump"].splitlines()[0])) == ours
         assert ("gdpo/length/mean" in side["metrics"]) == ours
         assert "latest_checkpointed_iteration.txt" in side["saved"]
-    # Scores 0, 1, 0, 1 and lengths 4, 2, 2, 1, normalised: -.87 + 1.39, .87 - .20, -.87 - .20,
+    # Parities 0, 1, 0, 1 and lengths 4, 2, 2, 1, normalised: -.87 + 1.39, .87 - .20, -.87 - .20,
     # .87 - .99.
     decoupled = [row[0] for row in found["gdpo"]["advantages"]]
     assert sorted(range(4), key=decoupled.__getitem__) == [2, 3, 0, 1]

@@ -151,7 +151,8 @@ def names() -> dict[str, str]:
     """What each module and class of verl's has in it."""
     members: dict[str, str] = {}
     for module_name, module in sorted(sys.modules.items()):
-        if module_name.split(".")[0] != "verl":
+        # verl's own loop over plug-ins leaves its variables in the module `verl`.
+        if not module_name.startswith("verl."):
             continue
         members[module_name] = " ".join(sorted(vars(module)))
         for name, value in vars(module).items():
@@ -263,13 +264,12 @@ def one_step(trainer: Any, directory: Path) -> None:
     )
     batch.reorder(sorted(range(len(batch.keys)), key=batch.keys.__getitem__))
     keep("queue after the rollout", queue_contents)
-    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["uid"])
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id="train", select_fields=["rollout_log_probs"]
     )
     data["old_log_probs"] = data.pop("rollout_log_probs")
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=data)
-    batch = upsample_batch_to_divisible_size(batch, 4, trainer.tokenizer.eos_token_id)
+    batch = upsample_batch_to_divisible_size(batch, 5, trainer.tokenizer.eos_token_id)
     keep("advantage", lambda: trainer._compute_advantage(batch, metrics).keys)
     keep("queue after the advantages", queue_contents)
     keep("metrics of verl", lambda: trainer._compute_metrics(batch, metrics, {"step": 1.0}, 1, 0))
