@@ -42,13 +42,13 @@ FORK = multiprocessing.get_context("fork")
 # The tests of each module (or package): those without Ray, and those with it.
 TESTS: dict[str, tuple[list[str], list[str]]] = {
     "advantage": (["test_advantage.py", "test_diagnostics.py", "test_semantics.py"], []),
-    "batch": (["test_batch.py", "test_estimator.py"], ["test_seam.py"]),
+    "batch": (["test_batch.py", "test_step.py"], ["test_seam.py"]),
     "config": (["test_config.py", "test_estimator.py"], []),
-    "diagnostics": (["test_diagnostics.py", "test_metrics_page.py"], ["test_seam.py"]),
-    "estimator": (["test_estimator.py", "test_metrics_page.py"], ["test_seam.py"]),
+    "diagnostics": (["test_diagnostics.py", "test_step.py"], ["test_seam.py"]),
+    "estimator": (["test_estimator.py", "test_step.py"], ["test_seam.py"]),
     "failures": ([], ["test_seam.py"]),
     "filtering": ([], ["test_seam.py"]),
-    "trainer": (["test_metrics_page.py", "test_diagnostics.py"], ["test_seam.py"]),
+    "trainer": (["test_step.py", "test_diagnostics.py"], ["test_seam.py"]),
 }
 
 SWAPPED: dict[type, type] = {

@@ -1,0 +1,226 @@
+"""What the seam makes of one step: metrics, dump columns, the check of the score. No Ray."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl import estimator, gdpo_advantages, grpo_advantages
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.estimator import AdvantageStep
+from gdpo_verl.rewards.components import Component
+from gdpo_verl.trainer import Seam
+
+NAN = math.nan
+GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}
+
+# Key, response tokens, format, correctness, parse error. A format counts where correctness is 0 or
+# more. a_1 has two outputs, of which the last counts; the rows are in no order.
+ROWS: list[tuple[str, int, float, float | None, int]] = [
+    ("c_1_0", 2, 0.0, -1.0, 0),
+    ("a_1_1", 3, 1.0, -3.0, 4),
+    ("d_0_0", 1, 1.0, None, 1),
+    ("b_0_0", 4, 1.0, 3.0, 0),
+    ("a_1_0", 2, 0.0, 3.0, 6),
+    ("a_0_0", 1, 1.0, 1.0, 0),
+    ("c_0_0", 2, 1.0, -1.0, 4),
+    ("a_2_0", 5, 1.0, 0.0, 0),
+    ("b_1_0", 1, 1.0, 3.0, 0),
+]
+# The sessions a_0, a_1, a_2, b_0, b_1, c_0, c_1, d_0 under the condition, and their tokens.
+COUNTED = torch.tensor(
+    [[1, 1], [0, -3], [1, 0], [1, 3], [1, 3], [0, -1], [0, -1], [NAN, NAN]], dtype=torch.float64
+)
+GROUPS = ["a", "a", "a", "b", "b", "c", "c", "d"]
+TOKENS = torch.tensor([1, 5, 5, 4, 1, 2, 2, 1])
+SESSION_OF_ROW = [6, 1, 7, 3, 1, 0, 5, 2, 4]
+
+
+def seam_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) -> Seam:
+    condition = {"format": {"on": "correctness", "at_least": 0.0}}
+    declared = [Component("format", 0, 1), Component("correctness", -3, 3, optional=True)]
+    objective = GdpoConfig(conditions=condition, **settings).resolve(declared)
+    trainer = {"rollout_data_dir": "rollouts"} if dump else {}
+    return Seam(
+        OmegaConf.create({"algorithm": {"adv_estimator": adv_estimator}, "trainer": trainer}),
+        objective,
+    )
+
+
+def step_of(seam: Seam) -> tuple[AdvantageStep, dict[str, float]]:
+    """One step of verl's on ROWS between two rows of padding, and its metrics."""
+    real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in ROWS]
+    keys = ["pad 0", *(key for key, *_ in ROWS), "pad 1"]
+    padding = [key.startswith("pad") for key in keys]
+    step = AdvantageStep(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding)
+    uids = ["a", *(key[0] for key, *_ in ROWS), "b"]
+    tokens = torch.tensor([7, *(tokens for _, tokens, *_ in ROWS), 7])
+    mask = torch.arange(7) < tokens[:, None]
+    scores = torch.zeros(mask.shape)
+    scores[:, 0] = torch.tensor([99.0, *score_of_rows(), 99.0])
+    if seam.estimates:
+        with estimator.advantage_step(step):
+            advantages, _ = estimator.gdpo(scores, mask, uids)
+        pure = gdpo_advantages(COUNTED, GROUPS, lengths(), whiten=seam.objective.config.whiten)
+        expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
+        torch.testing.assert_close(advantages, expected[:, None] * mask)
+        step.see(uids, mask, scores)
+    else:
+        step.see(uids, mask, scores)
+    metrics: dict[str, float] = {}
+    seam.report(step, 1, metrics)
+    return step, metrics
+
+
+def score_of_rows() -> list[float]:
+    return [
+        (f if c is not None and c >= 0 else 0.0) + (0.0 if c is None else c)
+        for _, _, f, c, _ in ROWS
+    ]
+
+
+def lengths() -> torch.Tensor:
+    return torch.arange(7) < TOKENS[:, None]
+
+
+def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
+    seam = seam_of()
+    _, metrics = step_of(seam)
+    # Of group a, (1, 0, 1) deviates from 2/3 by 4/3 in all over sqrt(1/3), (1, -3, 0) from -2/3 by
+    # 14/3 over sqrt(39)/3; nothing else varies.
+    form, correct = 4 / 3 * math.sqrt(3), 14 / math.sqrt(39)
+    # Where whitening puts group b, in which nothing varies.
+    pure = gdpo_advantages(COUNTED, GROUPS, lengths())
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
+        {
+            # As the reward returned them: 1, 1, 1 | 1, 1 | 1, 0 | 1.
+            "gdpo/format/mean": 7 / 8,
+            "gdpo/format/std": math.sqrt(1 / 8),
+            "gdpo/format/min": 0.0,
+            "gdpo/format/max": 1.0,
+            "gdpo/format/constant_groups": 3 / 4,
+            "gdpo/format/unscored": 0.0,
+            "gdpo/format/saturation": 7 / 8,
+            # 1, -3, 0 | 3, 3 | -1, -1: squares 30, mean 2/7.
+            "gdpo/correctness/mean": 2 / 7,
+            "gdpo/correctness/std": math.sqrt((30 - 4 / 7) / 6),
+            "gdpo/correctness/min": -3.0,
+            "gdpo/correctness/max": 3.0,
+            "gdpo/correctness/constant_groups": 2 / 3,
+            "gdpo/correctness/unscored": 1 / 8,
+            "gdpo/correctness/saturation": (2 / 7 + 3) / 6,
+            # Under the condition.
+            "gdpo/format/advantage_share": form / (form + correct),
+            "gdpo/correctness/advantage_share": correct / (form + correct),
+            "gdpo/sign_conflicts": 0.0,
+            # a's three, one of b and one of c; d is not scored.
+            "gdpo/distinct_advantages/gdpo": 5 / 3,
+            "gdpo/distinct_advantages/grpo": 5 / 3,
+            "gdpo/singleton_groups": 1 / 4,
+            "gdpo/unscored_rows": 1 / 8,
+            "gdpo/failed_sessions": 0.0,
+            # 4 of a_1's last output and of c_0, 1 of d_0.
+            "gdpo/parse_error/share": 3 / 8,
+            "gdpo/parse_error/code_4": 2 / 8,
+            "gdpo/parse_error/code_1": 1 / 8,
+            "gdpo/whiten_shift": float(pure[3, 0]),
+        },
+        rel=1e-5,
+    )
+    assert float(pure[3, 0]) > 0.1
+
+
+@pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
+def test_whiten_shift_is_where_a_group_that_does_not_vary_ends(whiten: Any) -> None:
+    _, metrics = step_of(seam_of(whiten=whiten))
+    pure = gdpo_advantages(COUNTED, GROUPS, lengths(), whiten=whiten)
+    assert metrics["gdpo/whiten_shift"] == pytest.approx(float(pure[3, 0]), abs=1e-12)
+
+
+def test_failed_sessions_come_from_those_that_count_them() -> None:
+    class Failures:
+        def take(self) -> int:
+            return 2
+
+    seam = seam_of()
+    seam.failures = Failures()  # type: ignore[assignment]
+    assert step_of(seam)[1]["gdpo/failed_sessions"] == pytest.approx(2 / 10)
+
+
+@pytest.mark.parametrize("whiten", ["token", "none"])
+@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+def test_dump_has_raw_components_and_both_advantages_in_the_order_asked_for(
+    adv_estimator: str, whiten: Any
+) -> None:
+    seam = seam_of(adv_estimator, whiten=whiten)
+    step_of(seam)
+    pure = gdpo_advantages(COUNTED, GROUPS, lengths(), whiten=whiten)[:, 0].tolist()
+    control = grpo_advantages(COUNTED, GROUPS, lengths())[:, 0].tolist()
+    columns = seam.dump.columns(["pad 1", *(key for key, *_ in reversed(ROWS)), "other"])
+    sessions = SESSION_OF_ROW[::-1]
+    assert columns == {
+        "format": [None, *(row[2] for row in reversed(ROWS)), None],
+        "correctness": [None, *(row[3] for row in reversed(ROWS)), None],
+        "gdpo_advantage": [None, *(pytest.approx(pure[s]) for s in sessions), None],
+        "grpo_advantage": [None, *(pytest.approx(control[s]) for s in sessions), None],
+    }
+
+
+def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew() -> None:
+    seam = seam_of()
+    step, _ = step_of(seam)
+    assert step.batch is not None
+    assert step.decomposition is not None
+    other = [f"other {key}" for key in step.row_keys]
+    for global_step, keys, rows in ((1, other, 2), (2, step.row_keys, 1)):
+        seam.dump.keep(step.batch, step.decomposition, list(keys), global_step)
+        assert len(seam.dump) == rows * len(ROWS)
+    seam.dump.keep(step.batch, step.decomposition, other, 2)
+    found = seam.dump.columns(["b_0_0", "other a_0_0"])
+    assert (found["format"], found["correctness"]) == ([1.0, 1.0], [3.0, 1.0])
+    assert seam.dump.columns(["of validation"]) == {}
+    seam.dump.clear()
+    assert seam.dump.columns(["b_0_0"]) == {}
+
+
+@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: str) -> None:
+    seam = seam_of(adv_estimator, dump=False, metrics=False)
+    step, metrics = step_of(seam)
+    assert metrics == {}
+    assert len(seam.dump) == 0
+    assert (step.decomposition is None) == (adv_estimator == "grpo")
+
+
+def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have() -> None:
+    _, ours = step_of(seam_of())
+    _, control = step_of(seam_of("grpo", dump=False))
+    assert ours.keys() - control.keys() == {"gdpo/whiten_shift"}
+    assert control == {name: ours[name] for name in control}
+
+
+def test_scores_that_are_the_weighted_sum_are_not_warned_of_whatever_padding_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step_of(seam_of())
+    assert not caplog.records
+
+
+def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Half of each format that counts: a_2's score of 1 is off by the most, for its size.
+    seam = seam_of("grpo", reward_weights={"format": 0.5})
+    with caplog.at_level(logging.WARNING):
+        step_of(seam)
+        step_of(seam)
+    (record,) = caplog.records
+    assert "for row a_2_0 the score is 1, but the weighted sum of the components" in (
+        record.getMessage()
+    )
+    assert "is 0.5." in record.getMessage()
