@@ -60,8 +60,11 @@ SWAPPED: dict[type, type] = {
 }
 RENAMED = {"any": "all", "all": "any", "min": "max", "max": "min", "amin": "amax", "amax": "amin"}
 RENAMED |= {"raw": "rewards", "rewards": "raw"}  # before and after conditions
-# What a mutant of it would change is read by people (errors, types), or is no code.
-SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.arg)
+# Functions whose arguments nobody swaps without an exception, or to no effect.
+ORDERED = {"isinstance", "getattr", "hasattr", "max", "min"}
+# What a mutant of it would change is read by people (errors, types), or is no code, or is about
+# what cannot happen (assertions, zip(strict=True)).
+SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.arg, ast.Assert)
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "ctx"}
 
 
@@ -100,19 +103,22 @@ def replacements(node: ast.AST) -> Iterator[ast.AST | None]:
             yield ast.IfExp(test, orelse, body)
         case ast.Constant(bool(value)):
             yield ast.Constant(not value)
-        case ast.Constant(int(value) | float(value)):
-            yield ast.Constant(value + 1 if isinstance(value, int) else value * 10 or 1.0)
+        case ast.Constant(int(value)):
+            yield ast.Constant(1 - value if value in (0, 1) else value + 1)
+        case ast.Constant(float(value)):
+            yield ast.Constant(value * 10 or 1.0)
         case ast.Constant(str(value)) if value in RENAMED:
             yield ast.Constant(RENAMED[value])
         case ast.Attribute(value, name, context) if name in RENAMED:
             yield ast.Attribute(value, RENAMED[name], context)
         case ast.Call(function, arguments, keywords):
-            for i in range(len(keywords)):
-                yield ast.Call(function, arguments, keywords[:i] + keywords[i + 1 :])
-            if len(arguments) > 1:
+            for keyword in keywords:
+                if keyword.arg != "strict":
+                    yield ast.Call(function, arguments, [k for k in keywords if k != keyword])
+            if len(arguments) > 1 and getattr(function, "id", None) not in ORDERED:
                 *first, one, other = arguments
                 yield ast.Call(function, [*first, other, one], keywords)
-            if isinstance(function, ast.Attribute) and not _is_module(function.value):
+            if isinstance(function, ast.Attribute):
                 yield function.value
         case ast.If(test, body, orelse):
             yield ast.If(ast.Constant(False), body, orelse)
@@ -120,12 +126,6 @@ def replacements(node: ast.AST) -> Iterator[ast.AST | None]:
             yield None
         case ast.Assign([ast.Attribute() | ast.Subscript()], _):
             yield None
-
-
-def _is_module(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and (
-        node.id in sys.modules or (PACKAGE / f"{node.id}.py").exists()
-    )
 
 
 def sites(node: ast.AST, where: str = "") -> Iterator[tuple[Any, Any, ast.AST, str]]:
@@ -136,6 +136,8 @@ def sites(node: ast.AST, where: str = "") -> Iterator[tuple[Any, Any, ast.AST, s
         places: Any = enumerate(value) if isinstance(value, list) else [(field, value)]
         for place, child in places:
             if not isinstance(child, ast.AST) or isinstance(child, SKIPPED):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
                 continue
             name = getattr(child, "name", None) if isinstance(child, ast.stmt) else None
             inner = f"{where}.{name}".lstrip(".") if name else where
@@ -154,8 +156,12 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     """Every mutant of a file."""
     tree = ast.parse(path.read_text())
     original = ast.unparse(tree).splitlines()
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    imported = {name.asname or name.name for node in imports for name in node.names}
     for owner, place, node, where in list(sites(tree)):
         for replacement in replacements(node):
+            if getattr(replacement, "id", None) in imported:
+                continue  # torch.stack(rows) without .stack(rows)
             put(owner, place, replacement or ast.Pass())
             source = ast.unparse(tree)
             put(owner, place, node)

@@ -14,11 +14,15 @@ import yaml
 SCRIPT = Path(__file__).parents[1] / "scripts" / "mutants.py"
 
 SOURCE = '''
+import math
+
 def f(x, n=2, *, strict: bool = True):
     """Not 3 of them."""
     if x < n and not x.any():
         raise ValueError(f"{n + 1}", n + 1)
     x.total = g(x, key=-n)
+    assert math.isfinite(x + 1)
+    x = math.hypot(*zip(x, strict=True))
     return x.abs().clamp(min=0.5)
 '''
 CHANGES = {

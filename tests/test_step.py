@@ -69,7 +69,6 @@ def step_of(seam: Seam) -> tuple[AdvantageStep, dict[str, float]]:
         pure = gdpo_advantages(COUNTED, GROUPS, lengths(), whiten=seam.objective.config.whiten)
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
-        step.see(uids, mask, scores)
     else:
         step.see(uids, mask, scores)
     metrics: dict[str, float] = {}
