@@ -354,6 +354,41 @@ def test_group_is_filtered_only_if_every_component_is_constant(queue: Any) -> No
     assert counts == {0.0: 1, -3.0: 1}  # the groups' scores
 
 
+def test_filter_reads_each_group_once_and_leaves_validation_alone(
+    queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gdpo_verl import filtering
+
+    read, fetch = [], filtering.fetch
+
+    def record(keys: list[str], partition_id: str, fields: list[str]) -> Any:
+        read.append({key.split("_")[0] for key in keys})
+        return fetch(keys, partition_id, fields)
+
+    monkeypatch.setattr(filtering, "fetch", record)
+    config = recipe()
+    config.algorithm.filter_groups.metric = "components"
+    buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
+    filtering.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective)
+    for _ in range(2):
+        buffer._sync_metadata_from_transfer_queue()
+        assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
+    buffer_of(queue, config, {"cancels": GROUPS["cancels"]})
+    buffer._sync_metadata_from_transfer_queue()
+    assert buffer._dapo_filtered_keys("train")[0] == {"same"}
+    assert read == [{"same", "varies"}, {"cancels"}]
+
+    # As if the same groups were validation's.
+    buffer.finished_keys["val"] = buffer.finished_keys["train"]
+    buffer.partitions["val"] = buffer.partitions["train"]
+    assert buffer._dapo_filtered_keys("val") == (set(), {})
+    # What is sampled leaves the queue, and is not remembered either.
+    buffer.finished_keys["train"] = {"varies", "cancels"}
+    assert buffer._dapo_filtered_keys("train") == (set(), {})
+    assert buffer._dapo_classification_cache["train"].keys() == {"varies", "cancels"}
+    buffer._clear_groups("train", {"same", "varies", "cancels"})
+
+
 def test_filter_by_components_needs_components(queue: Any) -> None:
     from gdpo_verl.filtering import filter_by_components
 
@@ -390,29 +425,107 @@ def test_failed_sessions_are_counted_once(queue: Any) -> None:
     queue.kv_clear(keys=["half_0_0", "half_0_1"], partition_id="train")
 
 
+def status(queue: Any, status: str, *uids: str) -> None:
+    for uid in uids:
+        tag = {"is_prompt": True, "status": status, "global_steps": 1}
+        queue.kv_put(key=uid, partition_id="train", tag=tag)
+
+
+def test_sessions_beyond_the_group_are_not_subtracted_from_those_that_failed(queue: Any) -> None:
+    from gdpo_verl.failures import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {"many": [info(1.0, 3.0)] * 4})
+    status(queue, "failure", "many", "none")
+    failures = SessionFailures(buffer, 3, stop=False)
+    buffer._sync_metadata_from_transfer_queue()
+    assert failures.take() == 3
+    buffer._clear_groups("train", {"many", "none"})
+
+
+def test_counting_failed_sessions_is_given_up_when_it_fails(
+    queue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gdpo_verl.failures import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {})
+    failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
+    status(queue, "failure", "p")
+    for _ in range(2):
+        buffer._sync_metadata_from_transfer_queue()
+    (record,) = (record for record in caplog.records if "failed_sessions" in record.getMessage())
+    assert record.exc_info is not None
+    assert failures.take() == 0
+    queue.kv_clear(keys=["p"], partition_id="train")
+
+
+def worker_in_which_fails(*messages: str) -> Any:
+    """An actor under the name of an agent loop worker, after sessions that raised these errors."""
+    import ray
+
+    @ray.remote
+    class Worker:
+        async def fail(self) -> int:
+            import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
+
+            async def session(message: str) -> None:
+                raise KeyError(message)
+
+            tasks = [asyncio.ensure_future(session(message)) for message in messages]
+            return len(await agent_loop_tq._settle_session_tasks(tasks))
+
+    worker = Worker.options(name="agent_loop_worker_0_ab12", num_cpus=0).remote()
+    assert ray.get(worker.fail.remote()) == len(messages)
+    return worker
+
+
 def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
-    from verl.trainer.ppo.v1 import agent_loop_tq
+    import ray
 
     from gdpo_verl.failures import SessionFailures
 
-    async def prompt() -> list[BaseException]:
-        async def session() -> None:
-            raise AssertionError("no such table")
-
-        return await agent_loop_tq._settle_session_tasks([asyncio.create_task(session())])
-
     buffer = buffer_of(queue, recipe(), {})
     SessionFailures(buffer, 3, stop=True)
-    assert len(asyncio.run(prompt())) == 1
+    worker = worker_in_which_fails("no such table")
     uids = [f"p{i}" for i in range(8)]
-    for uid in uids[:7]:
-        queue.kv_put(key=uid, partition_id="train", tag={"is_prompt": True, "status": "failure"})
-    queue.kv_put(key=uids[7], partition_id="train", tag={"is_prompt": True, "status": "running"})
+    status(queue, "failure", *uids[:7])
+    status(queue, "running", uids[7])
     buffer._sync_metadata_from_transfer_queue()  # one may still answer
-    queue.kv_put(key=uids[7], partition_id="train", tag={"is_prompt": True, "status": "failure"})
-    with pytest.raises(RuntimeError, match=r"session failed: 8 prompts .*no such table"):
+    status(queue, "failure", uids[7])
+    with pytest.raises(
+        RuntimeError, match=r"session failed: 8 prompts .*KeyError: 'no such table'"
+    ):
         buffer._sync_metadata_from_transfer_queue()
     queue.kv_clear(keys=uids, partition_id="train")
+    ray.kill(worker)
+
+
+def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
+    queue: Any,
+) -> None:
+    from gdpo_verl.failures import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {})
+    buffer.trainer_mode = "separate_async"
+    SessionFailures(buffer, 3, stop=True)
+    status(queue, "running", "w0")
+    status(queue, "pending", "w1")
+    status(queue, "failure", "p0", "p1", "p2")
+    buffer._sync_metadata_from_transfer_queue()
+    # verl takes the failed ones out of the queue, and puts new ones in.
+    queue.kv_clear(keys=["p0", "p1", "p2"], partition_id="train")
+    status(queue, "failure", "q0")
+    buffer._sync_metadata_from_transfer_queue()  # four, and two wait
+    # One answer, and it starts anew.
+    put(queue, [("w0_0_0", [1], info(1.0, 3.0))])
+    buffer._sync_metadata_from_transfer_queue()
+    queue.kv_clear(keys=["w0_0_0"], partition_id="train")
+    status(queue, "failure", "q1", "q2", "q3")
+    buffer._sync_metadata_from_transfer_queue()
+    status(queue, "failure", "q4")
+    with pytest.raises(RuntimeError, match=r"session failed: 5 prompts of the partition 'train'"):
+        buffer._sync_metadata_from_transfer_queue()
+    keys = ["w0", "w1", "q0", "q1", "q2", "q3", "q4"]
+    queue.kv_clear(keys=keys, partition_id="train")
 
 
 def test_codes_of_unreadable_answers_are_counted(queue: Any) -> None:
@@ -610,27 +723,13 @@ def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
 
 
 def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: Any) -> None:
-    import asyncio
-
     import ray
 
     from gdpo_verl import failures
 
-    @ray.remote
-    class Worker:
-        async def fail(self) -> int:
-            import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
-
-            async def session() -> None:
-                raise KeyError("no such tool")
-
-            tasks = [asyncio.ensure_future(session())]
-            return len(await agent_loop_tq._settle_session_tasks(tasks))
-
     assert failures._last_error() == "unknown"
     before = queue.kv_list()
-    worker = Worker.options(name="agent_loop_worker_0_ab12", num_cpus=0).remote()
-    assert ray.get(worker.fail.remote()) == 1
+    worker = worker_in_which_fails("no such table", "no such tool")
     assert failures._last_error() == "KeyError: 'no such tool'"
     assert queue.kv_list() == before
     ray.kill(worker)

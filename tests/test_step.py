@@ -176,12 +176,12 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
     assert step.batch is not None
     assert step.decomposition is not None
     other = [f"other {key}" for key in step.row_keys]
-    for global_step, keys, rows in ((1, other, 2), (2, step.row_keys, 1)):
+    for global_step, keys, rows in ((1, other, 2), (2, other, 1), (2, step.row_keys, 2)):
+        step.batch.raw = -step.batch.raw
         seam.dump.keep(step.batch, step.decomposition, list(keys), global_step)
         assert len(seam.dump) == rows * len(ROWS)
-    seam.dump.keep(step.batch, step.decomposition, other, 2)
     found = seam.dump.columns(["b_0_0", "other a_0_0"])
-    assert (found["format"], found["correctness"]) == ([1.0, 1.0], [3.0, 1.0])
+    assert (found["format"], found["correctness"]) == ([-1.0, 1.0], [-3.0, 1.0])
     assert seam.dump.columns(["of validation"]) == {}
     seam.dump.clear()
     assert seam.dump.columns(["b_0_0"]) == {}
@@ -223,3 +223,9 @@ def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
         record.getMessage()
     )
     assert "is 0.5." in record.getMessage()
+
+
+@pytest.mark.parametrize(("weight", "warned"), [(1.0005, True), (1.00001, False)], ids=str)
+def test_scores_are_float32(weight: float, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    step_of(seam_of("grpo", reward_weights={"format": weight}))
+    assert bool(caplog.records) == warned
