@@ -12,12 +12,30 @@ import pytest
 import torch
 from test_plugin import in_fresh_process
 
+from gdpo_verl.cpu.departures import POLL_SECONDS
+
 PROBE = """
 import importlib.metadata, inspect, json, os
 result = {}
 import verl
-from verl.utils import distributed
+from verl.plugin.platform import PlatformRegistry, get_platform
+result["platforms"] = sorted(PlatformRegistry.registered_names())
+result["platform"] = get_platform().device_name
+from verl.utils import distributed, fsdp_utils
 import torch
+# Weights that are saved at 1, changed to 2 and restored.
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+weights = torch.nn.Linear(1, 1, bias=False)
+weights.weight.data.fill_(1.0)
+fully_shard(weights, mesh=init_device_mesh("cpu", (1,)))
+saved = fsdp_utils.fsdp2_sharded_save_to_cpu(weights)
+weights.weight.data.fill_(2.0)
+fsdp_utils.fsdp2_sharded_load_from_cpu(weights, *saved)
+result["restored"] = weights.weight.full_tensor().item()
+torch.distributed.destroy_process_group()
 def capture(*args, backend=None, **kwargs):
     result["backend"] = backend
 torch.distributed.init_process_group = capture
@@ -27,8 +45,6 @@ try:
 except importlib.metadata.PackageNotFoundError:
     result["vllm"] = None
 result["engine_device"] = os.environ.get("VERL_ENGINE_DEVICE")
-from verl.plugin.platform import PlatformRegistry
-result["platforms"] = sorted(PlatformRegistry.registered_names())
 import vllm.plugins
 vllm.plugins.load_general_plugins()
 from vllm.model_executor.layers import utils
@@ -40,6 +56,8 @@ result["poll"] = buffer.poll_interval
 from verl.workers.engine.fsdp import transformer_impl
 result["pinned"] = transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory
 result["weight"] = layer.weight.numel()
+from verl.checkpoint_engine import CheckpointEngineRegistry
+result["engines"] = sorted(CheckpointEngineRegistry._registry)
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 import zmq
 condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://x")
@@ -62,51 +80,45 @@ set_platform(PlatformCPU())
 """
 
 
-# Weights that are saved at 1, changed to 2 and restored.
-SAVED = """
-import json, torch, torch.distributed as dist
-import verl
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from verl.utils import fsdp_utils
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-layer = torch.nn.Linear(1, 1, bias=False)
-layer.weight.data.fill_(1.0)
-fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
-saved = fsdp_utils.fsdp2_sharded_save_to_cpu(layer)
-layer.weight.data.fill_(2.0)
-fsdp_utils.fsdp2_sharded_load_from_cpu(layer, *saved)
-print("@" + json.dumps(layer.weight.full_tensor().item()))
-"""
+@pytest.fixture(scope="module")
+def applied() -> dict[str, Any]:
+    """The probe's answers with our departures."""
+    return in_fresh_process(PROBE, VERL_PLATFORM="cpu")
 
 
-def test_departures_are_applied_on_the_cpu_platform() -> None:
-    found = in_fresh_process(PROBE, VERL_PLATFORM="cpu")
-
-    assert found["backend"] == "cpu:gloo"
-    assert found["vllm"] == "0.27.1+cpu"
-    assert found["engine_device"] == "cuda"
-    assert "cpu" in found["platforms"]
-    assert found["weight"] == 64 * 64
-    assert found["poll"] == 0.1
-    assert found["pinned"] is False
-    assert found["spins"] == 0
-    assert found["worker command"] == "WARN and own"
-
-
-def test_upstream_still_needs_each_departure() -> None:
-    # The platform alone, registered by hand: what verl and vLLM do without our departures.
-    found = in_fresh_process(
+@pytest.fixture(scope="module")
+def upstream() -> dict[str, Any]:
+    """The probe's answers with the platform alone, registered by hand."""
+    return in_fresh_process(
         STOCK_PLATFORM + PROBE,
         VERL_PLATFORM="",
         VERL_USE_EXTERNAL_PLUGINS="none",
         VLLM_PLUGINS="",
     )
-    assert found["backend"] == "cpu:gloo,cpu:gloo", "use_one_gloo_backend can go"
-    assert found["vllm"] is None, "name_vllm can go"
-    assert found["weight"] == 0, "keep_plain_weights can go"
-    assert found["spins"] > 0, "wait_without_spinning can go"
-    assert found["worker command"] is None, "fork_workers can go"
+
+
+def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> None:
+    assert applied["backend"] == "cpu:gloo"
+    assert applied["vllm"] == "0.27.1+cpu"
+    assert applied["engine_device"] == "cuda"
+    assert "cpu" in applied["platforms"]
+    assert applied["platform"] == "cpu"
+    assert applied["weight"] == 64 * 64
+    assert applied["poll"] == 0.1
+    assert applied["pinned"] is False
+    assert applied["restored"] == 1.0
+    assert applied["spins"] == 0
+    assert applied["worker command"] == "WARN and own"
+
+
+def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
+    assert upstream["backend"] == "cpu:gloo,cpu:gloo", "use_one_gloo_backend can go"
+    assert upstream["vllm"] is None, "name_vllm can go"
+    assert upstream["weight"] == 0, "keep_plain_weights can go"
+    assert upstream["poll"] > POLL_SECONDS, "poll_often can go"
+    assert upstream["restored"] == 2.0, "copy_saved_weights can go"
+    assert upstream["spins"] > 0, "wait_without_spinning can go"
+    assert upstream["worker command"] is None, "fork_workers can go"
 
 
 def test_verl_pins_the_memory_of_an_offloaded_reference_policy() -> None:
@@ -133,32 +145,6 @@ def test_verl_counts_no_other_devices_than_gpu_and_npu() -> None:
     source = inspect.getsource(ResourcePoolManager)
     assert '"GPU"' in source
     assert "get_platform" not in source, "PlatformCPU.ray_resource_name may be CPU"
-
-
-def test_verls_replay_buffer_polls_every_two_seconds() -> None:
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-
-    from gdpo_verl.cpu.departures import POLL_SECONDS
-
-    upstream = inspect.signature(ReplayBuffer.__init__).parameters["poll_interval"].default
-    assert upstream > POLL_SECONDS, "poll_often can go"
-
-
-def test_saved_weights_do_not_change_with_the_next_update() -> None:
-    assert in_fresh_process(SAVED, VERL_PLATFORM="cpu") == 1.0
-    upstream = in_fresh_process(
-        STOCK_PLATFORM + SAVED, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none"
-    )
-    assert upstream == 2.0, "copy_saved_weights can go"
-
-
-def test_platform_is_never_chosen_by_itself() -> None:
-    code = (
-        "import json\nfrom verl.plugin.platform import get_platform\n"
-        "print('@' + json.dumps(get_platform().device_name))"
-    )
-    assert in_fresh_process(code, VERL_PLATFORM="") == "cuda"
-    assert in_fresh_process(code, VERL_PLATFORM="cpu") == "cpu"
 
 
 def test_torch_refuses_a_device_named_twice() -> None:
@@ -221,14 +207,9 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica() -> None:
     assert len(gathered) == 2 * 2 * len(weights)
 
 
-def test_verl_has_no_engine_for_cpus_of_its_own() -> None:
-    code = (
-        "import json\nfrom verl.checkpoint_engine import CheckpointEngineRegistry\n"
-        "print('@' + json.dumps(sorted(CheckpointEngineRegistry._registry)))"
-    )
-    engines = in_fresh_process(code, VERL_PLATFORM="cpu")
-    assert "naive" in engines
-    assert "gloo" not in engines, "GlooCheckpointEngine can go"
+def test_verl_has_no_engine_for_cpus_of_its_own(applied: dict[str, Any]) -> None:
+    assert "naive" in applied["engines"]
+    assert "gloo" not in applied["engines"], "GlooCheckpointEngine can go"
 
 
 def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_plugin import in_fresh_process
 
 WORKER = """
 import json, os, random, signal, sys
@@ -66,3 +67,36 @@ def test_workers_share_imports_and_nothing_else(
     while Path(address).parent.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+RAY = """
+import json, os, ray
+from gdpo_verl.cpu import workers
+modules = ["ray._private.workers.default_worker", "numpy"]
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={
+    "py_executable": workers.start({}, modules), "env_vars": {"OF_JOB": "job"}})
+
+@ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF_ACTOR": "actor"}})
+class Actor:
+    def about(self):
+        job = ray.get_runtime_context().get_job_id()
+        return os.getppid(), os.environ["OF_JOB"], os.environ["OF_ACTOR"], job
+    def die(self):
+        os._exit(1)
+
+actors = [Actor.options(name=name).remote() for name in "ab"]
+found = ray.get([actor.about.remote() for actor in actors])
+try:
+    ray.get(actors[0].die.remote())
+except ray.exceptions.ActorDiedError:
+    found.append(ray.util.list_named_actors())
+print("@" + json.dumps([ray.get_runtime_context().get_job_id(), *found]))
+"""
+
+
+@pytest.mark.real
+def test_rays_workers_are_forks_of_one_process_and_end_as_others_do() -> None:
+    job, first, second, left = in_fresh_process(RAY)
+    assert first == second
+    assert first[1:] == ["job", "actor", job]
+    assert left == ["b"]

@@ -15,6 +15,10 @@ from gdpo_verl import hooks
 
 ADVANTAGES = """
 import json, sys
+import verl
+deferred = sorted(name for name in sys.modules if name.startswith("gdpo_verl"))
+from verl.plugin.platform import get_platform
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 import numpy as np, torch
 from omegaconf import OmegaConf
 from verl import DataProto
@@ -39,6 +43,12 @@ for name in ("grpo", "gae", "rloo", "reinforce_plus_plus", "opo", "grpo_vectoriz
         config=OmegaConf.create({"gamma": 1.0}))
     result[name] = data.batch["advantages"].numpy().tobytes().hex()
 result["gdpo"] = core_algos.get_adv_estimator_fn("gdpo").__module__
+try:
+    result["manager"] = get_reward_manager_cls("gdpo_components").__module__
+except ValueError:
+    result["manager"] = None
+result["with verl"] = deferred
+result["platform"] = get_platform().device_name
 result["gdpo_verl imported"] = [name for name in sys.modules if name.startswith("gdpo_verl")]
 print("@" + json.dumps(result))
 """
@@ -65,14 +75,20 @@ def test_verl_discovers_the_entry_points() -> None:
     assert general["gdpo_cpu"] == "gdpo_verl.cpu.vllm:apply"
 
 
-def test_other_estimators_are_bit_identical_with_and_without_the_plugin() -> None:
-    with_plugin = in_fresh_process(ADVANTAGES)
-    without = in_fresh_process(ADVANTAGES, VERL_USE_EXTERNAL_PLUGINS="none")
+def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator() -> None:
+    with_plugin = in_fresh_process(ADVANTAGES, VERL_PLATFORM="")
+    without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
+    # Importing verl loads the plug-in and nothing that it defers.
+    own = ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.hooks", "gdpo_verl.plugin"]
+    assert (with_plugin.pop("with verl"), without.pop("with verl")) == (own, [])
     assert with_plugin.pop("gdpo") == "gdpo_verl.estimator"
     assert without.pop("gdpo") == "verl.trainer.ppo.core_algos"
+    assert with_plugin.pop("manager") == "gdpo_verl.reward_manager"
+    assert without.pop("manager") is None
     assert with_plugin.pop("gdpo_verl imported")
     assert without.pop("gdpo_verl imported") == []
+    assert with_plugin.pop("platform") == without.pop("platform") == "cuda"  # never cpu by itself
     assert with_plugin == without
     assert len(with_plugin) == 6
 
@@ -90,15 +106,6 @@ def test_loading_the_plugin_imports_next_to_nothing() -> None:
         "gdpo_verl.hooks",
         "gdpo_verl.plugin",
     ]
-
-
-def test_importing_verl_loads_the_plugin_and_nothing_that_it_defers() -> None:
-    code = (
-        "import json, sys, verl\n"
-        "print('@' + json.dumps(sorted(n for n in sys.modules if n.startswith('gdpo_verl'))))"
-    )
-    found = in_fresh_process(code, VERL_PLATFORM="")
-    assert found == ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.hooks", "gdpo_verl.plugin"]
 
 
 UNSUPPORTED = """
@@ -164,10 +171,9 @@ def test_doctor_is_content_here_and_names_what_is_missing() -> None:
     assert "VERL_USE_EXTERNAL_PLUGINS" in ill.stdout
 
 
-@pytest.mark.parametrize("first", ["verl", "gdpo_verl.reward_manager"])
-def test_reward_manager_is_registered_whatever_is_imported_first(first: str) -> None:
+def test_reward_manager_is_registered_when_it_is_imported_before_verl() -> None:
     code = (
-        f"import json, {first}\n"
+        "import json, gdpo_verl.reward_manager\n"
         "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"
         "print('@' + json.dumps(get_reward_manager_cls('gdpo_components').__module__))"
     )

@@ -58,10 +58,19 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
             [*_COMMAND, "--serve", str(listener.fileno()), *modules],
             stdin=end,
             pass_fds=[listener.fileno()],
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, **_of_any_worker()},
         )
         os.close(end)
     return " ".join([*_COMMAND, str(address)])
+
+
+def _of_any_worker() -> dict[str, str]:
+    """Variables that Ray reads in a process when it is imported, and not when a worker starts.
+
+    The first job of a Ray has this number, and a worker ends with the raylet of this number: here
+    with the driver, with which its raylet ends, too.
+    """
+    return {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
 
 
 def serve(listener: socket.socket, modules: Sequence[str]) -> None:
@@ -95,9 +104,10 @@ def become_worker(connection: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    # What was made from the server's environment and state when they were imported.
-    Config.initialize("")
-    numpy.random.seed()
+    Config.initialize(
+        ""
+    )  # reads RAY_AUTH_MODE again, which `ray.init` chose after the server began
+    numpy.random.seed()  # the server's state would be every worker's
     sys.argv = request["arguments"]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
