@@ -22,7 +22,6 @@ def apply() -> None:
     use_fsdp_engine()
     name_vllm()
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
-    when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
     when_imported("verl.utils.fsdp_utils")(copy_saved_weights)
     when_imported("verl.workers.engine.fsdp.transformer_impl")(offload_without_pinning)
