@@ -24,6 +24,14 @@ if [ "${1:-}" = --all ]; then tier="" && shift; fi
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/mypy
+# A minute or two of one core, beside the tests.
+types=$(mktemp)
+.venv/bin/mypy > "$types" & mypy=$!
 
-.venv/bin/python -m pytest -m "$tier" -v -n 2 --dist loadgroup --no-loadscope-reorder --durations 30 "$@"
+status=0
+.venv/bin/python -m pytest -m "$tier" -q -n 2 --dist loadgroup --no-loadscope-reorder --durations 30 "$@" ||
+  status=$?
+wait $mypy || status=1
+cat "$types"
+rm "$types"
+exit $status
