@@ -66,3 +66,11 @@ def test_the_seam_is_timed_on_a_real_queue() -> None:
         assert len(lines) == 5
         assert "grpo_vectorized" in lines[0]
         assert "x  1.00 (1.00 to 1.00)" in lines[0]
+
+
+def test_first_step_of_a_training_is_left_out_of_its_median() -> None:
+    step = '{"step": %d, "data": {"timing_s/step": %s, "timing_s/gen": 2.0, "other": 1}}\n'
+    validation = '{"step": 0, "data": {"val-core/toolbox": 1.0}}\n'
+    metrics = validation + step % (1, 90.0) + step % (2, 4.0) + step % (3, 6.0)
+    found = script("benchmark_training").parts_of_a_step(metrics)
+    assert found == {"timing_s/step": 5.0, "timing_s/gen": 2.0}
