@@ -23,6 +23,10 @@ VALIDATION_ROWS = 512
 MOST_REJECTED = 0.5
 """The share of rejected rows above which it is the source that is wrong."""
 
+Splits = dict[str, list[Row]]
+Cut = Callable[[dict[str | None, list[Row]], int, int], tuple[Splits, dict[str, str]]]
+"""From the rows of each split to those to be written, and where each of these comes from."""
+
 
 def build(
     out_dir: Path,
@@ -34,6 +38,7 @@ def build(
     length: PromptLength | None = None,
     validation: int | None = None,
     seed: int = 0,
+    cut: Cut | None = None,
 ) -> dict[str, Any]:
     """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
 
@@ -51,6 +56,8 @@ def build(
       length: the longest prompt, unchecked without it.
       validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
       seed: decides which.
+      cut: makes the splits to be written in another way; gets the rows of each split of the
+        source, ``validation`` and ``seed``, and leaves what is not written.
 
     Raises:
       ValueError: no row of a split can be used, or more than half of all rows cannot.
@@ -88,11 +95,11 @@ def build(
         or any(split not in by_split for split in rejected_of)
     ):
         raise ValueError(_unusable(source, read, rejected, others))
-    splits, origin = _cut(by_split, validation, seed)
+    splits, origin = (cut or _cut)(by_split, validation, seed)
     for split, rows in splits.items():
         for index, row in enumerate(rows):
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
-    seen = {prompt_text(row) for row in splits["train"]}
+    seen = {prompt_text(row) for row in splits.get("train", ())}
     provenance = {
         **about,
         "source": source.provenance,
@@ -111,7 +118,7 @@ def build(
             "doubtful": len(doubtful),
             "other_tasks": dict(sorted(others.items())),
             "validation_prompts_in_train": sum(
-                prompt_text(row) in seen for row in splits["validation"]
+                prompt_text(row) in seen for row in splits.get("validation", ())
             ),
         },
         "rejected": rejected,

@@ -20,12 +20,14 @@ class DataSet:
       max_prompt_length: that of its recipe, in tokens.
       needs_source: whether ``--from`` must be given.
       takes_source: whether it can be.
+      benchmark: asked and never trained on: one split, all of it test.
     """
 
     module: str
     max_prompt_length: int
     needs_source: bool = False
     takes_source: bool = True
+    benchmark: bool = False
 
 
 DATASETS = {
@@ -36,6 +38,10 @@ DATASETS = {
     "gsm8k": DataSet("gdpo_verl.data.gsm8k", 512),
     "deepscaler": DataSet("gdpo_verl.data.deepscaler", 1024),
     "eurus2-code": DataSet("gdpo_verl.data.eurus2_code", 1024),
+    **{
+        name: DataSet("gdpo_verl.data.math_sets", 1024, benchmark=True)
+        for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
+    },
 }
 
 
@@ -53,7 +59,8 @@ def prepare(
 
     Args:
       name: one of `DATASETS`.
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      out_dir: gets train.parquet and validation.parquet, of a benchmark test.parquet, and
+        provenance.json.
       source: a file, a folder or a hub id; by default where it is published.
       seed: decides what is drawn or held out.
       validation: rows held out where the source has no such split.
@@ -67,7 +74,11 @@ def prepare(
     dataset = DATASETS[name]
     options: dict[str, Any] = {"seed": seed}
     given = {"--from": source, "--validation": validation}
-    if dataset.takes_source:
+    if dataset.benchmark:
+        if validation is not None:
+            raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
+        options |= {"name": name, "source": source}
+    elif dataset.takes_source:
         options |= {"source": source, "validation": validation}
     elif refused := [option for option, value in given.items() if value is not None]:
         raise ValueError(f"{' and '.join(refused)}: {name} has rows of its own and takes none")

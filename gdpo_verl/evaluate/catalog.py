@@ -12,6 +12,13 @@ BENCHMARKS = {
     "bfcl": "gdpo_verl.evaluate.bfcl:Bfcl",
     "gsm8k": "gdpo_verl.evaluate.gsm8k:Gsm8k",
     "math": "gdpo_verl.evaluate.boxed:Boxed",
+    "aime24": "gdpo_verl.evaluate.boxed:Aime24",
+    "aime25": "gdpo_verl.evaluate.boxed:Aime25",
+    "amc": "gdpo_verl.evaluate.boxed:Amc",
+    "math500": "gdpo_verl.evaluate.boxed:Math500",
+    "minerva": "gdpo_verl.evaluate.boxed:Minerva",
+    "olympiad": "gdpo_verl.evaluate.boxed:Olympiad",
+    "code": "gdpo_verl.evaluate.programs:Programs",
     "humaneval": "gdpo_verl.evaluate.humaneval:HumanEval",
     "toolbox": "gdpo_verl.evaluate.toolbox:Toolbox",
 }
