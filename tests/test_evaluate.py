@@ -25,11 +25,11 @@ from gdpo_verl.data import bfcl as bfcl_data
 from gdpo_verl.data import parquet, prompt
 from gdpo_verl.data import toolbox as toolbox_data
 from gdpo_verl.evaluate import intervals, result, run
-from gdpo_verl.evaluate.benchmark import Question, Questions, Sampling, questions_digest
+from gdpo_verl.evaluate.benchmark import Answer, Question, Questions, Sampling, questions_digest
 from gdpo_verl.evaluate.catalog import BENCHMARKS, open_benchmark
 from gdpo_verl.evaluate.compare import compare
 from gdpo_verl.evaluate.model import find_model, weights_digest
-from gdpo_verl.evaluate.sampling import Answer, load_tokenizer, question_seed
+from gdpo_verl.evaluate.sampling import load_tokenizer, question_seed
 from gdpo_verl.evaluate.training_data import Training, training_of
 from gdpo_verl.sandbox.protection import working_protections
 

@@ -55,7 +55,7 @@ def _package() -> Path:
 
 
 @contextmanager
-def _stand_in(name: str, **attributes: Any) -> Iterator[None]:
+def stand_in(name: str, **attributes: Any) -> Iterator[None]:
     """Have ``import name`` give a module with ``attributes``; undone on leaving."""
     before = sys.modules.get(name)
     module = ModuleType(name)
@@ -93,7 +93,7 @@ def load_checker() -> Checker:
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"bfcl: {path} is missing. Install the package again: {INSTALL}")
     module = importlib.util.module_from_spec(spec)
-    with _stand_in("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=_AnyModel()):
+    with stand_in("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=_AnyModel()):
         spec.loader.exec_module(module)
     python = module.Language.PYTHON
 

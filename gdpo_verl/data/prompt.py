@@ -9,7 +9,9 @@ words are our own and shorter.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -40,6 +42,30 @@ FOOTER = """
 HISTORY = "**Dialogue Records History**"
 
 
+_TOOLS = re.compile(r"^1\. Name: .*^Parameters: [^\n]*\n", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The fixed texts of a system message, before and behind the tools."""
+
+    header: str = HEADER
+    footer: str = FOOTER
+
+
+def read_frame(system: str) -> Frame | None:
+    """The frame of a system message in the form of `messages`, ToolRL's own among them.
+
+    Returns:
+      None when it lists no tools.
+
+    >>> read_frame("Tools:\\n1. Name: f\\nDescription: d\\nParameters: {}\\n\\nThink first.")
+    Frame(header='Tools:\\n', footer='\\nThink first.')
+    """
+    tools = _TOOLS.search(system)
+    return Frame(system[: tools.start()], system[tools.end() :]) if tools else None
+
+
 def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> str:
     """A tool's three lines, without the number that goes in front of them."""
     one_line = " ".join(description.split())
@@ -54,11 +80,22 @@ def messages(tool_blocks: Sequence[str], turns: Sequence[tuple[str, str]]) -> li
       tool_blocks: what `tool_block` returned, in the order to be listed.
       turns: (role, text) of the dialogue so far, oldest first.
     """
+    return framed(Frame(), tool_blocks, [turn(role, text) for role, text in turns])
+
+
+def turn(role: str, text: str) -> str:
+    """A turn of the dialogue, as the history lists it."""
+    return f"<{role}> {text} </{role}>"
+
+
+def framed(
+    frame: Frame, tool_blocks: Sequence[str], history: Sequence[str]
+) -> list[dict[str, str]]:
+    """The chat of one row with the fixed texts of ``frame``; ``history`` is its lines."""
     tools = "".join(f"{number}{block}" for number, block in enumerate(tool_blocks, start=1))
-    history = "\n".join(f"<{role}> {text} </{role}>" for role, text in turns)
     return [
-        {"role": "system", "content": f"{HEADER}{tools}{FOOTER}"},
-        {"role": "user", "content": f"{HISTORY}\n{history}"},
+        {"role": "system", "content": f"{frame.header}{tools}{frame.footer}"},
+        {"role": "user", "content": "\n".join([HISTORY, *history])},
     ]
 
 

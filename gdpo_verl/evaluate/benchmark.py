@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from gdpo_verl.data.rows import check_messages
 
 ACCURACY = "accuracy"
+
+Averages = Mapping[str, Sequence[Sequence[str] | str]]
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,32 @@ class Score:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote.
+
+    Attributes:
+      text: without special tokens.
+      tokens: how many, the end token included.
+      finish: 'stop', 'length' when it was cut off, or 'prompt too long' when it was not asked.
+    """
+
+    text: str
+    tokens: int
+    finish: str
+
+
+Ask = Callable[[Sequence[Mapping[str, str]]], Answer]
+Dialogue = Callable[[Ask], Answer]
+
+
 class Benchmark(ABC):
     """A benchmark; one file each.
 
     Args:
       allow_unprotected: run programs of the model even where nothing protects the machine.
+      prompt_from: parquet files of training rows; what is fixed in their prompts is asked with,
+        where a benchmark's questions can be put in several ways.
     """
 
     name: ClassVar[str]
@@ -113,14 +136,18 @@ class Benchmark(ABC):
     """By default that of the validation in the recipe of the same task."""
     measures: ClassVar[tuple[str, ...]]
     """What `score` returns; `ACCURACY` first."""
-    averages: ClassVar[Mapping[str, Sequence[Sequence[str]]]] = {}
-    """Unweighted means of parts; a part pools the questions of its categories."""
+    averages: ClassVar[Averages] = {}
+    """Unweighted means of parts. A part pools the questions of several categories, or is an
+    average that stands before it."""
     pass_at: ClassVar[tuple[int, ...]] = ()
     """The k > 1 whose pass@k is estimated, where there are as many answers."""
     not_covered: ClassVar[str] = ""
+    context: ClassVar[int] = 0
+    """Tokens that a dialogue may grow to, where the model allows as many."""
 
-    def __init__(self, *, allow_unprotected: bool = False) -> None:
+    def __init__(self, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()) -> None:
         self.allow_unprotected = allow_unprotected
+        self.prompt_from = prompt_from
 
     @abstractmethod
     def load(self, data: str | None) -> Questions:
@@ -129,6 +156,13 @@ class Benchmark(ABC):
         Raises:
           ValueError, OSError, ModuleNotFoundError: there are none; says what to do.
         """
+
+    def dialogue(self, question: Question) -> Dialogue | None:
+        """How the question is asked in several steps; None where it is asked once.
+
+        The dialogue may be held several times, also at the same time.
+        """
+        return None
 
     @abstractmethod
     def score(self, question: Question, text: str, tokens: int) -> Score:

@@ -1,21 +1,32 @@
-"""BFCL's single-turn Python questions, by the leaderboard's own AST checker.
+"""The Berkeley Function-Calling Leaderboard, version 3, by bfcl-eval's own loop and checkers.
 
-The questions and the checker are those of the package `bfcl-eval`; see `gdpo_verl.data.bfcl`.
-The prompt is the one that `gdpo-verl prepare bfcl` writes, not the leaderboard's own, so that
-what was trained is what is asked.
+The questions, the simulated APIs of the multi-turn ones, and the checkers are those of the package
+`bfcl-eval`; see `bfcl_handler`. The prompt is that of the training, not the leaderboard's own, so
+that what was trained is what is asked: its fixed texts are taken from the training rows, or are
+those of `gdpo-verl prepare bfcl`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gdpo_verl.data import bfcl, prompt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gdpo_verl.data import prompt
 from gdpo_verl.evaluate.benchmark import (
     ACCURACY,
+    Answer,
+    Ask,
+    Averages,
     Benchmark,
+    Dialogue,
     Question,
     Questions,
     Sampling,
@@ -23,72 +34,235 @@ from gdpo_verl.evaluate.benchmark import (
     digest_of,
     read_rows,
 )
-from gdpo_verl.rewards import tool_call
-from gdpo_verl.rewards.tool_text import assistant_text, read
+from gdpo_verl.rewards.tool_text import ParseError, assistant_text, read
 
-_LIVE = tuple(category for category in bfcl.CATEGORIES if category.startswith("live_"))
-_NON_LIVE = tuple(category for category in bfcl.CATEGORIES if category not in _LIVE)
+if TYPE_CHECKING:
+    from gdpo_verl.evaluate.bfcl_handler import Handler
+
+SIMPLE = ("simple_python", "simple_java", "simple_javascript")
+NON_LIVE = (*SIMPLE, "multiple", "parallel", "parallel_multiple", "irrelevance")
+LIVE_CALLS = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
+LIVE = (*LIVE_CALLS, "live_irrelevance", "live_relevance")
+MULTI_TURN = tuple(
+    f"multi_turn_{name}" for name in ("base", "miss_func", "miss_param", "long_context")
+)
+CATEGORIES = (*NON_LIVE, *LIVE, *MULTI_TURN)
+PROMPT_TOO_LONG = "prompt too long"
 
 
 class Bfcl(Benchmark):
-    """Every question of the covered categories, or those in a file of `prepare bfcl`."""
+    """Every question of version 3, or those in a file of `prepare bfcl`, or of ids."""
 
     name = "bfcl"
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
     measures = (ACCURACY, "format")
-    # The leaderboard's way: non-live is a mean of categories, live one over questions.
-    averages: ClassVar[Mapping[str, Sequence[Sequence[str]]]] = {
-        "non_live": [(name,) for name in _NON_LIVE],
-        "live": [_LIVE],
+    context = 32_768
+    # As the leaderboard of version 3 formed them, and those of version 4 that it shares.
+    averages: ClassVar[Averages] = {
+        "simple": [(name,) for name in SIMPLE],
+        "non_live": ["simple", *[(name,) for name in NON_LIVE[len(SIMPLE) :]]],
+        "live": [LIVE],
+        "multi_turn": [(name,) for name in MULTI_TURN],
+        "average": ["non_live", "live", "multi_turn"],
+        "v4_non_live": ["simple", ("multiple",), ("parallel",), ("parallel_multiple",)],
+        "v4_live": [LIVE_CALLS],
     }
     not_covered = (
-        "multi-turn, simple_java, simple_javascript, irrelevance, live_irrelevance, "
-        "live_relevance, and v4's web search, memory and format sensitivity; so non_live lacks "
-        "Java and JavaScript in its part 'simple', and there is no overall score of the leaderboard"
+        "version 3's executable categories, which the leaderboard withdrew; version 4's web "
+        "search, memory and format sensitivity, and so its overall score"
     )
 
     def load(self, data: str | None) -> Questions:
-        self.check = bfcl.load_checker()
+        from gdpo_verl.evaluate import bfcl_handler
+
+        self.bfcl = bfcl_handler
+        frame, origin = _frame(self.prompt_from)
+        self.frame = frame
         package = f"bfcl-eval {importlib.metadata.version('bfcl-eval')}"
-        known = {question.name: question for question in _all_questions()}
+        about = {"package": package, "prompt": f"prompt of {origin}"}
+        known = {question.name: question for question in self._all_questions()}
         if data is None:
-            return Questions(list(known.values()), {"package": package})
+            return Questions(list(known.values()), about)
         path = Path(data).expanduser()
-        items = []
-        for number, row in enumerate(read_rows(path)):
-            name = (row.get("extra_info") or {}).get("id")
-            if name not in known:
-                raise ValueError(
-                    f"--data: {path}, row {number}: expected extra_info.id of a question in "
-                    f"{package}, found {name!r}. Write the file with: gdpo-verl prepare bfcl"
-                )
-            origin = known[name]
-            items.append(Question(name, origin.category, row["prompt"], origin.truth))
-        return Questions(items, {"file": str(path), "sha256": digest_of(path), "package": package})
+        choose = _by_ids if path.suffix == ".json" else _by_rows
+        items = list(choose(path, known, package))
+        return Questions(items, {"file": str(path), "sha256": digest_of(path), **about})
+
+    def dialogue(self, question: Question) -> Dialogue | None:
+        if question.category not in MULTI_TURN:
+            return None
+
+        def hold(ask: Ask) -> Answer:
+            entry = deepcopy(question.truth["entry"])
+            with self.bfcl.simulation() as model:
+                handler = self._handler(question, model, ask)
+                try:
+                    turns, _ = handler.inference(entry, False, True)
+                except _Unasked:
+                    return Answer("", sum(step.tokens for step in handler.steps), PROMPT_TOO_LONG)
+            cut = any(step.finish == "length" for step in handler.steps)
+            tokens = sum(step.tokens for step in handler.steps)
+            text = json.dumps(turns, ensure_ascii=False)
+            return Answer(text, tokens, "length" if cut else "stop")
+
+        return hold
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        functions, accepted = question.truth["functions"], question.truth["accepted"]
-        reference = prompt.reference_answer("call", bfcl.first_answer(accepted))
-        result = tool_call.compute_score(bfcl.DATA_SOURCE, text, reference)
-        error = tool_call.ParseError(int(result["parse_error"]))
-        calls = [(call["name"], call["parameters"]) for call in read(assistant_text(text)).calls]
-        objections = ["no call that can be read"]
-        if calls:
-            try:
-                objections = self.check(functions, calls, accepted, question.category)
-            except Exception as failure:  # of the checker's code, on values it does not expect
-                objections = [f"the checker raised {failure!r}"]
-        measures = {ACCURACY: float(not objections), "format": result["format"]}
-        return Score(measures, error, "; ".join(objections))
+        turns = _turns(text) if question.category in MULTI_TURN else [[text]]
+        steps = [read(assistant_text(step)) for turn in turns for step in turn]
+        asks_for_calls = question.category not in MULTI_TURN and "irrel" not in question.category
+        tidy = [
+            step.tidy and (not asks_for_calls or (bool(step.calls) and not step.has_response))
+            for step in steps
+        ]
+        error = next((step.error for step in steps if step.error), ParseError.NONE)
+        if asks_for_calls and not error and not steps[0].calls:
+            error = ParseError.NO_CALL
+        try:
+            verdict = self._verdict(question, text, turns)
+        except Exception as failure:  # of the checker's code, on values it does not expect
+            verdict = {"valid": False, "error": [f"the checker raised {failure!r}"]}
+        reason = "" if verdict["valid"] else _reason(verdict["error"])
+        measures = {ACCURACY: float(verdict["valid"]), "format": fmean(tidy) if tidy else 0.0}
+        return Score(measures, error, reason)
+
+    def _verdict(self, question: Question, text: str, turns: list[list[str]]) -> dict[str, Any]:
+        """What bfcl-eval's own function for the category says."""
+        category, truth, runner = question.category, question.truth, self.bfcl.runner
+        if category in MULTI_TURN:
+            with self.bfcl.simulation() as model:
+                return dict(
+                    runner._evaluate_single_multi_turn_entry(
+                        self._handler(question, model),
+                        *(question.name, turns, truth["accepted"], deepcopy(truth["entry"])),
+                        *(model, category),
+                    )
+                )
+        of_answer = self._handler(question), question.name, text
+        if "accepted" not in truth:
+            return dict(
+                runner._evaluate_single_relevance_entry(*of_answer, {}, self.bfcl.MODEL, category)
+            )
+        language = category.removeprefix("simple_").upper() if category in SIMPLE else "PYTHON"
+        return dict(
+            runner._evaluate_single_ast_entry(
+                *(*of_answer, truth["accepted"], {"function": truth["functions"]}),
+                *(self.bfcl.MODEL, category),
+                self.bfcl.enums.Language[language],
+                self.bfcl.enums.ReturnFormat[language],
+            )
+        )
+
+    def _handler(self, question: Question, model: str = "", ask: Ask | None = None) -> Handler:
+        names: list[str] = []
+        if entry := question.truth.get("entry"):
+            held_back = entry.get("missed_function", {}).values()
+            docs = [*entry["function"], *(doc for turn in held_back for doc in turn)]
+            names = [doc["name"] for doc in docs]
+        asking = _checked(ask) if ask else None
+        return self.bfcl.Handler(
+            model or self.bfcl.MODEL, frame=self.frame, ask=asking, names=names
+        )
+
+    def _all_questions(self) -> Iterator[Question]:
+        utils = self.bfcl.utils
+        handler = self.bfcl.Handler(frame=self.frame)
+        for category in CATEGORIES:
+            # The hint says which language the documentation is in. Python's goes without saying,
+            # as in `prepare bfcl`; the others' says that every value is to be a text.
+            hint = category in SIMPLE[1:]
+            raw = utils.load_dataset_entry(category, include_language_specific_hint=False)
+            shown = utils.load_dataset_entry(category) if hint else raw
+            accepted = [] if "relevance" in category else utils.load_ground_truth_entry(category)
+            truths = [each["ground_truth"] for each in accepted] or [None] * len(raw)
+            for entry, of_prompt, truth in zip(raw, shown, truths, strict=True):
+                data = handler._pre_query_processing_prompting(of_prompt)
+                handler.add_first_turn_message_prompting(data, of_prompt["question"][0])
+                kept = {"functions": entry["function"], "accepted": truth}
+                if category in MULTI_TURN:
+                    kept = {"entry": entry, "accepted": truth}
+                elif truth is None:
+                    kept = {}
+                yield Question(entry["id"], category, handler.messages(data), kept)
 
 
-def _all_questions() -> list[Question]:
-    questions = []
-    for category in bfcl.CATEGORIES:
-        for _, question, accepted in bfcl.read(category):
-            turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
-            blocks = [bfcl.tool_block(function) for function in question["function"]]
-            truth: dict[str, Any] = {"functions": question["function"], "accepted": accepted}
-            messages = prompt.messages(blocks, turns)
-            questions.append(Question(question["id"], category, messages, truth))
-    return questions
+class _Unasked(Exception):
+    """A prompt grew longer than the model."""
+
+
+def _checked(ask: Ask) -> Ask:
+    def checked(messages: Sequence[Mapping[str, str]]) -> Answer:
+        answer = ask(messages)
+        if answer.finish == PROMPT_TOO_LONG:
+            raise _Unasked
+        return answer
+
+    return checked
+
+
+def _turns(text: str) -> list[list[str]]:
+    """The steps of each turn, as a dialogue leaves them; none of a dialogue that was not held."""
+    return list(json.loads(text)) if text else []
+
+
+def _reason(error: Any) -> str:
+    if isinstance(error, Mapping):
+        error = [error.get("error_message", error)]
+    return "; ".join(str(each) for each in error)
+
+
+def _frame(files: Sequence[str]) -> tuple[prompt.Frame, str]:
+    """The fixed texts around the tools in the rows of the files, and where they come from.
+
+    Raises:
+      ValueError: the rows have several, or a file cannot be read.
+    """
+    frames = {}
+    for file in files:
+        try:
+            rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"--prompt-from: cannot read prompts from {file}: {error}") from error
+        for row in rows:
+            if frame := prompt.read_frame(row["prompt"][0]["content"]):
+                frames.setdefault(frame, file)
+    if len(frames) > 1:
+        raise ValueError(
+            f"--prompt-from: expected one text around the tools in all prompts of {list(files)}, "
+            f"found {len(frames)}. Give a file whose prompts are alike"
+        )
+    return next(iter(frames.items()), (prompt.Frame(), "gdpo-verl prepare bfcl"))
+
+
+def _by_rows(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
+    """The questions of a file of `prepare bfcl`, with the prompts in it."""
+    for number, row in enumerate(read_rows(path)):
+        name = (row.get("extra_info") or {}).get("id")
+        if name not in known:
+            raise ValueError(
+                f"--data: {path}, row {number}: expected extra_info.id of a question in "
+                f"{package}, found {name!r}. Write the file with: gdpo-verl prepare bfcl"
+            )
+        origin = known[name]
+        yield Question(name, origin.category, row["prompt"], origin.truth)
+
+
+def _by_ids(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
+    """The questions of a file {category: [id, …]}, bfcl-eval's own form of a choice."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
+    try:
+        chosen = json.loads(path.read_text(encoding="utf-8"))
+        ids = [(category, name) for category, names in chosen.items() for name in names]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f'--data: {path}: expected JSON like {{"multiple": ["multiple_0"]}}, as bfcl-eval\'s '
+            f"test_case_ids_to_generate.json, found {error!r}"
+        ) from error
+    for category, name in ids:
+        if name not in known or known[name].category != category:
+            raise ValueError(
+                f"--data: {path}: expected ids of questions in {package}, of the categories "
+                f"{list(CATEGORIES)}, found {name!r} in {category!r}"
+            )
+        yield known[name]

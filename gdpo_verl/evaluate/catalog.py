@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ BENCHMARKS = {
 }
 
 
-def open_benchmark(name: str, *, allow_unprotected: bool = False) -> Benchmark:
-    """The benchmark of this name.
+def open_benchmark(
+    name: str, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()
+) -> Benchmark:
+    """The benchmark of this name; see there for the other arguments.
 
     Raises:
       ValueError: there is none; names a close one.
@@ -39,5 +42,5 @@ def open_benchmark(name: str, *, allow_unprotected: bool = False) -> Benchmark:
         )
     module, _, kind = BENCHMARKS[name].partition(":")
     found = getattr(importlib.import_module(module), kind)
-    benchmark: Benchmark = found(allow_unprotected=allow_unprotected)
+    benchmark: Benchmark = found(allow_unprotected=allow_unprotected, prompt_from=prompt_from)
     return benchmark

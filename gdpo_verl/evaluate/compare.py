@@ -17,7 +17,7 @@ from typing import Any
 
 from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.benchmark import ACCURACY
-from gdpo_verl.evaluate.intervals import Estimate, estimate
+from gdpo_verl.evaluate.intervals import Estimate
 from gdpo_verl.text_table import columns
 
 FEW = 30
@@ -216,11 +216,11 @@ def _rows(
             a, b = (_mean([each[measure] for each in side]) for side in values)
             difference = {question: a[question] - b[question] for question in a}
             cells[measure] = Cell(
-                estimate(result.strata_of(a, categories, parts)),
-                estimate(result.strata_of(b, categories, parts)),
-                estimate(result.strata_of(difference, categories, parts), paired=True),
+                result.estimate_row(a, categories, parts),
+                result.estimate_row(b, categories, parts),
+                result.estimate_row(difference, categories, parts, paired=True),
             )
-        rows[row] = (sum(map(len, result.strata_of(categories, categories, parts))), cells)
+        rows[row] = (result.count_of(categories, parts), cells)
     return rows
 
 

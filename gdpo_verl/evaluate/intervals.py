@@ -48,13 +48,16 @@ def wilson(successes: float, total: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def bootstrap(strata: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """The percentile interval of the mean of the strata's means, over questions drawn anew.
+def bootstrap(
+    strata: Sequence[Sequence[float]], weights: Sequence[float] | None = None
+) -> tuple[float, float] | None:
+    """The percentile interval of the weighted sum of the strata's means, over questions drawn anew.
 
     Questions are drawn with replacement within each stratum, `RESAMPLES` times from `SEED`.
 
     Args:
       strata: one value for each question; of two models, the difference of that question.
+      weights: of the strata, adding up to 1; all alike by default.
 
     Returns:
       None where no question of a stratum differs from another, so that drawing says nothing.
@@ -62,33 +65,44 @@ def bootstrap(strata: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     generator = np.random.default_rng(SEED)
     means = np.zeros(RESAMPLES)
     varies = False
-    for stratum in strata:
+    for stratum, weight in zip(strata, _weights(strata, weights), strict=True):
         values = np.asarray(stratum, dtype=np.float64)
         varies = varies or bool(np.ptp(values) > 0)
         rows = max(1, _AT_ONCE // len(values))
         for start in range(0, RESAMPLES, rows):
             size = min(rows, RESAMPLES - start)
             drawn = generator.integers(len(values), size=(size, len(values)))
-            means[start : start + size] += values[drawn].mean(axis=1) / len(strata)
+            means[start : start + size] += values[drawn].mean(axis=1) * weight
     if not varies:
         return None
     low, high = np.quantile(means, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     return float(low), float(high)
 
 
-def estimate(strata: Sequence[Sequence[float]], *, paired: bool = False) -> Estimate:
-    """The mean of the strata's means with its interval.
+def _weights(strata: Sequence[Sequence[float]], weights: Sequence[float] | None) -> Sequence[float]:
+    return [1 / len(strata)] * len(strata) if weights is None else weights
+
+
+def estimate(
+    strata: Sequence[Sequence[float]],
+    *,
+    weights: Sequence[float] | None = None,
+    paired: bool = False,
+) -> Estimate:
+    """The weighted sum of the strata's means with its interval.
 
     Wilson's, where each value is 0 or 1 and there is one stratum; else the bootstrap's.
 
     Args:
       strata: as for `bootstrap`; none is empty.
+      weights: as for `bootstrap`.
       paired: the values are differences, which are never shares.
     """
-    mean = float(np.mean([np.mean(stratum) for stratum in strata]))
+    means = [np.mean(stratum) for stratum in strata]
+    mean = float(np.dot(means, _weights(strata, weights)))
     if not paired and len(strata) == 1 and set(strata[0]) <= {0.0, 1.0}:
         return Estimate(mean, *wilson(sum(strata[0]), len(strata[0])), "wilson")
-    interval = bootstrap(strata)
+    interval = bootstrap(strata, weights)
     return Estimate(mean, *interval, "bootstrap") if interval else Estimate(mean)
 
 

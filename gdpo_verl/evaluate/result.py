@@ -13,18 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from gdpo_verl.evaluate.benchmark import Averages
 from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
 from gdpo_verl.text_table import columns
 
-FORMAT = 1
+FORMAT = 2
 ALL = "all"
 NOTHING = "–"
 
-T = TypeVar("T")
 Line = dict[str, Any]
-Groups = Mapping[str, Sequence[Sequence[str]]]
+Part = tuple[float, Sequence[str]]
 
 
 def answers_path(out: Path) -> Path:
@@ -32,16 +32,32 @@ def answers_path(out: Path) -> Path:
     return out.with_suffix(".answers.jsonl")
 
 
-def groups_of(categories: Iterable[str], averages: Groups) -> dict[str, list[list[str]]]:
+def groups_of(categories: Iterable[str], averages: Averages) -> dict[str, list[Part]]:
     """The rows of the table: each category, the averages, all. A row is a list of parts, each a
-    list of categories whose questions are pooled; parts without questions are left out."""
+    weight and categories whose questions are pooled; the weights of a row add up to 1. Parts
+    without questions are left out, and an average of averages where one of them has none."""
     present = list(dict.fromkeys(categories))
-    groups = {name: [[name]] for name in present} if len(present) > 1 else {}
+    groups: dict[str, list[Part]] = {}
     for name, parts in averages.items():
-        kept = [[category for category in part if category in present] for part in parts]
-        if kept := [part for part in kept if part]:
-            groups[name] = kept
-    return {**groups, ALL: [present]}
+        if parts := _weighted(parts, present, groups):
+            groups[name] = parts
+    own = {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
+    return {**own, **groups, ALL: [(1.0, present)]}
+
+
+def _weighted(
+    parts: Sequence[Sequence[str] | str], present: Sequence[str], known: Mapping[str, list[Part]]
+) -> list[Part]:
+    found: list[list[Part]] = []
+    for part in parts:
+        if not isinstance(part, str):
+            pooled = [category for category in part if category in present]
+            found += [[(1.0, pooled)]] if pooled else []
+        elif part in known:
+            found.append(known[part])
+        else:
+            return []
+    return [(weight / len(found), pooled) for each in found for weight, pooled in each]
 
 
 def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -65,17 +81,28 @@ def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, 
     return values
 
 
-def strata_of(
-    values: Mapping[str, T], categories: Mapping[str, str], parts: Sequence[Sequence[str]]
-) -> list[list[T]]:
-    """The values of the questions in each part of a row."""
-    return [
-        [value for question, value in values.items() if categories[question] in part]
-        for part in parts
+def estimate_row(
+    values: Mapping[str, float],
+    categories: Mapping[str, str],
+    parts: Sequence[Part],
+    *,
+    paired: bool = False,
+) -> Estimate:
+    """The estimate of a row from the values of all questions; `paired` as for `estimate`."""
+    strata = [
+        [value for question, value in values.items() if categories[question] in pooled]
+        for _, pooled in parts
     ]
+    return estimate(strata, weights=[weight for weight, _ in parts], paired=paired)
 
 
-def summarise(lines: Sequence[Line], averages: Groups, pass_at: Sequence[int]) -> dict[str, Any]:
+def count_of(categories: Mapping[str, str], parts: Sequence[Part]) -> int:
+    """The questions of a row."""
+    pooled = {category for _, part in parts for category in part}
+    return sum(category in pooled for category in categories.values())
+
+
+def summarise(lines: Sequence[Line], averages: Averages, pass_at: Sequence[int]) -> dict[str, Any]:
     """The numbers of one benchmark from its answers.
 
     Args:
@@ -88,9 +115,9 @@ def summarise(lines: Sequence[Line], averages: Groups, pass_at: Sequence[int]) -
     groups = groups_of(categories.values(), averages)
     rows = {
         name: {
-            "questions": sum(map(len, strata_of(categories, categories, parts))),
+            "questions": count_of(categories, parts),
             **{
-                measure: asdict(estimate(strata_of(values[measure], categories, parts)))
+                measure: asdict(estimate_row(values[measure], categories, parts))
                 for measure in values
             },
         }
@@ -206,7 +233,7 @@ def _benchmark(name: str, found: Mapping[str, Any]) -> list[str]:
     data = found["data"]
     source = ", ".join(
         str(data["source"][key])
-        for key in ("file", "path", "hub", "generated", "package")
+        for key in ("file", "path", "hub", "generated", "package", "prompt")
         if data["source"].get(key)
     )
     measures = [key for key in found["results"][ALL] if key != "questions"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,9 @@ from tqdm import tqdm
 from gdpo_verl import __version__
 from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.benchmark import (
+    Answer,
     Benchmark,
+    Dialogue,
     Question,
     Questions,
     Sampling,
@@ -24,9 +27,10 @@ from gdpo_verl.evaluate.benchmark import (
     refuse_twins,
 )
 from gdpo_verl.evaluate.catalog import open_benchmark
+from gdpo_verl.evaluate.dialogue import Messages, hold
 from gdpo_verl.evaluate.model import Model, find_model, weights_digest
 from gdpo_verl.evaluate.sampling import (
-    Answer,
+    Engine,
     EngineOptions,
     load_tokenizer,
     prompt_tokens,
@@ -49,6 +53,8 @@ class Request:
       sampling: fields of `Sampling` in place of each benchmark's own.
       limit: so many questions, spread evenly; all by default.
       chat_template: a file with a template in place of the model's own.
+      prompt_from: a parquet file of training rows to take the prompt's fixed texts from; by
+        default the model's training data, where they are known.
       allow_unprotected: run programs of the model even where nothing protects the machine.
       engine: vLLM's.
     """
@@ -59,6 +65,7 @@ class Request:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
     chat_template: Path | None = None
+    prompt_from: str | None = None
     allow_unprotected: bool = False
     engine: EngineOptions = field(default_factory=EngineOptions)
 
@@ -73,6 +80,17 @@ class Task:
     prompts: Sequence[Sequence[int]]
     data: Mapping[str, Any]
     notes: Sequence[str]
+
+    @property
+    def dialogues(self) -> dict[int, Dialogue]:
+        """Those questions, by place, that are asked in several steps."""
+        found = {place: self.benchmark.dialogue(each) for place, each in enumerate(self.questions)}
+        return {place: dialogue for place, dialogue in found.items() if dialogue}
+
+    @property
+    def context(self) -> int:
+        """Tokens that its dialogues may grow to."""
+        return self.benchmark.context if self.dialogues else 0
 
 
 def evaluate(request: Request, out: Path) -> dict[str, Any]:
@@ -95,18 +113,24 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
     if request.limit is not None and request.limit < 1:
         raise ValueError(f"--limit: expected at least 1 question, found {request.limit}")
     require_vllm()
+    # A model of the hub is fetched last: that takes long, and its training data are not known.
+    model = find_model(request.model) if Path(request.model).expanduser().exists() else None
+    training = training_of(model.run) if model and model.run else None
+    for each in benchmarks:
+        each.prompt_from = _prompt_from(request, training)
     loaded = [each.load(request.data.get(each.name)) for each in benchmarks]
-    model = find_model(request.model)
-    training = training_of(model.run) if model.run else None
+    model = model or find_model(request.model)
     tokenizer = load_tokenizer(model.folder, request.chat_template)
     tasks = [
         _task(*each, request, training, tokenizer)
         for each in zip(benchmarks, samplings, loaded, strict=True)
     ]
-    longest = max(max(map(len, task.prompts)) + task.sampling.max_tokens for task in tasks)
+    longest = max(
+        max(*map(len, task.prompts), task.context) + task.sampling.max_tokens for task in tasks
+    )
     with model.weights() as folder, started(folder, longest, request.engine) as engine:
         digest = weights_digest(folder)
-        asked = [engine.ask(task.prompts, _seeds(task), task.sampling) for task in tasks]
+        asked = [_ask(task, engine, tokenizer) for task in tasks]
         about = engine.about
     judged = [_judge(task, answers) for task, answers in zip(tasks, asked, strict=True)]
     record = {
@@ -126,6 +150,12 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
         },
     }
     return result.write(out, record, [line for lines in judged for line in lines])
+
+
+def _prompt_from(request: Request, training: Training | None) -> list[str]:
+    if request.prompt_from is not None:
+        return [request.prompt_from]
+    return [file for file in training.files if file not in training.missing] if training else []
 
 
 def _check_out(out: Path) -> None:
@@ -204,6 +234,33 @@ def _unseen(
 
 def _seeds(task: Task) -> list[int]:
     return [question_seed(task.sampling.seed, question.name) for question in task.questions]
+
+
+def _ask(task: Task, engine: Engine, tokenizer: Any) -> list[list[Answer]]:
+    """The answers to each question: one batch of those that are asked once, then the dialogues."""
+    seeds, dialogues = _seeds(task), task.dialogues
+    once = [place for place in range(len(task.questions)) if place not in dialogues]
+    prompts = [task.prompts[place] for place in once]
+    answers = engine.ask(prompts, [seeds[place] for place in once], task.sampling)
+    found = dict(zip(once, answers, strict=True))
+    pairs = [(place, sample) for place in dialogues for sample in range(task.sampling.samples)]
+    steps: Counter[int] = Counter()
+    single = replace(task.sampling, samples=1)
+
+    def answer_all(asked: Sequence[tuple[int, Messages]]) -> list[Answer]:
+        prompts, of_step = [], []
+        for number, messages in asked:
+            place, sample = pairs[number]
+            question = replace(task.questions[place], messages=messages)
+            prompts.append(prompt_tokens(tokenizer, question))
+            of_step.append(question_seed(seeds[place] + sample, f"step {steps[number]}"))
+            steps[number] += 1
+        return [each for (each,) in engine.ask(prompts, of_step, single, progress=False)]
+
+    held = hold([dialogues[place] for place, _ in pairs], answer_all)
+    for (place, _), answer in zip(pairs, held, strict=True):
+        found.setdefault(place, []).append(answer)
+    return [found[place] for place in range(len(task.questions))]
 
 
 def _judge(task: Task, answers: Sequence[Sequence[Answer]]) -> list[result.Line]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from gdpo_verl.evaluate.benchmark import Question, Sampling
+from gdpo_verl.evaluate.benchmark import Answer, Question, Sampling
 
 INSTALL = (
     'pip install "gdpo-verl[vllm]" for GPUs; without one "gdpo-verl[cpu]", which '
@@ -37,21 +37,6 @@ class EngineOptions:
     dtype: str | None = None
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the model wrote.
-
-    Attributes:
-      text: without special tokens.
-      tokens: how many, the end token included.
-      finish: 'stop', 'length' when it was cut off, or 'prompt too long' when it was not asked.
-    """
-
-    text: str
-    tokens: int
-    finish: str
 
 
 def require_vllm() -> None:
@@ -179,7 +164,12 @@ class Engine:
         }
 
     def ask(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        progress: bool = True,
     ) -> list[list[Answer]]:
         """`sampling.samples` answers to each prompt; one that does not fit is not asked."""
         from vllm import SamplingParams
@@ -198,7 +188,7 @@ class Engine:
         ]
         unasked = [Answer("", 0, "prompt too long")] * sampling.samples
         answers = [list(unasked) for _ in prompts]
-        outputs = self.llm.generate(requests, params) if requests else []
+        outputs = self.llm.generate(requests, params, use_tqdm=progress) if requests else []
         for place, output in zip(fitting, outputs, strict=True):
             answers[place] = [
                 Answer(each.text, len(each.token_ids), str(each.finish_reason))
