@@ -147,6 +147,11 @@ def _parser() -> argparse.ArgumentParser:
         "--chat-template", metavar="FILE", type=Path, help="in place of the model's own"
     )
     evaluate.add_argument(
+        "--prompt-from",
+        metavar="FILE",
+        help="training rows whose prompt to ask bfcl with; default: those of the run",
+    )
+    evaluate.add_argument(
         "--allow-unprotected",
         action="store_true",
         help="run the model's programs even where nothing protects this machine",
@@ -296,6 +301,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         {name: value for name, value in chosen.items() if value is not None},
         options.limit,
         options.chat_template,
+        options.prompt_from,
         options.allow_unprotected,
         EngineOptions(options.dtype, options.tensor_parallel_size, options.gpu_memory_utilization),
     )

@@ -165,17 +165,12 @@ class Bfcl(Benchmark):
         )
 
     def _all_questions(self) -> Iterator[Question]:
-        utils = self.bfcl.utils
         handler = self.bfcl.Handler(frame=self.frame)
         for category in CATEGORIES:
             # The hint says which language the documentation is in. Python's goes without saying,
             # as in `prepare bfcl`; the others' says that every value is to be a text.
-            hint = category in SIMPLE[1:]
-            raw = utils.load_dataset_entry(category, include_language_specific_hint=False)
-            shown = utils.load_dataset_entry(category) if hint else raw
-            accepted = [] if "relevance" in category else utils.load_ground_truth_entry(category)
-            truths = [each["ground_truth"] for each in accepted] or [None] * len(raw)
-            for entry, of_prompt, truth in zip(raw, shown, truths, strict=True):
+            entries = self.bfcl.entries(category, hint=category in SIMPLE[1:])
+            for entry, of_prompt, truth in entries:
                 data = handler._pre_query_processing_prompting(of_prompt)
                 handler.add_first_turn_message_prompting(data, of_prompt["question"][0])
                 kept = {"functions": entry["function"], "accepted": truth}

@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,6 +198,25 @@ MODELS[MODEL] = SimpleNamespace(
     is_fc_model=False,
     underscore_to_dot=False,
 )
+
+
+@cache
+def entries(category: str, *, hint: bool) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
+    """The questions of a category, what is shown of each, and the answers that are accepted.
+
+    Args:
+      hint: show the functions as bfcl-eval does, with a hint at their language.
+
+    Returns:
+      to be read only. Questions of relevance have no answers, but None.
+    """
+    asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
+    shown = utils.load_dataset_entry(category) if hint else asked
+    if "relevance" in category:
+        return [(*pair, None) for pair in zip(asked, shown, strict=True)]
+    accepted = [each["ground_truth"] for each in utils.load_ground_truth_entry(category)]
+    return list(zip(asked, shown, accepted, strict=True))
+
 
 _numbers = itertools.count()
 

