@@ -153,6 +153,14 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
         open_benchmark("bfcl", prompt_from=[str(tmp_path / "two" / "train.parquet")]).load(None)
 
 
+def test_training_rows_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--prompt-from.*Write it with: gdpo-verl prepare rlla"):
+        open_benchmark("bfcl", prompt_from=["data/rlla/nowhere.parquet"]).load(None)
+    parquet.write(tmp_path, {"train": [{"question": "1+1?"}]}, {})
+    with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
+        open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")]).load(None)
+
+
 def test_toolrls_own_dialogues_have_one_text_around_their_tools():
     file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
@@ -347,8 +355,26 @@ def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(benchmark):
         [Answer(next(right_steps(question)), 5, "stop"), Answer("", 0, "prompt too long")]
     )
     (answer,) = hold([benchmark.dialogue(question)], lambda asked: [next(replies) for _ in asked])
-    assert answer == Answer("", 5, "prompt too long")
+    assert answer == Answer("[]", 5, "prompt too long")
     assert benchmark.score(question, answer.text, 5).measures == {"accuracy": 0, "format": 0}
+
+
+def test_a_failure_of_the_simulated_apis_costs_one_dialogue(benchmark, monkeypatch):
+    questions = [each for each in benchmark.questions if each.category == "multi_turn_base"][:2]
+    execute = vars(bfcl_handler._base)["execute_multi_turn_func_call"]
+
+    def fail_for_one(*given, **options):
+        if given[0] and questions[0].name in given:
+            raise RuntimeError("a fault of the simulation")
+        return execute(*given, **options)
+
+    monkeypatch.setitem(vars(bfcl_handler._base), "execute_multi_turn_func_call", fail_for_one)
+    answers, _ = held(benchmark, questions, map(right_steps, questions))
+    pairs = zip(questions, answers, strict=True)
+    scores = [benchmark.score(question, answer.text, 5) for question, answer in pairs]
+    assert [score.measures["accuracy"] for score in scores] == [0, 1]
+    assert "a fault of the simulation" in answers[0].text
+    assert "Error during inference" in scores[0].reason
 
 
 # ------------------------------------------------------------------ the averages

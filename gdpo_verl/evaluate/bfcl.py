@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gdpo_verl.data import prompt
+from gdpo_verl.data.catalog import command_for
+from gdpo_verl.data.rows import check_messages
 from gdpo_verl.evaluate.benchmark import (
     ACCURACY,
     Answer,
@@ -34,6 +35,7 @@ from gdpo_verl.evaluate.benchmark import (
     digest_of,
     read_rows,
 )
+from gdpo_verl.evaluate.dialogue import Stopped
 from gdpo_verl.rewards.tool_text import ParseError, assistant_text, read
 
 if TYPE_CHECKING:
@@ -93,23 +95,28 @@ class Bfcl(Benchmark):
             return None
 
         def hold(ask: Ask) -> Answer:
-            entry = deepcopy(question.truth["entry"])
+            finish = "stop"
             with self.bfcl.simulation() as model:
                 handler = self._handler(question, model, ask)
                 try:
-                    turns, _ = handler.inference(entry, False, True)
+                    said, _ = handler.inference(deepcopy(question.truth["entry"]), False, True)
                 except _Unasked:
-                    return Answer("", sum(step.tokens for step in handler.steps), PROMPT_TOO_LONG)
-            cut = any(step.finish == "length" for step in handler.steps)
+                    said, finish = [], PROMPT_TOO_LONG
+                except Stopped:
+                    raise
+                except Exception as failure:  # of bfcl-eval's code, which itself goes on like this
+                    said = f"Error during inference: {failure!r}"
+            if finish == "stop" and any(step.finish == "length" for step in handler.steps):
+                finish = "length"
             tokens = sum(step.tokens for step in handler.steps)
-            text = json.dumps(turns, ensure_ascii=False)
-            return Answer(text, tokens, "length" if cut else "stop")
+            return Answer(json.dumps(said, ensure_ascii=False), tokens, finish)
 
         return hold
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        turns = _turns(text) if question.category in MULTI_TURN else [[text]]
-        steps = [read(assistant_text(step)) for turn in turns for step in turn]
+        said = json.loads(text or "[]") if question.category in MULTI_TURN else [[text]]
+        held = said if isinstance(said, list) else []
+        steps = [read(assistant_text(step)) for turn in held for step in turn]
         asks_for_calls = question.category not in MULTI_TURN and "irrel" not in question.category
         tidy = [
             step.tidy and (not asks_for_calls or (bool(step.calls) and not step.has_response))
@@ -119,14 +126,14 @@ class Bfcl(Benchmark):
         if asks_for_calls and not error and not steps[0].calls:
             error = ParseError.NO_CALL
         try:
-            verdict = self._verdict(question, text, turns)
+            verdict = self._verdict(question, text, said)
         except Exception as failure:  # of the checker's code, on values it does not expect
             verdict = {"valid": False, "error": [f"the checker raised {failure!r}"]}
         reason = "" if verdict["valid"] else _reason(verdict["error"])
         measures = {ACCURACY: float(verdict["valid"]), "format": fmean(tidy) if tidy else 0.0}
         return Score(measures, error, reason)
 
-    def _verdict(self, question: Question, text: str, turns: list[list[str]]) -> dict[str, Any]:
+    def _verdict(self, question: Question, text: str, said: Any) -> dict[str, Any]:
         """What bfcl-eval's own function for the category says."""
         category, truth, runner = question.category, question.truth, self.bfcl.runner
         if category in MULTI_TURN:
@@ -134,7 +141,7 @@ class Bfcl(Benchmark):
                 return dict(
                     runner._evaluate_single_multi_turn_entry(
                         self._handler(question, model),
-                        *(question.name, turns, truth["accepted"], deepcopy(truth["entry"])),
+                        *(question.name, said, truth["accepted"], deepcopy(truth["entry"])),
                         *(model, category),
                     )
                 )
@@ -195,11 +202,6 @@ def _checked(ask: Ask) -> Ask:
     return checked
 
 
-def _turns(text: str) -> list[list[str]]:
-    """The steps of each turn, as a dialogue leaves them; none of a dialogue that was not held."""
-    return list(json.loads(text)) if text else []
-
-
 def _reason(error: Any) -> str:
     if isinstance(error, Mapping):
         error = [error.get("error_message", error)]
@@ -212,14 +214,10 @@ def _frame(files: Sequence[str]) -> tuple[prompt.Frame, str]:
     Raises:
       ValueError: the rows have several, or a file cannot be read.
     """
-    frames = {}
+    frames: dict[prompt.Frame, str] = {}
     for file in files:
-        try:
-            rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise ValueError(f"--prompt-from: cannot read prompts from {file}: {error}") from error
-        for row in rows:
-            if frame := prompt.read_frame(row["prompt"][0]["content"]):
+        for messages in _prompts(file):
+            if frame := prompt.read_frame(messages[0]["content"]):
                 frames.setdefault(frame, file)
     if len(frames) > 1:
         raise ValueError(
@@ -227,6 +225,19 @@ def _frame(files: Sequence[str]) -> tuple[prompt.Frame, str]:
             f"found {len(frames)}. Give a file whose prompts are alike"
         )
     return next(iter(frames.items()), (prompt.Frame(), "gdpo-verl prepare bfcl"))
+
+
+def _prompts(file: str) -> Iterator[list[dict[str, str]]]:
+    try:
+        rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
+        for row in rows:
+            yield check_messages(row.get("prompt"))
+    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
+        command = command_for(file)
+        advice = f" Write it with: {command}" if command else ""
+        raise ValueError(
+            f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
+        ) from error
 
 
 def _by_rows(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:

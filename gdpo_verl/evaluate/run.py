@@ -103,8 +103,15 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
     """
     began = time.monotonic()
     _check_out(out)
+    # A model of the hub is fetched last: that takes long, and its training data are not known.
+    model = find_model(request.model) if Path(request.model).expanduser().exists() else None
+    training = training_of(model.run) if model and model.run else None
     benchmarks = [
-        open_benchmark(name, allow_unprotected=request.allow_unprotected)
+        open_benchmark(
+            name,
+            allow_unprotected=request.allow_unprotected,
+            prompt_from=_prompt_from(request, training),
+        )
         for name in dict.fromkeys(request.benchmarks)
     ]
     samplings = [replace(each.sampling, **request.sampling) for each in benchmarks]
@@ -113,11 +120,6 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
     if request.limit is not None and request.limit < 1:
         raise ValueError(f"--limit: expected at least 1 question, found {request.limit}")
     require_vllm()
-    # A model of the hub is fetched last: that takes long, and its training data are not known.
-    model = find_model(request.model) if Path(request.model).expanduser().exists() else None
-    training = training_of(model.run) if model and model.run else None
-    for each in benchmarks:
-        each.prompt_from = _prompt_from(request, training)
     loaded = [each.load(request.data.get(each.name)) for each in benchmarks]
     model = model or find_model(request.model)
     tokenizer = load_tokenizer(model.folder, request.chat_template)
