@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gdpo_verl import __version__, checks
+from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
     "verl",
@@ -87,7 +88,7 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """Look at the installation, and at a fresh process of it."""
-    return [*_versions(), *_fresh_process()]
+    return [*_versions(), *_fresh_process(), _sandbox()]
 
 
 def _versions() -> Iterator[Finding]:
@@ -197,6 +198,14 @@ def _ray(found: Any) -> Finding:
         "pip install 'ray[default]'; see that this machine lets it open ports, and that no path of "
         "the environment holds a space",
     )
+
+
+def _sandbox() -> Finding:
+    """No remedy: the other rewards run no program."""
+    try:
+        return Finding("sandbox", f"{best_protection().name}, for the rewards that run programs")
+    except Unprotected as error:
+        return Finding("sandbox", f"none, which the rewards that run programs need: {error}")
 
 
 def _state(found: Any) -> str:

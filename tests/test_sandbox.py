@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_verl.sandbox import Limits, Sandbox, Status, Unprotected, best_protection, slot
+from gdpo_verl.sandbox import (
+    Limits,
+    Sandbox,
+    SandboxError,
+    Status,
+    Unprotected,
+    best_protection,
+    slot,
+    slot_directory,
+)
 from gdpo_verl.sandbox import protection as protections
 from gdpo_verl.sandbox.child import decode, encode
 from gdpo_verl.sandbox.protection import Protection, working_protections
@@ -103,6 +114,48 @@ def test_threads_decimals_asyncio_and_exit_handlers_work(sandbox):
     if threads and sandbox.protection.name != "landlock":
         code = "import threading\nthreading.Thread(target=print, args=('t',)).start()"
         assert sandbox.run(code).text == "t\n"
+
+
+HABITS = {
+    "exit": "print(6 * 7)\nexit()",
+    "quit": "print(6 * 7)\nquit(0)",
+    "a null device": "import os\nwith open(os.devnull, 'w') as f: f.write('x')\n"
+    "assert open(os.devnull).read() == ''\nprint(6 * 7)",
+    "a larger stack": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (1 << 28, -1))\n"
+    "r.setrlimit(r.RLIMIT_STACK, (-1, -1))\nprint(6 * 7)",
+}
+
+
+@pytest.mark.parametrize("code", HABITS.values(), ids=HABITS)
+def test_what_people_write_runs(sandbox, code):
+    outcome = sandbox.run(code)
+    assert (outcome.status, outcome.text) == (Status.OK, "42\n")
+
+
+def test_a_thread_with_a_stack_of_its_own_recurses_deeply(sandbox):
+    if not sandbox.protection.own_user and os.geteuid() == 0:
+        pytest.skip("root's threads cannot be counted here, so there are none")
+    code = (
+        "import functools, sys, threading\n"
+        "sys.setrecursionlimit(10**6); threading.stack_size(1 << 27)\n"
+        "@functools.cache\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
+        "t = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()"
+    )
+    assert sandbox.run(code).text == "20000\n"
+
+
+def test_setup_runs_first_in_the_same_module(sandbox):
+    setup = "from math import *\ndef f(): return 1"
+    code = "from __future__ import annotations\nprint(floor(2.5) + f(), __name__)"
+    assert sandbox.run(code, setup=setup).text == "3 __main__\n"
+
+
+@HOLDS
+def test_modules_are_loaded_once_for_all_programs():
+    with Sandbox(FOUND[0], LIMITS, imports=["fractions"]) as sandbox:
+        assert sandbox.run("import sys; print('fractions' in sys.modules)").text == "True\n"
+    with Sandbox(FOUND[0], LIMITS) as sandbox:
+        assert sandbox.run("import sys; print('fractions' in sys.modules)").text == "False\n"
 
 
 # ---------------------------------------------------------------- hostile programs
@@ -335,27 +388,79 @@ def test_nothing_is_left_when_it_is_closed(sandbox):
         time.sleep(0.01)
 
 
-def test_everything_ends_when_the_trainer_is_killed(tmp_path):
-    if not FOUND:
-        pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
-    code = (
-        "import sys\nfrom gdpo_verl.sandbox import *\n"
-        "s = Sandbox(best_protection(), Limits(timeout=60, deadline=120))\n"
-        "s.run('1'); print('ready', flush=True)\ns.run('import time; time.sleep(99)')"
+# Fills the pipe that its arguments come through: it says that it is loaded and never reads.
+DEAF = """
+import os, time
+for channel in range(3, 64):
+    try: os.write(channel, b"loaded\\n")
+    except OSError: pass
+while True: time.sleep(1)
+"""
+TRAINER = """
+import json, sys
+from gdpo_verl.sandbox import Limits, Sandbox
+from gdpo_verl.sandbox import protection as protections
+name, attack, timeout, code = sys.argv[1:]
+found = [*(make() for make in protections._candidates(None)), protections._unprotected(None)]
+(protection,) = [each for each in found if each.name == name]
+limits = Limits(timeout=float(timeout), deadline=2 * float(timeout) + 9)
+sandbox = Sandbox(protection, limits)
+assert sandbox.load("", code if attack == "deaf" else "def f(x):\\n    while True: pass", "f")
+print("ready", flush=True)
+print(sandbox.call(json.dumps([[list(range(30_000))], {"dict": []}])).status.name, flush=True)
+sandbox.close()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("attack", "end"),
+    [
+        ("deaf", "trainer killed"),
+        ("deaf", "server killed"),
+        ("deaf", "deadline"),
+        ("busy", "trainer killed"),
+    ],
+)
+@pytest.mark.parametrize("name", [found.name for found in FOUND] + ["unprotected"])
+def test_no_process_is_left_however_it_ends(name, attack, end):
+    timeout = "0.2" if end == "deadline" else "60"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, name, attack, timeout, DEAF],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert trainer.stdin
     assert trainer.stdout
-    assert trainer.stdout.readline() == b"ready\n"
-    time.sleep(0.3)
-    started = children(trainer.pid)
-    assert started
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < deadline, started
-        time.sleep(0.01)
+    try:
+        assert trainer.stdout.readline() == b"ready\n"
+        time.sleep(0.3)
+        started = children(trainer.pid)
+        assert len(started) >= 2, "a server and a program"
+        if end == "trainer killed":
+            trainer.kill()
+            trainer.wait()
+        elif end == "server killed":
+            os.kill(started[-2], signal.SIGKILL)  # the program's parent
+            assert trainer.stdout.readline() == b"EXCEPTION\n"
+        else:
+            assert trainer.stdout.readline() in (b"TIMEOUT\n", b"DEADLINE\n")
+        deadline = time.monotonic() + 10
+        while left := [pid for pid in started if lives(pid)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+    finally:
+        for pid in (trainer.pid, *children(trainer.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        trainer.communicate()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def children(of: int | None = None) -> list[int]:
@@ -520,3 +625,32 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_pa
     for thread in threads:
         thread.join(10)
     assert most == 2
+
+
+def test_a_directory_of_places_that_another_user_could_use_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
+    with slot(1):
+        assert [file.name for file in path.iterdir()] == ["0"]
+    path.chmod(0o777)
+    with pytest.raises(SandboxError, match="alone may write, found user .* with mode 0777. Remove"):
+        slot_directory().__enter__()
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SandboxError, match=f"{path}: expected a directory"), slot(1):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's directory")
+def test_a_directory_of_places_that_another_user_made_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
+    path.mkdir(mode=0o700)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(SandboxError, match="found user 65534's"), slot(1):
+        pass
+    os.chown(path, 0, 0)
+    (path / "0").symlink_to(tmp_path / "chosen by an attacker")
+    with pytest.raises(OSError, match="symbolic links"), slot(1):
+        pass
+    assert not (tmp_path / "chosen by an attacker").exists()

@@ -13,15 +13,30 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
-from gdpo_verl.rewards.code_text import Tests, find_code, parse_ground_truth
+from gdpo_verl.rewards.code_text import (
+    PUBLISHED_IMPORTS,
+    PUBLISHED_SETUP,
+    Tests,
+    find_code,
+    parse_ground_truth,
+)
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.parse_error import warn_of_ground_truth
-from gdpo_verl.sandbox import Limits, Outcome, Sandbox, Status, best_protection, slot
+from gdpo_verl.sandbox import (
+    Limits,
+    Outcome,
+    Sandbox,
+    Status,
+    best_protection,
+    slot,
+    slot_directory,
+)
 from gdpo_verl.sandbox.child import encode
 from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
 
@@ -90,8 +105,9 @@ def compute_score(
       ground_truth: the tests, see `parse_ground_truth`.
       extra_info: holds `response_length` in tokens, which the reward manager
         `gdpo_components` puts there.
-      strict: False to read the program as verl's `prime_code`, to compare output as its
-        `sandbox_fusion`, and to take the first ten tests as both.
+      strict: False to read the program and to run it behind common imports as verl's
+        `prime_code` does, to compare output as its `sandbox_fusion`, and to take the first ten
+        tests as both.
       limit: the longest response that earns the length reward, in tokens.
       timeout: CPU seconds a test; twice as many by the clock.
       deadline: seconds for all tests of an answer.
@@ -110,7 +126,8 @@ def compute_score(
     Raises:
       ValueError: no `response_length`, or a setting out of range.
       Unprotected: nothing protects this machine, whatever the answer.
-      SandboxError: the sandbox or the service does not work.
+      SandboxError: the sandbox or the service does not work, or another user made the directory
+        in which sandboxes wait for a core.
     """
     limits = _limits(timeout, deadline, memory_limit_mb)
     if sandbox_fusion_url:
@@ -122,7 +139,11 @@ def compute_score(
         protection = best_protection(
             allow_unprotected=allow_unprotected, site_packages=site_packages
         )
-        solver = functools.partial(Sandbox, protection, limits)
+        with slot_directory():
+            pass  # refused before the first rollout, with the empty answer, or not at all
+        solver = functools.partial(
+            Sandbox, protection, limits, imports=() if strict else PUBLISHED_IMPORTS
+        )
     length = length_reward(extra_info, limit)
     try:
         tests = parse_ground_truth(ground_truth)
@@ -134,11 +155,12 @@ def compute_score(
     code = find_code(solution_str, strict=strict)
     if not code.strip():
         return _result(0.0, length, 0.0, ParseError.NO_CODE)
-    most = None if strict else 10
+    if not strict:
+        tests = _as_published(tests)
     with ExitStack() as stack:
         if not sandbox_fusion_url or tests.kind == "assert":
             stack.enter_context(slot())
-        verdicts = list(_judge(tests, code, stack, solver, strict, most, allow_unprotected))
+        verdicts = list(_judge(tests, code, stack, solver, strict, allow_unprotected))
     errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
     return _result(
         sum(passed for passed, _ in verdicts) / len(verdicts),
@@ -169,13 +191,18 @@ def _result(passed: float, length: float, bug_free: float, error: ParseError) ->
 # ------------------------------------------------------------------ judging
 
 
+def _as_published(tests: Tests) -> Tests:
+    """What verl makes of a row: the first ten tests, and common imports ahead of the program."""
+    inputs, outputs = tests.inputs[:10], tests.outputs[:10]
+    return replace(tests, inputs=inputs, outputs=outputs, setup=f"{PUBLISHED_SETUP}\n{tests.setup}")
+
+
 def _judge(
     tests: Tests,
     code: str,
     stack: ExitStack,
     start: Callable[[], Solver],
     strict: bool,
-    most: int | None,
     allow_unprotected: bool,
 ) -> Iterator[Verdict]:
     solver = stack.enter_context(start())
@@ -183,12 +210,12 @@ def _judge(
         # The tests are the data set's code and stay on this machine, away from the answer.
         protection = best_protection(allow_unprotected=allow_unprotected)
         checker = stack.enter_context(Sandbox(protection, solver.limits))
-        for test in tests.inputs[:most]:
+        for test in tests.inputs:
             yield _run_assert(tests, test, code, solver, checker)
         return
-    for given, expected in zip(tests.inputs[:most], tests.outputs[:most], strict=True):
+    for given, expected in zip(tests.inputs, tests.outputs, strict=True):
         if tests.kind == "script":
-            outcome = solver.run(code, given)
+            outcome = solver.run(code, given, setup=tests.setup)
             same = same_text if strict else same_lines
             passed = outcome.status is Status.OK and same(outcome.text, expected)
         else:
@@ -212,14 +239,14 @@ def _run_assert(tests: Tests, test: str, code: str, solver: Solver, checker: San
         return False, outcome.status
     message = checker.check(tests.setup, test, tests.name)
     worst = Status.OK
-    while "call" in message:
-        outcome = solver.call(json.dumps(message["call"]))
+    while message.startswith("C"):
+        outcome = solver.call(message[1:])
         worst = outcome.status if worst is Status.OK else worst
         if outcome.status is not Status.OK and not outcome.error:
             return False, outcome.status  # it cannot be called any more
         answer = f"E{outcome.error}" if outcome.error else f"V{outcome.text}"
         message = checker.reply(answer)
-    return message.get("passed") is True, worst
+    return message == "P", worst
 
 
 def _compare(outcome: Outcome, expected: Any) -> tuple[bool, Outcome]:

@@ -18,6 +18,18 @@ from gdpo_verl.sandbox.child import encode
 _FENCE = re.compile(r"^([ \t]*)```+(?=[^`\n]*$)[ \t]*([^\s`]*)[^`\n]*$", re.MULTILINE)
 _LABELS = ("python", "py", "python3")
 
+PUBLISHED_IMPORTS = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins"),
+    "typing",
+)
+PUBLISHED_SETUP = (
+    "".join(f"from {module} import *\n" for module in PUBLISHED_IMPORTS)
+    + "".join(f"import {module}\n" for module in PUBLISHED_IMPORTS[:-2])
+    + "sys.setrecursionlimit(600_000)\n"
+)
+"""What verl's code rewards run ahead of every program (verl/utils/reward_score/prime_code)."""
+
 
 @dataclass(frozen=True)
 class Tests:
@@ -100,10 +112,17 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
     Raises:
       ValueError: it is none of these, or has no test.
     """
+    try:
+        return _parse(ground_truth)
+    except (RecursionError, MemoryError) as error:  # MemoryError: of Python's own parser
+        raise ValueError("ground_truth: nested too deep to be sent") from error
+
+
+def _parse(ground_truth: Any) -> Tests:
     if isinstance(ground_truth, str):
         try:
             ground_truth = json.loads(ground_truth)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"ground_truth: expected a JSON object: {error}") from error
     if not isinstance(ground_truth, dict):
         raise ValueError(f"ground_truth: expected an object, found {ground_truth!a:.200}")
@@ -165,14 +184,14 @@ def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
         try:
             arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
             value = json.loads(value)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(
                 f"ground_truth: expected JSON in the input and output of a call: {error}"
             ) from error
     if not isinstance(arguments, list):
         raise ValueError(f"ground_truth: expected a list of arguments, found {arguments!a:.200}")
     try:
-        encode([arguments, value])  # as it will be sent
-    except (RecursionError, TypeError) as error:
+        json.dumps(encode([arguments, value]))  # as it will be sent, at no greater depth
+    except (ValueError, TypeError) as error:
         raise ValueError(f"ground_truth: no plain data that can be sent: {error}") from error
     return arguments, value

@@ -1,7 +1,8 @@
 """Run code that nobody trusts. Knows nothing of rewards, and nothing of verl."""
 
 from gdpo_verl.sandbox.protection import Protection, Unprotected, best_protection
-from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, SandboxError, Status, slot
+from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, Status
+from gdpo_verl.sandbox.slots import SandboxError, slot, slot_directory
 
 __all__ = [
     "Limits",
@@ -13,4 +14,5 @@ __all__ = [
     "Unprotected",
     "best_protection",
     "slot",
+    "slot_directory",
 ]

@@ -4,17 +4,21 @@ It is started as a script, with nothing but the standard library, and never impo
 it runs. The server takes requests, one JSON object a line, from its standard input and
 answers each with one line on its standard output:
 
-    {"start": "script", "code": str, "stdin": str, "wall": s}       -> event "exit", with the output
+    {"start": "script", "setup": str, "code": str, "stdin": str}    -> event "exit", with the output
     {"start": "function", "setup": str, "code": str, "name": str}   -> event "reply" when loaded
     {"start": "checks", "setup": str, "code": str, "name": str}     -> event "reply", a message
     {"send": str}                                                   -> event "reply", a message
+
+A start also holds "wall", the seconds by the clock that the program has for all its messages.
 
 Every program gets a fork of its own, so none sees what another left in memory, and in it the
 limits and the system call filter, before its first line runs. The server reads nothing that
 a program wrote: it passes it on, cut to the output limit.
 
 A function's messages are its first line, of no interest, and then one for each call: `V` and
-the value as JSON of `encode`, or `E` and the built-in exception that was raised.
+the value as JSON of `encode`, or `E` and the built-in exception that was raised. A test's are
+`C` and the arguments of a call as JSON of `encode`, and at its end `P`, it passed, or `F` and
+the exception.
 
 Nobody has to trust this file's answers: no test's expected output is ever in its memory.
 """
@@ -30,6 +34,7 @@ import os
 import resource
 import select
 import signal
+import site
 import sys
 import time
 import types
@@ -105,7 +110,10 @@ def serve() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     settings = json.loads(requests.readline())
+    site.setquit()  # exit() and quit(): -S leaves them out
     confine(settings)
+    for name in settings["imports"]:
+        __import__(name)
     _write(replies, {"event": "ready"})
     program = None
     for line in requests:
@@ -130,6 +138,7 @@ class Program:
         self.deadline = time.monotonic() + request["wall"]
         self.script = request["start"] == "script"
         self.host = host
+        self.unsent = b""
         self.buffer = bytearray()
         stdin, self.stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
         _write_all(stdin, request.pop("stdin", "").encode("utf-8", "surrogatepass"))
@@ -141,12 +150,13 @@ class Program:
             _become(request, settings, stdin, self.stdout, command, reply)
         for descriptor in (stdin, command, reply):
             os.close(descriptor)
+        os.set_blocking(self.command, False)
         self.handle = os.pidfd_open(self.pid)
         self.over: dict[str, Any] | None = None
 
     def send(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # it ended: wait() says so
-            _write_all(self.command, text.encode() + b"\n")
+        """Have `wait` send this line, as fast as the program reads it."""
+        self.unsent += text.encode() + b"\n"
 
     def wait(self) -> dict[str, Any]:
         """The program's next line, or how it ended."""
@@ -155,11 +165,15 @@ class Program:
         poll.register(self.host, 0)
         if not self.script:
             poll.register(self.reply, select.POLLIN)
+        if self.unsent:
+            poll.register(self.command, select.POLLOUT)
         while self.over is None:
             ready = dict(poll.poll(max(0.0, self.deadline - time.monotonic()) * 1000))
             if self.host in ready:
                 self.end()
                 os._exit(0)  # nobody listens any more
+            if self.command in ready and not self._send_more():
+                poll.unregister(self.command)
             if ready.get(self.reply, 0) & select.POLLIN:
                 self.buffer += os.read(self.reply, 1 << 16)
                 line, newline, rest = self.buffer.partition(b"\n")
@@ -172,9 +186,16 @@ class Program:
                 return self.end("exit")
             elif self.reply in ready:
                 poll.unregister(self.reply)
-            elif not ready:
+            elif time.monotonic() >= self.deadline:
                 return self.end("timeout")
         return self.over
+
+    def _send_more(self) -> bool:
+        try:
+            self.unsent = self.unsent[os.write(self.command, self.unsent) :]
+        except OSError:  # it listens no more: what follows says how it ended
+            self.unsent = b""
+        return bool(self.unsent)
 
     def end(self, event: str = "end") -> dict[str, Any]:
         """Kill it if it still runs, and say how it ended."""
@@ -182,6 +203,7 @@ class Program:
             return self.over
         if event != "exit":
             os.kill(self.pid, signal.SIGKILL)
+        self.unsent, self.buffer = b"", bytearray()  # the next program is a fork
         _, status, usage = os.wait4(self.pid, 0)
         self.over = {
             "event": event,
@@ -223,7 +245,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 # ------------------------------------------------------------------ the confinement
 
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 
 
 def confine(settings: dict[str, Any]) -> None:
@@ -239,10 +261,17 @@ def confine(settings: dict[str, Any]) -> None:
     if settings["drop_capabilities"]:
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _end_with_parent()  # last: another user, who may not be told of it, forgets it
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process as soon as the one that started it has ended."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _checked(libc.prctl(1, signal.SIGKILL, 0, 0, 0), "end with the parent")
 
 
 def _see_only(libc: Any, readable: list[tuple[str, bool]]) -> None:
-    """Allow reading these paths (True: all below, False: the list of names), nothing else."""
+    """Allow reading these paths (True: all below, False: the list of names) and /dev/null."""
     syscall = libc.syscall
     version = _checked(syscall(444, None, 0, 1), "Landlock")
     files = (1 << 13) - 1 | (version >= 2) << 13 | (version >= 3) << 14 | (version >= 5) << 15
@@ -250,16 +279,21 @@ def _see_only(libc: Any, readable: list[tuple[str, bool]]) -> None:
     size = 8 * (1 + (version >= 4) + (version >= 6))
     ruleset = _checked(syscall(444, attributes, size, 0), "Landlock")
     for path, below in readable:
-        try:
-            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:
-            continue
         rights = (_READ_FILE if below else 0) | (_READ_DIR if os.path.isdir(path) else 0)
-        rule = rights.to_bytes(8, sys.byteorder) + descriptor.to_bytes(4, sys.byteorder)
-        _checked(syscall(445, ruleset, 1, rule, 0), f"Landlock for {path}")
-        os.close(descriptor)
+        _allow(syscall, ruleset, path, rights)
+    _allow(syscall, ruleset, os.devnull, files & (_READ_FILE | _WRITE_FILE | _TRUNCATE))
     _checked(syscall(446, ruleset, 0), "Landlock")
     os.close(ruleset)
+
+
+def _allow(syscall: Any, ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    rule = rights.to_bytes(8, sys.byteorder) + descriptor.to_bytes(4, sys.byteorder)
+    _checked(syscall(445, ruleset, 1, rule, 0), f"Landlock for {path}")
+    os.close(descriptor)
 
 
 class _Program(ctypes.Structure):
@@ -281,7 +315,9 @@ def _limit(settings: dict[str, Any]) -> None:
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
+        # Programs that recurse deeply raise it themselves; RLIMIT_AS counts the stack too.
+        most = hard if limit == resource.RLIMIT_STACK else value
+        resource.setrlimit(limit, (value, most))
     if settings["filter"]:
         code = bytes.fromhex(settings["filter"])
         libc = ctypes.CDLL(None, use_errno=True)
@@ -306,6 +342,7 @@ def _become(
     command: int,
     reply: int,
 ) -> NoReturn:
+    _end_with_parent()
     script = request["start"] == "script"
     if script:
         os.dup2(stdin, 0)
@@ -361,7 +398,9 @@ def _module(name: str) -> dict[str, Any]:
 
 
 def _run_script(request: dict[str, Any], command: int, reply: int) -> None:
-    exec(_compile(request["code"], "solution.py"), _module("__main__"))
+    namespace = _module("__main__")
+    exec(_compile(request["setup"], "setup.py"), namespace)
+    exec(_compile(request["code"], "solution.py"), namespace)
 
 
 def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
@@ -396,7 +435,8 @@ def _run_checks(request: dict[str, Any], command: int, reply: int) -> None:
     answers = os.fdopen(command, "r")
 
     def candidate(*arguments: Any, **keywords: Any) -> Any:
-        _write(reply, {"call": encode([list(arguments), keywords])})
+        call = json.dumps(encode([list(arguments), keywords]))
+        _write_all(reply, f"C{call}\n".encode())
         answer = answers.readline()
         if answer.startswith("V"):
             return decode(json.loads(answer[1:]))
@@ -414,9 +454,9 @@ def _run_checks(request: dict[str, Any], command: int, reply: int) -> None:
         if "check" in namespace:
             namespace["check"](candidate)
     except Exception as error:
-        _write(reply, {"passed": False, "reason": type(error).__name__})
+        _write_all(reply, f"F{type(error).__name__}\n".encode())
     else:
-        _write(reply, {"passed": True})
+        _write_all(reply, b"P\n")
 
 
 if __name__ == "__main__":

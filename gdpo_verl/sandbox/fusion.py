@@ -17,7 +17,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gdpo_verl.sandbox import child
-from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_reply
+from gdpo_verl.sandbox.protection import used
+from gdpo_verl.sandbox.session import Limits, Outcome, Status, read_reply
+from gdpo_verl.sandbox.slots import SandboxError
 
 URL_KEY = "reward.sandbox_fusion.url"
 _ATTEMPTS = 3
@@ -45,14 +47,14 @@ class FusionSandbox:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def run(self, code: str, stdin: str = "") -> Outcome:
-        """Run a program from its first line to its end."""
+    def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
+        """Run a program from its first line to its end, behind `setup`."""
         if time.monotonic() >= self.deadline:
             return Outcome(Status.DEADLINE)
         answer = _post(
             self.url,
             {
-                "code": code,
+                "code": f"{setup}\n{code}" if setup else code,
                 "stdin": stdin,
                 "language": "python",
                 "compile_timeout": self.limits.timeout,
@@ -102,6 +104,7 @@ def check_service(url: str) -> None:
     outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
     if outcome.text.strip() != "42":
         raise SandboxError(f"{URL_KEY}={url}: print(6 * 7) gave {outcome}. Is it `…/run_code`?")
+    used.add(f"Sandbox Fusion at {url}")
 
 
 @functools.cache

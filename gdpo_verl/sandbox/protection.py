@@ -37,6 +37,9 @@ from gdpo_verl.sandbox import child, filters
 
 logger = logging.getLogger(__name__)
 
+used: set[str] = set()
+"""What protects the programs of this process: names of protections, or a service's URL."""
+
 ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
 
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
@@ -88,6 +91,7 @@ def best_protection(
         try:
             found = candidate()
             _probe(found)
+            used.add(found.name)
             return found
         except (OSError, RuntimeError) as error:
             reasons.append(f"{candidate.__name__.strip('_')}: {error}")
@@ -101,7 +105,9 @@ def best_protection(
             "true."
         )
     logger.warning("%s=true: the answers' code runs without protection (%s)", ALLOW_KEY, why)
-    return _unprotected(site_packages)
+    found = _unprotected(site_packages)
+    used.add(found.name)
+    return found
 
 
 def working_protections() -> Iterator[Protection]:
@@ -149,6 +155,8 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
         command += _bind(site_packages, as_root=as_root)
     for path in hidden:
         command += ["--remount-ro", path]
+    if as_root:  # else a directory that root alone may enter
+        command += ["--perms", "0755", "--dir", "/dev"]
     command += ["--dev-bind", "/dev/null", "/dev/null"]
     scratch = None
     if _bubblewrap_version(program) >= (0, 7):  # earlier ones cannot limit a directory's size
@@ -183,7 +191,7 @@ def _landlock(site_packages: str | None) -> Protection:
     hidden = _hidden(site_packages)
     readable = _readable() + ([site_packages] if site_packages else [])
     rules = [rule for path in readable for rule in _rules(os.path.realpath(path), hidden)]
-    rules = list(dict.fromkeys([*rules, ("/dev/null", True)]))  # /lib may be /usr/lib
+    rules = list(dict.fromkeys(rules))  # /lib may be /usr/lib
     settings |= {"landlock": rules, "drop_capabilities": root}
     return Protection("landlock", tuple(_SERVER), settings, own_user)
 

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import math
 import os
-import random
 import select
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any
 
 from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.protection import Protection, with_user
+from gdpo_verl.sandbox.slots import SandboxError
 
 _MEGABYTE = 1 << 20
 _numbers = itertools.count()
-
-
-class SandboxError(RuntimeError):
-    """The sandbox itself does not work: neither the program's fault nor its verdict."""
 
 
 class Status(Enum):
@@ -112,9 +106,11 @@ class Sandbox:
     nothing from the one before.
     """
 
-    def __init__(self, protection: Protection, limits: Limits) -> None:
+    def __init__(self, protection: Protection, limits: Limits, imports: Sequence[str] = ()) -> None:
+        """Args: `imports`, modules that are loaded once, for programs that all need them."""
         self.limits = limits
         self.protection = protection
+        self.imports = list(imports)
         self.deadline = time.monotonic() + limits.deadline
         self.process: subprocess.Popen[bytes] | None = None
         self.last_status: int | None = None  # exit status of the last program that ended
@@ -125,9 +121,15 @@ class Sandbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def run(self, code: str, stdin: str = "") -> Outcome:
-        """Run a program from its first line to its end."""
-        answer = self._ask({"start": "script", "code": code, "stdin": stdin})
+    def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
+        """Run a program from its first line to its end.
+
+        Args:
+          code: the program.
+          stdin: its standard input.
+          setup: run first in the same module, as imports that are taken for granted.
+        """
+        answer = self._ask({"start": "script", "setup": setup, "code": code, "stdin": stdin})
         if answer is None:
             return Outcome(Status.DEADLINE)
         return Outcome(_status(answer, self.limits), str(answer.get("text", "")))
@@ -149,17 +151,17 @@ class Sandbox:
         """Call the loaded function; `arguments` is JSON of `child.encode([args, kwargs])`."""
         return self._message({"send": arguments})
 
-    def check(self, setup: str, test: str, name: str) -> dict[str, Any]:
+    def check(self, setup: str, test: str, name: str) -> str:
         """Start a test; the answer is its first message, see `reply`."""
         request = {"start": "checks", "setup": setup, "code": test, "name": name}
-        return self._plain({**request, "wall": self.limits.deadline})
+        return self._text({**request, "wall": self.limits.deadline})
 
-    def reply(self, message: str) -> dict[str, Any]:
-        """Answer a test's call: {"call": …} for the next one or {"passed": bool} at the end.
+    def reply(self, message: str) -> str:
+        """Answer a test's call: `C` and the arguments of the next one, or `P` when it passed.
 
-        A test that ended in any other way gives an empty dict.
+        A test that ended in any other way gives another text.
         """
-        return self._plain({"send": message})
+        return self._text({"send": message})
 
     def close(self) -> None:
         """End everything in the sandbox."""
@@ -173,12 +175,9 @@ class Sandbox:
             pipe.close()
         self.process = None
 
-    def _plain(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer = self._ask(request)
-        if not answer or answer.get("event") != "reply":
-            return {}
-        message = json.loads(answer["text"])
-        return message if isinstance(message, dict) else {}
+    def _text(self, request: dict[str, Any]) -> str:
+        answer = self._ask(request) or {}
+        return str(answer["text"]) if answer.get("event") == "reply" else ""
 
     def _message(self, request: dict[str, Any]) -> Outcome:
         answer = self._ask(request)
@@ -214,6 +213,7 @@ class Sandbox:
             "memory": int(limits.memory_mb * _MEGABYTE),
             "output": limits.output_bytes,
             "processes": limits.processes,
+            "imports": self.imports,
         }
         if time.monotonic() >= self.deadline:
             raise TimeoutError
@@ -304,27 +304,3 @@ def _status(answer: dict[str, Any], limits: Limits) -> Status:
         child.MISSING: Status.NO_FUNCTION,
     }
     return known.get(code, Status.EXCEPTION)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def slot(count: int | None = None) -> Iterator[None]:
-    """Wait for one of the machine's places to run a sandbox in, as many as it has cores.
-
-    Held by all reward workers of a user together, so that a program's seconds by the clock
-    are not spent waiting for a core. A place is a lock on a file, which the kernel gives
-    back whatever becomes of its holder.
-    """
-    count = count or len(os.sched_getaffinity(0))
-    directory = Path(tempfile.gettempdir()) / f"gdpo-verl-slots-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    while True:
-        # A few of them at a time: hundreds of threads may be waiting here.
-        for number in random.sample(range(count), min(count, 8)):
-            with open(directory / str(number), "a") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield
-                return
-        time.sleep(0.02)
