@@ -223,6 +223,47 @@ def test_an_infinity_in_a_json_text_is_met_by_itself_alone():
     assert verdict("def f(x): return float('inf')", truth) == (1, 1, 0)
 
 
+# Behind each the verdict by strict and by verl's rules.
+HABITS = {
+    "leaves by exit": (SCRIPT + "\nexit()", 1, 1),
+    "leaves by quit": (SCRIPT + "\nquit()", 1, 1),
+    "a null device": ("import os\nopen(os.devnull, 'w').write('x')\n" + SCRIPT, 1, 1),
+    "a type without its import": (
+        "def f(a: List[int]) -> int: return sum(a)\nprint(f(list(map(int, input().split()))))", 0, 1
+    ),
+    "a module without its import": ("print(math.floor(sum(map(int, input().split()))))", 0, 1),
+    "recursion 5,000 deep": (
+        "def f(n): return 0 if n == 0 else f(n - 1)\nf(5000)\n" + SCRIPT, 0, 1
+    ),
+    "an import from the future": ("from __future__ import annotations\n" + SCRIPT, 1, 1),
+    "a main function": (
+        f"def main():\n    {SCRIPT.replace(chr(10), chr(10) + '    ')}\n"
+        "if __name__ == '__main__':\n    main()", 1, 1
+    ),
+}  # fmt: skip
+
+
+@runs_code
+@pytest.mark.parametrize(("code", "strict", "published"), HABITS.values(), ids=HABITS)
+def test_what_people_write(code, strict, published):
+    assert verdict(code, SCRIPTS)[0] == strict
+    assert verdict(code, SCRIPTS, strict=False)[0] == published
+
+
+@runs_code
+def test_what_verl_imports_is_no_answer():
+    truth = {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}
+    assert verdict("x = 1", truth, strict=False) == (0, 0, ParseError.NO_FUNCTION)
+    assert verdict("def f(a: List[int]): return floor(a[0])", truth | {"fn_name": "f"}) == (
+        0,
+        0,
+        ParseError.EXCEPTION,
+    )
+    published = truth | {"fn_name": "f", "inputs": [[[2.5]]]}
+    code = "def f(a: List[int]): return floor(a[0])"
+    assert verdict(code, published, strict=False) == (1, 1, 0)
+
+
 # ---------------------------------------------------------------- which code counts
 
 
@@ -357,6 +398,24 @@ def test_what_takes_too_long_costs_at_most_the_deadline():
 # ---------------------------------------------------------------- bad input
 
 
+@runs_code
+@pytest.mark.parametrize("frames", [0, 30, 300])
+def test_a_value_of_any_depth_is_a_verdict(frames):
+    deep = "def f(x):\n    if not isinstance(x, int): return 2\n    d = {}\n"
+    deep += "    for _ in range(320): d = {1: d}\n    return d"
+    truth = {"entry_point": "f", "test": "x = f(1); assert f(x) == 2"}
+
+    def below(depth):
+        return verdict(deep, truth) if depth == 0 else below(depth - 1)
+
+    assert below(frames) == (1, 1, 0)
+
+
+DEEP: list = []
+for _ in range(900):
+    DEEP = [DEEP]
+
+
 @pytest.mark.parametrize(
     "truth",
     [
@@ -377,6 +436,11 @@ def test_what_takes_too_long_costs_at_most_the_deadline():
             id="nested too deep",
         ),
         pytest.param({"entry_point": "f"}, id="no test of the function"),
+        pytest.param({"fn_name": "f", "inputs": [DEEP], "outputs": [1]}, id="a deep argument"),
+        pytest.param({"fn_name": "f", "inputs": [[1]], "outputs": [DEEP]}, id="a deep value"),
+        pytest.param({"fn_name": "f", "inputs": [[10**5000]], "outputs": [1]}, id="no number"),
+        pytest.param({"inputs": [DEEP], "outputs": ["1"]}, id="a deep input"),
+        pytest.param({"entry_point": "f", "test": "-" * 100_000 + "1"}, id="a deep test"),
         pytest.param({"entry_point": "f", "test": []}, id="an empty list of tests"),
         pytest.param({"entry_point": "f", "test": [3]}, id="a test that is no text"),
         pytest.param({"entry_point": "f", "test": "def ("}, id="a test that is no Python"),
