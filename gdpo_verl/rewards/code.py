@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from enum import IntEnum
 from typing import Any
 
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
@@ -27,7 +26,7 @@ from gdpo_verl.rewards.code_text import (
 )
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.length import length_reward
-from gdpo_verl.rewards.parse_error import warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.sandbox import (
     Limits,
     Outcome,
@@ -41,37 +40,6 @@ from gdpo_verl.sandbox.child import encode
 from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
 
 __all__ = ["ParseError", "Tests", "compute_score", "find_code", "parse_ground_truth"]
-
-
-class ParseError(IntEnum):
-    """What went wrong with an answer, other than a wrong result; the diagnostic `parse_error`.
-
-    That of the first test that met with an error. A number that other rewards use means
-    the same there (`gdpo_verl.rewards.parse_error`).
-    """
-
-    NONE = 0
-    """Nothing: every program ran to its end."""
-    NO_CODE = 1
-    """The answer has no block of Python."""
-    SYNTAX = 20
-    """It does not compile."""
-    EXCEPTION = 21
-    """It raised, crashed, or left with a status other than 0."""
-    TIMEOUT = 22
-    """A test took longer than it may."""
-    MEMORY = 23
-    """It needed more memory than allowed."""
-    OUTPUT = 24
-    """It wrote more than allowed."""
-    NO_FUNCTION = 25
-    """It does not define the function that the tests call."""
-    NOT_PLAIN = 26
-    """The function returned something that is not plain data."""
-    DEADLINE = 12
-    """The time for all tests together was over."""
-    GROUND_TRUTH = 9
-    """The row's tests are at fault, not the answer."""
 
 
 Verdict = tuple[bool, Status]
@@ -120,8 +88,9 @@ def compute_score(
 
     Returns:
       pass, the share of tests passed; length, 0 or 1; bug_free, 1 when no test met with an
-      error; score, their sum; parse_error, a `ParseError`: 0 = none. The same keys for any
-      text. Tests that cannot be read give 0 for all and `ParseError.GROUND_TRUTH`.
+      error; score, their sum; parse_error, that of the first test that met with an error, a
+      `ParseError`: 0 = none. The same keys for any text. Tests that cannot be read give 0 for
+      all and `ParseError.GROUND_TRUTH`.
 
     Raises:
       ValueError: no `response_length`, or a setting out of range.
