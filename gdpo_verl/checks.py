@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import os
 import random
@@ -20,10 +21,11 @@ from packaging.version import Version
 
 from gdpo_verl import __version__
 from gdpo_verl.batch import read_components
-from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config import GdpoConfig, Objective, did_you_mean
 from gdpo_verl.data.catalog import command_for
 from gdpo_verl.memory import check_memory
 from gdpo_verl.rewards.components import Component, declared_components
+from gdpo_verl.rewards.opened_thought import opened_thought
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +207,57 @@ def _random_state_kept() -> Iterator[None]:
         torch.set_rng_state(torch_state)
 
 
+def unnamed_arguments(config: Any) -> list[str]:
+    """Complain of each `reward_kwargs` that the reward function does not name.
+
+    One that takes any keyword argument swallows a misspelt one.
+    """
+    from verl.utils.import_utils import load_extern_object
+
+    function = config.reward.get("custom_reward_function") or {}
+    given = list(function.get("reward_kwargs") or {})
+    if not function.get("path") or not given:
+        return []
+    parameters = inspect.signature(
+        load_extern_object(function.path, str(function.name))
+    ).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    return [
+        f"reward.custom_reward_function.reward_kwargs.{key}: {function.path}:{function.name} names "
+        f"no such argument, only {named}.{did_you_mean(key, named)}"
+        for key in given
+        if key not in named
+    ]
+
+
+def prompt_text(config: Any, tokenizer: Any, row: Mapping[str, Any]) -> str:
+    """The prompt of a row as the policy gets it; without a chat template the messages' texts."""
+    messages = list(row.get("raw_prompt") or [])
+    if getattr(tokenizer, "chat_template", None) and messages:
+        options = dict(config.data.get("apply_chat_template_kwargs") or {})
+        return str(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **options
+            )
+        )
+    return "\n".join(str(message["content"]) for message in messages)
+
+
+def opened_thought_warning(config: Any, prompt: str) -> str:
+    """Tell what a prompt that opens the thought means for a reward; '' where all is well."""
+    opening = opened_thought(prompt)
+    manager = config.reward.reward_manager.name
+    if not opening or manager == MANAGER_NAME:
+        return ""
+    return (
+        f"reward.reward_manager.name={manager}: the prompt ends in {opening!r}, so that answers "
+        "start inside the thought and hold no opening tag. A reward that asks for "
+        f"<think>…</think> gives its format 0 for every answer. Set it to {MANAGER_NAME}, which "
+        "puts the tag in front of the answer, or have the reward do without it."
+    )
+
+
 def check_data_sources(config: Any, *datasets: Any) -> None:
     """Refuse rows for which the reward manager `gdpo_components` has no reward of its own.
 
@@ -262,6 +315,10 @@ def probe_reward(
     }
     columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
     columns |= {"__num_turns__": 2, "response_len": 1}
+    for complaint in unnamed_arguments(config):
+        logger.warning(complaint)
+    if warning := opened_thought_warning(config, prompt_text(config, tokenizer, row)):
+        logger.warning(warning)
     manager = load_reward_manager(config, tokenizer)
     data = DataProto.from_dict(
         tensors=tensors, non_tensors={key: _boxed(value) for key, value in columns.items()}

@@ -115,6 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
     check.add_argument("--timeout", type=float, default=20.0, help="seconds for one answer")
     check.add_argument(
+        "--step-seconds",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="of a training step, of which an answer may take 5 %%; default: 60",
+    )
+    check.add_argument(
         "--json", metavar="FILE", type=Path, help="write the report with each answer"
     )
     check.set_defaults(command=_check_reward)
@@ -280,7 +287,13 @@ def _check_reward(options: argparse.Namespace) -> int:
     config = check_reward.compose(options.recipe, options.overrides, options.config_dir)
     check_reward.point_at(config, options.function, options.data or [])
     source = check_reward.Source(options.answers, options.column, options.model)
-    checked = check_reward.check(config, source, rows=options.rows, timeout=options.timeout)
+    checked = check_reward.check(
+        config,
+        source,
+        rows=options.rows,
+        timeout=options.timeout,
+        step_seconds=options.step_seconds,
+    )
     print(checked.to_text())
     if options.json:
         options.json.write_text(checked.to_json(), encoding="utf-8")

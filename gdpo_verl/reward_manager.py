@@ -1,9 +1,10 @@
 """The reward manager that feeds GDPO and its GRPO control the same components.
 
-It does what verl's `naive` manager does, and two things more: it tells the reward function
-the response's length in tokens (`extra_info['response_length']`), and it makes the score the
-weighted sum of the components that GDPO decouples, from the same configuration. The function
-may be sync or async.
+It does what verl's `naive` manager does, and three things more: it tells the reward function
+the response's length in tokens (`extra_info['response_length']`), it makes the score the
+weighted sum of the components that GDPO decouples, from the same configuration, and where the
+prompt itself opens the thought it puts that end of the prompt in front of the response, so that
+the function judges the assistant's whole turn. The function may be sync or async.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gdpo_verl.checks import MANAGER_NAME
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
+from gdpo_verl.rewards.opened_thought import opened_thought
 from gdpo_verl.rewards.parse_error import ParseError
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 # Used when reward.custom_reward_function is not set, by data_source. All declare the same
 # components in the same ranges; a reward with others is named as the custom function.
 REWARDS = dict.fromkeys(("toolbox", "bfcl", "rlla"), tool_call.compute_score)
+
+_MOST_TOKENS_OF_OPENING = 32
+"""More than `<think>` and white space take in any tokenizer, one of bytes included."""
 
 
 @register(MANAGER_NAME)
@@ -57,6 +62,7 @@ class ComponentsRewardManager(NaiveRewardManager):
         """Score one session by its last output."""
         data = data[-1:]
         length = _trim_response(data)
+        self._put_opened_thought_in_front(data)
         extra_info = dict(data[0].non_tensor_batch.get("extra_info") or {})
         column = np.array([extra_info | {"response_length": length}], dtype=object)
         data.non_tensor_batch["extra_info"] = column
@@ -68,6 +74,18 @@ class ComponentsRewardManager(NaiveRewardManager):
         batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
         info["score"] = result["reward_score"] = float(batch.score()[0])
         return result
+
+    def _put_opened_thought_in_front(self, data: Any) -> None:
+        prompt = data.batch["prompts"][0]
+        if (length := data.non_tensor_batch.get("prompt_len")) is not None:
+            prompt = prompt[: int(length[0])]  # right of it there may be padding
+        opening = opened_thought(self.tokenizer.decode(prompt[-_MOST_TOKENS_OF_OPENING:]))
+        if opening:
+            tokens = self.tokenizer.encode(opening, add_special_tokens=False)
+            responses = data.batch["responses"]
+            responses = torch.cat([responses.new_tensor([tokens]), responses], dim=1)
+            data.batch["responses"] = responses
+            data.batch["attention_mask"] = torch.ones_like(responses)
 
 
 def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[str, Any]:

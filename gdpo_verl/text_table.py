@@ -19,3 +19,17 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in the unit that a person would take.
+
+    >>> seconds_text(0.000445), seconds_text(0.0133), seconds_text(3.012), seconds_text(320)
+    ('445 µs', '13.3 ms', '3.01 s', '5 min 20 s')
+    """
+    if seconds >= 60:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"

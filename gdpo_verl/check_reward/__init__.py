@@ -10,17 +10,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import open_dict
 
 from gdpo_verl.check_reward import answers, table
+from gdpo_verl.check_reward.answers import inside_thought
+from gdpo_verl.check_reward.broken import STEP_SECONDS
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.check_reward.worker import score_all
+from gdpo_verl.check_reward.worker import score_twice
+from gdpo_verl.checks import MANAGER_NAME, opened_thought_warning, prompt_text
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.rewards.opened_thought import opened_thought
 
 ROWS = 64
 TIMEOUT = 20.0
@@ -100,7 +104,12 @@ def point_at(config: Any, function: str | None, files: Sequence[str]) -> None:
 
 
 def check(
-    config: Any, source: Source, *, rows: int | None = None, timeout: float = TIMEOUT
+    config: Any,
+    source: Source,
+    *,
+    rows: int | None = None,
+    timeout: float = TIMEOUT,
+    step_seconds: float = STEP_SECONDS,
 ) -> Checked:
     """Score answers with the configured reward and look at what comes out.
 
@@ -110,6 +119,7 @@ def check(
       rows: how many rows, spread evenly over data.train_files (default 64); with a file of
         answers how many of the prompts in it (default all).
       timeout: seconds that one answer may take.
+      step_seconds: how long a training step takes, of which an answer may take a share.
 
     Raises:
       ValueError: the configuration, the data, the answers or the reward cannot be read; names
@@ -120,7 +130,8 @@ def check(
             "reward.reward_model.enable: expected false, found true. A reward model needs the "
             "training's devices; check a rule-based reward here."
         )
-    for name, number in (("--rows", rows), ("--timeout", timeout)):
+    numbers = {"--rows": rows, "--timeout": timeout, "--step-seconds": step_seconds}
+    for name, number in numbers.items():
         if number is not None and not number > 0:
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
     settings = GdpoConfig.from_algorithm(config.algorithm)
@@ -130,9 +141,23 @@ def check(
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         dataset = _dataset(config, tokenizer)
         chosen, columns = _answers(config, source, dataset, tokenizer, rows)
-        scored = score_all(config, columns, chosen, timeout)
-    return Checked(
-        measure(chosen, scored, settings), _about(config, len(dataset), len(columns), chosen)
+        prompts = {row: prompt_text(config, tokenizer, columns[row]) for row in columns}
+        opened = [row for row, prompt in prompts.items() if opened_thought(prompt)]
+        chosen = [
+            inside_thought(answer) if answer.made_up and answer.row in opened else answer
+            for answer in chosen
+        ]
+        scored = score_twice(config, columns, chosen, timeout)
+    report = measure(chosen, scored, settings, step_seconds)
+    if opened:
+        report = replace(report, notes=[_about_thought(config, prompts[opened[0]]), *report.notes])
+    return Checked(report, _about(config, len(dataset), len(columns), chosen))
+
+
+def _about_thought(config: Any, prompt: str) -> str:
+    return opened_thought_warning(config, prompt) or (
+        f"the prompt ends in {opened_thought(prompt)!r}, so that answers start inside the thought; "
+        f"{MANAGER_NAME} puts that in front of them for the reward"
     )
 
 

@@ -7,13 +7,17 @@ import random
 import string
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from gdpo_verl.rewards.opened_thought import THINK
 
 GROUND_TRUTH = "ground truth"
 PHRASED = "as an answer"
 """The ground truth in the tags and the box in which answers are often asked for."""
+OTHER, OTHER_PHRASED = "another row's", "another row's, as an answer"
+HALF, RANDOM, EMPTY = "cut in half", "random text", "empty"
 RANDOM_CHARACTERS = 200
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
 
@@ -58,7 +62,7 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
 
 
 def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
-    """For each row: its ground truth, bare and phrased; another row's; half; random; nothing."""
+    """For each row: its ground truth and another row's, bare and phrased; half; random; nothing."""
     rng = random.Random(0)
     truths = {number: ground_truth(row) for number, row in rows.items()}
     numbers = list(rows)
@@ -67,13 +71,15 @@ def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
         truth = truths[number]
         following = numbers[place + 1 :] + numbers[:place]
         others = (truths[other] for other in following)
+        other = next((other for other in others if other not in (None, truth)), None)
         texts = {
             GROUND_TRUTH: truth,
             PHRASED: None if truth is None else phrased(truth),
-            "another row's": next((other for other in others if other not in (None, truth)), None),
-            "cut in half": None if truth is None else truth[: len(truth) // 2],
-            "random text": "".join(rng.choices(_ALPHABET, k=RANDOM_CHARACTERS)),
-            "empty": "",
+            OTHER: other,
+            OTHER_PHRASED: None if other is None else phrased(other),
+            HALF: None if truth is None else truth[: len(truth) // 2],
+            RANDOM: "".join(rng.choices(_ALPHABET, k=RANDOM_CHARACTERS)),
+            EMPTY: "",
         }
         answers += [
             Answer(number, kind, text, number, made_up=True)
@@ -81,6 +87,11 @@ def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
             if text is not None
         ]
     return answers
+
+
+def inside_thought(answer: Answer) -> Answer:
+    """The answer as a policy gives it whose prompt opens the thought: without that tag."""
+    return replace(answer, text=answer.text.removeprefix(THINK).lstrip("\n"))
 
 
 def phrased(truth: str) -> str:

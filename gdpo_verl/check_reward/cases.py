@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gdpo_verl.batch import RewardBatch
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
+from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
 from gdpo_verl.check_reward.worker import Outcome
 from gdpo_verl.checks import MANAGER_NAME
-from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.trainer import SCORE_TOLERANCE
 
 
 @dataclass(frozen=True)
 class Case:
-    """One answer and its outcome."""
+    """One answer and its outcome, and that of scoring it again."""
 
     answer: Answer
     outcome: Outcome
+    again: Outcome | None = None
 
     @property
     def name(self) -> str:
@@ -30,12 +29,20 @@ class Case:
 
     @property
     def score(self) -> float | None:
-        """The score as a finite number; None where it is something else."""
+        """The score as a finite number; None where it is something else, text included."""
+        if isinstance(self.outcome.score, (str, bytes)):
+            return None
         try:
             number = float(self.outcome.score)
         except (TypeError, ValueError, OverflowError):
             return None
         return number if math.isfinite(number) else None
+
+    @property
+    def least_seconds(self) -> float | None:
+        """The shorter of its times, first calls of a process left out; None without one."""
+        outcomes = [each for each in (self.outcome, self.again) if each and not each.first]
+        return min((each.seconds for each in outcomes if each.seconds is not None), default=None)
 
 
 def lost(cases: Sequence[Case], expected: int) -> list[str]:
@@ -105,31 +112,6 @@ def _outside(component: Component, readable: Sequence[Case], values: Sequence[fl
             f"{component.name!r} is {value_of[id(case)]:g}, declared as {low:g} to {high:g}"
         ),
     )
-
-
-def nothing_to_learn(readable: Sequence[Case], batch: RewardBatch) -> tuple[list[str], list[str]]:
-    """Whether no component varies within any group: as a problem, or as a note.
-
-    A note where all answers were made up and none that holds the ground truth is known to be
-    read: then the reward may ask for a form that none of them has.
-    """
-    sizes = Counter(batch.group_ids)
-    several = [group for group, size in sizes.items() if size > 1]
-    if not several or groups_that_vary(batch.rewards, batch.group_ids):
-        return [], []
-    text = (
-        f"no component differs between two answers to one prompt, in any of {len(several)} prompts"
-    )
-    fits = any(
-        case.answer.kind in (GROUND_TRUTH, PHRASED) and code == 0
-        for case, code in zip(readable, batch.parse_errors, strict=True)
-    )
-    if fits or not all(case.answer.made_up for case in readable):
-        return [f"{text}: every advantage would be 0 and nothing would be learnt"], []
-    return [], [
-        f"{text}. The answers were made up, and none may have the form that the reward asks for: "
-        "give real ones with --answers, or sample them with --model"
-    ]
 
 
 def unread_ground_truths(readable: Sequence[Case], batch: RewardBatch) -> list[str]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdpo_verl.batch import RewardBatch, read_components
+from gdpo_verl.check_reward import broken
 from gdpo_verl.check_reward import cases as complaints
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
+from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.check_reward.cases import Case
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
@@ -67,6 +68,8 @@ class Report:
       seconds: median, 99th percentile and maximum for one answer, first calls left out; None
         when no answer came back.
       first_seconds: the longest first call of a process, which holds late imports.
+      step_seconds: how long a training step is taken to be.
+      sandboxes: what protected the programs that the reward ran.
       parse_errors: how many answers have each code, 0 included; empty without the diagnostic.
       problems: what would stop a training or distort what it learns.
       notes: what is worth a look.
@@ -79,6 +82,8 @@ class Report:
     agree: int
     seconds: tuple[float, float, float] | None
     first_seconds: float
+    step_seconds: float
+    sandboxes: Sequence[str]
     parse_errors: Mapping[int, int]
     slowest: Case | None
     worst: Case | None
@@ -86,22 +91,33 @@ class Report:
     notes: Sequence[str]
 
 
-def measure(answers: Sequence[Answer], scored: Scored, settings: GdpoConfig) -> Report:
+def measure(
+    answers: Sequence[Answer],
+    scored: Scored,
+    settings: GdpoConfig,
+    step_seconds: float = broken.STEP_SECONDS,
+) -> Report:
     """Summarise what the reward made of the answers, and say what is wrong.
 
     Args:
       answers: in the order of `scored.outcomes`, which may end earlier.
       scored: what the reward declares and returned.
       settings: the training's keys, weights and conditions.
+      step_seconds: how long a training step takes, in seconds.
     """
-    cases = [Case(*pair) for pair in zip(answers, scored.outcomes, strict=False)]
-    returned = [case for case in cases if case.outcome.error is None]
-    problems = complaints.lost(cases, len(answers)) + complaints.without_score(returned)
-    notes = complaints.altered(returned) + complaints.differing_keys(returned)
+    cases = [
+        Case(answer, outcome, scored.again.get(place))
+        for place, (answer, outcome) in enumerate(zip(answers, scored.outcomes, strict=False))
+    ]
+    came_back = [case for case in cases if case.outcome.error is None]
+    returned, numbers = _dicts(came_back, settings)
+    problems = [*scored.unnamed, *complaints.lost(cases, len(answers)), *broken.no_dict(numbers)]
+    problems += complaints.without_score(returned)
+    notes = complaints.altered(came_back) + complaints.differing_keys(returned)
 
     objective, unresolved = _resolve(returned, scored.declared, settings)
     readable, unreadable = _with_components(returned, objective)
-    problems += unresolved + unreadable
+    problems += [*unresolved, *unreadable] if returned or not numbers else []
     components: list[ComponentSummary] = []
     codes: dict[int, int] = {}
     agree = 0
@@ -116,25 +132,42 @@ def measure(answers: Sequence[Answer], scored: Scored, settings: GdpoConfig) -> 
         agree = len(readable) - len(complaints.other_scores(readable, batch))
         problems += complaints.out_of_range(readable, batch, scored.declared)
         problems += complaints.score_is_no_sum(readable, batch)
-        constant, unsure = complaints.nothing_to_learn(readable, batch)
-        problems += constant + complaints.unread_ground_truths(readable, batch)
-        notes += unsure + _constant(components)
-    kinds = _kinds(returned, codes)
-    timed = [case for case in returned if not case.outcome.first] or returned
+        constant, unsure = broken.nothing_to_learn(readable, batch, codes)
+        unordered, unsure_of_order = broken.out_of_order(readable, codes)
+        problems += constant + unordered + complaints.unread_ground_truths(readable, batch)
+        notes += unsure + unsure_of_order + _constant(components)
+    problems += broken.not_repeated(came_back, objective.keys if objective else ())
+    problems += broken.too_slow(came_back, step_seconds)
+    timed = [case for case in came_back if not case.outcome.first] or came_back
     return Report(
         cases=cases,
         components=components,
-        kinds=kinds,
+        kinds=_kinds(returned, codes),
         readable=len(readable),
         agree=agree,
         seconds=_times(timed),
-        first_seconds=max((_seconds(case) for case in returned if case.outcome.first), default=0.0),
+        first_seconds=max((_seconds(case) for case in cases if case.outcome.first), default=0.0),
+        step_seconds=step_seconds,
+        sandboxes=sorted({name for case in cases for name in case.outcome.sandboxes}),
         parse_errors=dict(sorted(Counter(codes.values()).items())),
         slowest=max(timed, key=_seconds, default=None),
         worst=min((case for case in returned if case.score is not None), key=_score, default=None),
         problems=problems,
-        notes=notes + _beaten(kinds),
+        notes=notes,
     )
+
+
+def _dicts(came_back: Sequence[Case], settings: GdpoConfig) -> tuple[list[Case], list[Case]]:
+    """The cases for which the function returned a dict, and those with a bare number.
+
+    verl keeps a bare number as 'acc', which is fine where it is asked for.
+    """
+    if "acc" in (settings.reward_keys or ()):
+        return list(came_back), []
+    number: dict[bool, list[Case]] = {True: [], False: []}
+    for case in came_back:
+        number[set(case.outcome.info) == {"acc"}].append(case)
+    return number[False], number[True]
 
 
 def _resolve(
@@ -190,14 +223,18 @@ def _summarise(
             name=name,
             weight=weight,
             declared=ranges.get(name, (None, None)),
-            low=metrics.get(f"gdpo/{name}/min"),
-            mean=metrics.get(f"gdpo/{name}/mean"),
-            high=metrics.get(f"gdpo/{name}/max"),
-            constant_groups=grouped.get(f"gdpo/{name}/constant_groups"),
-            unscored=metrics[f"gdpo/{name}/unscored"],
+            low=_plain(metrics.get(f"gdpo/{name}/min")),
+            mean=_plain(metrics.get(f"gdpo/{name}/mean")),
+            high=_plain(metrics.get(f"gdpo/{name}/max")),
+            constant_groups=_plain(grouped.get(f"gdpo/{name}/constant_groups")),
+            unscored=float(metrics[f"gdpo/{name}/unscored"]),
         )
         for name, weight in zip(names, batch.objective.weights, strict=True)
     ]
+
+
+def _plain(statistic: float | None) -> float | None:
+    return None if statistic is None else float(statistic)
 
 
 def _kinds(returned: Sequence[Case], codes: Mapping[int, int]) -> list[KindSummary]:
@@ -234,19 +271,6 @@ def _constant(components: Sequence[ComponentSummary]) -> list[str]:
                 "so in the training it teaches nothing"
             )
     return notes
-
-
-def _beaten(kinds: Sequence[KindSummary]) -> list[str]:
-    truths = [kind for kind in kinds if kind.kind in (GROUND_TRUTH, PHRASED)]
-    truth = max(truths, key=lambda kind: kind.mean, default=None)
-    others = [kind for kind in kinds if kind not in truths]
-    best = max(others, key=lambda kind: kind.mean, default=None)
-    if truth is None or best is None or truth.mean > best.mean:
-        return []
-    return [
-        f"the ground truth as the answer scores {truth.mean:.3g} on average, {best.kind!r} "
-        f"{best.mean:.3g}: to be expected only where a ground truth is not written as an answer is"
-    ]
 
 
 def _times(timed: Sequence[Case]) -> tuple[float, float, float] | None:

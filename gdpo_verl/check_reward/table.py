@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from gdpo_verl.check_reward.broken import SHARE_OF_STEP
 from gdpo_verl.check_reward.cases import Case
 from gdpo_verl.check_reward.report import ComponentSummary, Report
-from gdpo_verl.text_table import columns
+from gdpo_verl.text_table import columns, seconds_text
 
 NOTHING = "–"
 EXCERPT = 70
@@ -41,6 +42,7 @@ def to_json(report: Report, about: Mapping[str, str]) -> str:
         "seconds": report.seconds
         and dict(zip(("median", "p99", "max"), report.seconds, strict=True)),
         "first_call_seconds": report.first_seconds,
+        "sandboxes": list(report.sandboxes),
         "answers": [_answer(case) for case in report.cases],
     }
     return json.dumps(record, indent=1, ensure_ascii=False, default=str) + "\n"
@@ -54,6 +56,7 @@ def _answer(case: Case) -> dict[str, Any]:
         "answer": case.answer.text,
         "score": case.score,
         "returned": dict(case.outcome.info),
+        "scored_again": None if case.again is None else dict(case.again.info),
         "seconds": case.outcome.seconds,
         "error": case.outcome.error,
     }
@@ -101,16 +104,20 @@ def _facts(report: Report) -> Iterator[str]:
         counts = ", ".join(f"{code}: {count}" for code, count in report.parse_errors.items())
         yield f"parse_error codes and their answers: {counts}"
     if report.seconds:
-        median, p99, longest = (f"{1000 * seconds:.3g} ms" for seconds in report.seconds)
+        median, p99, longest = map(seconds_text, report.seconds)
         yield (
-            f"time for one answer: median {median}, p99 {p99}, longest {longest}; "
-            f"first call {report.first_seconds:.3g} s"
+            f"time for one answer: median {median}, p99 {p99}, longest {longest}; first call "
+            f"{seconds_text(report.first_seconds)}; at most "
+            f"{seconds_text(SHARE_OF_STEP * report.step_seconds)}, {SHARE_OF_STEP:.0%} of a step "
+            f"of {seconds_text(report.step_seconds)}"
         )
+    if report.sandboxes:
+        yield f"programs ran in: {', '.join(report.sandboxes)}"
     for title, case in (("slowest", report.slowest), ("lowest score", report.worst)):
         if case is not None:
             score = NOTHING if case.score is None else f"{case.score:g}"
             yield (
-                f"{title}: row {case.name}, {1000 * (case.outcome.seconds or 0):.3g} ms, "
+                f"{title}: row {case.name}, {seconds_text(case.outcome.seconds or 0)}, "
                 f"score {score}: {_excerpt(case.answer.text)}"
             )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.check_reward.answers import Answer
+from gdpo_verl.checks import prompt_text
 
 
 def model_path(model: Any) -> str | None:
@@ -61,13 +62,9 @@ def byte_tokenizer() -> Any:
     )
 
 
-def prompt_ids(tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
-    """The row's prompt in tokens; without a chat template its texts one after the other."""
-    messages = list(row.get("raw_prompt") or [])
-    if tokenizer.chat_template and messages:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    else:
-        text = "\n".join(str(message["content"]) for message in messages)
+def prompt_ids(config: Any, tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
+    """The row's prompt in tokens, at least one."""
+    text = prompt_text(config, tokenizer, row)
     return list(tokenizer.encode(text, add_special_tokens=False)) or [tokenizer.eos_token_id or 0]
 
 

