@@ -16,6 +16,7 @@ import pytest
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.table import to_json, to_text
+from gdpo_verl.check_reward.tokens import byte_tokenizer
 from gdpo_verl.check_reward.worker import Outcome, Scored
 from gdpo_verl.cli import main
 from gdpo_verl.config import GdpoConfig
@@ -24,7 +25,7 @@ from gdpo_verl.rewards import Component
 from gdpo_verl.sandbox.protection import working_protections
 
 REWARDS = """
-import asyncio, os, time
+import asyncio, os, random, time
 from gdpo_verl.rewards import Component, declares
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
@@ -67,6 +68,48 @@ def dies_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kw
 def prints(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     print("a reward that prints")
     return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def by_chance(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = random.random()
+    return {"score": right, "right": right, "short": 0.0}
+
+seen = []
+
+@declares("right", "short")
+def new_answers_only(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = float(solution_str == ground_truth) + (solution_str[:1] in seen) / 8
+    seen.append(solution_str[:1])
+    return {"score": right, "right": right, "short": 0.0}
+
+@declares("right", "short")
+def constant(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 1.0, "right": 1.0, "short": 0.0}
+
+@declares("right", "short")
+def inverted(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    wrong = float(solution_str != ground_truth)
+    return {"score": wrong, "right": wrong, "short": 0.0}
+
+@declares("right", "short")
+def text(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    result = good(data_source, solution_str, ground_truth)
+    return result | {"score": str(result["score"])}
+
+@declares("right", "short")
+def number(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(solution_str == ground_truth)
+
+@declares("right", "short")
+def slow(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    time.sleep(0.2)
+    return good(data_source, solution_str, ground_truth)
+
+@declares(Component("format", 0, 1), Component("right", 0, 1))
+def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, strict=True, **kwargs):
+    form = float(solution_str.startswith("<think>") and "</think>" in solution_str)
+    right = float(f"<answer>{ground_truth}</answer>" in solution_str)
+    return {"score": form + right, "format": form, "right": right}
 
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -165,13 +208,14 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
         "ground truth": [2.0, 2.0, 2.0],
         "as an answer": [0.0, 0.0, 0.0],
         "another row's": [1.0, 1.0, 1.0],
+        "another row's, as an answer": [0.0, 0.0, 0.0],
         "cut in half": [1.0, 1.0, 1.0],
         "random text": [0.0, 0.0, 0.0],
         "empty": [1.0, 1.0, 1.0],
     }
     assert status == 0
     assert f"rewards.py:{function}" in shown
-    assert "score = 1·right + 1·short in 18 of 18 answers" in shown
+    assert "score = 1·right + 1·short in 21 of 21 answers" in shown
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
     if function == "good_async":  # its sleep was waited for
@@ -210,7 +254,7 @@ def test_users_manager_from_a_file(check: Callable) -> None:
     assert "managers.py:Doubling" in shown
     # "undeclared" gives 2 for the truth: right 2, twice 4, score 6.
     assert scores(report)["ground truth"] == [6.0, 6.0, 6.0]
-    assert "score = 1·right + 1·twice in 18 of 18 answers" in shown
+    assert "score = 1·right + 1·twice in 21 of 21 answers" in shown
 
 
 def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:
@@ -257,7 +301,7 @@ def test_gsm8k_reads_a_number_between_answer_tags(recipe: Callable) -> None:
     # correctness, integer and format; a number without tags is no answer.
     assert scores(report)["as an answer"] == [3.0] * 3
     assert scores(report)["ground truth"] == [0.0] * 3
-    assert report["parse_errors"]["0"] == 3
+    assert report["parse_errors"]["0"] == 6  # another row's number is read, too
 
 
 def test_gsm8k_as_published_reads_a_bare_number(recipe: Callable) -> None:
@@ -274,7 +318,7 @@ def test_mathematics_reads_a_formula_in_a_box(recipe: Callable) -> None:
     assert scores(report)["as an answer"] == [2.0] * 3  # right, and within 4,000 tokens
     assert scores(report)["ground truth"] == [1.0] * 3  # no box
     assert scores(report)["empty"] == [1.0] * 3
-    assert report["parse_errors"] == {"0": 3, "1": 15}
+    assert report["parse_errors"] == {"0": 6, "1": 15}
     assert "note     'length' is 1 for every answer" in shown
 
 
@@ -310,6 +354,7 @@ def test_given_programs_that_all_fail_are_a_problem(recipe: Callable, work: Path
     status, _, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     # Both run; the right one passes and is short.
     assert (status, scores(report)) == (0, {"answers.jsonl": [3.0, 1.0]})
+    assert report["sandboxes"] == [next(working_protections()).name]
 
     (work / "answers.jsonl").write_text(lines("print(4)", "print(3)"))
     status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
@@ -359,10 +404,75 @@ def test_one_bad_answer_is_named_and_the_others_are_scored(
         "ground truth": [2.0, 2.0],
         "as an answer": [0.0, 0.0],
         "another row's": [1.0, 1.0],
+        "another row's, as an answer": [0.0, 0.0],
         "cut in half": [1.0, 1.0],
         "random text": [0.0, 0.0],
         "empty": [None, None],
     }
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        pytest.param("by_chance", [], "scored twice, in another order: 'score' 0.", id="chance"),
+        pytest.param("new_answers_only", [], "scored twice, in another order: 'sco", id="memory"),
+        pytest.param("constant", [], "every advantage would be 0 and nothing", id="constant"),
+        pytest.param(
+            "inverted",
+            [],
+            "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, and "
+            "in neither of its forms more than every wrong answer in half of them: the reward is "
+            "inverted",
+            id="inverted",
+        ),
+        pytest.param("text", [], "expected a finite number as its score, found '2.0'", id="text"),
+        pytest.param(
+            "number",
+            [],
+            "expected compute_score to return a dict with 'score' and the components, found 1.0",
+            id="a number in place of a dict",
+        ),
+        pytest.param(
+            "thoughtful",
+            ["+reward.custom_reward_function.reward_kwargs.stric=false"],
+            "reward.custom_reward_function.reward_kwargs.stric: rewards.py:thoughtful names no "
+            "such argument, only ['data_source', 'solution_str', 'ground_truth', 'extra_info', "
+            "'strict']. Did you mean 'strict'?",
+            id="a misspelt argument",
+        ),
+        pytest.param("slow", ["--step-seconds", "3"], "more than 5% of a step of 3 s", id="slow"),
+    ],
+)
+def test_a_broken_reward_is_named(
+    check: Callable, function: str, options: list[str], expected: str
+) -> None:
+    status, shown, _ = check(function, *options)
+    assert status == 1
+    assert expected in "\n".join(line for line in shown.splitlines() if line.startswith("PROBLEM"))
+
+
+@pytest.mark.parametrize("manager", ["naive", "gdpo_components"])
+def test_a_template_that_opens_the_thought_is_named(
+    check: Callable, work: Path, manager: str
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}\n<think>\n"
+    tokenizer.save_pretrained(work / "policy")
+    status, shown, report = check(
+        "thoughtful",
+        "actor_rollout_ref.model.path=policy",
+        f"reward.reward_manager.name={manager}",
+    )
+    assert status == 0
+    # The answers are written as the policy writes them: without the opening tag.
+    assert report["answers"][1]["answer"] == "\\boxed{22}</think>\n<answer>22</answer>"
+    if manager == "naive":
+        assert scores(report)["as an answer"] == [1.0] * 3
+        assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown
+        assert "gives its format 0 for every answer. Set it to gdpo_components" in shown
+    else:
+        assert scores(report)["as an answer"] == [2.0] * 3
+        assert "note     the prompt ends in '<think>" in shown
 
 
 def test_too_many_lost_answers_end_the_check(check: Callable, work: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,24 @@ def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer:
     assert probe(compose(), tokenizer).keys == ("format", "correctness")
     without_function = compose("reward.custom_reward_function.path=null")
     assert probe(without_function, tokenizer).keys == ("format", "correctness")
+
+
+def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_a_misspelt_argument(
+    compose: Callable, tokenizer: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gdpo_verl import checks
+
+    thinker = copy.deepcopy(tokenizer)
+    thinker.chat_template = "{{ messages[0].content }}<think>\n"
+    row = ROW | {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}
+    misspelt = "+reward.custom_reward_function.reward_kwargs.stric=false"
+    checks.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
+    assert "reward.reward_manager.name=naive: the prompt ends in '<think>\\n'" in caplog.text
+    assert "reward_kwargs.stric: pkg://gdpo_verl.rewards.tool_call:compute_score" in caplog.text
+    caplog.clear()
+    checks.probe_reward(compose(), thinker, [row])
+    checks.probe_reward(compose("reward.reward_manager.name=naive"), tokenizer, [row])
+    assert caplog.text == ""
 
 
 def test_probe_runs_async_rewards(compose: Callable, tokenizer: object, tmp_path: Path) -> None:

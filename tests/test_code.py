@@ -130,6 +130,7 @@ def test_without_a_length_it_names_the_manager():
     [
         pytest.param("a b\n", "a b", 1, 1, id="newline at the end"),
         pytest.param("a  b \n\n", "a b\n", 1, 0, id="white space"),
+        pytest.param(" a \nb ", "a\nb", 1, 1, id="white space around a line"),
         pytest.param("a\nb", "a b", 0, 0, id="lines are lines"),
         pytest.param("0.3333333", "0.33333331", 1, 0, id="decimals nearly equal"),
         pytest.param("0.334", "0.33333331", 0, 0, id="decimals not equal"),

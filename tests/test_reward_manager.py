@@ -154,6 +154,30 @@ def test_the_length_and_the_text_are_those_of_the_last_output(manager: Callable)
     assert "response_length" not in data.non_tensor_batch["extra_info"][-1]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "seen"),
+    [
+        pytest.param("2 + 2?<think>\n", "<think>\nhm</think>4", id="opened"),
+        pytest.param("2 + 2?<think>\n\n</think>\n", "hm</think>4", id="opened and closed"),
+        pytest.param("Write <think> first. 2 + 2?", "hm</think>4", id="named in the question"),
+    ],
+)
+def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(
+    manager: Callable, prompt: str, seen: str
+) -> None:
+    from gdpo_verl.check_reward.tokens import byte_tokenizer
+
+    built = manager(function="plain")
+    built.tokenizer = byte_tokenizer()
+    encode = built.tokenizer.encode
+    outputs = [(encode(text), encode("hm</think>4")) for text in ("?" * 99, prompt)]
+    data = session(*outputs, ground_truth="")
+    data.non_tensor_batch["prompt_len"] = np.array([len(given) for given, _ in outputs])
+    info = score(built, data)["reward_extra_info"]
+    # The opening is the prompt's and costs the answer nothing of its length.
+    assert (info["text"], info["tokens"]) == (seen, 11.0)
+
+
 def test_verls_own_manager_reads_the_padding_of_such_an_output(
     manager: Callable, tokenizer: Any
 ) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from gdpo_verl import doctor
 from gdpo_verl.sandbox import (
     Limits,
     Sandbox,
@@ -654,3 +655,20 @@ def test_a_directory_of_places_that_another_user_made_is_refused(monkeypatch, tm
     with pytest.raises(OSError, match="symbolic links"), slot(1):
         pass
     assert not (tmp_path / "chosen by an attacker").exists()
+
+
+# ---------------------------------------------------------------- what the doctor says
+
+
+@HOLDS
+def test_the_doctor_names_the_protection():
+    finding = doctor._sandbox()
+    assert (finding.subject, finding.remedy) == ("sandbox", "")
+    assert finding.state == f"{FOUND[0].name}, for the rewards that run programs"
+
+
+def test_without_protection_the_doctor_says_what_would_give_one(nothing_protects):
+    finding = doctor._sandbox()
+    assert finding.state.startswith("none, which the rewards that run programs need")
+    assert "apt install bubblewrap" in finding.state
+    assert finding.remedy == "", "no other reward needs one"

@@ -74,8 +74,7 @@ def compute_score(
       extra_info: holds `response_length` in tokens, which the reward manager
         `gdpo_components` puts there.
       strict: False to read the program and to run it behind common imports as verl's
-        `prime_code` does, to compare output as its `sandbox_fusion`, and to take the first ten
-        tests as both.
+        `prime_code` does, to compare output as leniently as that, and to take the first ten tests.
       limit: the longest response that earns the length reward, in tokens.
       timeout: CPU seconds a test; twice as many by the clock.
       deadline: seconds for all tests of an answer.

@@ -45,8 +45,12 @@ def _same_word(found: str, expected: str) -> bool:
 
 
 def same_lines(found: str, expected: str) -> bool:
-    """As verl's code reward compares: equal but for newlines at the end."""
-    return found.rstrip("\n") == expected.rstrip("\n")
+    """As verl's code rewards compare: equal but for white space at the ends, and at each line's."""
+    return _stripped(found) == _stripped(expected)
+
+
+def _stripped(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().split("\n")]
 
 
 def same_value(text: str, expected: Any) -> bool:
