@@ -36,7 +36,9 @@ from gdpo_verl.evaluate.benchmark import (
     read_rows,
 )
 from gdpo_verl.evaluate.dialogue import Stopped
-from gdpo_verl.rewards.tool_text import ParseError, assistant_text, read
+from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import read
 
 if TYPE_CHECKING:
     from gdpo_verl.evaluate.bfcl_handler import Handler

@@ -17,17 +17,15 @@ from typing import Any
 
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
-from gdpo_verl.rewards.tool_text import assistant_text
+from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text, behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 
 OPEN, CLOSE = "<answer>", "</answer>"
-THINK, END_THINK = "<think>", "</think>"
 HASHES = "####"
 
 # A digit of another script, which \d would match, is no digit here.
 _NUMBER = re.compile(r"([+\-−]?)([0-9][0-9,]*)(?:\.([0-9]*))?")
-_BLANKS = re.compile(r"\s*")
 
 Verdict = tuple[bool, bool, bool, ParseError]
 
@@ -116,9 +114,8 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
 
 def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
     """The text between the answer tags, whether the whole has the form, and what is wrong."""
-    thought_end = text.rfind(END_THINK)
-    rest = text if thought_end < 0 else text[thought_end + len(END_THINK) :]
-    if THINK in rest:
+    rest = behind_thought(text)
+    if rest is None:
         return None, False, ParseError.UNCLOSED
     gap, tag, behind = rest.rpartition(OPEN)
     if not tag:
@@ -126,13 +123,10 @@ def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
     answer, tag, tail = behind.partition(CLOSE)
     if not tag:
         return None, False, ParseError.UNCLOSED
-    thinks = text.startswith(THINK) and _holds_text(text, len(THINK), thought_end)
+    thought = text[len(THINK) : max(0, len(text) - len(rest) - len(END_THINK))]
+    thinks = text.startswith(THINK) and bool(thought.strip())
     alone = bool(gap) and not gap.strip("\n") and not tail
     return answer, thinks and alone and bool(answer.strip()), ParseError.NONE
-
-
-def _holds_text(text: str, start: int, end: int) -> bool:
-    return _BLANKS.match(text, start, max(start, end)).end() < end  # type: ignore[union-attr]
 
 
 def _read_number(text: str) -> str | None:
@@ -176,4 +170,5 @@ def _published_format(text: str) -> bool:
         return False
     thought, _, answer = text.partition(OPEN)
     thinks = thought.startswith(THINK) and thought.endswith(END_THINK + "\n", len(THINK))
-    return thinks and answer.endswith(CLOSE)
+    # The rule's `$` also matches before a newline that ends the text.
+    return thinks and answer.removesuffix("\n").endswith(CLOSE)

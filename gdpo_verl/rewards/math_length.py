@@ -3,7 +3,8 @@
 The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is what
 stands in the last \\boxed{...} of the text; the library math-verify says whether it is the
 ground truth. Its computer algebra may hang or grow without bound on a few characters of
-LaTeX, so it runs in worker processes with a deadline.
+LaTeX, so it runs in worker processes with a deadline. `strict=True` is hardened against
+boxes that are right without being an answer, `strict=False` leaves the verdict to math-verify.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.deadline import DeadlinePool, Died, Overdue
 from gdpo_verl.rewards.length import length_reward
+from gdpo_verl.rewards.math_form import is_evaluated, other_base, tidied
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 
@@ -41,18 +44,24 @@ def compute_score(
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
     *,
+    strict: bool = True,
     limit: float = LIMIT,
     deadline: float = DEADLINE,
     **kwargs: Any,
 ) -> dict[str, float]:
     """Both rewards of one answer, in the form in which verl calls a reward function.
 
+    Strict: the box stands behind the thought, and what it holds is evaluated, see
+    `math_form.is_evaluated`, and in the base of the ground truth where both name one.
+
     Args:
       data_source: ignored, as are `kwargs`.
       solution_str: the assistant's turn.
       ground_truth: LaTeX, or a text whose last box holds it.
       extra_info: holds `response_length` in tokens, which the reward manager
-        `gdpo_components` puts there.
+        `gdpo_components` puts there, and may hold `question`, the problem, so that no copy
+        of its formulas passes for an answer.
+      strict: False to take any last box that math-verify finds equal.
       limit: the longest response that earns the length reward, in tokens.
       deadline: for the verdict on one answer, in seconds.
 
@@ -76,7 +85,8 @@ def compute_score(
             "reward.custom_reward_function.reward_kwargs.deadline: expected a positive number of "
             f"seconds, found {deadline!r}"
         )
-    correct, error = _judge(solution_str, ground_truth, deadline)
+    question = str((extra_info or {}).get("question") or "")
+    correct, error = _judge(solution_str, ground_truth, deadline, question if strict else None)
     if error is ParseError.GROUND_TRUTH:
         length = 0.0
     return {
@@ -124,18 +134,27 @@ def _formula(ground_truth: str) -> str:
     return wanted
 
 
-def _judge(text: str, ground_truth: str, deadline: float) -> tuple[bool, ParseError]:
+def _judge(
+    text: str, ground_truth: str, deadline: float, question: str | None
+) -> tuple[bool, ParseError]:
+    """Whether an answer is right, and what is wrong with it; not strictly without a question."""
     try:
         wanted = _formula(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("math_length", fault)
         return False, ParseError.GROUND_TRUTH
-    answer, error = _last_box(text)
+    behind = text if question is None else behind_thought(text)
+    answer, error = ("", ParseError.UNCLOSED) if behind is None else _last_box(behind)
     if error:
         return False, error
     correct, error = _compare(wanted, answer, deadline)
     if error is ParseError.GROUND_TRUTH:
         warn_of_ground_truth("math_length", ValueError(f"math-verify cannot read {wanted!a}"))
+    if correct and question is not None:
+        if other_base(wanted, answer):
+            return False, ParseError.NONE
+        if not is_evaluated(wanted, answer, question):
+            return False, ParseError.NOT_EVALUATED
     return correct, error
 
 
@@ -157,18 +176,12 @@ def _last_box(text: str) -> tuple[str, ParseError]:
 
 def _compare(wanted: str, answer: str, deadline: float) -> tuple[bool, ParseError]:
     try:
-        question = _without_percent(wanted), _without_percent(answer)
-        correct, error = _pool().ask(question, deadline)
+        correct, error = _pool().ask((tidied(wanted), tidied(answer)), deadline)
     except Overdue:
         return False, ParseError.DEADLINE
     except Died:
         return False, ParseError.CRASHED
     return correct, ParseError(error)
-
-
-def _without_percent(latex: str) -> str:
-    # Math-verify takes 9\% for 9 where it reads it, but fails on it in a box.
-    return latex[:-1].removesuffix("\\").rstrip() if latex.endswith("%") else latex
 
 
 @cache

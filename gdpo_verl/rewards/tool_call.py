@@ -10,32 +10,21 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from json.scanner import make_scanner
-from operator import eq
 from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.components import Component, declares
-from gdpo_verl.rewards.parse_error import warn_of_ground_truth
-from gdpo_verl.rewards.tool_match import (
-    HIGHEST,
-    LOWEST,
-    Same,
-    identical,
-    match,
-    meets_booleans,
-)
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_match import HIGHEST, LOWEST, match
 from gdpo_verl.rewards.tool_text import (
     CLOSE,
     END_RESPONSE,
-    MOST_VALUES,
+    LONGEST,
     OPEN,
     RESPONSE,
     Call,
-    ParseError,
     Unreadable,
-    assistant_text,
     read,
-    refuse_too_many,
 )
 
 __all__ = [
@@ -125,10 +114,12 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
 
     6 S / M - 3, where S begins with J(names) and M with 1, J being the multiset Jaccard
     similarity. For every call asked for, M grows by 1 + its number of parameters, and S by
-    the best, over unused calls of its name, of J(parameter names) + the number of equal
-    parameters; that call is then used. Strict: each unused call beyond the number asked
-    for adds 1 + its number of parameters to M, so that spraying calls does not pay, and
-    true differs from 1.
+    J(parameter names) + the number of equal parameters of the call of its name that it is
+    matched with. Published: each call asked for takes the best that is left. Strict: they
+    are matched for the largest S, so that mending a call never costs; each unmatched call
+    beyond the number asked for adds 1 + its number of parameters to M, and a match each
+    parameter beyond twice the number asked for, so that spraying does not pay; and true
+    differs from 1.
 
     Args:
       response: the assistant's turn.
@@ -172,7 +163,7 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     try:
-        wanted, same = _remembered_truth(ground_truth)
+        wanted = _remembered_truth(ground_truth)
     except (ValueError, TypeError) as fault:  # TypeError: no text, and not hashable
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
@@ -187,22 +178,13 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     if not found.calls:
         return form, LOWEST, found.error or ParseError.NO_CALL
     try:
-        correctness = match(wanted.calls, found.calls, same, spray_costs=True)
+        return form, match(wanted.calls, found.calls, strict=True), found.error
     except RecursionError:
         return form, LOWEST, ParseError.TOO_DEEP
-    return form, correctness, found.error
 
 
 # The responses of a group share a ground truth. What it returns is shared: only read it.
-@lru_cache(maxsize=1024)
-def _remembered_truth(ground_truth: str) -> tuple[GroundTruth, Same]:
-    wanted = parse_ground_truth(ground_truth)
-    try:
-        plain = not meets_booleans(wanted.calls)
-    except RecursionError:
-        plain = False
-    # Without anything that equals a boolean, plain equality says the same, and sooner.
-    return wanted, eq if plain else identical
+_remembered_truth = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
@@ -246,8 +228,7 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
     if OPEN not in text or CLOSE not in text:
         return LOWEST, ParseError.NO_CALL
     try:
-        found = _published_calls(text, expected=len(wanted))
-        return match(wanted, found, eq, spray_costs=False), ParseError.NONE
+        return match(wanted, _published_calls(text), strict=False), ParseError.NONE
     except RecursionError:
         return LOWEST, ParseError.TOO_DEEP
     except Unreadable as failure:
@@ -258,44 +239,12 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
         return LOWEST, ParseError.NOT_A_CALL
 
 
-def _published_calls(text: str, expected: int | None = None) -> list[Any]:
+def _published_calls(text: str) -> list[Any]:
     """One JSON value a line, from the first opening tag to the next tag of either kind."""
-    start = text.index(OPEN) + len(OPEN)
-    closed = text.find(CLOSE, start)
-    end = len(text) if closed < 0 else closed
-    opened = text.find(OPEN, start, end)
-    body = text[start : end if opened < 0 else opened].strip()
-    refuse_too_many(body)
-    lines = body.split("\n", MOST_VALUES)  # of more lines, not every one can be a call
-    calls = []
-    for line in lines:
-        calls.append(_decode_line(line))
-        # Lists of another length cannot be equal, so an entry that is no call decides now.
-        if expected not in (None, len(lines)) and not isinstance(calls[-1], dict):
-            raise TypeError("a call is an object")
-    return calls
+    body = text.partition(OPEN)[2].partition(CLOSE)[0].partition(OPEN)[0].strip()
+    if len(body) > LONGEST:
+        raise Unreadable(ParseError.TOO_LONG)
+    return [json.loads(line.strip(" \t\r\n")) for line in body.split("\n")]
 
 
 _remembered_published_truth = lru_cache(maxsize=1024)(_published_calls)
-
-
-def _decode_line(line: str) -> Any:
-    line = line.strip(" \t\r\n")
-    try:
-        value, end = _SCAN(line, 0)
-    except StopIteration:
-        raise ValueError("no JSON value") from None
-    if end != len(line):
-        raise ValueError("text behind the JSON value of a line")
-    return value
-
-
-def _bounded_integer(digits: str) -> int:
-    # Python's own limit since 3.11; before it, int() takes quadratic time.
-    if len(digits.lstrip("-")) > 4300:
-        raise ValueError("integer of more than 4300 digits")
-    return int(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_bounded_integer)
-_SCAN = make_scanner(_DECODER)  # type: ignore[arg-type]  # typeshed asks for a scanner

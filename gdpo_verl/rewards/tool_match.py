@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import eq
 from typing import Any
 
 LOWEST, HIGHEST = -3.0, 3.0
 
 Same = Callable[[Any, Any], bool]
+Pairs = list[tuple[int, int, float]]
+"""Which call asked for is matched with which call made, and their similarity."""
 
 
-def match(wanted: list[Any], found: list[Any], same: Same, *, spray_costs: bool) -> float:
+def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
     """6 S / M - 3, where S begins with J(names) and M with 1, J being Jaccard's similarity.
 
-    For every call asked for, M grows by 1 + its number of parameters, and S by the best, over
-    unused calls of its name, of J(parameter names) + the number of equal parameters; the first
-    call that has it is then used.
+    Each call asked for is matched with one call of its name or none. For every call asked
+    for, M grows by 1 + its number of parameters, and S by J(parameter names) + the number of
+    equal parameters of its pair.
 
     Args:
       wanted: the calls asked for, with `name` and `parameters`.
       found: the calls that were made; at least one.
-      same: whether two JSON values are equal, `identical` or `operator.eq`.
-      spray_costs: each unused call beyond the number asked adds 1 + its number of parameters
-        to M.
+      strict: match so that S is as large as it can be, tell true from 1, and let what nobody
+        asked for cost (`_junk`). False for the published rule: each call asked for, in turn,
+        takes the best call that is left, the first of equally good ones.
 
     Returns:
       float in [-3, 3].
@@ -31,29 +37,15 @@ def match(wanted: list[Any], found: list[Any], same: Same, *, spray_costs: bool)
       TypeError, KeyError, AttributeError: something in the lists is no call.
       RecursionError: values are nested too deep to compare.
     """
+    same, choose = (identical, _best_pairs) if strict else (eq, _pairs_in_turn)
     if same(wanted, found):
         return HIGHEST
-    names = [call["name"] for call in found]
-    score = _name_similarity([call["name"] for call in wanted], names)
-    highest = 1.0
-    used: set[int] = set()
-    pools: list[tuple[Any, dict[int, Any]]] = []  # no dict: the published rules take any name
-    for call in wanted:
-        name, parameters = call["name"], call["parameters"]
-        highest += 1.0 + len(parameters)
-        for known, unused in pools:  # noqa: B007, used behind the loop
-            if known == name:
-                break
-        else:
-            unused = {i: found[i]["parameters"] for i, other in enumerate(names) if other == name}
-            pools.append((name, unused))
-        best, index = _best(parameters, unused, same)
-        score += best
-        if best > 0:
-            used.add(index)
-            del unused[index]
-    if spray_costs and len(found) > len(wanted):
-        highest += _spray_cost(found, used, asked=len(wanted))
+    score = _jaccard([call["name"] for call in wanted], [call["name"] for call in found])
+    highest = 1.0 + sum(1.0 + len(call["parameters"]) for call in wanted)
+    pairs = choose(wanted, found, same)
+    score += sum(similarity for _, _, similarity in pairs)
+    if strict:
+        highest += _junk(wanted, found, pairs)
     return (HIGHEST - LOWEST) * score / highest + LOWEST
 
 
@@ -62,57 +54,99 @@ def identical(a: Any, b: Any) -> bool:
     return bool(a == b) and _of_one_kind(a, b)
 
 
-def meets_booleans(value: Any) -> bool:
-    """Whether a boolean stands in a JSON value, or a 0 or 1 that equals one."""
-    if not isinstance(value, (dict, list)):
-        return value in (0, 1)
-    for item in value.values() if isinstance(value, dict) else value:
-        if not isinstance(item, str) and meets_booleans(item):
-            return True
-    return False
-
-
 def _of_one_kind(a: Any, b: Any) -> bool:
     """Whether booleans stand at the same places of two equal values."""
     if isinstance(a, dict):
-        pairs: Iterable[tuple[Any, Any]] = [(a[key], b[key]) for key in a]
+        pairs: Iterable[tuple[Any, Any]] = ((a[key], b[key]) for key in a)
     elif isinstance(a, list):
         pairs = zip(a, b, strict=True)
     else:
         return isinstance(a, bool) == isinstance(b, bool)
-    for x, y in pairs:  # noqa: SIM110, all() takes longer on a few
-        if not isinstance(x, str) and not _of_one_kind(x, y):
-            return False
-    return True
+    return all(_of_one_kind(x, y) for x, y in pairs)
 
 
-def _name_similarity(wanted: list[Any], found: list[Any]) -> float:
-    if wanted == found:
-        return 1.0
-    for name in found:  # no set of them: an adversary knows many integers of one hash
-        hash(name)
-    shared = sum([min(wanted.count(name), found.count(name)) for name in set(wanted)])
-    return shared / (len(wanted) + len(found) - shared)
+def _jaccard(a: list[Any], b: list[Any]) -> float:
+    shared = (Counter(a) & Counter(b)).total()
+    return shared / (len(a) + len(b) - shared)
 
 
-def _spray_cost(found: list[Any], used: set[int], *, asked: int) -> float:
-    """What the unused calls cost, but for the first ones, which fill the places asked for."""
-    unused = [call for index, call in enumerate(found) if index not in used]
-    sprayed = unused[asked - len(used) :]
-    return float(len(sprayed) + sum([len(call["parameters"]) for call in sprayed]))
+def _similarity(wanted: Any, found: Any, same: Same) -> float:
+    """J(parameter names) + the number of equal parameters; 0 for calls of other names."""
+    if wanted["name"] != found["name"]:
+        return 0.0
+    asked, given = wanted["parameters"], found["parameters"]
+    shared = asked.keys() & given.keys()
+    union = len(asked) + len(given) - len(shared)
+    equal = sum(same(asked[key], given[key]) for key in shared)
+    return (len(shared) / union if union else 1.0) + equal
 
 
-def _best(wanted: Any, unused: dict[int, Any], same: Same) -> tuple[float, int]:
-    """The highest similarity of parameters, and the first call that has it."""
-    best, best_index = 0.0, -1
-    for index, found in unused.items():
-        shared = equal = 0
-        for key, value in wanted.items():
-            if key in found:
-                shared += 1
-                equal += bool(value == found[key] and same(value, found[key]))
-        union = len(wanted) + len(found.keys()) - shared
-        similarity = (shared / union if union else 1.0) + equal
-        if similarity > best:
-            best, best_index = similarity, index
-    return best, best_index
+def _pairs_in_turn(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
+    unused = dict(enumerate(found))
+    pairs = []
+    for row, call in enumerate(wanted):
+        likeness = {column: _similarity(call, other, same) for column, other in unused.items()}
+        best = max(likeness, key=likeness.__getitem__, default=-1)
+        if best >= 0 and likeness[best] > 0:
+            pairs.append((row, best, likeness[best]))
+            del unused[best]
+    return pairs
+
+
+def _best_pairs(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
+    """The pairs of the largest sum, so that mending one call cannot take another's from it."""
+    rows = [[_similarity(call, other, same) for other in found] for call in wanted]
+    # Whatever the others take, one of a call's best len(wanted) is left for it.
+    best = (heapq.nlargest(len(rows), range(len(found)), key=row.__getitem__) for row in rows)
+    kept = sorted(set().union(*best))
+    # A column of zeros for each row, which stands for no pair.
+    gains = [[row[column] for column in kept] + [0.0] * len(rows) for row in rows]
+    chosen = [(i, kept[j]) for i, j in _assign(gains) if gains[i][j] > 0]
+    return [(i, j, rows[i][j]) for i, j in chosen]
+
+
+def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
+    """The column of each row for the largest sum, by the Hungarian method; (row, column) pairs.
+
+    Each row enters by the shortest path of exchanges, in prices, that ends at a free column.
+    Row and column 0 of the arrays stand for the row that enters.
+    """
+    height, width = len(gains), len(gains[0])
+    row_price, price = [0.0] * (height + 1), [0.0] * (width + 1)
+    owner = [0] * (width + 1)
+    for entering in range(1, height + 1):
+        owner[0], column = entering, 0
+        distance, before = [math.inf] * (width + 1), [0] * (width + 1)
+        walked: list[int] = []
+        free = set(range(1, width + 1))
+        while owner[column]:
+            walked.append(column)
+            row = owner[column]
+            for j in free:
+                cost = -gains[row - 1][j - 1] - row_price[row] - price[j]
+                if cost < distance[j]:
+                    distance[j], before[j] = cost, column
+            column = min(free, key=distance.__getitem__)
+            step = distance[column]
+            free.discard(column)
+            for j in walked:
+                row_price[owner[j]] += step
+                price[j] -= step
+            for j in free:
+                distance[j] -= step
+        while column:
+            owner[column], column = owner[before[column]], before[column]
+    return [(row - 1, column - 1) for column, row in enumerate(owner) if column and row]
+
+
+def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:
+    """What nobody asked for: 1 + its parameters for each unmatched call beyond the number
+    asked for, and 1 for each parameter of a match beyond twice the number asked for."""
+    used = {column for _, column, _ in pairs}
+    unused = [call for column, call in enumerate(found) if column not in used]
+    sprayed = unused[len(wanted) - len(used) :]
+    junk = sum(1 + len(call["parameters"]) for call in sprayed)
+    for row, column, _ in pairs:
+        asked, given = wanted[row]["parameters"], found[column]["parameters"]
+        junk += max(0, len(given) - 2 * len(asked))
+    return float(junk)

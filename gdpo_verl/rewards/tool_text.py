@@ -23,61 +23,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from enum import IntEnum
 from json.scanner import make_scanner
 from typing import Any, NamedTuple, NoReturn
+
+from gdpo_verl.rewards.parse_error import ParseError
 
 Call = dict[str, Any]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE, END_RESPONSE = "<response>", "</response>"
-END_TOKENS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "</s>",
-)
+LONGEST = 100_000
+"""Characters of an answer from its first call tag on."""
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
 _SPACE = re.compile(r"\s*")
-_LAST_TOKEN = re.compile(r"\s*(?:" + "|".join(re.escape(t[::-1]) for t in END_TOKENS) + ")")
-_STRING_OR_GAP = re.compile(r'"[^"]*"?|</tool_call>.*?(?:<tool_call>|\Z)', re.DOTALL)
-
-MOST_VALUES = 30_000
-"""How many strings, lists, objects and commas all calls of an answer may hold together.
-
-A closing call tag counts as well; what stands in a string does not."""
-
-
-class ParseError(IntEnum):
-    """Why the calls of an answer could not be read; the numeric diagnostic `parse_error`."""
-
-    NONE = 0
-    """Nothing wrong."""
-    NO_CALL = 1
-    """Calls were asked for, and none stands outside the thought."""
-    OUT_OF_ORDER = 2
-    """A tag stands outside its place, as a closing before an opening one."""
-    UNCLOSED = 3
-    """The thought or a block of calls has no end."""
-    NOT_JSON = 4
-    """What stands between the call tags is not JSON."""
-    NOT_A_CALL = 5
-    """JSON, but not calls: name or parameters missing or of the wrong type, or no call."""
-    DUPLICATE_KEY = 6
-    """A key stands twice in one object, so that its value is anyone's guess."""
-    NOT_FINITE = 7
-    """NaN, Infinity, or a number beyond the range of a double."""
-    TOO_DEEP = 8
-    """Nested deeper than the interpreter's recursion limit."""
-    GROUND_TRUTH = 9
-    """The row's ground truth is at fault, not the answer."""
-    TOO_MANY = 14
-    """The calls hold more than `MOST_VALUES` strings, lists, objects and commas."""
 
 
 class Unreadable(ValueError):
@@ -105,29 +65,6 @@ class Reading(NamedTuple):
     error: ParseError = ParseError.NONE
 
 
-def assistant_text(text: str) -> str:
-    """The text without the white space around it and the special tokens at its end."""
-    text = text.strip()
-    end = len(text)
-    while text.endswith(END_TOKENS, 0, end):
-        # By windows: a copy of the whole text takes long where it is large.
-        backwards, dropped = text[max(0, end - 1024) : end][::-1], 0
-        while token := _LAST_TOKEN.match(backwards, dropped):
-            dropped = token.end()
-        end = _visible_end(text, end - dropped)
-    return text[:end]
-
-
-def _visible_end(text: str, end: int) -> int:
-    """Where `text[:end]` would end without the white space at its end."""
-    visible = 0
-    while end and not visible:
-        start = max(0, end - 1024)
-        visible = len(text[start:end].rstrip())
-        end = start + visible
-    return end
-
-
 def read(text: str) -> Reading:
     """Read an answer that went through `assistant_text`. Never raises for any text."""
     try:
@@ -138,27 +75,6 @@ def read(text: str) -> Reading:
         return Reading([], False, False, failure.code)
     tidy = tidy and tidy_tail and _is_tidy_thought(text, thought_end)
     return Reading(calls, has_response, tidy)
-
-
-def refuse_too_many(text: str, start: int = 0) -> None:
-    """Keep JSON from becoming more Python objects than are made in linear time.
-
-    The memory of many more is taken from the system and given back for each answer.
-
-    Args:
-      text: an answer.
-      start: where its calls begin; negative when there are none.
-
-    Raises:
-      Unreadable: more than `MOST_VALUES` strings, lists, objects and commas stand in them.
-    """
-    if start < 0 or len(text) - start <= MOST_VALUES:  # a shorter text cannot hold too many
-        return
-    # Without escapes, every quotation mark begins or ends a string.
-    calls = text[start:].replace("\\\\", "..").replace('\\"', "..")
-    rest, strings = _STRING_OR_GAP.subn("", calls, count=MOST_VALUES + 1)
-    if strings + sum(map(rest.count, "[{,")) > MOST_VALUES:
-        raise Unreadable(ParseError.TOO_MANY)
 
 
 def _find_thought_end(text: str) -> int:
@@ -184,7 +100,8 @@ def _is_tidy_thought(text: str, end: int) -> bool:
 def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
     """The calls of all blocks from `position`, where they end, and whether they are tidy."""
     start = text.find(OPEN, position)
-    refuse_too_many(text, start)
+    if start >= 0 and len(text) - start > LONGEST:
+        raise Unreadable(ParseError.TOO_LONG)
     calls: list[Call] = []
     tidy, in_order = True, True
     while start >= 0:
@@ -270,7 +187,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    # int() takes quadratic time, and refuses long digit strings only on some Pythons.
     if len(digits) > 308:
         raise Unreadable(ParseError.NOT_FINITE)
     return int(digits)

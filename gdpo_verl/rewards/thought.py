@@ -1,0 +1,45 @@
+"""What all rewards do first with a text: drop the special tokens at its end, leave the thought."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+THINK, END_THINK = "<think>", "</think>"
+END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "</s>",
+)
+
+_SPACE_OR_TOKENS = re.compile(r"(?:\s|" + "|".join(map(re.escape, END_TOKENS)) + ")+")
+
+
+def assistant_text(text: str) -> str:
+    """The text without the white space around it and the special tokens at its end.
+
+    >>> assistant_text(" So. <|im_end|>\\n<|endoftext|>")
+    'So.'
+    """
+    text = text.strip()
+    if not text.endswith(END_TOKENS):
+        return text
+    (last,) = deque(_SPACE_OR_TOKENS.finditer(text), maxlen=1)
+    return text[: last.start()]
+
+
+def behind_thought(text: str) -> str | None:
+    """What follows the last `</think>`; None when another thought begins there.
+
+    Without a thought that is the whole text, and where the chat template itself opened
+    `<think>`, so that only its end is in the answer, the same as with it.
+
+    >>> behind_thought("<think>2 or 3?</think> It is 3."), behind_thought("<think>2 or")
+    (' It is 3.', None)
+    """
+    rest = text.rpartition(END_THINK)[2]
+    return None if THINK in rest else rest
