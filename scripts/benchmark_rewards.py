@@ -32,6 +32,7 @@ from itertools import islice
 from gdpo_verl.data import prompt, toolbox
 from gdpo_verl.rewards import gsm8k, math_length, tool_call
 from gdpo_verl.rewards.code_text import find_code
+from gdpo_verl.rewards.tool_text import LONGEST
 
 Make = Callable[[int], str]
 
@@ -161,114 +162,44 @@ def counted(unit: str, start: str = START, end: str = END) -> Make:
     return make
 
 
-def sparse(unit: str, copies: int, start: str = START, end: str = END) -> Make:
-    """As `counted`, with blanks behind each copy, so that 1 MB holds so many copies."""
-    width = math.ceil(1_000_000 / copies)
-
-    def make(size: int) -> str:
-        units = (unit % i if "%" in unit else unit for i in range(size // width))
-        return start + "".join(unit.ljust(width) for unit in units) + end
-
-    return make
-
-
 def names_of_one_hash(size: int) -> str:
-    """Numbers for names, which the published rules take; 1 MB holds about 14,000 of them."""
-    names = ((2**61 - 1) * (i + 1) for i in range(size * 14 // 1000))
-    return START + "\n".join(f'{{"name":{name}}}'.ljust(70) for name in names) + END
+    """Numbers for names, which the published rules take."""
+    names = ((2**61 - 1) * (i + 1) for i in range(size // 36))
+    return START + "\n".join(f'{{"name":{name}}}' for name in names) + END
 
 
-CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
 SHORTEST = '{"name":"","parameters":{}}\n'
 SHARED = '{"name":"weather","parameters":{"city":%d}}\n'
 NEAR = '{"name":"weather","parameters":{"city":%d,"days":7}}\n'
-IN_LIST = {"start": VALUE + "[", "end": "1]}}" + END}
-IN_OBJECT = {"start": VALUE + "1,", "end": '"days":1}}' + END}
-DEEP = partial(filled, **IN_LIST)
+# Calls, at the length up to which they are read, are as slow as they get; a megabyte of them is
+# refused. The rest is what regular expressions, or a walk from each tag to the end, would be
+# slow on.
 WORST: dict[str, Make] = {
-    "calls": filled(CALL + "\n"),
-    "shortest calls": filled(SHORTEST),
-    "blocks": filled(f"<tool_call>\n{ONE}\n</tool_call>\n", f"{THOUGHT}\n", ""),
-    "list of calls": filled(CALL + ",", f"{START}[", f"{ONE}]\n"),
-    "calls of other names": counted('{"name": "%d", "parameters": {}}\n'),
-    "calls that share a key": counted(SHARED),
-    "calls but for one value": counted(ONE.replace("1", "%d") + "\n"),
     "near calls": counted(NEAR),
-    "distinct keys": counted('"%d":1,', **IN_OBJECT),
-    "equal keys": filled('"city":1,', **IN_OBJECT),
-    "no calls": filled("5\n"),
-    "empty objects, one a line": filled("{}\n"),
-    "empty objects": DEEP("{},"),
-    "empty lists": DEEP("[],"),
-    "objects in objects": DEEP('{"":{}},'),
-    "objects of one key": DEEP('{"":1},'),
-    "keys of empty lists": counted('"%d":[],', **IN_OBJECT),
-    "lists 900 deep": DEEP("[" * 900 + "]" * 900 + ","),
-    "lists of integers": DEEP("[1,2,3,4,5,6],"),
-    # Just below the limit of values, with blanks between them.
-    "shortest calls that are read": sparse(SHORTEST, 4_900),
-    "calls of one key that are read": sparse(SHARED, 4_200),
-    "near calls that are read": sparse(NEAR, 3_300),
-    "distinct keys that are read": sparse('"%d":1,', 14_900, **IN_OBJECT),
-    "keys of empty lists that are read": sparse('"%d":[],', 9_900, **IN_OBJECT),
-    "empty lists that are read": sparse("[],", 14_900, **IN_LIST),
-    "objects in objects that are read": sparse('{"":{}},', 7_400, **IN_LIST),
-    "lists 290 deep that are read": sparse("[" * 290 + "]" * 290 + ",", 100, **IN_LIST),
-    "many integers that are read": sparse("1,", 29_900, **IN_LIST),
-    "strings that are read": sparse('"%d",', 14_900, **IN_LIST),
-    "strings of brackets": DEEP('"[{,[{,[{,",'),
-    "escapes and quotes": filled('\\\\\\"', VALUE + '"', '"}}' + END),
-    "quotes": filled('"', VALUE, END),
-    "lines of integers": filled("555\n"),
-    "names of one hash": names_of_one_hash,
-    "a long string and an emoji": filled("a", VALUE + '"\U0001f600', '"}}' + END),
-    "seams and an emoji": filled("</think>\n<tool_call>\n", "<think>\U0001f600", END),
-    "lines of strings": filled('""\n', f"{START}{ONE}\n"),
-    "empty keys": filled('{"":'),
-    "text between blocks": filled("<tool_cal", f"{START}{ONE}{END}", f"{START}{ONE}{END}"),
-    "nesting without end": filled("["),
-    "objects without end": filled('{"a":'),
-    "digits": filled("9", VALUE, "}}" + END),
-    "many long integers": DEEP("9" * 4000 + ","),
-    "integers of 300 digits": DEEP("9" * 300 + ","),
-    "many integers": DEEP("1,"),
-    "fractions": DEEP("1.5,"),
-    "one fraction": filled("9", VALUE + "0.", "}}" + END),
-    "string never closed": filled("\\u0041", VALUE + '"', ""),
-    "escaped surrogates": filled("\\ud83d\\ude00", VALUE + '"', '"}}' + END),
+    "near calls that are read": lambda size: counted(NEAR)(min(size, LONGEST)),
+    "lists 900 deep that are read": lambda size: filled(
+        "[" * 900 + "]" * 900 + ",", VALUE + "[", "1]}}" + END
+    )(min(size, LONGEST)),
+    "lines of no calls that are read": lambda size: filled("5\n")(min(size, LONGEST)),
+    "names of one hash that are read": lambda size: names_of_one_hash(min(size, LONGEST)),
+    "digits that are read": lambda size: filled("9", VALUE, "}}" + END)(min(size, LONGEST)),
     "unclosed calls": filled("<tool_call>", "", ""),
-    "unclosed thoughts": filled("<think>", "", ""),
-    "ends of thought": filled("</think>\n", "<think>", ""),
+    "text between blocks": filled("<tool_cal", f"{START}{ONE}{END}", f"{START}{ONE}{END}"),
     "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>", ""),
     "seams": filled("</think>\n<tool_call>\n", "<think>", END),
     "responses": filled("<response>", f"{THOUGHT}\n", ""),
-    "ends of response": filled("</response>", f"{THOUGHT}\n<response>", ""),
     "opening brackets": filled("<", "", ""),
     "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
-    "blank lines": filled("\n"),
     "special tokens": filled("<|im_end|> ", "x", ""),
-    "shortest special tokens": filled("</s>", "x", ""),
+    "special tokens and a letter": filled("<|im_end|> ", "x", "x</s>"),
     "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
-    "lone surrogates": filled("\ud800"),
-    "NUL": filled("\0"),
-    "answer of digits": filled("9", f"{THOUGHT}\n<answer>", "</answer>"),
     "answer of commas": filled(",999", f"{THOUGHT}\n<answer>1", "</answer>"),
     "answers": filled("<answer>", "", ""),
-    "answer of blanks": filled(" ", f"{THOUGHT}\n<answer>", "x</answer>"),
     "boxes": filled("\\boxed{", "", ""),
     "boxes of blanks": filled("\\boxed" + " " * 900, "", ""),
-    "box of braces": filled("{}", "\\boxed{", ""),
-    "backslashes": filled("\\", "\\boxed{", ""),
-    "label before a backtick": filled("a", "```", "`"),
     "blanks before a backtick": filled(" ", "```", "`"),
-    "fences": filled("```\n", "", ""),
-    "fences of Python": filled("```python\n", "", ""),
     "fences of other languages": counted("```x%d\n```\n", "", ""),
-    "fences of one language": filled("```py\n```\n", "", ""),
-    "backticks": filled("`", "", ""),
     "indented fences": filled(" " * 99 + "```\n", "", ""),
-    "blanks before a fence": filled(" ", "", "```"),
-    "an indented block": filled("   x\n", "  ```python\n", "```"),
 }
 
 

@@ -135,6 +135,12 @@ def test_shapes_are_read_and_scored(text: str, strict: tuple, code: str, publish
     assert verdict(text, strict=False)[0] == published
 
 
+def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends() -> None:
+    # $ matches at the end and before a newline that is the last character.
+    for behind, form in (("", 1), ("\n", 1), ("\n\n", 0), (" ", 0), ("\r\n", 0)):
+        assert verdict(tagged("42") + behind, strict=False)[0] == (1, 1, form)
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -218,23 +224,14 @@ def filled(unit: str, start: str = "", end: str = ""):
 
 INSIDE = (f"{THOUGHT}\n<answer>", "</answer>")
 WORST = {
-    "digits": filled("9", *INSIDE),
     "digits and a letter": filled("9", INSIDE[0], "x</answer>"),
-    "groups of digits": filled(",999", INSIDE[0] + "9", "</answer>"),
     "groups of digits and a letter": filled(",999", INSIDE[0] + "9", "x</answer>"),
-    "fraction": filled("0", INSIDE[0] + "1.", "</answer>"),
-    "leading zeros": filled("0", *INSIDE),
     "spaces": filled(" ", INSIDE[0], "42</answer>"),
-    "thoughts": filled("<think>"),
     "ends of thought": filled("</think>\n", "<think>"),
     "answers": filled("<answer>", THOUGHT),
     "ends of answer": filled("</answer>", f"{THOUGHT}\n<answer>"),
-    "whole answers": filled(tagged("42")),
     "newlines": filled("\n", THOUGHT, "<answer>42</answer>"),
     "special tokens": filled("<|im_end|> "),
-    "opening brackets": filled("<"),
-    "lone surrogates": filled("\ud800"),
-    "NUL": filled("\0"),
 }
 
 

@@ -10,14 +10,20 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear import BUSY, assert_linear, seconds
 
-from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_text
+from gdpo_verl.rewards import (
+    declared_components,
+    parse_error,
+    tool_call,
+    tool_match,
+    tool_text,
+)
+from gdpo_verl.rewards.thought import END_TOKENS, assistant_text
 from gdpo_verl.rewards.tool_call import (
     ParseError,
     compute_score,
@@ -101,12 +107,67 @@ def test_each_call_is_matched_with_the_best_unused_one(calls, expected, strict):
     assert result == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_of_equally_good_calls_the_first_is_used(strict):
+def test_strict_matches_for_the_best_sum_and_the_published_rule_in_turn():
     asked = block(call("f", a=1, b=1), call("f", a=1, b=2))
     answer = f"{THOUGHT}\n{block(call('f', a=1, b=2), call('f', a=2, b=1))}"
-    # M = 7. Both match the first with 1 + 1; the other then matches the second with 1 + 0.
-    assert correctness_reward(answer, asked, strict=strict) == pytest.approx(6 * 4 / 7 - 3)
+    # M = 7. In turn, the first asked for takes the first made, one parameter of two: 1 + 1, and
+    # leaves 1 + 0. At best it takes the second, 1 + 1, and leaves the other its own: 1 + 2.
+    assert correctness_reward(answer, asked, strict=False) == pytest.approx(6 * 4 / 7 - 3)
+    assert correctness_reward(answer, asked) == pytest.approx(6 * 6 / 7 - 3)
+
+
+@pytest.mark.parametrize(
+    ("calls", "strict", "published"),
+    [
+        # Asked: f(a=1), f(a=2), so M = 1 + 2 + 2 = 5. The right call alone, wherever it is asked:
+        # S = 1/2 (names) + 1 + 1. The wrong one alone: S = 1/2 + 1.
+        pytest.param([call("f", a=1)], 0.0, 0.0, id="the first"),
+        pytest.param([call("f", a=2)], 0.0, -1.2, id="the second"),
+        pytest.param([call("f", a=3)], -1.2, -1.2, id="neither"),
+        pytest.param([call("f", a=2), call("f", a=3)], 1.8, 0.6, id="the second and a wrong one"),
+    ],
+)
+def test_a_right_call_earns_the_same_for_any_of_two_asked_for(calls, strict, published):
+    asked, answer = block(call("f", a=1), call("f", a=2)), f"{THOUGHT}\n{block(*calls)}"
+    assert correctness_reward(answer, asked) == pytest.approx(strict)
+    assert correctness_reward(answer, asked, strict=False) == pytest.approx(published)
+
+
+def test_no_repair_of_one_parameter_lowers_the_score():
+    rng = random.Random(22_610)
+    for _ in range(3000):
+        asked = [{key: rng.randrange(3) for key in "abc"} for _ in range(rng.choice((2, 3, 4)))]
+        made = [{key: rng.choice((value, 9)) for key, value in one.items()} for one in asked]
+        wrong = [(i, key) for i, one in enumerate(made) for key in one if one[key] == 9]
+        order = rng.sample(range(len(made)), len(made))
+        asked_for = block(*[call("f", **one) for one in asked])
+
+        def score(asked_for=asked_for, order=order, made=made):
+            lines = [call("f", **made[i]) for i in order]
+            return correctness_reward(f"{THOUGHT}\n{block(*lines)}", asked_for)
+
+        before = score()
+        for i, key in rng.sample(wrong, min(1, len(wrong))):
+            made[i][key] = asked[i][key]
+            assert score() >= before - 1e-9, (asked, made, order, i, key)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda n: st.lists(
+            st.lists(st.integers(0, 5), min_size=n, max_size=n), min_size=1, max_size=4
+        )
+    )
+)
+def test_the_pairs_have_the_largest_sum_of_all(gains):
+    rows = [[float(x) for x in row] + [0.0] * len(gains) for row in gains]
+    chosen = tool_match._assign(rows)
+    assert sorted(row for row, _ in chosen) == list(range(len(rows)))
+    assert len({column for _, column in chosen}) == len(rows)
+    every = itertools.permutations(range(len(rows[0])), len(rows))
+    best = max(sum(row[j] for row, j in zip(rows, one, strict=True)) for one in every)
+    assert sum(rows[i][j] for i, j in chosen) == best
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
@@ -329,107 +390,70 @@ def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
     assert verdict(f"{thought}\n{ASKED}") == (0.0, 3.0, ParseError.NONE)
 
 
-def holding(values):
-    """An answer with one parameter too many, whose call holds so many values."""
-    # Seven strings, two objects, one list and three commas stand around the list's own.
-    ones = ",".join(["1"] * (values - 12))
-    line = ONE[:-2] + f', "x": [{ones}]}}}}'
-    return f"{THOUGHT}\n{block(line)}"
+def holding(characters):
+    """An answer of so many characters from its first call tag on, one parameter too many."""
+    line = ONE[:-2] + ', "x": "%s"}}'
+    return f"{THOUGHT}\n{block(line % ('x' * (characters - len(block(line)) + 2)))}"
 
 
-# The closing tag counts, where it is looked at.
-@pytest.mark.parametrize(("strict", "limit"), [(True, 29_999), (False, 30_000)])
-def test_an_answer_holds_up_to_30000_values(strict, limit):
-    most, more = holding(limit), holding(limit + 1)
-    # S = 1 + 2/3 + 2 of M = 4.
-    assert verdict(most, strict=strict) == (1.0, pytest.approx(2.5), ParseError.NONE)
-    assert verdict(most, most, strict=strict) == GOOD
-    assert verdict(more, strict=strict) == (float(not strict), -3.0, ParseError.TOO_MANY)
+def test_calls_of_more_characters_than_any_are_refused():
+    longest = tool_text.LONGEST
+    for answer in (holding(longest), holding(longest).replace("Look", "Look" * longest)):
+        # S = 1 + 2/3 + 2 of M = 4.
+        assert verdict(answer) == (1.0, pytest.approx(2.5), ParseError.NONE)
+        assert verdict(answer, answer) == GOOD
+    assert verdict(holding(longest + 1)) == bad(ParseError.TOO_LONG)
+    # The published rules have no tags in the body that they read, which may be as long.
+    tags = len(block(""))
+    assert verdict(holding(longest + tags), strict=False)[1] == pytest.approx(2.5)
+    assert verdict(holding(longest + tags + 1), strict=False) == (1.0, -3.0, ParseError.TOO_LONG)
 
 
-def test_a_ground_truth_of_more_values_is_an_error_in_preparation():
-    parse_ground_truth(holding(29_999))
-    with pytest.raises(ValueError, match="TOO_MANY"):
-        parse_ground_truth(holding(30_000))
-    assert verdict(ANSWER, holding(30_000)) == bad(ParseError.GROUND_TRUTH)
-    assert verdict(ANSWER, holding(30_001), strict=False)[2] == ParseError.GROUND_TRUTH
-
-
-PUNCTUATION = '\\"[{,\\\\' * 20_000
-
-
-@pytest.mark.parametrize(
-    ("answer", "asked"),
-    [
-        pytest.param(
-            f"{THOUGHT}\n{block(call(x=PUNCTUATION))}", block(call(x=PUNCTUATION)), id="string"
-        ),
-        pytest.param(f"<think>{PUNCTUATION}</think>\n{ASKED}", ASKED, id="thought"),
-        pytest.param(
-            f"{ANSWER}\n<response>{PUNCTUATION}</response>", f"{ASKED}\n{RESPONSE}", id="response"
-        ),
-    ],
-)
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_punctuation_that_is_no_json_is_not_counted(answer, asked, strict):
-    assert verdict(answer, asked, strict=strict) == GOOD
-
-
-def test_text_between_blocks_neither_counts_nor_hides_what_does():
-    gap = f'"{PUNCTUATION}'
-    assert verdict(f"{ANSWER}{gap}{ASKED}", block(ONE, ONE)) == (0.0, 3.0, ParseError.NONE)
-    behind = holding(30_000).removeprefix(THOUGHT)
-    assert verdict(f"{ANSWER}{gap}{behind}") == bad(ParseError.TOO_MANY)
-
-
-def count_values(value):
-    if not isinstance(value, (dict, list)):
-        return int(isinstance(value, str))
-    inner = [*value, *value.values()] if isinstance(value, dict) else value
-    return 1 + max(0, len(value) - 1) + sum(map(count_values, inner))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    value=st.recursive(
-        st.none()
-        | st.integers()
-        | st.sampled_from(["</tool_call>", '<tool_call>"'])
-        | st.text(st.sampled_from('\\"[{,')),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text('\\",a'), inner),
-    )
-)
-def test_the_values_counted_are_those_of_the_json(value):
-    lines = block(json.dumps(value, ensure_ascii=False))
-    count = count_values(value) + 1  # the closing tag
-    with mock.patch.object(tool_text, "MOST_VALUES", count):
-        tool_text.refuse_too_many(lines)
-    with (
-        mock.patch.object(tool_text, "MOST_VALUES", count - 1),
-        pytest.raises(tool_text.Unreadable),
-    ):
-        tool_text.refuse_too_many(lines)
+def test_a_ground_truth_of_more_characters_is_an_error_in_preparation():
+    longest = tool_text.LONGEST
+    parse_ground_truth(holding(longest))
+    with pytest.raises(ValueError, match="TOO_LONG"):
+        parse_ground_truth(holding(longest + 1))
+    assert verdict(ANSWER, holding(longest + 1)) == bad(ParseError.GROUND_TRUTH)
+    assert verdict(ANSWER, holding(2 * longest), strict=False)[2] == ParseError.GROUND_TRUTH
 
 
 def test_special_tokens_at_the_end_are_dropped_in_any_number_and_order():
     rng = random.Random(7)
     for count in (1, 2, 5, 50):
-        tokens = "".join(rng.choice((*tool_text.END_TOKENS, " ", "\n")) for _ in range(count))
-        assert tool_text.assistant_text(f" {ANSWER}{tokens}") == ANSWER
-        assert tool_text.assistant_text(f"<|im_end|> x{tokens}") == "<|im_end|> x"
-        assert tool_text.assistant_text(f"{tokens}</s>") == ""
+        tokens = "".join(rng.choice((*END_TOKENS, " ", "\n")) for _ in range(count))
+        assert assistant_text(f" {ANSWER}{tokens}") == ANSWER
+        assert assistant_text(f"<|im_end|> x{tokens}") == "<|im_end|> x"
+        assert assistant_text(f"{tokens}</s>") == ""
 
 
-def test_as_many_of_the_shortest_calls_as_it_may_hold():
+def test_many_of_the_shortest_calls():
     line = '{"name":"","parameters":{}}'
-    count = 4_999
+    count = 3_500
     answer = f"{THOUGHT}\n{block(*[line] * count)}"
     # J(names) = 0; M = 4 and 1 more for every call but the first, which fills the place.
     assert verdict(answer) == (1.0, -3.0, ParseError.NONE)
     assert correctness_reward(answer, block(line)) == pytest.approx(
         6 * (1 / count + 1) / (2 + count - 1) - 3
     )
-    assert verdict(answer.replace(line, f"{line}\n{line}", 1)) == bad(ParseError.TOO_MANY)
+
+
+@pytest.mark.parametrize(
+    ("junk", "strict", "published"),
+    [
+        # Two parameters are asked for, M = 4; J(parameter names) = 2 / (2 + junk). Strict: M
+        # grows by 1 for each junk parameter beyond two.
+        (0, 3.0, 3.0),
+        (2, 6 * 3.5 / 4 - 3, 6 * 3.5 / 4 - 3),
+        (6, 6 * 3.25 / 8 - 3, 6 * 3.25 / 4 - 3),
+        (5000, 6 * (3 + 2 / 5002) / 5002 - 3, 6 * (3 + 2 / 5002) / 4 - 3),
+    ],
+)
+def test_junk_parameters_do_not_pay(junk, strict, published):
+    line = call(city="Paris", days=1, **{f"junk{i}": 0 for i in range(junk)})
+    answer = f"{THOUGHT}\n{block(line)}"
+    assert correctness_reward(answer, ASKED) == pytest.approx(strict)
+    assert correctness_reward(answer, ASKED, strict=False) == pytest.approx(published)
 
 
 def test_an_unasked_call_earns_no_format_and_no_correctness():
@@ -778,8 +802,16 @@ def test_the_time_is_linear_in_the_text(text, strict):
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("name", ["near calls", "calls of one key", "shortest calls"])
-def test_twenty_calls_asked_for_take_no_longer(name, strict):
-    text = benchmark.WORST[f"{name} that are read"](1_000_000)
+@pytest.mark.parametrize(
+    "text",
+    [
+        benchmark.counted(benchmark.NEAR),
+        benchmark.counted(benchmark.SHARED),
+        benchmark.filled(benchmark.SHORTEST),
+    ],
+    ids=["near", "one key", "shortest"],
+)
+def test_twenty_calls_asked_for_take_no_longer(text, strict):
+    text = text(tool_text.LONGEST)
     assert compute_score("rlla", text, benchmark.LONG_TRUTH, strict=strict)["parse_error"] == 0
     assert seconds(judge(strict, benchmark.LONG_TRUTH), text) < BUSY
