@@ -418,6 +418,12 @@ def test_a_ground_truth_of_more_characters_is_an_error_in_preparation():
     assert verdict(ANSWER, holding(2 * longest), strict=False)[2] == ParseError.GROUND_TRUTH
 
 
+def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
+    parse_ground_truth(block(*[ONE] * tool_call.MOST_ASKED))
+    with pytest.raises(ValueError, match="expected at most 50 calls, found 51"):
+        parse_ground_truth(block(*[ONE] * (tool_call.MOST_ASKED + 1)))
+
+
 def test_special_tokens_at_the_end_are_dropped_in_any_number_and_order():
     rng = random.Random(7)
     for count in (1, 2, 5, 50):

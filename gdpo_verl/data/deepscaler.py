@@ -37,7 +37,8 @@ def convert(record: Record) -> Row:
         [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}],
         answer,
         ability="math",
-        extra_info={"file": record.file, "row": record.row},
+        # So that the reward takes no copy of its formulas for an answer.
+        extra_info={"file": record.file, "row": record.row, "question": problem},
     )
 
 

@@ -33,9 +33,9 @@ class Boxed(Benchmark):
         return refuse_faulty(prepared(path), cache(math_length.parse_ground_truth))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        result = math_length.compute_score(
-            "math", text, question.truth, {"response_length": tokens}
-        )
+        chat = "\n".join(message["content"] for message in question.messages)
+        info = {"response_length": tokens, "question": chat}
+        result = math_length.compute_score("math", text, question.truth, info)
         measures = {ACCURACY: result["correctness"], self.measures[1]: result["length"]}
         return Score(measures, math_length.ParseError(int(result["parse_error"])))
 

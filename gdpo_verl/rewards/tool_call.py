@@ -38,6 +38,9 @@ __all__ = [
     "parse_ground_truth",
 ]
 
+MOST_ASKED = 50
+"""Calls of a ground truth; matching them takes the square of their number for each call made."""
+
 Verdict = tuple[float, float, ParseError]
 
 
@@ -138,8 +141,8 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
     Calls, a response, or both, with or without a thought; or a thought alone.
 
     Raises:
-      ValueError: it is not text, its calls cannot be read, its response is not closed, or
-        there is nothing of all that in it.
+      ValueError: it is not text, its calls cannot be read or are more than `MOST_ASKED`, its
+        response is not closed, or there is nothing of all that in it.
     """
     if not isinstance(ground_truth, str):
         raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
@@ -157,6 +160,10 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
         raise ValueError(
             f"ground_truth: expected calls between {OPEN} and {CLOSE}, a response between "
             f"{RESPONSE} and {END_RESPONSE}, or a thought alone, found {ground_truth[-200:]!a}"
+        )
+    if len(reading.calls) > MOST_ASKED:
+        raise ValueError(
+            f"ground_truth: expected at most {MOST_ASKED} calls, found {len(reading.calls)}"
         )
     return GroundTruth(reading.calls, reading.has_response)
 
