@@ -215,6 +215,8 @@ def test_the_lenient_verdict_is_math_verifys() -> None:
         (r"Expand \[(x+1)\left(x-1\right).\]", "x^2-1", "(x+1)(x-1)", "-1+x^2"),
         (r"Simplify $\frac{84}{144}$.", r"\frac{7}{12}", r"\dfrac{84}{144}", "7/12"),
         (r"Simplify $\sqrt{50}$ for $y$.", r"5\sqrt{2}", r"y = \sqrt{50}", r"y = 5\sqrt2"),
+        (r"Express $0.1\overline{7}$ as one.", r"\frac{8}{45}", r"0.1\overline{7}", "8/45"),
+        (r"Where is \[f(-1) = 0?\]", "0", "f(-1) = 0", "c = 0"),
     ],
 )
 def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(

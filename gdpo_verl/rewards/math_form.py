@@ -75,9 +75,9 @@ def other_base(wanted: str, answer: str) -> bool:
 def is_evaluated(wanted: str, answer: str, question: str = "") -> bool:
     """Whether an answer that equals the ground truth is one, not a formula that gives it.
 
-    It is where it is written as the ground truth. Else, where that consists of plain numbers,
-    it must, too; elsewhere it must hold no integral, sum or the like that the ground truth
-    does not hold; and it must be no formula of the question.
+    It is where it is written as the ground truth, and is not where it is a formula of the
+    question. Else, where the ground truth consists of plain numbers, it must, too; elsewhere
+    it must hold no integral, sum or the like that the ground truth does not hold.
 
     Args:
       wanted: the ground truth, LaTeX.
@@ -90,14 +90,18 @@ def is_evaluated(wanted: str, answer: str, question: str = "") -> bool:
     False
     """
     truth, formula = _plain_text(wanted), _plain_text(answer)
-    result = formula.rpartition("=")[2]
-    if formula == truth or result == truth.rpartition("=")[2]:
+    if formula == truth:
         return True
-    if _is_numbers(wanted):
-        evaluated = _is_numbers(answer)
-    else:
-        evaluated = set(_TO_EVALUATE.findall(formula)) <= set(_TO_EVALUATE.findall(truth))
-    return evaluated and not any(_repeats(text, question) for text in {formula, result})
+    if _repeats(formula, question):
+        return False
+    result = formula.rpartition("=")[2]
+    if result == truth.rpartition("=")[2]:
+        return True
+    if _repeats(result, question):
+        return False
+    if _is_numbers(tidied(wanted)):
+        return _is_numbers(tidied(answer))
+    return set(_TO_EVALUATE.findall(formula)) <= set(_TO_EVALUATE.findall(truth))
 
 
 def _as_fraction(match: re.Match[str]) -> str:

@@ -111,7 +111,7 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     '3'
     """
     wanted = _formula(ground_truth)
-    correct, error = _compare(tidied(wanted), tidied(wanted), deadline)
+    correct, error = _compare(wanted, wanted, deadline)
     if not correct:
         reason = error.name if error else "it does not equal itself"
         raise ValueError(
@@ -139,7 +139,7 @@ def _judge(
 ) -> tuple[bool, ParseError]:
     """Whether an answer is right, and what is wrong with it; not strictly without a question."""
     try:
-        wanted = tidied(_formula(ground_truth))
+        wanted = _formula(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("math_length", fault)
         return False, ParseError.GROUND_TRUTH
@@ -147,7 +147,6 @@ def _judge(
     answer, error = ("", ParseError.UNCLOSED) if behind is None else _last_box(behind)
     if error:
         return False, error
-    answer = tidied(answer)
     correct, error = _compare(wanted, answer, deadline)
     if error is ParseError.GROUND_TRUTH:
         warn_of_ground_truth("math_length", ValueError(f"math-verify cannot read {wanted!a}"))
@@ -177,7 +176,7 @@ def _last_box(text: str) -> tuple[str, ParseError]:
 
 def _compare(wanted: str, answer: str, deadline: float) -> tuple[bool, ParseError]:
     try:
-        correct, error = _pool().ask((wanted, answer), deadline)
+        correct, error = _pool().ask((tidied(wanted), tidied(answer)), deadline)
     except Overdue:
         return False, ParseError.DEADLINE
     except Died:
