@@ -21,7 +21,8 @@ from typing import Any
 
 from gdpo_verl.data import bfcl, prompt
 from gdpo_verl.evaluate.benchmark import Answer, Ask
-from gdpo_verl.rewards.tool_text import assistant_text, read
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import read
 
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows this handler."""
