@@ -15,7 +15,7 @@ set -euo pipefail
 # The path of a model stays as it is from here, before the change of directory; a hub id too.
 model=${1:+$(realpath -e "$1" 2>/dev/null || echo "$1")}
 cd "$(dirname "$0")/.."
-export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
+. scripts/environment.sh
 steps=${STEPS:-24}
 half=$(( (steps + 1) / 2 ))
 out=${OUT:-runs/quickstart}
@@ -26,13 +26,11 @@ part() { printf '%s   [%d min %02d s]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)
 part "1/5  installing"
 if [ -n "$model" ]; then
   scripts/setup.sh gpu
-  gdpo=.venv-gpu/bin/gdpo-verl
   # A pretrained model needs more tokens than the tiny policy, and the paper's learning rate.
   settings=(hardware=gpu1 data.max_prompt_length=1024 data.max_response_length=512
             actor_rollout_ref.actor.optim.lr=1e-6)
 else
   scripts/setup.sh cpu
-  gdpo=.venv/bin/gdpo-verl
   settings=(hardware=cpu)
   export VERL_PLATFORM=cpu         # verl on the cores of this machine
 fi

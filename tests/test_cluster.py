@@ -27,6 +27,8 @@ from gdpo_verl import __version__, cluster_nodes, submit
 from gdpo_verl.advantage import gdpo_scalars
 from gdpo_verl.launch import LaunchError
 
+SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
+
 HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True}
 
 
@@ -84,13 +86,11 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "token").write_text(secrets.token_hex(32))
-        # The script expects the environment beside it.
-        shutil.copytree(Path(__file__).parents[1] / "scripts", directory / "scripts")
-        (directory / ".venv").symlink_to(sys.prefix)
         self.gcs, self.dashboard = free_port(), free_port()
         self.address = f"http://127.0.0.1:{self.dashboard}"
         self.environment = {
             **os.environ,
+            "VENV": sys.prefix,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(directory / "token"),
@@ -165,7 +165,7 @@ class Cluster:
         }
         overrides = [f"{key}={value}" for key, value in settings.items()]
         return subprocess.Popen(
-            [str(self.directory / "scripts" / "submit.sh"), "toolbox/gdpo", *overrides, *arguments],
+            [str(SUBMIT), "toolbox/gdpo", *overrides, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

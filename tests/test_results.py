@@ -147,10 +147,11 @@ elif words[0] == "train":
 def asked(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[str]]]:
     """What scripts/results.sh asks for in two runs of it, one after the other."""
     folder = tmp_path_factory.mktemp("results")
-    command, log = folder / "gdpo-verl", folder / "log"
+    command, log = folder / "bin" / "gdpo-verl", folder / "log"
+    command.parent.mkdir()
     command.write_text(NOTE.format(python=sys.executable, log=str(log)))
     command.chmod(0o755)
-    environment = os.environ | {"GDPO": str(command), "OUT": str(folder / "out"), "SEEDS": "1 2"}
+    environment = os.environ | {"VENV": str(folder), "OUT": str(folder / "out"), "SEEDS": "1 2"}
     found = []
     for _ in range(2):
         log.write_text("")
