@@ -10,16 +10,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from packaging.version import Version
 
-from gdpo_verl import __version__
+from gdpo_verl import contract, install
 from gdpo_verl.batch import read_components
 from gdpo_verl.config import GdpoConfig, Objective, did_you_mean
 from gdpo_verl.data.catalog import command_for
@@ -29,27 +27,11 @@ from gdpo_verl.rewards.opened_thought import opened_thought
 
 logger = logging.getLogger(__name__)
 
-# With packaging's specifiers, each process of verl's would load modules that verl does not.
-_OLDEST_VERL, _UNSUPPORTED_VERL = Version("0.9.1"), Version("0.10")
-SUPPORTED_VERL = f">={_OLDEST_VERL},<{_UNSUPPORTED_VERL}"
 MANAGER_NAME = "gdpo_components"
 # Under `algorithm`.
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 # algorithm.filter_groups.metric: a group is dropped only if every component is constant.
 FILTER_METRIC = "components"
-
-
-def unsupported_verl() -> str | None:
-    """Why the installed verl is not supported, or None."""
-    installed = version("verl")
-    # A release candidate of the first unsupported version is not supported either.
-    found = Version(installed)
-    if found >= _OLDEST_VERL and found.release < _UNSUPPORTED_VERL.release:
-        return None
-    return (
-        f"gdpo-verl {__version__} supports verl{SUPPORTED_VERL}, found verl {installed}. Install a "
-        f"supported one (pip install 'verl{SUPPORTED_VERL}'), or a gdpo-verl for this one."
-    )
 
 
 def is_gdpo(config: Any) -> bool:
@@ -97,7 +79,7 @@ def check_run(config: Any) -> None:
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
-    if reason := unsupported_verl():
+    if reason := contract.misfit():
         raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
     settings = GdpoConfig.from_algorithm(config.algorithm)
     if config.algorithm.get("use_kl_in_reward", False):
@@ -367,8 +349,7 @@ def _check_gpu(config: Any) -> None:
 def _check_rollout_engine(name: str) -> None:
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            "actor_rollout_ref.rollout.name: vllm is not installed. With a GPU: pip install "
-            "'verl[vllm]'; without one: pip install 'gdpo-verl[cpu]'."
+            f"actor_rollout_ref.rollout.name: vllm is not installed. To install it, {install.VLLM}."
         )
 
 

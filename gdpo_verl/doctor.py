@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from gdpo_verl import __version__, checks
+from gdpo_verl import __version__, checks, contract, install
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -22,6 +22,11 @@ PACKAGES = (
     "TransferQueue",
     "hydra-core",
     "transformers",
+)
+
+BROKEN = (
+    "beside torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, and "
+    "transformers fails with them: pip uninstall torchvision torchaudio torchcodec"
 )
 
 # What a process of verl's sees, from a fresh one: nothing of ours is named or imported here.
@@ -53,6 +58,8 @@ def vllm():
     from vllm import __version__
     from vllm.platforms import current_platform
     return {"version": __version__, "device": current_platform.device_type}
+def transformers():
+    from transformers import PreTrainedModel
 def trl():
     from verl.utils.import_utils import is_trl_available
     if is_trl_available():  # the class that verl/models/transformers/monkey_patch.py then imports
@@ -71,7 +78,8 @@ def start_ray():
     finally:
         ray.shutdown()
 for name, function in [("estimator", estimator), ("seam", seam), ("manager", manager),
-                       ("device", device), ("vllm", vllm), ("trl", trl), ("ray", start_ray)]:
+                       ("device", device), ("vllm", vllm),
+                       ("transformers", transformers), ("trl", trl), ("ray", start_ray)]:
     attempt(name, function)
 print("\\n@" + json.dumps(result))
 """
@@ -99,8 +107,8 @@ def _versions() -> Iterator[Finding]:
         if installed:
             yield Finding(name, installed)
     if not found["verl"]:
-        yield Finding("verl", "missing", f"pip install 'verl{checks.SUPPORTED_VERL}'")
-    elif reason := checks.unsupported_verl():
+        yield Finding("verl", "missing", f"pip install verl=={contract.TESTED}")
+    elif reason := contract.misfit():
         yield Finding("verl", "unsupported", reason)
     if not found["TransferQueue"]:
         yield Finding("TransferQueue", "missing", "pip install TransferQueue")
@@ -121,6 +129,8 @@ def _fresh_process() -> Iterator[Finding]:
     yield _manager(result["manager"])
     yield _device(result["device"])
     yield _vllm(result["vllm"], result["device"])
+    if result["transformers"] is not None:
+        yield Finding("transformers", _state(result["transformers"]), BROKEN)
     if result["trl"] is not None:
         yield Finding(
             "TRL",
@@ -178,15 +188,12 @@ def _device(found: dict[str, Any]) -> Finding:
 
 
 def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
-    cpu = device.get("platform") == "cpu"
     if "error" in found:
-        extra = "gdpo-verl[cpu]" if cpu else "verl[vllm]"
-        return Finding("vLLM", found["error"], f"pip install '{extra}'")
-    if cpu and found["device"] != "cpu":
-        return Finding(
-            "vLLM", f"{found['version']} for {found['device']}", "pip install 'gdpo-verl[cpu]'"
-        )
-    return Finding("vLLM", f"{found['version']} for {found['device']}")
+        return Finding("vLLM", found["error"], install.VLLM)
+    # vLLM names no device where it finds none.
+    state = f"{found['version']} for {found['device'] or 'GPUs'}"
+    wrong = device.get("platform") == "cpu" and found["device"] != "cpu"
+    return Finding("vLLM", state, install.VLLM if wrong else "")
 
 
 def _ray(found: Any) -> Finding:

@@ -15,9 +15,9 @@ from gdpo_verl.hooks import Hook, when_imported, wrap
 
 def _on_supported_verl(hook: Hook) -> Hook:
     def supported(module: Any) -> None:
-        from gdpo_verl import checks
+        from gdpo_verl import contract
 
-        if checks.unsupported_verl() is None:
+        if contract.misfit() is None:
             hook(module)
 
     return supported
@@ -25,10 +25,10 @@ def _on_supported_verl(hook: Hook) -> Hook:
 
 @when_imported("verl.trainer.ppo.core_algos")
 def _register_estimator(core_algos: Any) -> None:
-    from gdpo_verl import checks, estimator
+    from gdpo_verl import contract, estimator
 
     # register_adv_est refuses a second "gdpo" (core_algos.py), hence the assignment.
-    reason = checks.unsupported_verl()
+    reason = contract.misfit()
     core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = (
         estimator.gdpo if reason is None else estimator.unsupported(reason)
     )

@@ -487,7 +487,7 @@ def test_the_static_page_in_the_docs_is_this_one(static):
 def test_without_marimo_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "marimo", None)
     assert main(["explain"]) == 1
-    assert "pip install 'gdpo-verl[explain]'" in capsys.readouterr().err
+    assert "pip install marimo==0.25.2" in capsys.readouterr().err
 
 
 def test_a_run_without_rollouts_is_refused_before_the_server_starts(tmp_path, capsys):
@@ -511,7 +511,7 @@ def test_a_port_that_is_taken_is_refused_by_name(capsys):
 def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
     """`gdpo-verl explain RUN` and the address it printed; at the end Ctrl-C."""
     if not importlib.util.find_spec("marimo"):
-        pytest.skip("marimo is not installed: pip install 'gdpo-verl[explain]'")
+        pytest.skip("marimo is not installed: pip install marimo==0.25.2")
     run = tmp_path_factory.mktemp("run")
     rows = [each | {"input": f"user\n{HOSTILE}"} for each in WITH_ADVANTAGES]
     write_dump(run, *rows)

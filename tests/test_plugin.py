@@ -108,33 +108,6 @@ def test_loading_the_plugin_imports_next_to_nothing() -> None:
     ]
 
 
-UNSUPPORTED = """
-import importlib.metadata, json
-real = importlib.metadata.version
-importlib.metadata.version = lambda name: "0.11.0" if name == "verl" else real(name)
-import verl.trainer.ppo.v1 as v1
-from verl.trainer.ppo import core_algos
-from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-try:
-    core_algos.get_adv_estimator_fn("gdpo")(token_level_rewards=None)
-    message = "ran"
-except RuntimeError as error:
-    message = str(error)
-print("@" + json.dumps({
-    "message": message, "managers": sorted(REWARD_MANAGER),
-    "wrapped": hasattr(v1.PPOTrainer._compute_advantage, "__wrapped__")}))
-"""
-
-
-def test_unsupported_verl_gets_an_estimator_that_explains_and_nothing_else() -> None:
-    found = in_fresh_process(UNSUPPORTED)
-
-    assert "supports verl>=0.9.1,<0.10, found verl 0.11.0" in found["message"]
-    assert "pip install" in found["message"]
-    assert found["wrapped"] is False
-    assert "gdpo_components" not in found["managers"]
-
-
 def test_hook_that_raises_is_reported_and_does_not_break_the_import(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

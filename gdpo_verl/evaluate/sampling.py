@@ -17,11 +17,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from gdpo_verl.evaluate.benchmark import Answer, Question, Sampling
-
-INSTALL = (
-    'pip install "gdpo-verl[vllm]" for GPUs; without one "gdpo-verl[cpu]", which '
-    "scripts/setup.sh installs with torch's CPU build"
-)
+from gdpo_verl.install import VLLM
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class EngineOptions:
 def require_vllm() -> None:
     """Raise ModuleNotFoundError, with the remedy, when vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
-        raise ModuleNotFoundError(f"evaluate: needs vLLM, found none. Install it: {INSTALL}")
+        raise ModuleNotFoundError(f"evaluate: needs vLLM, found none. To install it, {VLLM}")
 
 
 def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
@@ -128,7 +124,7 @@ class Engine:
         cpu = current_platform.is_cpu()
         if not cpu and not torch.cuda.is_available():
             raise RuntimeError(
-                f"evaluate: this vLLM is for GPUs, and no GPU is found. Install: {INSTALL}"
+                f"evaluate: this vLLM is for GPUs, and no GPU is found. To install another, {VLLM}"
             )
         dtype: Any = options.dtype or ("float32" if cpu else "auto")
         model_config = EngineArgs(model=str(folder), dtype=dtype).create_model_config()

@@ -134,5 +134,5 @@ def _require_free(port: int) -> None:
 def _require_marimo() -> None:
     if importlib.util.find_spec("marimo") is None:
         raise ModuleNotFoundError(
-            "gdpo-verl explain: marimo is not installed. Run: pip install 'gdpo-verl[explain]'"
+            "gdpo-verl explain: marimo is not installed. Run: pip install marimo==0.25.2"
         )

@@ -140,7 +140,7 @@ def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[i
     except ModuleNotFoundError:
         raise RunError(
             f"{run}: expected {METRICS}, found TensorBoard's event files alone. To read them: "
-            "pip install 'gdpo-verl[tensorboard]'"
+            "pip install tensorboard"
         ) from None
     newest = max(directories, key=lambda each: max(p.stat().st_mtime for p in each.glob(EVENTS)))
     if len(directories) > 1:

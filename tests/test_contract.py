@@ -1,0 +1,153 @@
+"""The table of what we use of verl: the installed one keeps it, and one that does not is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gdpo_verl.contract import CONTRACT, Use, misfit, problems
+
+VERL = Path(str(find_spec("verl").origin)).parent
+PACKAGE = Path(__file__).parents[1] / "gdpo_verl"
+BASE, BUFFER = "trainer/ppo/v1/trainer_base.py", "trainer/ppo/v1/replay_buffer.py"
+
+
+@pytest.fixture
+def changed(tmp_path: Path):
+    """The modules of the contract as verl has them, with a text in one of them replaced."""
+
+    def change(file: str, old: str, new: str) -> Path:
+        for module in {use.module for use in CONTRACT}:
+            path = Path(*module.split(".")).with_suffix(".py")
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(VERL / path, tmp_path / path)
+        text = (tmp_path / file).read_text()
+        assert old in text
+        (tmp_path / file).write_text(text.replace(old, new))
+        return tmp_path
+
+    return change
+
+
+def test_installed_verl_keeps_the_contract() -> None:
+    assert misfit() is None
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "problem"),
+    [
+        (
+            BASE,
+            "def _compute_advantage(self, batch: KVBatchMeta, metrics: dict)",
+            "def _compute_advantage(self, batch: KVBatchMeta)",
+            "v1.trainer_base.PPOTrainer._compute_advantage takes (self, batch), "
+            "expected (self, batch, metrics)",
+        ),
+        (
+            BASE,
+            "gts, scores, reward_extra_infos_dict, dump_path",
+            "gts, scores, turns, reward_extra_infos_dict, dump_path",
+            "PPOTrainer._dump_generations takes (self, inputs, outputs, gts, scores, turns, "
+            "reward_extra_infos_dict, dump_path), expected (self, inputs, outputs, gts, scores, "
+            "reward_extra_infos_dict, ...)",
+        ),
+        (BASE, "def _save_checkpoint(", "def _save(", "_save_checkpoint is not there"),
+        (
+            BUFFER,
+            "failure_keys",
+            "failed_keys",
+            "v1.replay_buffer.ReplayBuffer does not use failure_keys",
+        ),
+        (
+            "trainer/ppo/core_algos.py",
+            "ADV_ESTIMATOR_REGISTRY",
+            "ESTIMATORS",
+            "verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY is not there",
+        ),
+    ],
+    ids=["parameter gone", "parameter in between", "method gone", "field gone", "variable gone"],
+)
+def test_what_does_not_fit_is_named(changed, file: str, old: str, new: str, problem: str) -> None:
+    (found,) = problems(changed(file, old, new))
+    assert problem in found
+
+
+def test_parameter_behind_those_that_we_use_is_no_problem(changed) -> None:
+    root = changed(
+        BASE, "reward_extra_infos_dict, dump_path", "reward_extra_infos_dict, path, more"
+    )
+    assert problems(root) == []
+
+
+def test_module_that_is_gone_is_named() -> None:
+    assert problems(VERL, [Use("trainer.ppo.v9", "fit")]) == [
+        "verl.trainer.ppo.v9.fit is not there"
+    ]
+
+
+def test_every_function_that_is_wrapped_is_in_the_contract() -> None:
+    wrapped = {
+        name
+        for path in PACKAGE.glob("*.py")
+        for name in re.findall(r'\bwrap\(\s*[\w.]+, "(\w+)"', path.read_text())
+    }
+    assert len(wrapped) > 10
+    known = {
+        word for use in CONTRACT for word in f"{use.name} {use.reads}".replace(".", " ").split()
+    }
+    assert wrapped <= known
+
+
+MISFIT = """
+import json, sys
+import verl.trainer.ppo.v1 as v1
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+try:
+    core_algos.get_adv_estimator_fn("gdpo")(token_level_rewards=None)
+    message = "ran"
+except RuntimeError as error:
+    message = str(error)
+print("@" + json.dumps({
+    "message": message, "managers": sorted(REWARD_MANAGER),
+    "wrapped": [hasattr(f, "__wrapped__") for f in (
+        v1.PPOTrainer._compute_advantage, agent_loop_tq._settle_session_tasks)]}))
+"""
+
+
+def test_verl_that_does_not_fit_gets_an_estimator_that_explains_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
+    base = tmp_path / "verl" / BASE
+    base.write_text(base.read_text().replace("def _save_checkpoint(", "def _save("))
+
+    found = in_process_with(tmp_path, MISFIT)
+
+    assert "does not fit verl" in found["message"]
+    assert "trainer_base.PPOTrainer._save_checkpoint is not there" in found["message"]
+    assert "pip install verl==0.9.1" in found["message"]
+    assert found["wrapped"] == [False, False]
+    assert "gdpo_components" not in found["managers"]
+
+
+def in_process_with(directory: Path, code: str) -> dict:
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(directory)},
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("@")]
+    assert lines, process.stdout + process.stderr
+    return json.loads(lines[-1][1:])
