@@ -111,6 +111,13 @@ def settle(place: Place) -> tuple[int, list[str]]:
     return step, said
 
 
+def workers(place: Place) -> int | None:
+    """How many workers wrote the newest whole checkpoint; None without one of FSDP's."""
+    folder = place.directory / f"global_step_{last_whole(place)[0]}" / "actor"
+    shards = (_SHARD.fullmatch(file.name) for file in folder.glob("*.pt"))
+    return next((int(shard[2]) for shard in shards if shard), None)
+
+
 def _steps(directory: Path) -> list[int]:
     names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in directory.glob("global_*"))
     return [int(name[1]) for name in names if name]

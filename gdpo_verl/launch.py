@@ -1,62 +1,39 @@
 """Start a training in a directory of its own and show how far it is.
 
-RUN/launch.json   recipe, overrides, and what the local files they name hold; a second start with
-                  others is refused
+RUN/launch.json   recipe, overrides, and what the local files that are learned from hold
 RUN/train.log     everything that verl, Ray and vLLM print
-RUN/config.yaml   the composed configuration (Hydra's)
+RUN/config.yaml   the composed configuration (Hydra's); another start may change what is not science
+                  (`gdpo_verl.composition.NOT_SCIENCE`) and is refused otherwise
 RUN/metrics.jsonl, RUN/rollouts/, RUN/validation/, RUN/checkpoints/
 RUN/done          the training came to its end
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import importlib.resources
-import json
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl import __version__, checkpoints, deaths, memory, processes
-from gdpo_verl.config import did_you_mean
+from gdpo_verl import checkpoints, deaths, memory, processes
+from gdpo_verl.claim import claim, is_finished
+from gdpo_verl.composition import compose, recipes_directory
 from gdpo_verl.report import follow, set_aside_metrics
 from gdpo_verl.report.metrics import only_validation, parse_metrics_line
 
-# Larger files, a real model's weights, are told apart by their size alone.
-DIGEST_BYTES = 64 << 20
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class LaunchError(RuntimeError):
     """The training was not started, or ended before its last step."""
-
-
-def recipes_directory() -> Path:
-    """Where the recipes are: in the wheel, or at the top of a checkout."""
-    return Path(str(importlib.resources.files("gdpo_verl.recipes")))
-
-
-def require_recipe(recipe: str) -> None:
-    """Raise `LaunchError` when there is no recipe of this name."""
-    recipes = recipes_directory()
-    if not (recipes / f"{recipe}.yaml").exists():
-        known = sorted(
-            str(file.relative_to(recipes).with_suffix(""))
-            for file in recipes.glob("*/g[dr]po*.yaml")
-        )
-        raise LaunchError(
-            f"recipe: {recipe!r} does not exist; there are {known}.{did_you_mean(recipe, known)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +50,7 @@ class Failure:
 
 
 def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int = 0) -> None:
-    """Train until the end; does nothing when `run` holds a training that came to its end.
+    """Train until the end; does nothing when `run` holds a training that came to this end.
 
     A training that was cut off continues from its last whole checkpoint
     (trainer.resume_mode=auto), in the data as in the weights.
@@ -85,21 +62,22 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
       retries: how often a training that failed is started again; `worth_retrying` says when.
 
     Raises:
-      LaunchError: no such recipe, `run` belongs to other settings or to a training that still
-        runs, or the training failed; says why and where its log is.
+      RecipeError: no such recipe, or its configuration cannot be composed.
+      ClaimError: `run` belongs to a training that learns something else, or that still runs.
+      LaunchError: the training failed; says why and where its log is.
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
-    settings = _settings(recipe, overrides)
-    run.mkdir(parents=True, exist_ok=True)
-    with _claim(run, settings) as lock:
-        if (run / "done").exists():
+    config = composed(recipe, run, overrides)
+    with claim(run, recipe, config) as lock:
+        if is_finished(run, config):
             return
+        (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
             start = _settle(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, overrides, lock)
+            failure = _run(recipe, run, [*_attention(config, overrides), *overrides], lock)
             if failure is None:
                 (run / "done").touch()
                 return
@@ -129,7 +107,7 @@ def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> Fail
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
-            _command(recipe, run, overrides),
+            command(recipe, run, overrides),
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -199,7 +177,28 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
+def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
+    """The configuration with which `train` starts verl's driver.
+
+    Raises:
+      RecipeError: no such recipe, or its configuration cannot be composed.
+    """
+    config = compose(recipe, [*_places(run.resolve()), *overrides])
+    chosen = _attention(config, overrides)
+    return compose(recipe, [*_places(run.resolve()), *chosen, *overrides]) if chosen else config
+
+
+def command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
+    """verl's own command, as `train` runs it."""
+    return [
+        *[sys.executable, "-m", "verl.trainer.main_ppo"],
+        *["--config-dir", str(recipes_directory()), "--config-name", recipe],
+        *_places(run.resolve()),
+        *overrides,
+    ]
+
+
+def _places(run: Path) -> list[str]:
     places = {
         "trainer.default_local_dir": run / "checkpoints",
         "trainer.rollout_data_dir": run / "rollouts",
@@ -207,52 +206,20 @@ def _command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
         "hydra.run.dir": run,
         "hydra.output_subdir": ".",
     }
-    return [
-        *[sys.executable, "-m", "verl.trainer.main_ppo"],
-        *["--config-dir", str(recipes_directory()), "--config-name", recipe],
-        *[f"{key}='{value}'" for key, value in places.items()],
-        *overrides,
-    ]
+    return [f"{key}='{value}'" for key, value in places.items()]
 
 
-def _settings(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    require_recipe(recipe)
-    paths = [Path(override.partition("=")[2].strip("'\"")) for override in overrides]
-    return {
-        "recipe": recipe,
-        "overrides": list(overrides),
-        "version": __version__,
-        "contents": {str(path): _digest(path) for path in paths if path.is_absolute()},
-    }
+def _attention(config: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """flash-attn where it is installed and the recipe runs on GPUs, unless overridden.
 
-
-def _digest(path: Path) -> str:
-    """What a file or a model's directory holds, so that another one of its name is noticed."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
-        if file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}".encode())
-            digest.update(file.read_bytes() if size <= DIGEST_BYTES else b"")
-    return digest.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _claim(run: Path, settings: dict[str, Any]) -> Iterator[TextIO]:
-    claim, text = run / "launch.json", json.dumps(settings, indent=1)
-    with (run / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LaunchError(f"{run}: a training still runs here; end it first") from None
-        if claim.exists() and json.loads(claim.read_text()) != settings:
-            raise LaunchError(
-                f"{run} holds a training with other settings:\n{claim.read_text()}\nnot\n{text}\n"
-                "Its checkpoints must not be mixed with this one's: choose another directory or "
-                "remove it."
-            )
-        claim.write_text(text)
-        yield lock
+    It looks at the rows of a pack one by one, where sdpa computes a dense mask over all of it.
+    """
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    installed = importlib.util.find_spec("flash_attn") is not None
+    given = any(override.lstrip("+").startswith(f"{key}=") for override in overrides)
+    if given or not installed or config.trainer.device == "cpu":
+        return []
+    return [f"++{key}=flash_attention_2"]
 
 
 def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float) -> None:

@@ -1,13 +1,12 @@
-"""Whether a model can fit on its devices at all, told from configuration files before Ray starts.
+"""Whether a model fits on its devices, told from configuration files before Ray starts.
 
-Lower bounds, so that nothing is refused that could run: weights, gradients and the optimizer's
-state, without activations, the reference policy or a cache. What passes may still run out of
-memory; `remedy_for` then reads the error.
+The training's state (weights, gradients, the optimizer's) and the largest micro-batch's work
+(`gdpo_verl.activations`), without fragments and the engine's own buffers. What passes may still
+run out of memory; `remedy_for` then reads the error.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -16,15 +15,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from gdpo_verl.activations import Phase, Shape, Work, is_lora, load_shape, work
 
 GIB = 1 << 30
+# What the CUDA contexts of the trainer and of a sleeping vLLM, and NCCL, keep: assumed.
+CONTEXT = 2 * GIB
 # AdamW: the weights, their gradients and two moments, all in the weights' type.
 _STATES = 4
 _REMEDIES = {
     r"CUDA out of memory": (
-        "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or, without use_dynamic_bsz, "
-        "ppo_micro_batch_size_per_gpu) and actor_rollout_ref.rollout.gpu_memory_utilization, or "
+        "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu where it was in an update, "
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu where in log-probabilities "
+        "(without use_dynamic_bsz ppo_ and log_prob_micro_batch_size_per_gpu), or "
+        "actor_rollout_ref.rollout.gpu_memory_utilization, or "
         "set actor_rollout_ref.actor.fsdp_config.param_offload=true and optimizer_offload=true"
     ),
     r"No available memory for the cache blocks": (
@@ -50,7 +53,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Bound:
-    """A need of memory that nothing in the run can avoid.
+    """A need of memory.
 
     Attributes:
       what: the need, in words.
@@ -63,6 +66,10 @@ class Bound:
     needed: float
     available: float
     lower: str
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
 
 
 def check_memory(config: Any, *, on_cpu: bool) -> None:
@@ -80,106 +87,134 @@ def check_memory(config: Any, *, on_cpu: bool) -> None:
     """
     if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
         return
-    weights = count_weights(config.actor_rollout_ref.model)
-    if weights is None:
-        return
+    shape = load_shape(config.actor_rollout_ref.model)
     total = machine_memory() if on_cpu else device_memory()
-    if total is None:
+    if shape is None or total is None:
         return
-    for bound in (cpu_bounds if on_cpu else gpu_bounds)(config, weights, total):
-        if bound.needed > bound.available:
-            raise ValueError(
-                f"actor_rollout_ref.model.path: {config.actor_rollout_ref.model.path!r}, "
-                f"{weights / 1e9:.2f} billion weights, does not fit: {bound.what} at least "
-                f"{bound.needed / GIB:.1f} GiB, and there are {bound.available / GIB:.1f} GiB. "
-                f"{bound.lower}"
-            )
+    for bound in (cpu_bounds if on_cpu else gpu_bounds)(config, shape, total):
+        if not bound.fits:
+            raise ValueError(refusal(config, shape, bound))
 
 
-def gpu_bounds(config: Any, weights: int, total: int) -> Iterator[Bound]:
-    """What training and sampling need at least on one GPU.
+def refusal(config: Any, shape: Shape, bound: Bound) -> str:
+    """Why a run does not fit, with the key to change."""
+    return (
+        f"actor_rollout_ref.model.path: {config.actor_rollout_ref.model.path!r}, "
+        f"{shape.weights / 1e9:.2f} billion weights, does not fit: {bound.what} "
+        f"{bound.needed / GIB:.1f} GiB, and there are {bound.available / GIB:.1f} GiB. "
+        f"{bound.lower}"
+    )
+
+
+def gpu_bounds(config: Any, shape: Shape, total: int) -> Iterator[Bound]:
+    """What training and sampling need on one GPU.
 
     Args:
       config: verl's whole configuration.
-      weights: how many the model has.
+      shape: the model's.
       total: bytes on one GPU.
     """
     rollout, fsdp = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.fsdp_config
-    shards, share = _shards(config), _training_share(config, weights)
-    if not fsdp.offload_policy:
-        yield Bound(
-            f"training needs on each GPU, in {shards} shards,",
-            share,
-            total,
-            "Lower it by more GPUs (trainer.n_gpus_per_node, trainer.nnodes), LoRA "
-            "(actor_rollout_ref.model.lora_rank=32), half precision "
-            "(actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16) or a smaller model.",
-        )
+    own = 0.0 if fsdp.offload_policy else _own_weights(config, shape.weights) / _shards(config)
+    moments = 0.0 if is_lora(config) else 2 * own
+    gradients = 0.0 if is_lora(config) else own
+    # A sleeping vLLM has given its share back.
+    sleeps = rollout.free_cache_engine and rollout.get("enable_sleep_mode", True)
+    room = (total if sleeps else (1 - rollout.gpu_memory_utilization) * total) - CONTEXT
+    resident = own + (0.0 if fsdp.optimizer_offload else moments)
+    yield _phase_bound(config, shape, "log_prob", resident, room)
+    yield _phase_bound(config, shape, "update", own + moments + gradients, room)
     utilization = rollout.gpu_memory_utilization
     parallel = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
     if not rollout.quantization:
         yield Bound(
             f"{rollout.name} needs for its copy of the weights, in {parallel} parts,",
-            weights * _bytes(rollout.dtype) / parallel,
+            shape.weights * _bytes(rollout.dtype) / parallel,
             utilization * total,
             "Raise actor_rollout_ref.rollout.tensor_model_parallel_size or "
             f"gpu_memory_utilization (now {utilization}), or take a smaller model.",
         )
-    if config.actor_rollout_ref.hybrid_engine and not fsdp.offload_policy:
-        # Training's state that stays on the GPU while vLLM samples; gradients are gone by then.
-        own = _own_weights(config, weights) / shards
-        stays = 0 if fsdp.param_offload else own
-        if not (fsdp.optimizer_offload or _is_lora(config)):
-            stays += 2 * own
+    if config.actor_rollout_ref.hybrid_engine:
         yield Bound(
             f"while {rollout.name} samples with gpu_memory_utilization={utilization}, the "
             "training's own state needs beside it on each GPU",
-            stays,
+            (0 if fsdp.param_offload else own) + (0 if fsdp.optimizer_offload else moments),
             (1 - utilization) * total,
             "Lower actor_rollout_ref.rollout.gpu_memory_utilization, or set "
             "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true and param_offload=true.",
         )
 
 
-def cpu_bounds(config: Any, weights: int, total: int) -> Iterator[Bound]:
-    """What the logical devices of one machine without a GPU need at least together.
+def cpu_bounds(config: Any, shape: Shape, total: int) -> Iterator[Bound]:
+    """What the logical devices of one machine without a GPU need together.
 
     Args:
       config: verl's whole configuration.
-      weights: how many the model has.
+      shape: the model's.
       total: bytes of memory of the machine.
     """
     rollout = config.actor_rollout_ref.rollout
     devices = config.trainer.n_gpus_per_node
     copies = devices / rollout.tensor_model_parallel_size
+    own = _own_weights(config, shape.weights) / _shards(config)
+    state = devices * (own if is_lora(config) else _STATES * own)
+    state += copies * shape.weights * _bytes(rollout.dtype)
     yield Bound(
-        f"training and the copies of {rollout.name} ({copies:.0f}) need on this machine",
-        devices * _training_share(config, weights) + copies * weights * _bytes(rollout.dtype),
+        f"training and the copies of {rollout.name} ({copies:.0f}) need on this machine at least",
+        state,
         total,
         "Take a smaller model, LoRA (actor_rollout_ref.model.lora_rank=32) or a machine with a "
         "GPU; fewer logical devices (trainer.n_gpus_per_node) need fewer copies.",
     )
+    phases: tuple[Phase, ...] = ("log_prob", "update")
+    for phase in phases:
+        needs = work(config, shape, phase)
+        yield Bound(
+            f"{_NAMES[phase]} needs on this machine about",
+            state + devices * needs.total,
+            total,
+            f"Lower {needs.micro_batch.key}.",
+        )
 
 
-def count_weights(model: Any) -> int | None:
-    """How many weights a model has, from its configuration; None when that cannot be told.
+_NAMES = {"log_prob": "computing log-probabilities", "update": "an update"}
 
-    Args:
-      model: verl's ``actor_rollout_ref.model``.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    remote_code = bool(model.get("trust_remote_code", False))
-    try:
-        found = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(found, trust_remote_code=remote_code)
-    except Exception as error:
-        # Whether the model can be loaded at all is verl's to say.
-        logger.debug("the weights of %s could not be counted: %s", model.path, error)
-        return None
-    return int(sum(parameter.numel() for parameter in empty.parameters()))
+def _phase_bound(config: Any, shape: Shape, phase: Phase, state: float, available: float) -> Bound:
+    needs = work(config, shape, phase)
+    tokens, shards = needs.micro_batch.tokens, _shards(config)
+    return Bound(
+        f"{_NAMES[phase]} needs on each GPU for its state, in {shards} shards, "
+        f"{state / GIB:.1f} GiB and for {tokens:,} tokens at a time {needs.total / GIB:.1f} GiB, "
+        "together about",
+        state + needs.total,
+        available,
+        _lower_work(config, needs) if needs.total > state else _LOWER_STATE,
+    )
+
+
+_LOWER_STATE = (
+    "Lower it by more GPUs (trainer.n_gpus_per_node, trainer.nnodes), LoRA "
+    "(actor_rollout_ref.model.lora_rank=32), half precision "
+    "(actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16) or a smaller model."
+)
+
+
+def _lower_work(config: Any, needs: Work) -> str:
+    """The key at fault, and what makes the work smaller without changing its size."""
+    model = config.actor_rollout_ref.model
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    lower = f"Lower {needs.micro_batch.key}"
+    if needs.micro_batch.key.endswith("max_token_len_per_gpu"):
+        lower += f" (at least {longest}, prompt and response together)"
+    if not model.use_remove_padding:
+        lower += ", or set actor_rollout_ref.model.use_remove_padding=true: rows are padded now"
+    if not model.use_fused_kernels and needs.vocabulary > needs.layers:
+        lower += (
+            ", or set actor_rollout_ref.model.use_fused_kernels=true: the logits of all tokens "
+            f"take {needs.vocabulary / GIB:.1f} GiB of it now"
+        )
+    return f"{lower}."
 
 
 def device_memory() -> int | None:
@@ -215,20 +250,8 @@ def _shards(config: Any) -> int:
     return int(size if 0 < size < devices else devices)
 
 
-def _is_lora(config: Any) -> bool:
-    model = config.actor_rollout_ref.model
-    return bool(model.lora_rank or model.get("lora_adapter_path"))
-
-
 def _own_weights(config: Any, weights: int) -> float:
     return weights * _bytes(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32")
-
-
-def _training_share(config: Any, weights: int) -> float:
-    adamw = config.actor_rollout_ref.actor.optim.optimizer == "AdamW"
-    # Of LoRA's own state, which is small, nothing is counted.
-    states = 1 if _is_lora(config) else _STATES if adamw else 2
-    return states * _own_weights(config, weights) / _shards(config)
 
 
 def _bytes(dtype: str) -> int:

@@ -18,7 +18,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_verl import __version__, cluster_nodes, launch
+from gdpo_verl import __version__, cluster_nodes, composition
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -64,7 +64,7 @@ def submit(
     Raises:
       SubmitError: a wrong argument, or Ray refused the job or is out of reach.
     """
-    launch.require_recipe(recipe)
+    composition.require_recipe(recipe)
     if not run.is_absolute():
         raise SubmitError(
             f"--run: {str(run)!r} is relative, but the job has a working directory of its own; "
@@ -129,7 +129,10 @@ def _package(stage: Path) -> list[str]:
     shutil.copytree(Path(__file__).parent, package, ignore=without_caches)
     # In a checkout they are beside the package.
     shutil.copytree(
-        launch.recipes_directory(), package / "recipes", ignore=without_caches, dirs_exist_ok=True
+        composition.recipes_directory(),
+        package / "recipes",
+        ignore=without_caches,
+        dirs_exist_ok=True,
     )
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):

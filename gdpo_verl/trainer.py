@@ -24,6 +24,7 @@ from gdpo_verl import checks, diagnostics, estimator, failures, filtering, liven
 from gdpo_verl.advantage import Decomposition, MaskedRows
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.config import Objective
+from gdpo_verl.dumps import DumpSettings, log_rollout_data
 from gdpo_verl.estimator import AdvantageStep
 from gdpo_verl.hooks import wrap
 
@@ -38,6 +39,7 @@ def install(v1: Any) -> None:
     trainer = v1.PPOTrainer
     wrap(trainer, "_init_dataloader", _init_dataloader)
     wrap(trainer, "_compute_advantage", _compute_advantage)
+    wrap(trainer, "_log_rollout_data", log_rollout_data)
     wrap(trainer, "_dump_generations", _dump_generations)
     wrap(trainer, "_save_checkpoint", _save_checkpoint)
     wrap(trainer, "fit", _fit)
@@ -81,7 +83,7 @@ class Seam:
     def report(self, step: AdvantageStep, global_step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of this step, and keep its columns for the dump."""
         wants_metrics = self.objective.config.metrics
-        wants_dump = bool(self.config.trainer.get("rollout_data_dir", None))
+        wants_dump = DumpSettings.of(self.config.trainer).has(global_step)
         if step.decomposition is None and (wants_metrics or wants_dump):
             step.decompose(_token_counts(step) if wants_dump else None)
         if step.batch is None or step.decomposition is None:

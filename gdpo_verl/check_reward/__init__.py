@@ -76,7 +76,7 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
     from omegaconf.errors import OmegaConfBaseException
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
-    from gdpo_verl.launch import recipes_directory
+    from gdpo_verl.composition import recipes_directory
 
     place = (directory or recipes_directory()).resolve()
     try:

@@ -1,0 +1,145 @@
+"""A recipe's configuration, composed without importing verl, and what in it is not science."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.resources
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl.config import did_you_mean
+
+# Keys that may change between two starts of a run. The rest decides what is learned.
+NOT_SCIENCE = (
+    # how long, how often, under which name, and where to
+    "trainer.total_training_steps",
+    "trainer.total_epochs",
+    "trainer.logger",
+    "trainer.*_name",
+    "trainer.*_freq",
+    "trainer.*_dir",
+    "trainer.rollout_dump_prompts",
+    "trainer.val_before_train",
+    "trainer.log_val_generations",
+    "trainer.max_*_ckpt_to_keep",
+    "trainer.esi_redundant_time",
+    "trainer.balance_batch",
+    "global_profiler.*",
+    "*.profiler.*",
+    "*.trace.*",
+    # on which machines, and how the work is spread over them
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.device",
+    "trainer.ray_wait_register_center_timeout",
+    "ray_kwargs.*",
+    "transfer_queue.*",
+    "*.num_workers",
+    "*.dataloader_num_workers",
+    "*.nnodes",
+    "*.n_gpus_per_node",
+    # what fits into memory
+    "*.use_remove_padding",
+    "*.use_fused_kernels",
+    "*.fused_kernel_options.*",
+    "*.attn_implementation",
+    "*.use_dynamic_bsz",
+    "*.log_prob_use_dynamic_bsz",
+    "*micro_batch_size*",
+    "*max_token_len*",
+    "*.entropy_from_logits_*",
+    "*.entropy_checkpointing",
+    "*.use_torch_compile",
+    "*.enable_gradient_checkpointing",
+    "*.enable_activation_offload",
+    "*.param_offload",
+    "*.optimizer_offload",
+    "*.offload_policy",
+    "*.gpu_memory_utilization",
+    "*.max_num_seqs",
+    "*.max_num_batched_tokens",
+    "*.tensor_model_parallel_size",
+    "*.pipeline_model_parallel_size",
+    "*.layered_summon",
+    "*.enforce_eager",
+    "*.checkpoint_engine.*",
+)
+_STEPS = ("trainer.total_training_steps", "trainer.total_epochs")
+
+
+class RecipeError(ValueError):
+    """There is no such recipe, or its configuration cannot be composed."""
+
+
+def recipes_directory() -> Path:
+    """Where the recipes are: in the wheel, or at the top of a checkout."""
+    return Path(str(importlib.resources.files("gdpo_verl.recipes")))
+
+
+def require_recipe(recipe: str) -> None:
+    """Raise `RecipeError` when there is no recipe of this name."""
+    recipes = recipes_directory()
+    if not (recipes / f"{recipe}.yaml").exists():
+        known = sorted(
+            str(file.relative_to(recipes).with_suffix(""))
+            for file in recipes.glob("*/g[dr]po*.yaml")
+        )
+        raise RecipeError(
+            f"recipe: {recipe!r} does not exist; there are {known}.{did_you_mean(recipe, known)}"
+        )
+
+
+def compose(recipe: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """A recipe's whole configuration with Hydra's overrides, as verl's driver composes it.
+
+    Raises:
+      RecipeError: no such recipe, or a key or value that does not compose.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    require_recipe(recipe)
+    # verl's yaml files by their path: as pkg:// Hydra would import verl, and torch with it.
+    verl = importlib.util.find_spec("verl")
+    if verl is None or not verl.submodule_search_locations:
+        raise RecipeError("verl is not installed here; run `gdpo-verl doctor`")
+    place = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
+    try:
+        with hydra.initialize_config_dir(str(recipes_directory().resolve()), version_base=None):
+            return hydra.compose(recipe, [*overrides, f"hydra.searchpath=['file://{place}']"])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RecipeError(f"recipe {recipe}: {error}") from error
+
+
+def changed_science(before: DictConfig, after: DictConfig) -> list[str]:
+    """The keys that differ between two configurations of a run and decide what it learns.
+
+    The number of steps is among them where the learning rate depends on it.
+    """
+    old, new = (dict(_flat("", OmegaConf.to_container(c, resolve=False))) for c in (before, after))
+    different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    steps = () if _rate_is_constant(after) else _STEPS
+    return [key for key in different if key in steps or not _is_free(key)]
+
+
+def _is_free(key: str) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in NOT_SCIENCE)
+
+
+def _rate_is_constant(config: DictConfig) -> bool:
+    optim = config.actor_rollout_ref.actor.optim
+    warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
+    return optim.lr_scheduler_type == "constant" and not warms_up
+
+
+def _flat(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), value)
+    else:
+        yield prefix, node
