@@ -79,6 +79,24 @@ def check_run(config: Any) -> None:
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
+    check_settings(config)
+    if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
+        # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
+        platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
+            config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
+        )
+        if not platform:
+            _check_gpu(config)
+        check_machine(config)
+        check_memory(config, on_cpu=platform == "cpu")
+
+
+def check_settings(config: Any) -> None:
+    """Refuse settings under which GDPO cannot work, whatever the machine.
+
+    Raises:
+      ValueError: names the configuration key in full and the remedy.
+    """
     if reason := contract.misfit():
         raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
     settings = GdpoConfig.from_algorithm(config.algorithm)
@@ -94,15 +112,6 @@ def check_run(config: Any) -> None:
             "components are only centred, and decoupling them makes no difference."
         )
     _warn_about_filter(config)
-    if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
-        # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
-        platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
-            config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
-        )
-        if not platform:
-            _check_gpu(config)
-        check_machine(config)
-        check_memory(config, on_cpu=platform == "cpu")
 
 
 def check_machine(config: Any) -> None:
@@ -112,7 +121,7 @@ def check_machine(config: Any) -> None:
       ValueError: names the configuration key in full and the remedy.
     """
     _check_rollout_engine(config.actor_rollout_ref.rollout.name)
-    _check_data_files(config.data)
+    check_data_files(config.data)
     GdpoConfig.from_algorithm(config.algorithm).resolve(declared_reward(config))
 
 
@@ -353,7 +362,15 @@ def _check_rollout_engine(name: str) -> None:
         )
 
 
-def _check_data_files(data: Any) -> None:
+def check_data_files(data: Any) -> None:
+    """Refuse files of rows that do not exist here.
+
+    Args:
+      data: verl's ``data``.
+
+    Raises:
+      ValueError: names the key, the file and the command that writes it.
+    """
     if (data.get("custom_cls") or {}).get("path"):
         return  # what its files are is that class's business
     for key in ("train_files", "val_files"):

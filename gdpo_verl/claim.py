@@ -13,17 +13,10 @@ from typing import Any, TextIO
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import __version__, checkpoints
-from gdpo_verl.composition import changed_science
+from gdpo_verl.composition import SOURCES, changed_science
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
-# What a run learns from, where it is a local file or folder.
-_SOURCES = (
-    "data.train_files",
-    "data.val_files",
-    "actor_rollout_ref.model.path",
-    "reward.custom_reward_function.path",
-)
 
 
 class ClaimError(RuntimeError):
@@ -112,7 +105,7 @@ def _shown(config: DictConfig, key: str) -> str:
 
 def _contents(config: DictConfig) -> dict[str, dict[str, str]]:
     contents = {}
-    for key in _SOURCES:
+    for key in SOURCES:
         value = OmegaConf.select(config, key)
         named = [value] if isinstance(value, str) else list(value or [])
         paths = [path for path in map(Path, named) if path.exists()]

@@ -64,11 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train a recipe in a directory of its own",
-        usage="gdpo-verl train [-h] [--run RUN] [--retries N] RECIPE [HYDRA OVERRIDES]",
+        usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
     train.add_argument("recipe", help="for example toolbox/gdpo")
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
+    train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
     _add_retries(train)
+    _add_dry_run(train)
     train.set_defaults(command=_train)
 
     submit = commands.add_parser(
@@ -94,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
     )
     _add_retries(submit)
+    _add_dry_run(submit)
     submit.set_defaults(command=_submit)
 
     check = commands.add_parser(
@@ -213,6 +216,20 @@ def _add_retries(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_dry_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check all that needs no GPU, say what would run and what it needs, and end",
+    )
+    command.add_argument(
+        "--card",
+        metavar="GIB",
+        type=float,
+        help="memory of one GPU for --dry-run; default: this machine's, else the recipe's",
+    )
+
+
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of starts: 0, 1, 2, …")
@@ -260,14 +277,39 @@ def _make_policy(options: argparse.Namespace) -> None:
     print(f"{out}: trained in {result['seconds']:.0f} s from seed {options.seed}")
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: argparse.Namespace) -> int:
+    run = options.run or Path("runs") / options.recipe
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        from gdpo_verl.launch import composed
+
+        print(OmegaConf.to_yaml(composed(options.recipe, run, options.overrides)), end="")
+        return 0
+    if options.dry_run:
+        return _dry_run(options, run, options.overrides)
     from gdpo_verl.launch import train
 
-    run = options.run or Path("runs") / options.recipe
     train(options.recipe, run, options.overrides, retries=options.retries)
+    return 0
+
+
+def _dry_run(
+    options: argparse.Namespace, run: Path, overrides: Sequence[str], *, elsewhere: bool = False
+) -> int:
+    from gdpo_verl.dry_run import dry_run
+
+    found = dry_run(options.recipe, run, overrides, card=options.card, elsewhere=elsewhere)
+    print(found.to_text())
+    return int(bool(found.problems))
 
 
 def _submit(options: argparse.Namespace) -> int:
+    if options.dry_run:
+        from gdpo_verl.submit import absolute
+
+        overrides = absolute(options.recipe, options.overrides)
+        return _dry_run(options, options.run, overrides, elsewhere=True)
     from gdpo_verl.submit import submit
 
     return submit(

@@ -68,6 +68,13 @@ NOT_SCIENCE = (
     "*.enforce_eager",
     "*.checkpoint_engine.*",
 )
+# What a run learns from, where it is a local file or folder.
+SOURCES = (
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "reward.custom_reward_function.path",
+)
 _STEPS = ("trainer.total_training_steps", "trainer.total_epochs")
 
 
@@ -114,6 +121,17 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> DictConfig:
             return hydra.compose(recipe, [*overrides, f"hydra.searchpath=['file://{place}']"])
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError(f"recipe {recipe}: {error}") from error
+
+
+def hardware_of(recipe: str, overrides: Sequence[str] = ()) -> str:
+    """The hardware recipe that is taken: the last ``hardware=…``, else the recipe's own."""
+    for override in reversed(overrides):
+        key, equals, value = override.partition("=")
+        if equals and key.lstrip("+") == "hardware":
+            return value
+    defaults = OmegaConf.load(recipes_directory() / f"{recipe}.yaml").get("defaults") or []
+    named = (entry["/hardware"] for entry in defaults if "/hardware" in entry)
+    return str(next(named, ""))
 
 
 def changed_science(before: DictConfig, after: DictConfig) -> list[str]:

@@ -29,6 +29,12 @@ from gdpo_verl.composition import compose, recipes_directory
 from gdpo_verl.report import follow, set_aside_metrics
 from gdpo_verl.report.metrics import only_validation, parse_metrics_line
 
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+_PER_NODE = (
+    "reward.num_workers",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+)
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
@@ -69,6 +75,7 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
     """
     run = run.resolve()
     config = composed(recipe, run, overrides)
+    overrides = completed(recipe, overrides)
     with claim(run, recipe, config) as lock:
         if is_finished(run, config):
             return
@@ -77,7 +84,7 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
         for left in range(retries, -1, -1):
             start = _settle(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, [*_attention(config, overrides), *overrides], lock)
+            failure = _run(recipe, run, overrides, lock)
             if failure is None:
                 (run / "done").touch()
                 return
@@ -183,9 +190,26 @@ def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
     """
-    config = compose(recipe, [*_places(run.resolve()), *overrides])
-    chosen = _attention(config, overrides)
-    return compose(recipe, [*_places(run.resolve()), *chosen, *overrides]) if chosen else config
+    return compose(recipe, [*_places(run.resolve()), *completed(recipe, overrides)])
+
+
+def completed(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides, after those that follow from the machines; what is given wins.
+
+    flash-attn is taken on GPUs where it is installed: it looks at the rows of a pack one by one,
+    where sdpa computes a dense mask over all of it. Workers of a node are multiplied by the nodes.
+
+    Raises:
+      RecipeError: no such recipe, or its configuration cannot be composed.
+    """
+    config = compose(recipe, overrides)
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    chosen = {}
+    if config.trainer.device != "cpu" and importlib.util.find_spec("flash_attn"):
+        chosen[_ATTENTION] = "flash_attention_2"
+    if config.trainer.nnodes > 1:
+        chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
+    return [*(f"++{key}={chosen[key]}" for key in chosen.keys() - given), *overrides]
 
 
 def command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
@@ -206,20 +230,12 @@ def _places(run: Path) -> list[str]:
         "hydra.run.dir": run,
         "hydra.output_subdir": ".",
     }
-    return [f"{key}='{value}'" for key, value in places.items()]
+    return [f"{key}={quoted(value)}" for key, value in places.items()]
 
 
-def _attention(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """flash-attn where it is installed and the recipe runs on GPUs, unless overridden.
-
-    It looks at the rows of a pack one by one, where sdpa computes a dense mask over all of it.
-    """
-    key = "actor_rollout_ref.model.override_config.attn_implementation"
-    installed = importlib.util.find_spec("flash_attn") is not None
-    given = any(override.lstrip("+").startswith(f"{key}=") for override in overrides)
-    if given or not installed or config.trainer.device == "cpu":
-        return []
-    return [f"++{key}=flash_attention_2"]
+def quoted(path: Path | str) -> str:
+    """A path as Hydra reads it whole, in quotation marks where it needs them."""
+    return str(path) if re.fullmatch(r"[\w/.+-]+", str(path)) else f"'{path}'"
 
 
 def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float) -> None:

@@ -18,7 +18,9 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpo_verl import __version__, cluster_nodes, composition
+from omegaconf import OmegaConf
+
+from gdpo_verl import __version__, cluster_nodes, composition, launch
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -70,6 +72,7 @@ def submit(
             f"--run: {str(run)!r} is relative, but the job has a working directory of its own; "
             "name a directory that every node can write, from its root"
         )
+    overrides = absolute(recipe, overrides)
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}
     with tempfile.TemporaryDirectory() as stage:
@@ -92,6 +95,34 @@ def submit(
         sys.stderr.write(f"job {job}: {details.message}\n")
         return 1
     return int(details.driver_exit_code or 0)
+
+
+def absolute(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides, and the files that the recipe names, by their full paths from here.
+
+    The job has another working directory: that in which ``ray start`` ran on the head node. A
+    model or reward function is a path only where it is one here; a hub id stays as it is.
+
+    Raises:
+      RecipeError: no such recipe, or its configuration cannot be composed.
+    """
+    config = composition.compose(recipe, overrides)
+    added = []
+    for key in composition.SOURCES:
+        value = OmegaConf.select(config, key)
+        files = [value] if isinstance(value, str) else list(value or [])
+        whole = [_from_here(file, always=key.startswith("data.")) for file in files]
+        if whole != files:
+            texts = [launch.quoted(file) for file in whole]
+            text = texts[0] if isinstance(value, str) else f"[{','.join(texts)}]"
+            added.append(f"{key}={text}")
+    return [*overrides, *added]
+
+
+def _from_here(file: str, *, always: bool) -> str:
+    if "://" in file or not (always or Path(file).expanduser().exists()):
+        return file
+    return str(Path(file).expanduser().absolute())
 
 
 def _entrypoint(recipe: str, run: Path, overrides: Sequence[str], retries: int) -> str:

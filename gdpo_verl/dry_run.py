@@ -1,0 +1,264 @@
+"""Say what a training would do and need, and find what is wrong with it, without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from gdpo_verl import __version__, launch, memory
+from gdpo_verl.activations import Shape, is_lora, load_shape
+from gdpo_verl.composition import hardware_of
+from gdpo_verl.dumps import DumpSettings
+
+# GiB that nvidia-smi reports for the smallest card of each size (an L4 or A10G; an H100).
+CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
+# Answers that the reward is tried on; each prompt gets several.
+PROBED_ROWS = 4
+# Of text, at most about this for one token of a common tokenizer.
+_BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a training would do and need, and what is wrong with it.
+
+    Attributes:
+      lines: for a terminal.
+      problems: each with the key at fault; empty when the training can be started.
+    """
+
+    lines: list[str]
+    problems: list[str]
+
+    def to_text(self) -> str:
+        """For a terminal; the last line says whether the training can be started."""
+        if not self.problems:
+            return "\n".join([*self.lines, "Nothing was started. All checks passed."])
+        found = [f"PROBLEM  {problem}" for problem in self.problems]
+        count = f"Nothing was started. {len(found)} to put right first."
+        return "\n".join([*self.lines, *found, count])
+
+
+def dry_run(
+    recipe: str,
+    run: Path,
+    overrides: Sequence[str] = (),
+    *,
+    card: float | None = None,
+    elsewhere: bool = False,
+) -> DryRun:
+    """Compose a training and check all of it that needs no device.
+
+    Args:
+      recipe: its name, for example "tool_call/gdpo".
+      run: the run's directory; nothing is written to it.
+      overrides: Hydra's.
+      card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
+        is for.
+      elsewhere: the training runs on other machines, whose files need not be here.
+
+    Raises:
+      RecipeError: no such recipe, or its configuration cannot be composed.
+    """
+    config = launch.composed(recipe, run, overrides)
+    hardware = hardware_of(recipe, overrides)
+    lines = [*_what(recipe, run, overrides, config)]
+    problems = []
+    for check in (_settings, _data_and_reward):
+        with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
+            try:
+                lines += check(config, elsewhere)
+            except (ValueError, AssertionError) as error:
+                problems.append(str(error))
+    shape = load_shape(config.actor_rollout_ref.model)
+    if shape is None:
+        path = config.actor_rollout_ref.model.path
+        lines.append(f"memory   not known: the configuration of {path!r} cannot be had here")
+    else:
+        found, refused = _memory(config, shape, hardware, card)
+        lines += found
+        problems += refused
+    found, refused = _disk(config, shape, run)
+    return DryRun([*lines, *found], [*problems, *refused])
+
+
+def _what(recipe: str, run: Path, overrides: Sequence[str], config: DictConfig) -> Iterator[str]:
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    yield f"recipe   {recipe}: {config.algorithm.adv_estimator} on {_machines(config)}"
+    command = launch.command(recipe, run, launch.completed(recipe, overrides))
+    yield f"command  {shlex.join(command)}"
+    steps = trainer.total_training_steps
+    yield (
+        f"steps    {steps if steps else f'{trainer.total_epochs} times through the data'}, each of "
+        f"{config.data.train_batch_size} prompts × {rollout.n} responses"
+    )
+    yield f"software gdpo-verl {__version__}, verl {version('verl')}; {_attention(config)}"
+
+
+def _machines(config: DictConfig) -> str:
+    trainer = config.trainer
+    if trainer.device == "cpu":
+        return f"the cores of this machine, as {trainer.n_gpus_per_node} device(s)"
+    return f"{trainer.nnodes} node(s) × {trainer.n_gpus_per_node} GPU(s)"
+
+
+def _attention(config: DictConfig) -> str:
+    model = config.actor_rollout_ref.model
+    name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    if not model.use_remove_padding:
+        return f"attention {name}, rows padded to the longest of their micro-batch"
+    if name != "sdpa":
+        return f"attention {name}, rows packed"
+    installed = importlib.util.find_spec("flash_attn") is not None
+    advice = "" if installed else "; with flash-attn installed the cost is that of the rows alone"
+    return (
+        "attention sdpa, rows packed: computed densely over each pack, so that its time grows with "
+        f"max_token_len_per_gpu squared{advice}"
+    )
+
+
+def _settings(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+    """verl's own validation and ours, but for what looks for a device."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    from gdpo_verl import checks
+
+    if checks.is_gdpo(config):
+        checks.check_settings(config)
+    DumpSettings.of(config.trainer)
+    original = getattr(validate_config, "__wrapped__", validate_config)
+    original(config, need_reference_policy(config), need_critic(config))
+    yield "settings verl's validation and GDPO's passed"
+
+
+def _data_and_reward(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+    """The data's columns, and the reward tried on rows of it with answers of all kinds."""
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    from gdpo_verl import check_reward, checks
+
+    if elsewhere and not all(os.path.exists(path) for path in _files(config)):
+        yield "data     not on this machine, so neither it nor the reward was tried"
+        return
+    checks.check_data_files(config.data)
+    if config.reward.reward_model.enable:
+        yield "reward   a reward model needs the devices; it was not tried"
+        return
+    config = migrate_legacy_reward_impl(config.copy())
+    checked = check_reward.check(config, check_reward.Source(), rows=PROBED_ROWS)
+    if problems := checked.report.problems:
+        raise ValueError("reward: " + "; ".join(problems))
+    names = ", ".join(component.name for component in checked.report.components)
+    yield f"data     {checked.about['data']}"
+    yield f"reward   {checked.about['reward']} returned {names} for each of them"
+
+
+def _files(config: DictConfig) -> list[str]:
+    named = [config.data.train_files, config.data.val_files]
+    return [path for files in named for path in ([files] if isinstance(files, str) else files)]
+
+
+def _memory(
+    config: DictConfig, shape: Shape, hardware: str, card: float | None
+) -> tuple[list[str], list[str]]:
+    if config.trainer.device == "cpu":
+        total, source = memory.machine_memory(), "this machine"
+        bounds = list(memory.cpu_bounds(config, shape, total))
+    else:
+        total, source = _card(hardware, card)
+        bounds = list(memory.gpu_bounds(config, shape, total))
+    lines = [f"memory   {shape.weights / 1e9:.2f} billion weights; {source}: {_gib(total)}"]
+    lines += [f"  {b.what} {_gib(b.needed)} of {_gib(b.available)}" for b in bounds]
+    return lines, [memory.refusal(config, shape, bound) for bound in bounds if not bound.fits]
+
+
+def _card(hardware: str, card: float | None) -> tuple[int, str]:
+    if card is not None:
+        return int(card * memory.GIB), "one GPU, by --card"
+    here = memory.device_memory()
+    if here is not None:
+        return here, "this machine's smallest GPU"
+    return int(CARDS.get(hardware, 79.5) * memory.GIB), f"the smallest GPU of hardware={hardware}"
+
+
+def _disk(config: DictConfig, shape: Shape | None, run: Path) -> tuple[list[str], list[str]]:
+    trainer, lines = config.trainer, ["disk"]
+    needed = 0.0
+    if shape is not None and trainer.save_freq > 0:
+        # float32: the weights and AdamW's two moments; LoRA's own are small.
+        one = shape.weights * 4 * (1 if is_lora(config) else 3)
+        kept = trainer.get("max_actor_ckpt_to_keep") or 1
+        # The next one is whole before the oldest goes.
+        needed = one * (kept + 1)
+        lines.append(
+            f"  checkpoints {_gib(one)} each, every {trainer.save_freq} steps; with "
+            f"trainer.max_actor_ckpt_to_keep={kept} at most {_gib(needed)}"
+        )
+    dumps = _dumped(config)
+    needed += dumps or 0
+    lines.append(f"  rollouts {_dumps_in_words(config, dumps)}")
+    free = shutil.disk_usage(_existing(run)).free
+    lines[0] = f"disk     {_gib(free)} free for {run}"
+    if needed <= free:
+        return lines, []
+    return lines, [
+        f"trainer.default_local_dir: checkpoints and dumps need up to {_gib(needed)}, and {run} "
+        f"has {_gib(free)} free. Choose another directory (--run), keep fewer checkpoints "
+        "(trainer.max_actor_ckpt_to_keep), or dump less (trainer.rollout_dump_freq)."
+    ]
+
+
+def _dumped(config: DictConfig) -> float | None:
+    """Bytes of all rollout dumps at most; None where the number of steps is the data's."""
+    dumps, data = DumpSettings.of(config.trainer), config.data
+    if dumps.every <= 0:
+        return 0.0
+    steps = _steps(config)
+    if steps is None:
+        return None
+    prompts = min(dumps.prompts or math.inf, data.train_batch_size)
+    rows = prompts * config.actor_rollout_ref.rollout.n
+    tokens = data.max_prompt_length + data.max_response_length
+    return steps // dumps.every * rows * tokens * _BYTES_PER_TOKEN
+
+
+def _steps(config: DictConfig) -> int | None:
+    if config.trainer.total_training_steps:
+        return int(config.trainer.total_training_steps)
+    import pyarrow.parquet as pq
+
+    files = config.data.train_files
+    paths = [files] if isinstance(files, str) else list(files)
+    if not all(path.endswith(".parquet") and os.path.isfile(path) for path in paths):
+        return None
+    rows = sum(pq.read_metadata(path).num_rows for path in paths)
+    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
+
+
+def _dumps_in_words(config: DictConfig, size: float | None) -> str:
+    dumps = DumpSettings.of(config.trainer)
+    if dumps.every <= 0:
+        return "none; trainer.rollout_dump_freq=N and rollout_dump_prompts=N dump some"
+    prompts = "all prompts" if dumps.prompts is None else f"{dumps.prompts} prompts"
+    much = "not known before the data is there" if size is None else f"at most {_gib(size)}"
+    return f"of {prompts} every {dumps.every} step(s), {much}"
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.resolve().parents) if place.exists())
+
+
+def _gib(size: float) -> str:
+    return f"{size / memory.GIB:.1f} GiB" if size >= memory.GIB else f"{size / 2**20:.0f} MiB"
