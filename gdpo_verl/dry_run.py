@@ -206,7 +206,7 @@ def _disk(config: DictConfig, shape: Shape | None, run: Path) -> tuple[list[str]
             f"  checkpoints {_gib(one)} each, every {trainer.save_freq} steps; with "
             f"trainer.max_actor_ckpt_to_keep={kept} at most {_gib(needed)}"
         )
-    dumps = _dumped(config)
+    dumps = dumped_bytes(config)
     needed += dumps or 0
     lines.append(f"  rollouts {_dumps_in_words(config, dumps)}")
     free = shutil.disk_usage(_existing(run)).free
@@ -220,7 +220,7 @@ def _disk(config: DictConfig, shape: Shape | None, run: Path) -> tuple[list[str]
     ]
 
 
-def _dumped(config: DictConfig) -> float | None:
+def dumped_bytes(config: DictConfig) -> float | None:
     """Bytes of all rollout dumps at most; None where the number of steps is the data's."""
     dumps, data = DumpSettings.of(config.trainer), config.data
     if dumps.every <= 0:

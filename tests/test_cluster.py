@@ -25,7 +25,8 @@ from conftest import Training, processes_of
 
 from gdpo_verl import __version__, cluster_nodes, submit
 from gdpo_verl.advantage import gdpo_scalars
-from gdpo_verl.launch import LaunchError
+from gdpo_verl.cli import main
+from gdpo_verl.composition import RecipeError
 
 SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
 
@@ -56,7 +57,7 @@ def test_node_with_other_software_is_told_the_remedy(found: dict, problem: str) 
 @pytest.mark.parametrize(
     ("recipe", "run", "env", "error", "message"),
     [
-        ("toolbox/gdop", "/run", [], LaunchError, r"'toolbox/gdop' does not exist"),
+        ("toolbox/gdop", "/run", [], RecipeError, r"'toolbox/gdop' does not exist"),
         ("toolbox/gdpo", "run", [], submit.SubmitError, r"--run: 'run' is relative"),
         ("toolbox/gdpo", "/run", ["NOT_SET"], submit.SubmitError, r"--env: NOT_SET is not set"),
         ("toolbox/gdpo", "/run", ["A=b"], submit.SubmitError, r"job server at http://127.0.0.1:9:"),
@@ -74,6 +75,36 @@ def test_retries_are_the_job_s() -> None:
     entrypoint = submit._entrypoint("toolbox/gdpo", Path("/run"), ["a=1"], 2)
     assert " train toolbox/gdpo --run /run --retries 2 " in entrypoint
     assert entrypoint.endswith(" a=1")
+
+
+def test_relative_paths_are_made_absolute_when_submitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my models").mkdir()
+    reward = "reward.custom_reward_function.path=pkg://mine"
+    given = ["data.val_files=[a.parquet,/b.parquet]", "actor_rollout_ref.model.path=my models"]
+    overrides = submit.absolute("tool_call/gdpo", [*given, reward])
+    assert overrides == [
+        *given,
+        reward,
+        f"data.train_files={tmp_path}/data/rlla/train.parquet",
+        f"data.val_files=[{tmp_path}/a.parquet,/b.parquet]",
+        f"actor_rollout_ref.model.path='{tmp_path}/my models'",
+    ]
+    # A hub's id and a package stay as they are.
+    assert not any("model.path" in each for each in submit.absolute("tool_call/gdpo", []))
+
+
+def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
+    command += ["--address", "http://127.0.0.1:9", "hardware=cluster", "trainer.nnodes=3"]
+    command += ["data.train_files=/shared/none.parquet"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "tool_call/gdpo: gdpo on 3 node(s) × 8 GPU(s)" in printed
+    assert "not on this machine, so neither it nor the reward was tried" in printed
+    assert "num_data_storage_units=24" in printed
 
 
 class Cluster:

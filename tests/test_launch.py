@@ -1,53 +1,238 @@
-"""The launcher: one directory a training, a reason when it fails."""
+"""The launcher: one directory a training, what may change in it, a reason when it fails."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from gdpo_verl import launch
+from gdpo_verl.claim import ClaimError, claim, is_finished
 from gdpo_verl.cli import main
+from gdpo_verl.composition import NOT_SCIENCE, RecipeError, changed_science, compose
+from gdpo_verl.dumps import DumpSettings
 
 
 def test_unknown_recipe_names_those_there_are(tmp_path: Path) -> None:
     expected = r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'"
-    with pytest.raises(launch.LaunchError, match=expected):
+    with pytest.raises(RecipeError, match=expected):
         launch.train("toolbox/gdop", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
-    settings = {"recipe": "toolbox/grpo", "overrides": [], "version": "0.1.0"}
+def test_misspelt_key_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"recipe toolbox/gdpo: .*total_step"):
+        launch.train("toolbox/gdpo", tmp_path / "run", ["trainer.total_step=1"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_directory_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    settings = {"recipe": "toolbox/grpo"}
     (tmp_path / "launch.json").write_text(json.dumps(settings))
-    with pytest.raises(launch.LaunchError, match=r"other settings(.|\n)*must not be mixed"):
+    with pytest.raises(
+        ClaimError, match=r"other settings(.|\n)*'toolbox/grpo', not 'toolbox/gdpo'"
+    ):
         launch.train("toolbox/gdpo", tmp_path)
 
 
-def test_finished_training_is_not_done_again(tmp_path: Path) -> None:
-    settings = launch._settings("toolbox/gdpo", ["a=1"])
-    (tmp_path / "launch.json").write_text(json.dumps(settings))
+def started(run: Path, recipe: str = "toolbox/gdpo", *overrides: str) -> None:
+    """What a start leaves behind: Hydra's file and the launcher's."""
+    config = launch.composed(recipe, run, overrides)
+    with claim(run, recipe, config):
+        OmegaConf.save(config, run / "config.yaml")
+
+
+MAY_CHANGE = [
+    "trainer.total_training_steps=80",
+    "trainer.logger=[console,file,tensorboard]",
+    "trainer.save_freq=5",
+    "trainer.test_freq=-1",
+    "trainer.experiment_name=again",
+    "trainer.rollout_dump_freq=10",
+    "trainer.max_actor_ckpt_to_keep=3",
+    "reward.num_workers=2",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.2",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+    "ray_kwargs.ray_init.num_cpus=16",
+]
+
+
+@pytest.mark.parametrize("change", MAY_CHANGE)
+def test_what_is_not_science_may_change_between_two_starts(tmp_path: Path, change: str) -> None:
+    started(tmp_path)
+    with claim(tmp_path, "toolbox/gdpo", launch.composed("toolbox/gdpo", tmp_path, [change])):
+        pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data.train_batch_size=16",
+        "data.max_response_length=32",
+        "+data.seed=1",
+        "actor_rollout_ref.actor.optim.lr=1e-5",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.temperature=0.7",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16",
+        "actor_rollout_ref.model.path=/another",
+        "algorithm.norm_adv_by_std_in_grpo=false",
+        "+algorithm.gdpo.whiten=sequence",
+        "trainer.v1.trainer_mode=colocate_async",
+    ],
+)
+def test_what_is_science_is_refused_with_its_key(tmp_path: Path, change: str) -> None:
+    started(tmp_path)
+    config = launch.composed("toolbox/gdpo", tmp_path, [change])
+    key = change.lstrip("+").partition("=")[0]
+    with (
+        pytest.raises(ClaimError, match=rf"{key}: .*, not "),
+        claim(tmp_path, "toolbox/gdpo", config),
+    ):
+        pass
+
+
+def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
+    short, long = (
+        compose("gsm8k/gdpo", [f"trainer.total_training_steps={steps}"]) for steps in (20, 40)
+    )
+    assert changed_science(short, long) == ["trainer.total_training_steps"]  # a cosine
+    constant = "actor_rollout_ref.actor.optim.lr_scheduler_type=constant"
+    flat = [constant, "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0"]
+    short, long = (
+        compose("gsm8k/gdpo", [*flat, f"trainer.total_training_steps={steps}"])
+        for steps in (20, 40)
+    )
+    assert changed_science(short, long) == []
+
+
+def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
+    from fnmatch import fnmatchcase
+
+    from gdpo_verl.composition import _flat
+
+    config = compose("toolbox/gdpo")
+    keys = [key for key, _ in _flat("", OmegaConf.to_container(config, resolve=False))]
+    unknown = [p for p in NOT_SCIENCE if not any(fnmatchcase(key, p) for key in keys)]
+    assert unknown == []
+
+
+def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    started(tmp_path)
+    actor = tmp_path / "checkpoints" / "global_step_2" / "actor"
+    actor.mkdir(parents=True)
+    import zipfile
+
+    for file in (
+        *(actor / f"{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")),
+        actor.parent / "data.pt",
+    ):
+        with zipfile.ZipFile(file, "w"):
+            pass
+    (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("2")
+    config = launch.composed("toolbox/gdpo", tmp_path, ["trainer.nnodes=2"])
+    expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
+    with pytest.raises(ClaimError, match=expected), claim(tmp_path, "toolbox/gdpo", config):
+        pass
+
+
+def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path: Path) -> None:
+    started(tmp_path)
     (tmp_path / "done").touch()
-    launch.train("toolbox/gdpo", tmp_path, ["a=1"])
+    launch.train("toolbox/gdpo", tmp_path)
+    launch.train("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=20"])
     assert not (tmp_path / "train.log").exists()
+    longer = launch.composed("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=80"])
+    assert not is_finished(tmp_path, longer)
 
 
 def test_another_policy_of_the_same_name_is_noticed(tmp_path: Path) -> None:
     weights = tmp_path / "model" / "model.safetensors"
     weights.parent.mkdir()
-    override = f"actor_rollout_ref.model.path='{weights.parent}'"
+    override = f"actor_rollout_ref.model.path={weights.parent}"
     weights.write_bytes(b"first")
-    before = launch._settings("toolbox/gdpo", [override])
-    assert launch._settings("toolbox/gdpo", [override]) == before
+    started(tmp_path / "run", "toolbox/gdpo", override)
+    started(tmp_path / "run", "toolbox/gdpo", override)
     weights.write_bytes(b"other")
-    assert launch._settings("toolbox/gdpo", [override]) != before
+    with pytest.raises(ClaimError, match=r"model\.path: .*/model holds something else"):
+        started(tmp_path / "run", "toolbox/gdpo", override)
 
 
 def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
-    settings = launch._settings("toolbox/gdpo", [])
-    with launch._claim(tmp_path, settings), pytest.raises(launch.LaunchError, match="still runs"):
+    config = launch.composed("toolbox/gdpo", tmp_path, [])
+    with (
+        claim(tmp_path, "toolbox/gdpo", config),
+        pytest.raises(ClaimError, match="still runs"),
+    ):
         launch.train("toolbox/gdpo", tmp_path)
+
+
+def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given() -> None:
+    overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
+    config = launch.composed("code/gdpo", Path("/run"), overrides)
+    assert config.reward.num_workers == 5
+    assert config.actor_rollout_ref.rollout.agent.num_workers == 32
+    assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units == 32
+    alone = launch.composed("code/gdpo", Path("/run"), ["hardware=cluster", "trainer.nnodes=1"])
+    assert alone.actor_rollout_ref.rollout.agent.num_workers == 8
+
+
+def test_flash_attn_is_taken_on_gpus_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    assert not any(key in each for each in launch.completed("tool_call/gdpo", []))
+    (tmp_path / "flash_attn.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert f"++{key}=flash_attention_2" in launch.completed("tool_call/gdpo", [])
+    assert launch.completed("tool_call/gdpo", [f"{key}=sdpa"]) == [f"{key}=sdpa"]
+    assert launch.completed("tool_call/gdpo", ["hardware=cpu"]) == ["hardware=cpu"]
+
+
+def test_configuration_is_printed_as_hydra_prints_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["trainer.total_training_steps=3"]
+    assert main(["train", "toolbox/gdpo", "--run", str(tmp_path), "--cfg", "job", *overrides]) == 0
+    printed = capsys.readouterr().out
+    command = launch.command("toolbox/gdpo", tmp_path, overrides)
+    hydras = subprocess.run(
+        [*command, "--cfg", "job"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+    )
+    assert OmegaConf.create(printed) == OmegaConf.create(hydras.stdout)
+    assert "total_training_steps: 3\n" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, []),  # no directory
+        ({"rollout_data_dir": "r"}, [1, 2, 3, 4, 5, 6]),
+        ({"rollout_data_dir": "r", "rollout_dump_freq": 3}, [3, 6]),
+        ({"rollout_data_dir": "r", "rollout_dump_freq": -1}, []),
+    ],
+)
+def test_rollouts_are_dumped_every_so_many_steps(settings: dict, steps: list[int]) -> None:
+    dumps = DumpSettings.of(settings)
+    assert [step for step in range(1, 7) if dumps.has(step)] == steps
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rollout_dump_freq", "often"), ("rollout_dump_prompts", 0), ("rollout_dump_freq", True)],
+)
+def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.{key}: expected a number"):
+        DumpSettings.of({key: value})
 
 
 @pytest.mark.parametrize(

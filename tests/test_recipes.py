@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,11 @@ import torch
 import yaml
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
+from test_prepare import DOUBLE, coding, problem, published, write_lines
+from transformers import Qwen2Config
 
+from gdpo_verl import dry_run
+from gdpo_verl.cli import main
 from gdpo_verl.cpu.departures import name_vllm
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -30,6 +39,9 @@ FREE = (
     "reward.custom_reward_function.reward_kwargs",
     "actor_rollout_ref.model.override_config",
     "ray_kwargs.ray_init",
+    # Ours, beside verl's trainer.rollout_data_dir.
+    "trainer.rollout_dump_freq",
+    "trainer.rollout_dump_prompts",
 )
 
 name_vllm()  # verl asks for vLLM's version when LoRA is on; the CPU build has another name
@@ -160,8 +172,124 @@ def test_the_published_rules_are_the_default_and_the_strict_ones_a_sibling(name:
         assert kwargs.strict == name.endswith("_strict")
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_each_task_has_a_readme_with_its_commands(task: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
+    name: str, hardware: str
+) -> None:
+    config = compose(name, hardware).copy()
+    config.trainer.rollout_data_dir = "rollouts"
+    config.trainer.total_training_steps = config.trainer.total_training_steps or {
+        "tool_call": 105,
+        "gsm8k": 233,
+    }.get(name.split("/")[0])
+    size = dry_run.dumped_bytes(config)
+    assert (size or 0) < 3 * 2**30
+    config.trainer.rollout_dump_freq = 1
+    everything = dry_run.dumped_bytes(config)
+    assert everything is not None
+    assert (size == 0) == (everything > 3 * 2**30)
+
+
+def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Qwen2Config(
+        vocab_size=151936,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+    ).save_pretrained(tmp_path / "7b")
+    # A KL penalty in the reward: no data, no room on the card, no effect under GDPO.
+    command = ["train", "tool_call/gdpo", "--dry-run", "--run", str(tmp_path / "run")]
+    command += ["--card", "24", "hardware=gpu1", f"actor_rollout_ref.model.path={tmp_path / '7b'}"]
+    command += [
+        "algorithm.use_kl_in_reward=true",
+        f"data.train_files={tmp_path}/rlla/train.parquet",
+    ]
+    assert main(command) == 1
+    printed = capsys.readouterr().out
+    problems = [line for line in printed.splitlines() if line.startswith("PROBLEM")]
+    assert any("algorithm.use_kl_in_reward: true has no effect" in line for line in problems)
+    prepare = f"gdpo-verl prepare rlla --from FOLDER --out {tmp_path}/rlla"
+    assert any("data.train_files: " in line and prepare in line for line in problems)
+    update = next(line for line in problems if "an update needs on each GPU" in line)
+    assert "actor_rollout_ref.model.lora_rank=32" in update
+    assert "and there are 22.0 GiB" in update
+    assert printed.splitlines()[-1] == f"Nothing was started. {len(problems)} to put right first."
+    assert not (tmp_path / "run").exists()
+
+
+# --- the READMEs, line by line -----------------------------------------------------------
+
+ROOT = RECIPES.parent
+# What stands at each data set's source, for there is no hub here.
+SOURCES = {
+    "rlla": {"train": [published(n, "train") for n in range(6)], "test": [published(9, "test")]},
+    "gsm8k": {"train": [problem(n) for n in range(6)], "test": [problem(9)]},
+    "deepscaler": {
+        "train": [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20)]
+    },
+    "eurus2-code": {
+        split: [coding("taco", DOUBLE, f"Double n, {split} {n}.") for n in range(6)]
+        for split in ("train", "validation")
+    },
+}
+
+
+def lines_of(task: str) -> list[str]:
+    """The commands of a recipe's README, in its order."""
     text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
-    assert "gdpo-verl prepare" in text
-    assert f"scripts/train.sh {task}/gdpo" in text
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+def here(command: str, tmp_path: Path) -> str | None:
+    """A printed command as this machine can run it: without hub, clone, GPU or hours."""
+    words = command.split()
+    if words[0] in ("source", "git", "scripts/setup.sh") or words[:2] == ["gdpo-verl", "evaluate"]:
+        return None  # the environment's, the clone's and the evaluation's own tests
+    if words[:2] == ["gdpo-verl", "prepare"] and words[2] in SOURCES and "--from" not in words:
+        return f"{command} --from {tmp_path / 'source'}"
+    return f"{command} --dry-run" if words[0] == "scripts/train.sh" else command
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_line_of_a_readme_runs_as_printed(task: str, tmp_path: Path, policy: Path) -> None:
+    lines = lines_of(task)
+    assert lines[0].startswith("scripts/setup.sh")
+    assert lines[1] == "source .venv/bin/activate"
+    assert f"scripts/train.sh {task}/gdpo" in "\n".join(lines)
+    assert f"scripts/train.sh {task}/grpo" in "\n".join(lines)
+    # A clone with its environment, in which nothing has been prepared yet.
+    shutil.copytree(ROOT / "scripts", tmp_path / "clone" / "scripts")
+    clone = tmp_path / "clone"
+    (clone / ".venv").symlink_to(sys.prefix)
+    (clone / "models").mkdir()
+    if task == "toolbox":
+        (clone / "models" / "toolbox").symlink_to(request.getfixturevalue("policy"))
+    for data, splits in SOURCES.items():
+        place = clone / "ToolRL/dataset/rlla_4k" if data == "rlla" else tmp_path / "source"
+        if any(f"prepare {data}" in line for line in lines):
+            for split, rows in splits.items():
+                write_lines(place / f"{split}.jsonl", rows)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    commands = dict.fromkeys(here(line, tmp_path) for line in lines)
+    for command in commands:
+        if command is None or command == "gdpo-verl make-policy":  # a minute; `policy` is its own
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=clone,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        if "train.sh" in command:
+            assert "All checks passed." in done.stdout
+            assert "returned" in done.stdout
+    assert not (clone / "runs").exists()
