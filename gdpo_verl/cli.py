@@ -284,7 +284,8 @@ def _train(options: argparse.Namespace) -> int:
 
         from gdpo_verl.launch import composed
 
-        print(OmegaConf.to_yaml(composed(options.recipe, run, options.overrides)), end="")
+        config, _ = composed(options.recipe, run, options.overrides)
+        print(OmegaConf.to_yaml(config), end="")
         return 0
     if options.dry_run:
         return _dry_run(options, run, options.overrides)

@@ -71,21 +71,20 @@ def dry_run(
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
     """
-    config = launch.composed(recipe, run, overrides)
+    config, complete = launch.composed(recipe, run, overrides)
     hardware = hardware_of(recipe, overrides)
-    lines = [*_what(recipe, run, overrides, config)]
-    problems = []
+    lines = [*_what(recipe, launch.command(recipe, run, complete), config)]
+    problems: list[str] = []
+    shape = load_shape(config.actor_rollout_ref.model)
+    if shape is None:
+        lines.append(_unknown_model(config.actor_rollout_ref.model.path, problems))
     for check in (_settings, _data_and_reward):
         with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
             try:
-                lines += check(config, elsewhere)
+                lines += check(config, shape, elsewhere)
             except (ValueError, AssertionError) as error:
                 problems.append(str(error))
-    shape = load_shape(config.actor_rollout_ref.model)
-    if shape is None:
-        path = config.actor_rollout_ref.model.path
-        lines.append(f"memory   not known: the configuration of {path!r} cannot be had here")
-    else:
+    if shape is not None:
         found, refused = _memory(config, shape, hardware, card)
         lines += found
         problems += refused
@@ -93,10 +92,9 @@ def dry_run(
     return DryRun([*lines, *found], [*problems, *refused])
 
 
-def _what(recipe: str, run: Path, overrides: Sequence[str], config: DictConfig) -> Iterator[str]:
+def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[str]:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     yield f"recipe   {recipe}: {config.algorithm.adv_estimator} on {_machines(config)}"
-    command = launch.command(recipe, run, launch.completed(recipe, overrides))
     yield f"command  {shlex.join(command)}"
     steps = trainer.total_training_steps
     yield (
@@ -128,7 +126,20 @@ def _attention(config: DictConfig) -> str:
     )
 
 
-def _settings(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+def _unknown_model(path: str, problems: list[str]) -> str:
+    """A line for a model that is not here; a path, unlike a hub id, had to be."""
+    if path.startswith(("/", ".", "~")):
+        problems.append(
+            "actor_rollout_ref.model.path: expected a model's directory or a hub id, found no "
+            f"config.json in {path!r}"
+        )
+    return (
+        f"memory   not known: the configuration of {path!r} cannot be had here. Where the training "
+        "runs it must be: fetch it with `hf download`"
+    )
+
+
+def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """verl's own validation and ours, but for what looks for a device."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -143,7 +154,7 @@ def _settings(config: DictConfig, elsewhere: bool) -> Iterator[str]:
     yield "settings verl's validation and GDPO's passed"
 
 
-def _data_and_reward(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """The data's columns, and the reward tried on rows of it with answers of all kinds."""
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
@@ -157,6 +168,8 @@ def _data_and_reward(config: DictConfig, elsewhere: bool) -> Iterator[str]:
         yield "reward   a reward model needs the devices; it was not tried"
         return
     config = migrate_legacy_reward_impl(config.copy())
+    if shape is None:
+        config.actor_rollout_ref.model.path = None  # answers are then counted in bytes
     checked = check_reward.check(config, check_reward.Source(), rows=PROBED_ROWS)
     if problems := checked.report.problems:
         raise ValueError("reward: " + "; ".join(problems))

@@ -74,8 +74,7 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
-    config = composed(recipe, run, overrides)
-    overrides = completed(recipe, overrides)
+    config, overrides = composed(recipe, run, overrides)
     with claim(run, recipe, config) as lock:
         if is_finished(run, config):
             return
@@ -184,32 +183,27 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
-    """The configuration with which `train` starts verl's driver.
+def composed(recipe: str, run: Path, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The configuration with which `train` starts verl's driver, and the overrides that make it.
+
+    Before those that are given, which win, come those that follow from the machines: flash-attn on
+    GPUs where it is installed, for it looks at the rows of a pack one by one, where sdpa computes
+    a dense mask over all of it; and the workers of a node times the nodes.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
     """
-    return compose(recipe, [*_places(run.resolve()), *completed(recipe, overrides)])
-
-
-def completed(recipe: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides, after those that follow from the machines; what is given wins.
-
-    flash-attn is taken on GPUs where it is installed: it looks at the rows of a pack one by one,
-    where sdpa computes a dense mask over all of it. Workers of a node are multiplied by the nodes.
-
-    Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
-    """
-    config = compose(recipe, overrides)
+    places = _places(run.resolve())
+    config = compose(recipe, [*places, *overrides])
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     chosen = {}
     if config.trainer.device != "cpu" and importlib.util.find_spec("flash_attn"):
         chosen[_ATTENTION] = "flash_attention_2"
     if config.trainer.nnodes > 1:
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
-    return [*(f"++{key}={chosen[key]}" for key in chosen.keys() - given), *overrides]
+    added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
+    complete = [*added, *overrides]
+    return (compose(recipe, [*places, *complete]) if added else config), complete
 
 
 def command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:

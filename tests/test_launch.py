@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import launch
 from gdpo_verl.claim import ClaimError, claim, is_finished
@@ -39,9 +40,13 @@ def test_directory_of_another_recipe_is_refused(tmp_path: Path) -> None:
         launch.train("toolbox/gdpo", tmp_path)
 
 
+def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
+    return launch.composed(recipe, run, overrides)[0]
+
+
 def started(run: Path, recipe: str = "toolbox/gdpo", *overrides: str) -> None:
     """What a start leaves behind: Hydra's file and the launcher's."""
-    config = launch.composed(recipe, run, overrides)
+    config = composed(recipe, run, overrides)
     with claim(run, recipe, config):
         OmegaConf.save(config, run / "config.yaml")
 
@@ -64,7 +69,7 @@ MAY_CHANGE = [
 @pytest.mark.parametrize("change", MAY_CHANGE)
 def test_what_is_not_science_may_change_between_two_starts(tmp_path: Path, change: str) -> None:
     started(tmp_path)
-    with claim(tmp_path, "toolbox/gdpo", launch.composed("toolbox/gdpo", tmp_path, [change])):
+    with claim(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, [change])):
         pass
 
 
@@ -87,7 +92,7 @@ def test_what_is_not_science_may_change_between_two_starts(tmp_path: Path, chang
 )
 def test_what_is_science_is_refused_with_its_key(tmp_path: Path, change: str) -> None:
     started(tmp_path)
-    config = launch.composed("toolbox/gdpo", tmp_path, [change])
+    config = composed("toolbox/gdpo", tmp_path, [change])
     key = change.lstrip("+").partition("=")[0]
     with (
         pytest.raises(ClaimError, match=rf"{key}: .*, not "),
@@ -134,7 +139,7 @@ def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path: Path)
         with zipfile.ZipFile(file, "w"):
             pass
     (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("2")
-    config = launch.composed("toolbox/gdpo", tmp_path, ["trainer.nnodes=2"])
+    config = composed("toolbox/gdpo", tmp_path, ["trainer.nnodes=2"])
     expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
     with pytest.raises(ClaimError, match=expected), claim(tmp_path, "toolbox/gdpo", config):
         pass
@@ -146,7 +151,7 @@ def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path: Pa
     launch.train("toolbox/gdpo", tmp_path)
     launch.train("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=20"])
     assert not (tmp_path / "train.log").exists()
-    longer = launch.composed("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=80"])
+    longer = composed("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=80"])
     assert not is_finished(tmp_path, longer)
 
 
@@ -163,7 +168,7 @@ def test_another_policy_of_the_same_name_is_noticed(tmp_path: Path) -> None:
 
 
 def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
-    config = launch.composed("toolbox/gdpo", tmp_path, [])
+    config = composed("toolbox/gdpo", tmp_path, [])
     with (
         claim(tmp_path, "toolbox/gdpo", config),
         pytest.raises(ClaimError, match="still runs"),
@@ -173,24 +178,27 @@ def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
 
 def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given() -> None:
     overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
-    config = launch.composed("code/gdpo", Path("/run"), overrides)
+    config = composed("code/gdpo", Path("/run"), overrides)
     assert config.reward.num_workers == 5
     assert config.actor_rollout_ref.rollout.agent.num_workers == 32
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units == 32
-    alone = launch.composed("code/gdpo", Path("/run"), ["hardware=cluster", "trainer.nnodes=1"])
+    alone = composed("code/gdpo", Path("/run"), ["hardware=cluster", "trainer.nnodes=1"])
     assert alone.actor_rollout_ref.rollout.agent.num_workers == 8
 
 
 def test_flash_attn_is_taken_on_gpus_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def chosen(*overrides: str) -> list[str]:
+        return launch.composed("tool_call/gdpo", Path("/run"), overrides)[1]
+
     key = "actor_rollout_ref.model.override_config.attn_implementation"
-    assert not any(key in each for each in launch.completed("tool_call/gdpo", []))
+    assert chosen() == []
     (tmp_path / "flash_attn.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert f"++{key}=flash_attention_2" in launch.completed("tool_call/gdpo", [])
-    assert launch.completed("tool_call/gdpo", [f"{key}=sdpa"]) == [f"{key}=sdpa"]
-    assert launch.completed("tool_call/gdpo", ["hardware=cpu"]) == ["hardware=cpu"]
+    assert chosen() == [f"++{key}=flash_attention_2"]
+    assert chosen(f"{key}=sdpa") == [f"{key}=sdpa"]
+    assert chosen("hardware=cpu") == ["hardware=cpu"]
 
 
 def test_configuration_is_printed_as_hydra_prints_it(

@@ -99,10 +99,10 @@ def counted_and_bound(
     counted = count_bytes(
         shape, rows, dtype=dtype, update=phase == "update", entropy=entropy, **how
     )
-    config = compose("tool_call/gdpo", ["hardware=gpu1"])
-    config.actor_rollout_ref.actor.fsdp_config["mixed_precision"] = {
-        "param_dtype": "bf16" if dtype is torch.bfloat16 else "fp32"
-    }
+    precision = "bf16" if dtype is torch.bfloat16 else "fp32"
+    config = compose(
+        "tool_call/gdpo", ["hardware=gpu1", f"+{FSDP}.mixed_precision.param_dtype={precision}"]
+    )
     config.actor_rollout_ref.actor.entropy_coeff = 0.001 * entropy
     config.actor_rollout_ref.model.use_fused_kernels = how.get("fused", False)
     config.actor_rollout_ref.actor.entropy_from_logits_with_chunking = how.get("chunked", False)

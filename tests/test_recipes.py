@@ -191,6 +191,53 @@ def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
     assert (size == 0) == (everything > 3 * 2**30)
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with the configurations of the recipes' models, and no weights."""
+    place = tmp_path_factory.mktemp("models")
+    small = {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12}
+    large = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28}
+    sizes = {
+        "toolbox": {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4},
+        "tool_call": small,
+        "gsm8k": small,
+        "math_length": small,
+        "code": large,
+    }
+    for task, size in sizes.items():
+        words = 413 if task == "toolbox" else 151936
+        layers = 4 if task == "toolbox" else 28
+        config = Qwen2Config(**size, vocab_size=words, num_hidden_layers=layers)
+        config.num_key_value_heads = 2 if size is small else 4
+        config.tie_word_embeddings = task in ("toolbox", "tool_call", "gsm8k")
+        config.save_pretrained(place / task)
+    return {task: place / task for task in sizes}
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_dry_run_of_each_recipe_on_each_hardware(
+    task: str, hardware: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    model = f"actor_rollout_ref.model.path={models[task]}"
+    data = [f"data.{key}={tmp_path}/{task}.parquet" for key in ("train_files", "val_files")]
+    name = f"{task}/gdpo"
+    found = dry_run.dry_run(name, tmp_path, [f"hardware={hardware}", model, *data])
+    text = found.to_text()
+    assert "settings verl's validation and GDPO's passed" in text
+    assert "memory   " in text
+    assert "checkpoints" in text
+    problems = {problem.partition(":")[0]: problem for problem in found.problems}
+    # Nothing is prepared here, and this machine's disk is its own.
+    assert "does not exist here" in problems.pop("data.train_files")
+    problems.pop("trainer.default_local_dir", None)
+    too_large = task != "toolbox" if hardware == "cpu" else False
+    if task == "code" and hardware in ("gpu1", "gpu24"):
+        assert "actor_rollout_ref.model.lora_rank=32" in problems["actor_rollout_ref.model.path"]
+    elif not too_large:
+        assert problems == {}
+
+
 def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,11 +300,14 @@ def here(command: str, tmp_path: Path) -> str | None:
         return None  # the environment's, the clone's and the evaluation's own tests
     if words[:2] == ["gdpo-verl", "prepare"] and words[2] in SOURCES and "--from" not in words:
         return f"{command} --from {tmp_path / 'source'}"
-    return f"{command} --dry-run" if words[0] == "scripts/train.sh" else command
+    trains = words[0] == "scripts/train.sh" and "--dry-run" not in words
+    return f"{command} --dry-run" if trains else command
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_line_of_a_readme_runs_as_printed(task: str, tmp_path: Path, policy: Path) -> None:
+def test_each_line_of_a_readme_runs_as_printed(
+    task: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     lines = lines_of(task)
     assert lines[0].startswith("scripts/setup.sh")
     assert lines[1] == "source .venv/bin/activate"
