@@ -227,15 +227,15 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(
     assert "settings verl's validation and GDPO's passed" in text
     assert "memory   " in text
     assert "checkpoints" in text
-    problems = {problem.partition(":")[0]: problem for problem in found.problems}
     # Nothing is prepared here, and this machine's disk is its own.
-    assert "does not exist here" in problems.pop("data.train_files")
-    problems.pop("trainer.default_local_dir", None)
-    too_large = task != "toolbox" if hardware == "cpu" else False
+    here = ("data.train_files: ", "trainer.default_local_dir: ")
+    assert any("does not exist here" in problem for problem in found.problems)
+    problems = [problem for problem in found.problems if not problem.startswith(here)]
     if task == "code" and hardware in ("gpu1", "gpu24"):
-        assert "actor_rollout_ref.model.lora_rank=32" in problems["actor_rollout_ref.model.path"]
-    elif not too_large:
-        assert problems == {}
+        assert all(each.startswith("actor_rollout_ref.model.path: ") for each in problems)
+        assert any("actor_rollout_ref.model.lora_rank=32" in each for each in problems)
+    elif task == "toolbox" or hardware != "cpu":  # the real models are too large for cores
+        assert problems == []
 
 
 def test_a_dry_run_finds_what_is_wrong_and_names_its_key(

@@ -71,7 +71,7 @@ def count_bytes(
             _step(engine, micro_batch, update, entropy)
     finally:
         type(model).forward = forward
-    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     weights = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     return int(peak["Total"]) - weights
 
