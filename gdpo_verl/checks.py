@@ -23,7 +23,7 @@ from gdpo_verl.config import GdpoConfig, Objective, did_you_mean
 from gdpo_verl.data.catalog import command_for
 from gdpo_verl.memory import check_memory
 from gdpo_verl.rewards.components import Component, declared_components
-from gdpo_verl.rewards.opened_thought import opened_thought
+from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
 

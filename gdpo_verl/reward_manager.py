@@ -26,8 +26,8 @@ from gdpo_verl.checks import MANAGER_NAME
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
-from gdpo_verl.rewards.opened_thought import opened_thought
 from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
 

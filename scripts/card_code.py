@@ -14,6 +14,8 @@ from gdpo_verl.rewards import code
 from gdpo_verl.sandbox import best_protection
 
 MOST_TESTS = 5
+WRONG_STEP = 4
+"""Every so many problems are tried with another's solution: verl's rule takes long to refuse."""
 
 
 class Problem(NamedTuple):
@@ -116,7 +118,9 @@ def card(args: argparse.Namespace) -> Card:
         f"form `f(…) == …` whose values JSON can hold, the first {MOST_TESTS} tests of each."
     )
     made.notes.append(
-        f"In `{best_protection().name}`. The assert tests of all 164 are in tests/test_code.py."
+        f"In `{best_protection().name}`. verl's is its check of all tests together, which decides "
+        "whether an answer is paid in full; it runs them in a process without protection. The "
+        "assert tests of all 164 are in tests/test_code.py."
     )
     count_right(made, problems, few)
     count_wrong(made, problems, few)
@@ -136,7 +140,7 @@ def count_right(made: Card, problems: list[Problem], few: list[Problem]) -> None
 
 
 def count_wrong(made: Card, problems: list[Problem], few: list[Problem]) -> None:
-    pairs = zip(problems, others(problems), strict=True)
+    pairs = list(zip(problems, others(problems), strict=True))[::WRONG_STEP]
     made.wrong("another problem's solution", (Answer(renamed(p, o), calls(p)) for p, o in pairs))
     for name, attack in ATTACKS.items():
         texts = [(fenced(attack.replace("{name}", p.name)), p) for p in few]
@@ -162,10 +166,11 @@ def passes(answer: Answer, *, strict: bool) -> bool:
 
 def verls(answer: Answer) -> bool:
     # Runs the program with no more protection than a process of its own.
-    from verl.utils.reward_score import prime_code
+    from verl.utils.reward_score.prime_code.utils import check_correctness
 
-    passed, _ = prime_code.compute_score(answer.text, answer.truth, continuous=True)
-    return bool(passed == 1)
+    program = code.find_code(answer.text, strict=False)
+    verdicts, _ = check_correctness(json.loads(answer.truth), program, timeout=5, debug=False)
+    return all(verdict is True for verdict in verdicts)
 
 
 def read_problems() -> Iterator[Problem]:

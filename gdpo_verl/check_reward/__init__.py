@@ -24,7 +24,7 @@ from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import score_twice
 from gdpo_verl.checks import MANAGER_NAME, opened_thought_warning, prompt_text
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.rewards.opened_thought import opened_thought
+from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
 TIMEOUT = 20.0

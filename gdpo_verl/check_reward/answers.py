@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.rewards.opened_thought import THINK
+from gdpo_verl.rewards.thought import THINK
 
 GROUND_TRUTH = "ground truth"
 PHRASED = "as an answer"

@@ -164,10 +164,9 @@ def _dicts(came_back: Sequence[Case], settings: GdpoConfig) -> tuple[list[Case],
     """
     if "acc" in (settings.reward_keys or ()):
         return list(came_back), []
-    number: dict[bool, list[Case]] = {True: [], False: []}
-    for case in came_back:
-        number[set(case.outcome.info) == {"acc"}].append(case)
-    return number[False], number[True]
+    numbers = [set(case.outcome.info) == {"acc"} for case in came_back]
+    dicts = [case for case, number in zip(came_back, numbers, strict=True) if not number]
+    return dicts, [case for case, number in zip(came_back, numbers, strict=True) if number]
 
 
 def _resolve(

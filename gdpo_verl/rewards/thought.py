@@ -43,3 +43,16 @@ def behind_thought(text: str) -> str | None:
     """
     rest = text.rpartition(END_THINK)[2]
     return None if THINK in rest else rest
+
+
+def opened_thought(prompt: str) -> str:
+    """The end of a prompt that opens the answer's thought; '' when the answer opens its own.
+
+    As the chat templates of many reasoning models do. The policy's answer then starts inside
+    the thought and holds no opening tag.
+
+    >>> opened_thought("<|assistant|>\\n<think>\\n"), opened_thought("<think>\\n\\n</think>\\n")
+    ('<think>\\n', '')
+    """
+    _, tag, rest = prompt.rpartition(THINK)
+    return tag + rest if not rest.strip() else ""
