@@ -47,8 +47,8 @@ def card(args: argparse.Namespace) -> Card:
     if args.gsm8k_answers:
         real = list(real_answers(args.gsm8k_answers))
         made.sources.append(
-            f"{len(real):,} real answers of four GPT-3 models, published with GSM8K (its calculator's "
-            "notes taken out), with its own verdicts."
+            f"{len(real):,} real answers of four GPT-3 models, published with GSM8K, with its own "
+            "verdicts; the notes of its calculator are taken out."
         )
         made.right("real answers, called right there", (a for a, right in real if right))
         made.wrong("real answers, called wrong there", (a for a, right in real if not right))

@@ -37,7 +37,7 @@ def card(args: argparse.Namespace) -> Card:
         rows = [row["output"] for row in json.loads(Path(args.toolrl).expanduser().read_text())]
         asked = [row for row in rows if parse_ground_truth(row).calls]
         made.sources.append(
-            f"ToolRL: {len(rows):,} dialogues with full answers, of which {len(asked):,} call tools."
+            f"ToolRL: {len(rows):,} dialogues with full answers, of which {len(asked):,} call."
         )
         made.right("ToolRL: its own answers", [Answer(row, row) for row in asked])
         count(made, "ToolRL", [parse_ground_truth(row).calls for row in asked])
@@ -51,11 +51,11 @@ def card(args: argparse.Namespace) -> Card:
         written(last, first) for first, last in accepted if first != last
     ])  # fmt: skip
     made.notes += [
-        "The formats are written from the documentation of the models' chat templates and of vLLM's "
-        "tool parsers. Qwen's and Hermes' is the one asked for, but for `arguments` and a block for "
-        "each call; the others are not what the prompt asks for, and no rule reads them.",
-        "The last possible answer differs by values that the leaderboard accepts; these rewards know "
-        "one ground truth.",
+        "The formats are written from the documentation of the models' chat templates and of "
+        "vLLM's tool parsers. Qwen's and Hermes' is the one asked for, but for `arguments` and a "
+        "block for each call; the others are not what the prompt asks for, and no rule reads them.",
+        "The last possible answer differs by values that the leaderboard accepts; these rewards "
+        "know one ground truth.",
         f"verl {version('verl')}; where its rule raises, it paid nothing.",
     ]
     return made
@@ -93,7 +93,7 @@ def count(made: Card, name: str, rows: list[Calls]) -> None:
     made.wrong(f"{name}: another row's calls", (written(other, row) for row, other in pairs))
     for attack, spoil in ATTACKS.items():
         made.wrong(f"{name}: {attack}", (
-            written(spoil(row), row) for row in rows if row and spoil(row) != row
+            written(spoil(row), row) for row in rows if lines(spoil(row)) != lines(row)
         ))  # fmt: skip
     everything = [call for row in rows[:40] for call in row]
     made.wrong(f"{name}: the calls of 40 rows", (written(everything, row) for row in rows[:40]))

@@ -28,7 +28,8 @@ except ImportError:
 with atheris.instrument_imports(include=["gdpo_verl.rewards", "json"]):
     from gdpo_verl.rewards import gsm8k, tool_call
     from gdpo_verl.rewards.components import declared_components
-    from gdpo_verl.rewards.tool_text import assistant_text, read
+    from gdpo_verl.rewards.thought import assistant_text
+    from gdpo_verl.rewards.tool_text import read
 
 CALL = '{"name": "f", "parameters": {"a": 1, "b": [true, null]}}'
 ANSWER = f"<think>So.</think>\n<tool_call>\n{CALL}\n</tool_call>"

@@ -1,4 +1,4 @@
-"""Write docs/reward_cards.md: what the rewards pay and refuse on answers known to be right or wrong.
+"""Write docs/reward_cards.md: what the rewards pay and refuse of right and wrong answers.
 
     python scripts/reward_cards.py [--math FILE] [--gsm8k FILE ...] [--toolrl FILE] ...
 
@@ -18,10 +18,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "reward_cards.md"
 HEAD = """\
 # Reward cards
 
-A reward is wrong in two ways: by what it pays and by what it refuses. Below, answers that are known to be right or
-wrong, and how many of them each rule judges the other way; beside the strict rules, which are the default, are the
-lenient or published ones and verl's own reward on the same answers. `scripts/reward_cards.py` writes this page; its
-`--help` names the corpora, which are not part of this repository.
+A reward is wrong in two ways: by what it pays and by what it refuses. Below, answers that are
+known to be right or wrong, and how many of them each rule judges the other way; beside the strict
+rules, which are the default, are the lenient or published ones and verl's own reward on the same
+answers. `scripts/reward_cards.py` writes this page; its `--help` names the corpora, which are not
+part of this repository.
 
 """
 

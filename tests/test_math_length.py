@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear import assert_linear
+from linear import BUSY, assert_linear, seconds
 
 from gdpo_verl.rewards import declared_components, length, math_form, math_length, parse_error
 from gdpo_verl.rewards.math_length import ParseError, compute_score, parse_ground_truth
@@ -351,6 +351,42 @@ WORST = {
     "backslashes": filled("\\", r"\boxed{", "}"),
     "digits in the box": filled("9", r"\boxed{", "}"),
 }
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "9",
+        "9,",
+        "0.",
+        " ",
+        "9 ",
+        "=",
+        "=9",
+        "{",
+        "}",
+        "(",
+        r"\text{",
+        "^ ",
+        "_ ",
+        r"\frac",
+        ".",
+        "a",
+    ]
+    + [r"0.3\bar ", r"9_", r"\, ", "$", r"\\", "9/9", r"9\frac99", "x+", "{,}", "10^{9"],
+)
+def test_the_form_of_the_longest_box_takes_no_time(unit: str) -> None:
+    for end in ("", "!", "9", "}"):
+        answer = unit * (math_length.LONGEST // len(unit)) + end
+        question = f"${answer}x$ ${answer}"
+
+        def look(answer: str = answer, question: str = question) -> None:
+            math_form.tidied(answer)
+            math_form.other_base("1_2", answer)
+            math_form.is_evaluated("5", answer, question)
+            math_form.is_evaluated("x^2 + x", answer, question)
+
+        assert seconds(lambda _, look=look: look(), "") < BUSY
 
 
 @pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())

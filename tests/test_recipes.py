@@ -165,7 +165,7 @@ def test_score_is_the_sum_that_gdpo_decouples(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if "toolbox" not in name])
 def test_the_published_rules_are_the_default_and_the_strict_ones_a_sibling(name: str) -> None:
     kwargs = compose(name, "gpu8").reward.custom_reward_function.reward_kwargs
-    if "math_length" in name:  # it has one set of rules; conditions are its variant
+    if "math_length" in name:  # its rules are not published; conditions are its variant
         conditions = (compose(name, "gpu8").algorithm.get("gdpo") or {}).get("conditions")
         assert bool(conditions) == name.endswith("_conditioned")
     else:

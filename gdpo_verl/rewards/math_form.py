@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*\{?\s*(\d{1,20})\s*\}?")
+_REPEATING = re.compile(
+    r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{\s*)?(\d{1,20})\s*\}?"
+)
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!\s*|\\,|\{,\})(?=\d{3}(?!\d))")
-_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
+_BASE = re.compile(r"\d\s*_\s*(?:\{\s*)?(\d+)")
 
 _LAYOUT = re.compile(
     r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|quad|qquad)(?![A-Za-z])"
@@ -30,7 +32,7 @@ _FRACTION = (
 )
 _POWER_OF_TEN = r"10\^(?:\{[+-]?\d+\}|\d)"
 _NUMBER = re.compile(
-    r".*(?:=|\\in)|(?:.*(?:=|\\approx|\\in))?(?:[+-]|\\pm)?"
+    r".*(?:=|\\in)|(?:.*(?:=|\\approx|\\in(?![a-z])))?(?:[+-]|\\pm)?"
     rf"(?:(?:{_INTEGER}(?:\.\d*)?|\.\d+)(?:(?:\\times|\\cdot){_POWER_OF_TEN})?"
     rf"|(?:{_INTEGER})?{_FRACTION}|{_POWER_OF_TEN}|\\infty|\\emptyset)"
     r"(?:_(?:\{\d+\}|\d+))?(?:\\?%)?[A-Za-z.]*"
