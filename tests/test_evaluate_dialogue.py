@@ -7,19 +7,19 @@ import time
 import pytest
 
 from gdpo_verl.evaluate import dialogue
+from gdpo_verl.evaluate.asking import Task, ask
 from gdpo_verl.evaluate.benchmark import Answer, Question, Sampling
 from gdpo_verl.evaluate.catalog import open_benchmark
-from gdpo_verl.evaluate.run import Task, _ask
 
 
 def counting(steps, *, pause=0.0):
     """A dialogue of so many steps; its answer is all that it was told."""
 
-    def talk(ask):
+    def talk(say):
         told = []
         for step in range(steps):
             time.sleep(pause)
-            told.append(ask([{"role": "user", "content": f"{step}"}]).text)
+            told.append(say([{"role": "user", "content": f"{step}"}]).text)
         return Answer(" ".join(told), steps, "stop")
 
     return talk
@@ -59,8 +59,8 @@ def test_a_failure_of_the_model_ends_every_dialogue_and_is_raised():
 
 
 def test_a_failure_of_a_dialogue_is_raised_when_the_others_have_ended():
-    def fails(ask):
-        ask([{"role": "user", "content": "x"}])
+    def fails(say):
+        say([{"role": "user", "content": "x"}])
         raise ZeroDivisionError("in the simulated API")
 
     rounds = []
@@ -101,10 +101,10 @@ def test_every_sample_of_a_dialogue_is_held_and_has_seeds_of_its_own(monkeypatch
     sampling = Sampling(temperature=1, top_p=1, max_tokens=8, samples=3)
     engine = Engine()
     task = Task(benchmark, sampling, questions, [[1]] * 3, {}, [])
-    once, twice, more = _ask(task, engine, Tokenizer())
+    once, twice, more = ask(task, engine, Tokenizer())
     assert engine.batches == [2, 3, 3]
     assert [len(answers) for answers in (once, twice, more)] == [3, 3, 3]
     seeds = [seed for answer in twice for seed in answer.text.split()]
     assert len(set(seeds)) == 6
-    again = _ask(task, Engine(), Tokenizer())
+    again = ask(task, Engine(), Tokenizer())
     assert again == [once, twice, more]

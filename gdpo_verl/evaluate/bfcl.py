@@ -16,11 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pyarrow.parquet as pq
-
-from gdpo_verl.data import prompt
-from gdpo_verl.data.catalog import command_for
-from gdpo_verl.data.rows import check_messages
 from gdpo_verl.evaluate.benchmark import (
     ACCURACY,
     Answer,
@@ -36,6 +31,7 @@ from gdpo_verl.evaluate.benchmark import (
     read_rows,
 )
 from gdpo_verl.evaluate.dialogue import Stopped
+from gdpo_verl.evaluate.training_data import frame_of
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
@@ -80,8 +76,7 @@ class Bfcl(Benchmark):
         from gdpo_verl.evaluate import bfcl_handler
 
         self.bfcl = bfcl_handler
-        frame, origin = _frame(self.prompt_from)
-        self.frame = frame
+        self.frame, origin = frame_of(self.prompt_from)
         package = f"bfcl-eval {importlib.metadata.version('bfcl-eval')}"
         about = {"package": package, "prompt": f"prompt of {origin}"}
         known = {question.name: question for question in self._all_questions()}
@@ -208,38 +203,6 @@ def _reason(error: Any) -> str:
     if isinstance(error, Mapping):
         error = [error.get("error_message", error)]
     return "; ".join(str(each) for each in error)
-
-
-def _frame(files: Sequence[str]) -> tuple[prompt.Frame, str]:
-    """The fixed texts around the tools in the rows of the files, and where they come from.
-
-    Raises:
-      ValueError: the rows have several, or a file cannot be read.
-    """
-    frames: dict[prompt.Frame, str] = {}
-    for file in files:
-        for messages in _prompts(file):
-            if frame := prompt.read_frame(messages[0]["content"]):
-                frames.setdefault(frame, file)
-    if len(frames) > 1:
-        raise ValueError(
-            f"--prompt-from: expected one text around the tools in all prompts of {list(files)}, "
-            f"found {len(frames)}. Give a file whose prompts are alike"
-        )
-    return next(iter(frames.items()), (prompt.Frame(), "gdpo-verl prepare bfcl"))
-
-
-def _prompts(file: str) -> Iterator[list[dict[str, str]]]:
-    try:
-        rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
-        for row in rows:
-            yield check_messages(row.get("prompt"))
-    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
-        command = command_for(file)
-        advice = f" Write it with: {command}" if command else ""
-        raise ValueError(
-            f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
-        ) from error
 
 
 def _by_rows(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:

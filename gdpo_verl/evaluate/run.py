@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -16,10 +15,10 @@ from tqdm import tqdm
 
 from gdpo_verl import __version__
 from gdpo_verl.evaluate import result
+from gdpo_verl.evaluate.asking import Task, ask
 from gdpo_verl.evaluate.benchmark import (
     Answer,
     Benchmark,
-    Dialogue,
     Question,
     Questions,
     Sampling,
@@ -27,14 +26,11 @@ from gdpo_verl.evaluate.benchmark import (
     refuse_twins,
 )
 from gdpo_verl.evaluate.catalog import open_benchmark
-from gdpo_verl.evaluate.dialogue import Messages, hold
 from gdpo_verl.evaluate.model import Model, find_model, weights_digest
 from gdpo_verl.evaluate.sampling import (
-    Engine,
     EngineOptions,
     load_tokenizer,
     prompt_tokens,
-    question_seed,
     require_vllm,
     started,
     template_digest,
@@ -68,29 +64,6 @@ class Request:
     prompt_from: str | None = None
     allow_unprotected: bool = False
     engine: EngineOptions = field(default_factory=EngineOptions)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A benchmark ready to be asked: its questions, their prompts in tokens, and remarks."""
-
-    benchmark: Benchmark
-    sampling: Sampling
-    questions: Sequence[Question]
-    prompts: Sequence[Sequence[int]]
-    data: Mapping[str, Any]
-    notes: Sequence[str]
-
-    @property
-    def dialogues(self) -> dict[int, Dialogue]:
-        """Those questions, by place, that are asked in several steps."""
-        found = {place: self.benchmark.dialogue(each) for place, each in enumerate(self.questions)}
-        return {place: dialogue for place, dialogue in found.items() if dialogue}
-
-    @property
-    def context(self) -> int:
-        """Tokens that its dialogues may grow to."""
-        return self.benchmark.context if self.dialogues else 0
 
 
 def evaluate(request: Request, out: Path) -> dict[str, Any]:
@@ -132,7 +105,7 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
     )
     with model.weights() as folder, started(folder, longest, request.engine) as engine:
         digest = weights_digest(folder)
-        asked = [_ask(task, engine, tokenizer) for task in tasks]
+        asked = [ask(task, engine, tokenizer) for task in tasks]
         about = engine.about
     judged = [_judge(task, answers) for task, answers in zip(tasks, asked, strict=True)]
     record = {
@@ -234,41 +207,10 @@ def _unseen(
     return unseen, notes
 
 
-def _seeds(task: Task) -> list[int]:
-    return [question_seed(task.sampling.seed, question.name) for question in task.questions]
-
-
-def _ask(task: Task, engine: Engine, tokenizer: Any) -> list[list[Answer]]:
-    """The answers to each question: one batch of those that are asked once, then the dialogues."""
-    seeds, dialogues = _seeds(task), task.dialogues
-    once = [place for place in range(len(task.questions)) if place not in dialogues]
-    prompts = [task.prompts[place] for place in once]
-    answers = engine.ask(prompts, [seeds[place] for place in once], task.sampling)
-    found = dict(zip(once, answers, strict=True))
-    pairs = [(place, sample) for place in dialogues for sample in range(task.sampling.samples)]
-    steps: Counter[int] = Counter()
-    single = replace(task.sampling, samples=1)
-
-    def answer_all(asked: Sequence[tuple[int, Messages]]) -> list[Answer]:
-        prompts, of_step = [], []
-        for number, messages in asked:
-            place, sample = pairs[number]
-            question = replace(task.questions[place], messages=messages)
-            prompts.append(prompt_tokens(tokenizer, question))
-            of_step.append(question_seed(seeds[place] + sample, f"step {steps[number]}"))
-            steps[number] += 1
-        return [each for (each,) in engine.ask(prompts, of_step, single, progress=False)]
-
-    held = hold([dialogues[place] for place, _ in pairs], answer_all)
-    for (place, _), answer in zip(pairs, held, strict=True):
-        found.setdefault(place, []).append(answer)
-    return [found[place] for place in range(len(task.questions))]
-
-
 def _judge(task: Task, answers: Sequence[Sequence[Answer]]) -> list[result.Line]:
     """A line for each answer. Threads, because sandboxes and math-verify are processes."""
     pairs = [(place, sample) for place, given in enumerate(answers) for sample in range(len(given))]
-    seeds = _seeds(task)
+    seeds = task.seeds
 
     def line(pair: tuple[int, int]) -> result.Line:
         place, sample = pair
