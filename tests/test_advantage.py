@@ -1074,6 +1074,14 @@ def test_rewards_whose_sums_overflow_are_refused_and_not_taken_for_unscored(func
     close(function(rewards / 9e7, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
 
 
+def test_the_largest_reward_and_threshold_are_taken() -> None:
+    rewards = torch.tensor([[1e300, 1.0], [-1e300, 1.0]], dtype=torch.float64)
+    close(gdpo_advantages(rewards, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
+    for sign, counted in ((1.0, [1.0, 0.0]), (-1.0, [1.0, 1.0])):
+        condition = {"b": {"on": "a", "at_least": sign * 1e300}}
+        assert apply_conditions(rewards, ["a", "b"], condition)[:, 1].tolist() == counted
+
+
 def test_a_weighted_sum_beyond_float64_is_refused() -> None:
     rewards = torch.tensor([[1e250], [0.0]], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^weights: with \[1e\+100\] the sum of row 0"):

@@ -238,6 +238,8 @@ def test_each_output_keeps_its_own_score() -> None:
     ("value", "expected"),
     [
         (2, 2.0),
+        (1e300, 1e300),
+        (np.array(-1e300), -1e300),
         (True, 1.0),
         (np.float32(0.5), 0.5),
         (np.array(0.5), 0.5),
@@ -247,7 +249,19 @@ def test_each_output_keeps_its_own_score() -> None:
         (NAN, NAN),
         (np.float64("nan"), NAN),
     ],
-    ids=["int", "bool", "float32", "array", "tensor", "decimal", "None", "NaN", "numpy NaN"],
+    ids=[
+        "int",
+        "largest",
+        "largest array",
+        "bool",
+        "float32",
+        "array",
+        "tensor",
+        "decimal",
+        "None",
+        "NaN",
+        "numpy NaN",
+    ],
 )
 def test_numbers_are_read_and_none_and_nan_mean_not_scored(value: Any, expected: float) -> None:
     found = read_components([{"format": value, "correctness": 4.0}], objective(), ["u_0_0"])

@@ -274,6 +274,11 @@ def test_named_components_give_the_order_and_their_weights_follow_it() -> None:
     assert objective.weights == (2.0, 0.5)
 
 
+def test_the_largest_weight_is_taken() -> None:
+    config = GdpoConfig.from_algorithm({KEYS: ["a"], WEIGHTS: [-1e300]})
+    assert config.resolve([]).weights == (-1e300,)
+
+
 def test_named_components_need_no_declaration() -> None:
     config = GdpoConfig.from_algorithm({KEYS: ["a", "b"]})
     assert config.resolve([]).keys == ("a", "b")

@@ -66,6 +66,17 @@ def test_a_component_that_no_row_has_is_only_unscored() -> None:
     assert found == {"gdpo/length/unscored": 1.0}
 
 
+def test_what_no_row_has_counts_for_nothing_over_mini_batches() -> None:
+    found = component_metrics(torch.zeros(0, 1), [], ["length"])
+    assert found == {"gdpo/length/unscored": 1.0}
+    assert found["gdpo/length/unscored"].weight == 0.0  # type: ignore[attr-defined]
+
+
+def test_rewards_may_be_whole_numbers() -> None:
+    found = component_metrics(torch.tensor([[1], [0]]), [0, 0], ["format"])
+    assert found["gdpo/format/mean"] == 0.5
+
+
 def test_a_component_that_one_row_has_deviates_by_zero() -> None:
     found = component_metrics(torch.tensor([[NAN], [0.25]]), [0, 0], ["length"])
     assert found == {
