@@ -210,7 +210,8 @@ def _run_tests(copy: Path, tests: Sequence[str], marker: str) -> None:
     # Processes that a test starts find the copy, too.
     sys.path.insert(0, str(copy))
     os.environ["PYTHONPATH"] = str(copy)
-    os.environ.pop("VERL_USE_EXTERNAL_PLUGINS")
+    for name in [name for name in os.environ if name.startswith(("PYTEST_", "VERL_USE_EXTERNAL"))]:
+        del os.environ[name]
     for plugin in entry_points(group="verl.plugins"):
         plugin.load()
 

@@ -8,6 +8,7 @@ about 1 it moves them by 1e-6, hence the tolerance of the literals.
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
 from collections.abc import Sequence
@@ -23,12 +24,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gdpo_verl import (
+    advantage,
     apply_conditions,
     gdpo_advantages,
     group_normalize,
     grpo_advantages,
 )
 from gdpo_verl.advantage import Whiten, tokens
+from gdpo_verl.config import GdpoConfig
 
 NAN = math.nan
 S = 1 / math.sqrt(2)
@@ -477,6 +480,23 @@ def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None
     rewards = torch.tensor([[1.0], [5.0], [2.0], [3.0]])
     # Groups 1, 2 and 5, 3.
     close(group_normalize(rewards, group_ids), [[-S], [S], [S], [-S]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(group_normalize, gdpo_advantages, grpo_advantages, advantage.decoupled_sum),
+        *(advantage.gdpo_scalars, advantage.grpo_scalars, advantage.decompose),
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    settings = GdpoConfig()
+    assert (settings.whiten, settings.epsilon, settings.scale) == ("token", 1e-6, True)
+    assert defaults["epsilon"] == settings.epsilon
+    assert defaults["scale"] is settings.scale
+    assert defaults.get("whiten") in (settings.whiten, None)
 
 
 def test_inputs_are_never_modified() -> None:

@@ -117,6 +117,9 @@ def test_a_survivor_fails_the_run_unless_it_is_explained(
 @pytest.mark.slow
 def test_no_mutant_survives() -> None:
     process = subprocess.run(
-        [sys.executable, SCRIPT, "-n", "25"], capture_output=True, text=True, check=False
+        [sys.executable, SCRIPT, "-n", "25", "--jobs", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert process.returncode == 0, process.stdout[-10_000:] + process.stderr[-3000:]
