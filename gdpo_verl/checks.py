@@ -66,7 +66,7 @@ def _source(path: str) -> str:
             spec, name = importlib.util.find_spec(first), first
             for part in others:
                 name = f"{name}.{part}"
-                spec = PathFinder.find_spec(name, spec and spec.submodule_search_locations)
+                spec = PathFinder.find_spec(name, spec.submodule_search_locations if spec else [])
             path = str(spec and spec.origin)
         return Path(path.removeprefix("file://")).read_text(encoding="utf-8", errors="ignore")
     except (OSError, ImportError, ValueError):  # verl will say so

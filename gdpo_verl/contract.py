@@ -144,7 +144,9 @@ def _compare(use: Use, node: ast.AST | None) -> Iterator[str]:
         arguments = node.args
         found = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         expected = use.parameters.split()
-        if (found[: len(expected) - 1] + ["..."] if "..." in expected else found) != expected:
+        if "..." in expected:
+            found[len(expected) - 1 :] = ["..."]
+        if found != expected:
             yield f"{use} takes ({', '.join(found)}), expected ({', '.join(expected)})"
     if missing := sorted(set(use.reads.split()) - set(_words(node))):
         yield f"{use} does not use {', '.join(missing)}"

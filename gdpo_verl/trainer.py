@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -153,7 +153,7 @@ class Dump:
         self,
         batch: RewardBatch,
         decomposition: Decomposition,
-        row_keys: list[str],
+        row_keys: Sequence[str],
         global_step: int,
     ) -> None:
         """Keep the rows of one mini-batch of a step."""
@@ -197,7 +197,7 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     result = original(trainer, *args, **kwargs)
     trainer.gdpo_seam = seam
     buffer = getattr(trainer, "replay_buffer", None)
-    filtering.filter_by_components(buffer, seam and seam.objective)
+    filtering.filter_by_components(buffer, None if seam is None else seam.objective)
     if checks.is_gdpo(config):
         checks.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
         returned = checks.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
