@@ -195,7 +195,7 @@ def _layers(config: Any, shape: Shape, batch: MicroBatch, phase: Phase, size: in
     if phase == "log_prob":
         return batch.tokens * (size * numbers(_INFER_LAYER) + mask)
     if model.enable_gradient_checkpointing:
-        kept = size * shape.layers * shape.hidden
+        kept: float = size * shape.layers * shape.hidden
     else:
         kept = size * (shape.layers - 1) * numbers(_KEPT_LAYER)
     return batch.tokens * (kept + size * numbers(_UPDATE_LAYER) + mask)
@@ -208,7 +208,7 @@ def _rows(config: Any, phase: Phase) -> int:
         if phase == "update"
         else config.data.train_batch_size
     )
-    return max(1, prompts * config.actor_rollout_ref.rollout.n // devices)
+    return max(1, int(prompts * config.actor_rollout_ref.rollout.n // devices))
 
 
 def _padded(limit: int, longest: int, rows: int) -> int:
@@ -222,4 +222,4 @@ def _padded(limit: int, longest: int, rows: int) -> int:
     )
     batch = tu.get_tensordict({"input_ids": ids}, {})
     _, parts = rearrange_micro_batches(batch, max(limit, longest))
-    return max(len(part) * max(lengths[row] for row in part) for part in parts)
+    return int(max(len(part) * max(lengths[row] for row in part) for part in parts))

@@ -150,8 +150,10 @@ def _read_column(
 
 
 def _code(value: Any) -> int | None:
-    is_number = isinstance(value, (int, float, np.number)) and abs(value) <= LARGEST
-    return int(value) if is_number else None
+    if not isinstance(value, (int, float, np.number)):
+        return None
+    number: Any = value
+    return int(number) if abs(number) <= LARGEST else None
 
 
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:

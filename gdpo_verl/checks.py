@@ -205,13 +205,12 @@ def unnamed_arguments(config: Any) -> list[str]:
     """
     from verl.utils.import_utils import load_extern_object
 
-    function = config.reward.get("custom_reward_function") or {}
+    function: Any = config.reward.get("custom_reward_function") or {}
     given = list(function.get("reward_kwargs") or {})
     if not function.get("path") or not given:
         return []
-    parameters = inspect.signature(
-        load_extern_object(function.path, str(function.name))
-    ).parameters.values()
+    loaded: Any = load_extern_object(function.path, str(function.name))
+    parameters = inspect.signature(loaded).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [parameter.name for parameter in parameters if parameter.kind in kinds]
     return [

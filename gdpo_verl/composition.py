@@ -129,7 +129,8 @@ def hardware_of(recipe: str, overrides: Sequence[str] = ()) -> str:
         key, equals, value = override.partition("=")
         if equals and key.lstrip("+") == "hardware":
             return value
-    defaults = OmegaConf.load(recipes_directory() / f"{recipe}.yaml").get("defaults") or []
+    written: Any = OmegaConf.load(recipes_directory() / f"{recipe}.yaml")
+    defaults = written.get("defaults") or []
     named = (entry["/hardware"] for entry in defaults if "/hardware" in entry)
     return str(next(named, ""))
 

@@ -170,9 +170,10 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
         return {}
     errors = Counter(int(code) for code in known if code)
     n = len(known)
-    return {PARSE_ERROR_SHARE: Weighted(errors.total() / n, n)} | {
-        f"{PARSE_ERROR_CODE}{code}": Weighted(count / n, n) for code, count in errors.items()
-    }
+    metrics: dict[str, float] = {PARSE_ERROR_SHARE: Weighted(errors.total() / n, n)}
+    for code, count in errors.items():
+        metrics[f"{PARSE_ERROR_CODE}{code}"] = Weighted(count / n, n)
+    return metrics
 
 
 def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:

@@ -244,7 +244,7 @@ def dumped_bytes(config: DictConfig) -> float | None:
     prompts = min(dumps.prompts or math.inf, data.train_batch_size)
     rows = prompts * config.actor_rollout_ref.rollout.n
     tokens = data.max_prompt_length + data.max_response_length
-    return steps // dumps.every * rows * tokens * _BYTES_PER_TOKEN
+    return float(steps // dumps.every * rows * tokens * _BYTES_PER_TOKEN)
 
 
 def _steps(config: DictConfig) -> int | None:

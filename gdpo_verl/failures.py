@@ -113,7 +113,7 @@ def _last_error() -> str:
     for name in list_named_actors():
         if name.startswith(_WORKER):
             with contextlib.suppress(RayError, ValueError):  # a worker that is gone
-                answer = ray.get_actor(name).__ray_call__.remote(_remembered_error)
+                answer: Any = ray.get_actor(name).__ray_call__.remote(_remembered_error)
                 if error := ray.get(answer, timeout=_ANSWER_SECONDS):
                     return str(error)
     return "unknown"

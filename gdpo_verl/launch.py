@@ -217,7 +217,7 @@ def command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def _places(run: Path) -> list[str]:
-    places = {
+    places: dict[str, Path | str] = {
         "trainer.default_local_dir": run / "checkpoints",
         "trainer.rollout_data_dir": run / "rollouts",
         "trainer.validation_data_dir": run / "validation",

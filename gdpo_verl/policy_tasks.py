@@ -17,6 +17,7 @@ from gdpo_verl.data.demonstrations import BFCL_FLAWS, demonstrate, demonstrate_s
 from gdpo_verl.data.rows import Row
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
+from gdpo_verl.rewards.thought import END_THINK, THINK
 
 _TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
 _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
@@ -127,7 +128,7 @@ def _reasoning_gym() -> Task:
 
     before, _, behind = reasoning_gym.QUESTION.partition("{}")
     return Task(
-        phrases=(gsm8k.SYSTEM, before, behind, sums.THINK, sums.END_THINK, sums.OPEN, sums.CLOSE),
+        phrases=(gsm8k.SYSTEM, before, behind, THINK, END_THINK, sums.OPEN, sums.CLOSE),
         draw=draw,
         held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
         demonstrate=lambda example, rng, settings: demonstrate_sum(

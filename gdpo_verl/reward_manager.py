@@ -79,9 +79,10 @@ class ComponentsRewardManager(NaiveRewardManager):
         prompt = data.batch["prompts"][0]
         if (length := data.non_tensor_batch.get("prompt_len")) is not None:
             prompt = prompt[: int(length[0])]  # right of it there may be padding
-        opening = opened_thought(self.tokenizer.decode(prompt[-_MOST_TOKENS_OF_OPENING:]))
+        tokenizer: Any = self.tokenizer
+        opening = opened_thought(tokenizer.decode(prompt[-_MOST_TOKENS_OF_OPENING:]))
         if opening:
-            tokens = self.tokenizer.encode(opening, add_special_tokens=False)
+            tokens = tokenizer.encode(opening, add_special_tokens=False)
             responses = data.batch["responses"]
             responses = torch.cat([responses.new_tensor([tokens]), responses], dim=1)
             data.batch["responses"] = responses

@@ -15,15 +15,15 @@ from gdpo_verl.advantage.arguments import check_epsilon, check_rewards, kind, re
 
 
 class Groups(NamedTuple):
-    """Each row's group as a number 0…count-1.
+    """Each row's group as a number 0…number-1.
 
     Attributes:
       codes: int64, shape (B,).
-      count: the number of groups.
+      number: of groups.
     """
 
     codes: Tensor
-    count: int
+    number: int
 
 
 GroupIds = Sequence[Hashable] | Tensor | Groups
@@ -83,7 +83,7 @@ class Spread:
     """
 
     def __init__(self, rewards: Tensor, groups: Groups, noise: Tensor | None = None) -> None:
-        codes, shape = groups.codes, (groups.count, rewards.shape[1])
+        codes, shape = groups.codes, (groups.number, rewards.shape[1])
         rows = codes[:, None].expand_as(rewards)
 
         def group_sum(x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
 def become_worker(connection: socket.socket) -> None:
     """Run the requested worker in this process, with the requester's environment and files."""
     import numpy
-    from ray._raylet import Config
+    from ray._raylet import Config  # type: ignore[attr-defined]
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     header, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)

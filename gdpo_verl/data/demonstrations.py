@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from gdpo_verl.data import prompt
 from gdpo_verl.data.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from gdpo_verl.rewards.gsm8k import CLOSE, END_THINK, OPEN, THINK
+from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
+from gdpo_verl.rewards.thought import END_THINK, THINK
 
 Call = tuple[str, dict[str, Any]]
 

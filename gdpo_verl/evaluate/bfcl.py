@@ -208,7 +208,7 @@ def _reason(error: Any) -> str:
 def _by_rows(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
     """The questions of a file of `prepare bfcl`, with the prompts in it."""
     for number, row in enumerate(read_rows(path)):
-        name = (row.get("extra_info") or {}).get("id")
+        name = str((row.get("extra_info") or {}).get("id"))
         if name not in known:
             raise ValueError(
                 f"--data: {path}, row {number}: expected extra_info.id of a question in "

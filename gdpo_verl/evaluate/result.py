@@ -39,9 +39,11 @@ def groups_of(categories: Iterable[str], averages: Averages) -> dict[str, list[P
     present = list(dict.fromkeys(categories))
     groups: dict[str, list[Part]] = {}
     for name, parts in averages.items():
-        if parts := _weighted(parts, present, groups):
-            groups[name] = parts
-    own = {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
+        if weighted := _weighted(parts, present, groups):
+            groups[name] = weighted
+    own: dict[str, list[Part]] = (
+        {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
+    )
     return {**own, **groups, ALL: [(1.0, present)]}
 
 
