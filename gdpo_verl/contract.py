@@ -121,7 +121,8 @@ CONTRACT = (
 def misfit() -> str | None:
     """Why the installed verl is not supported, or None."""
     spec = importlib.util.find_spec("verl")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     found = problems(Path(spec.submodule_search_locations[0]))
     if not found:
         return None

@@ -25,8 +25,8 @@ PACKAGES = (
 )
 
 BROKEN = (
-    "beside torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, and "
-    "transformers fails with them: pip uninstall torchvision torchaudio torchcodec"
+    "beside torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
+    "and transformers fails with them: pip uninstall torchvision torchaudio torchcodec"
 )
 
 # What a process of verl's sees, from a fresh one: nothing of ours is named or imported here.
