@@ -3,14 +3,14 @@
     python scripts/reward_cards.py [--math FILE] [--gsm8k FILE ...] [--toolrl FILE] ...
 
 Each reward's card stands in a file of its own, card_<reward>.py, with the corpora it reads. A
-corpus that is not given is named and left out. Only what was counted is written.
+corpus that is not given is named and left out, and so is a card with --rewards, which then
+stays as it was. Only what was counted is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import platform
 import time
 from pathlib import Path
 
@@ -40,14 +40,23 @@ def main() -> None:
     args = parser.parse_args()
     for name, value in vars(args).items():
         if value is None or value == []:
-            print(f"--{name.replace('_', '-')} is not given: its rows are left out")
-    sections = []
+            print(f"--{name.replace('_', '-')} is not given: its rows are left out", flush=True)
+    sections = written(args.out)
     for name in args.rewards:
         start = time.monotonic()
-        sections.append(modules[name].card(args).markdown())
-        print(f"{name}: {time.monotonic() - start:.0f} s")
-    args.out.write_text(HEAD + "\n".join(sections), encoding="utf-8")
-    print(f"{args.out}: {len(sections)} cards, Python {platform.python_version()}")
+        card = modules[name].card(args)
+        sections[card.title] = card.markdown()
+        page = HEAD + "\n".join(text for _, text in sorted(sections.items()))
+        args.out.write_text(page, encoding="utf-8")
+        print(f"{args.out}: {card.title}, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def written(page: Path) -> dict[str, str]:
+    """The cards that stand in the page, by their titles; those not made anew are kept."""
+    if not page.exists():
+        return {}
+    _, *sections = page.read_text(encoding="utf-8").split("\n## ")
+    return {text.partition("\n")[0]: f"## {text.rstrip()}\n" for text in sections}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ END_TOKENS = (
     "</s>",
 )
 
-_SPACE_OR_TOKENS = re.compile(r"(?:\s|" + "|".join(map(re.escape, END_TOKENS)) + ")+")
+_SPACE_OR_TOKENS = re.compile(r"(?:\s+|" + "|".join(map(re.escape, END_TOKENS)) + ")+")
 
 
 def assistant_text(text: str) -> str:
