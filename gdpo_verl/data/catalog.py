@@ -31,7 +31,7 @@ class DataSet:
 
 
 DATASETS = {
-    "toolbox": DataSet("gdpo_verl.data.toolbox", 128, takes_source=False),
+    "toolbox": DataSet("gdpo_verl.data.toolbox", 64, takes_source=False),
     "bfcl": DataSet("gdpo_verl.data.bfcl", 2048, takes_source=False),
     "reasoning-gym": DataSet("gdpo_verl.data.reasoning_gym", 512, takes_source=False),
     "rlla": DataSet("gdpo_verl.data.rlla", 2048, needs_source=True),

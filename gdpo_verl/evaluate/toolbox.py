@@ -27,7 +27,7 @@ class Toolbox(Benchmark):
     """Held-out questions of `gdpo_verl.data.toolbox`; those of `prepare toolbox` by default."""
 
     name = "toolbox"
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=64)
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=48)
     measures = (ACCURACY, "format")
 
     def load(self, data: str | None) -> Questions:
