@@ -1086,6 +1086,13 @@ def test_sums_that_differ_by_rounding_are_equal_under_grpo(epsilon: float) -> No
     close(found[:, 0], [-S, S], 1e-3)
 
 
+def test_a_single_component_is_not_added_and_its_least_difference_counts() -> None:
+    # Two steps of float64 apart, so that their mean is a number, too.
+    rewards = torch.tensor([[1.0], [1.0 + 2**-51]], dtype=torch.float64)
+    found = grpo_advantages(rewards, [0, 0], torch.ones(2, 1), epsilon=0.0)
+    close(found[:, 0], [-S, S])
+
+
 @pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
 def test_rewards_whose_sums_overflow_are_refused_and_not_taken_for_unscored(function: Any) -> None:
     rewards = torch.tensor([[9e307], [0.0]], dtype=torch.float64)
