@@ -178,8 +178,8 @@ def check(
     def run(function: str | None, *options: str) -> tuple[int, str, dict[str, Any]]:
         named = ["--function", f"rewards.py:{function}"] if function else []
         data = [] if "--data" in options else ["--data", "data.parquet"]
-        # A busy machine is no slow reward.
-        patient = [] if "--step-seconds" in options else ["--step-seconds", "1e6"]
+        # A busy machine is no slow reward. Of an option that is given twice the last counts.
+        patient = ("--step-seconds", "1e6", "--timeout", "600")
         options = (*patient, "--json", "report.json", *options)
         status = main(["check-reward", *named, *data, *options])
         report = Path("report.json")
