@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -74,3 +75,24 @@ def test_first_step_of_a_training_is_left_out_of_its_median() -> None:
     metrics = validation + step % (1, 90.0) + step % (2, 4.0) + step % (3, 6.0)
     found = script("benchmark_training").parts_of_a_step(metrics)
     assert found == {"timing_s/step": 5.0, "timing_s/gen": 2.0}
+
+
+def test_a_reward_card_counts_what_each_rule_judges_the_other_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    card, page = importlib.import_module("card"), tmp_path / "page.md"
+    rules = {"all": lambda a: True, "none": lambda a: False, "equal": lambda a: a.text == a.truth}
+    made = card.Card("Ours", "all", rules)
+    answers = [card.Answer("1", "1"), card.Answer("2", "1"), card.Answer("3", "3")]
+    made.right("these", answers)
+    made.wrong("the same", iter(answers))
+    made.wrong("nothing", [])
+    text = made.markdown()
+    assert "| right answers refused | of | all | none | equal |" in text
+    assert "| these | 3 | 0 | 3 | 1 |" in text
+    assert "| the same | 3 | 3 | 0 | 2 |" in text
+    assert "nothing" not in text
+    page.write_text(f"# Cards\n\nHead.\n\n{text}\n## Another\n\nPaid.\n")
+    kept = script("reward_cards").written(page)
+    assert kept == {"Another": "## Another\n\nPaid.\n", "Ours": text.rstrip() + "\n"}
