@@ -33,8 +33,7 @@ class Boxed(Benchmark):
         return refuse_faulty(prepared(path), cache(math_length.parse_ground_truth))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        chat = "\n".join(message["content"] for message in question.messages)
-        info = {"response_length": tokens, "question": chat}
+        info = {"response_length": tokens, "question": question.prompt}
         result = math_length.compute_score("math", text, question.truth, info)
         measures = {ACCURACY: result["correctness"], self.measures[1]: result["length"]}
         return Score(measures, math_length.ParseError(int(result["parse_error"])))
