@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
+
 
 @dataclass(frozen=True)
 class DumpSettings:
@@ -59,8 +61,14 @@ class DumpSettings:
         return [key for key in keys if key.rsplit("_", 2)[0] in set(uids)]
 
 
-def log_rollout_data(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Take the place of verl's `_log_rollout_data`."""
+def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take the place of verl's `_log_rollout_data`, which a run without our keys keeps."""
+    if trainer.config.trainer.keys().isdisjoint(_KEYS):
+        return original(trainer, *args, **kwargs)
+    return _dump_some(original, trainer, *args, **kwargs)
+
+
+def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     dumps = DumpSettings.of(trainer.config.trainer)
     if dumps.has(trainer.global_steps):
         if dumps.prompts is not None:

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import wrapt
-
 METHODS = (
     "_init_dataloader",
     "_compute_advantage",
+    "_log_rollout_data",
     "_dump_generations",
     "_save_checkpoint",
     "fit",
@@ -81,15 +80,8 @@ def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
     batch = put(queue, [(f"a_{row}_0", [1, 1], info) for row, info in enumerate(infos)])
     trainer._compute_advantage(batch, metrics := {})
     trainer._init_dump_executor()
-    trainer.global_steps, columns = 0, ["x"] * len(batch.keys)
-    trainer._dump_generations(
-        inputs=columns,
-        outputs=columns,
-        gts=columns,
-        scores=columns,
-        reward_extra_infos_dict={"uid": batch.keys},
-        dump_path=str(directory / estimator),
-    )
+    trainer.global_steps = 0
+    trainer._log_rollout_data(batch, {}, str(directory / estimator))  # dumps the generations
     trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *args, **kwargs: None)
     trainer._save_checkpoint()
     trainer.total_training_steps = 0
@@ -107,6 +99,8 @@ def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
 
 def main(where: str, directory: Path) -> None:
     if where == "inside":  # before verl loads ours, whose hook is then the second
+        import wrapt
+
         wrapt.register_post_import_hook(move_in, "verl.trainer.ppo.v1")
     import ray
     import transfer_queue as tq

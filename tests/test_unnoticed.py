@@ -118,7 +118,7 @@ def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> No
         assert side["validation"]
         raised = [name for name, value in side.items() if str(value).startswith("raised")]
         assert all(name.startswith("raises: ") for name in raised), raised
-        assert len(raised) == len([name for name in side if name.startswith("raises: ")]) == 16
+        assert len(raised) == len([name for name in side if name.startswith("raises: ")]) == 20
 
 
 def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(

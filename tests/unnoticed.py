@@ -27,6 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from neighbours import METHODS
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 PROMPTS, SESSIONS = 4, 3
@@ -221,7 +222,7 @@ def fails(trainer: Any, directory: Path) -> None:
     keep("raises: unknown estimator", lambda: get_adv_estimator_fn("gdpo2"))
     unknown = KVBatchMeta(partition_id="train", keys=["no_0_0"], tags=[{}])
     keep("raises: unknown row", lambda: wrong._compute_advantage(unknown, {}))
-    for name in ("_init_dataloader", "_compute_advantage", "_save_checkpoint", "_dump_generations"):
+    for name in METHODS:
         keep(f"raises: {name} with too many", lambda name=name: getattr(wrong, name)(*range(9)))
         keep(f"raises: {name}, unknown name", lambda name=name: getattr(wrong, name)(unknown=1))
     keep("raises: too few arguments", lambda: wrong._dump_generations([], []))
@@ -278,6 +279,10 @@ def one_step(trainer: Any, directory: Path) -> None:
         "dump",
         lambda: trainer._log_rollout_data(batch, {}, trainer.config.trainer.rollout_data_dir),
     )
+    elsewhere = copy.copy(trainer)
+    elsewhere.config = copy.deepcopy(trainer.config)
+    elsewhere.config.trainer.rollout_data_dir = None
+    keep("dump elsewhere", lambda: elsewhere._log_rollout_data(batch, {}, f"{directory}/elsewhere"))
     tq.kv_clear(keys=batch.keys, partition_id="train")
     keep("validation", trainer._validate)
     trainer._shutdown_dump_executor()
