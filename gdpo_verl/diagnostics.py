@@ -39,6 +39,9 @@ class Weighted(float):
         statistic.weight = float(weight)
         return statistic
 
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]  for copies
+        return float(self), self.weight
+
 
 def component_metrics(
     rewards: Tensor,

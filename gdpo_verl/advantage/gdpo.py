@@ -31,6 +31,7 @@ def gdpo_advantages(
     mean and unbiased variance run over all response tokens (``whiten="token"``, as the
     paper's verl code does) or over all responses (``"sequence"``, Eq. 6).
 
+    >>> import torch
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     >>> mask = torch.ones(4, 2)
     >>> gdpo_advantages(rewards, [0, 0, 1, 1], mask)[:, 0].round(decimals=4)

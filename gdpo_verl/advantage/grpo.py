@@ -25,6 +25,7 @@ def grpo_advantages(
 
     A[i, t] = mask[i, t] (s_i - mean_g s) / (std_g s + epsilon),  s_i = sum_k w_k r[i, k]
 
+    >>> import torch
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     >>> grpo_advantages(rewards, [0, 0, 1, 1], torch.ones(4, 1))[:, 0].round(decimals=4)
     tensor([ 0.7071, -0.7071,  0.7071, -0.7071])
