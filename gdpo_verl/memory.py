@@ -236,8 +236,8 @@ def machine_memory() -> int:
 def remedy_for(error: str) -> str | None:
     """What to lower, for the words in which torch, vLLM or Ray say that memory ran out.
 
-    >>> remedy_for("torch.OutOfMemoryError: CUDA out of memory. Tried to …")[:59]
-    'lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or'
+    >>> remedy_for("torch.OutOfMemoryError: CUDA out of memory. Tried to …")[:55]
+    'lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu'
     >>> remedy_for("KeyError: 'format'")
     """
     found = (remedy for words, remedy in _REMEDIES.items() if re.search(words, error))

@@ -22,10 +22,22 @@ scripts/setup.sh cpu test
 "$venv/bin/python" -m pytest -q -m "not real" tests/test_{contract,plugin,seam,batch,checks,cpu,reward_manager}.py
 
 if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
-if [ ! -d "$out/model" ]; then "$gdpo" make-policy --out "$out/model"; fi
+"$venv/bin/python" - "$out/model" << 'PYTHON'    # untrained: two steps teach it nothing
+import sys
+from gdpo_verl.policy import make_model, train_tokenizer
+from gdpo_verl.policy_tasks import TASKS
+task = TASKS["toolbox"]()
+tokenizer = train_tokenizer(task, seed=0, vocabulary=task.settings.vocabulary)
+for part in (tokenizer, make_model(tokenizer)):
+    part.save_pretrained(sys.argv[1])
+PYTHON
 rm -rf "$out/run"
 "$gdpo" train toolbox/gdpo --run "$out/run" hardware=cpu \
   "actor_rollout_ref.model.path='$PWD/$out/model'" \
   "data.train_files='$PWD/$out/data/train.parquet'" \
   "data.val_files='$PWD/$out/data/validation.parquet'" \
-  trainer.total_training_steps=2
+  data.train_batch_size=8 actor_rollout_ref.rollout.n=4 \
+  actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
+  actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8 \
+  trainer.total_training_steps=2 trainer.val_before_train=false trainer.test_freq=-1

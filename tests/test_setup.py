@@ -1,0 +1,248 @@
+"""The locks, and scripts/setup.sh without a network: a recorder stands where uv does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+if sys.version_info < (3, 11):
+    tomllib = pytest.importorskip("tomli")
+else:
+    import tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETS = [("cpu",), ("gpu",), ("cpu", "test", "data"), ("gpu", "test", "data")]
+PYTHONS = ["3.10", "3.11", "3.12"]
+
+
+def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
+    """Name to version of what a lock installs there; each name once."""
+    environment = default_environment() | {
+        "python_version": python,
+        "python_full_version": f"{python}.9",
+        "platform_machine": machine,
+        "sys_platform": "linux",
+    }
+    found: dict[str, str] = {}
+    for line in (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        requirement = Requirement(line)
+        (pin,) = requirement.specifier
+        assert pin.operator == "==", line
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            assert requirement.name not in found, line
+            found[requirement.name] = pin.version
+    return found
+
+
+def name_of(requirement: Requirement) -> str:
+    return re.sub(r"[-_.]+", "-", requirement.name).lower()
+
+
+def wanted(*extras: str) -> list[Requirement]:
+    """The direct dependencies with these extras, those that extras name among them."""
+    project = PROJECT["project"]
+    lines = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"].get(extra) or PROJECT["dependency-groups"][extra]
+    found = []
+    for requirement in map(Requirement, lines):
+        own = name_of(requirement) == "gdpo-verl"
+        found += wanted(*requirement.extras) if own else [requirement]
+    return found
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("locks", SETS, ids="+".join)
+def test_locks_hold_what_pyproject_asks_for(locks: tuple[str], python: str, machine: str) -> None:
+    found: dict[str, str] = {}
+    for lock in locks:
+        for name, version in pins(lock, python, machine).items():
+            assert found.setdefault(name, version) == version, f"{name} in {locks}"
+    for requirement in wanted(*locks):
+        version = found[name_of(requirement)]
+        assert requirement.specifier.contains(version, prereleases=True), requirement
+
+
+@pytest.mark.parametrize("lock", ["cpu", "gpu", "test", "data"])
+def test_lock_names_no_host_and_no_path(lock: str) -> None:
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+    assert not re.search(r"://|^\s*[-/.]| @ ", text, re.MULTILINE)
+
+
+def test_cpu_lock_has_torchs_cpu_build_and_nothing_for_cuda() -> None:
+    found = pins("cpu", "3.11")
+    assert found["torch"].endswith("+cpu")
+    assert not {"torchvision", "torchaudio", "torchcodec", "triton", "vllm"} & found.keys()
+    assert not [name for name in found if name.startswith(("nvidia", "cuda"))]
+
+
+# Notes what uv is asked for and answers as told; RESOLVED is what its --dry-run prints.
+RECORDER = """\
+#!/bin/sh
+echo "$*" >> "$RECORD"
+case "$*" in
+  *--dry-run*) printf '%s\\n' "$RESOLVED"; exit "${RESOLVES:-0}" ;;
+  *) exit "${INSTALLS:-0}" ;;
+esac
+"""
+GPU = """\
+#!/bin/sh
+case "$1" in -L) echo "GPU 0: a card" ;; *) echo "$DRIVER"; echo "$DRIVER" ;; esac
+"""
+
+
+class Machine:
+    """A machine with a uv that installs nothing, and perhaps a GPU."""
+
+    def __init__(self, directory: Path) -> None:
+        self.venv, self.record = directory / "venv", directory / "record"
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        self.program("uv", RECORDER)
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        self.record.write_text("")
+        variables = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "VENV": str(self.venv),
+            "PYTHON": sys.executable,
+            "RECORD": str(self.record),
+            "RESOLVED": " + torch==2.11.0",
+        }
+        return subprocess.run(
+            ["bash", str(ROOT / "scripts/setup.sh"), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | variables | environment,
+        )
+
+    @property
+    def asked(self) -> list[str]:
+        return self.record.read_text().splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_everything_is_resolved_before_anything_is_installed_and_the_second_time_nothing_is_done(
+    machine: Machine,
+) -> None:
+    done = machine.setup("cpu", "test")
+    assert done.returncode == 0, done.stderr
+    first, second = machine.asked
+    assert first == f"{second} --dry-run"
+    assert f"--python {machine.venv}/bin/python --no-deps" in second
+    assert "requirements/cpu.lock --requirement requirements/test.lock --editable ." in second
+
+    assert machine.setup("cpu", "test").returncode == 0
+    assert machine.asked == []
+
+
+def test_gpu_is_seen_and_can_be_overruled(machine: Machine) -> None:
+    machine.program("nvidia-smi", GPU)
+    assert machine.setup(DRIVER="580.65.06").returncode == 0
+    assert "requirements/gpu.lock" in machine.asked[0]
+    assert machine.setup("cpu", DRIVER="580.65.06").returncode == 0
+    assert "requirements/cpu.lock" in machine.asked[0]
+
+
+def test_an_environment_for_other_hardware_stays_when_the_new_one_cannot_be_had(
+    machine: Machine,
+) -> None:
+    assert machine.setup("cpu").returncode == 0
+    (machine.venv / "mine").touch()
+    assert machine.setup("gpu", RESOLVES="1").returncode == 1
+    assert (machine.venv / "mine").exists()
+    assert machine.setup("cpu").returncode == 0
+    assert machine.asked == []
+
+    assert machine.setup("gpu").returncode == 0
+    assert not (machine.venv / "mine").exists()
+    assert not machine.venv.with_name("venv.old").exists()
+
+
+def test_what_was_interrupted_is_made_anew(machine: Machine) -> None:
+    assert machine.setup("cpu").returncode == 0
+    assert machine.setup("cpu", "test", INSTALLS="1").returncode == 1
+    (machine.venv / "half").touch()
+    assert machine.setup("cpu", "test").returncode == 0
+    assert not (machine.venv / "half").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["cpu"], {"RESOLVES": "1"}, "nothing was installed; see above. Without a network set"),
+        (["cpu"], {"INSTALLS": "1"}, "not finished; run scripts/setup.sh again"),
+        (["gpu"], {"RESOLVED": " + torch==2.11.0+cpu"}, "found only a CPU build where pip is told"),
+        (["gpu"], {"DRIVER": "550.54.15"}, "driver 580 or newer, found 550.54.15: update it"),
+        (["cpu", "texts"], {}, "expected test or data as an EXTRA, found texts"),
+        (["tpu"], {}, "usage: scripts/setup.sh [cpu|gpu [EXTRA ...]]"),
+        (
+            ["cpu"],
+            {"VENV": "/tmp/a place/venv"},
+            "no workers from a path with spaces, found /tmp/a",
+        ),
+        (["cpu"], {"PYTHON": "false"}, "expected Python 3.10 to 3.12"),
+    ],
+    ids=["no network", "disk", "CPU index", "driver", "extra", "usage", "spaces", "python"],
+)
+def test_what_cannot_work_is_said_and_leaves_nothing_behind(
+    machine: Machine, arguments: list[str], environment: dict[str, str], message: str
+) -> None:
+    if "DRIVER" in environment:
+        machine.program("nvidia-smi", GPU)
+    done = machine.setup(*arguments, **environment)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not machine.venv.exists()
+
+
+def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(
+    machine: Machine,
+) -> None:
+    missing = "there is no version of torch==2.13.0+cpu"
+    assert machine.setup("cpu", RESOLVES="1", RESOLVED=missing).returncode == 1
+    first, second = machine.asked
+    assert "--index " not in first
+    assert "--index https://download.pytorch.org/whl/cpu" in second
+
+
+@pytest.mark.parametrize("script", ["train", "submit"])
+def test_script_without_an_environment_says_how_to_make_one(tmp_path: Path, script: str) -> None:
+    done = subprocess.run(
+        ["bash", str(ROOT / f"scripts/{script}.sh"), "toolbox/gdpo"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"VENV": str(tmp_path), "RUN": "/run"},
+    )
+    assert done.returncode == 1
+    assert f"expected gdpo-verl in {tmp_path}, found none: run scripts/setup.sh" in done.stderr
+
+
+def test_no_page_and_no_message_names_a_package_that_is_not_published() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md")]
+    sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").glob("*.sh")]
+    for path in pages + sources:
+        assert not re.search(r"install [^\n]*['\" ]gdpo-verl(\[|['\"`\s]|$)", path.read_text()), (
+            path
+        )
