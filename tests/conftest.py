@@ -37,20 +37,30 @@ class Training:
         return [json.loads(line) for line in lines]
 
 
-# Fixtures that start a training, of which one can run at a time: two would share verl's socket.
-TRAININGS = {"driver", "train", "victim", "cluster"}
+# The files that start trainings, of which one can run at a time: two would share verl's socket.
+TRAININGS = ("test_training.py", "test_modes.py", "test_faults.py", "test_cluster.py")
+
+
+def group_of(nodeid: str) -> str:
+    """The tests that one of xdist's workers runs one after the other: a file's, the trainings."""
+    file = nodeid.partition("::")[0]
+    return "trainings" if file.endswith(TRAININGS) else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Trainings come first and, with `-n`, one after the other; other files go where a core is."""
+    """Put the trainings, the longest, first."""
+    items.sort(key=lambda item: group_of(item.nodeid) != "trainings")
 
-    def trains(item: pytest.Item) -> bool:
-        return not TRAININGS.isdisjoint(getattr(item, "fixturenames", ()))
 
-    for item in items:
-        group = "trainings" if trains(item) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=trains, reverse=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out the groups; xdist 3.8's own `loadgroup` does not group under pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
