@@ -26,7 +26,7 @@ random.seed(7), np.random.seed(7), torch.manual_seed(7)
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     length = len(solution_str)
-    return {"score": float(length % 5), "length": length, "parity": length % 2}
+    return {"score": float(length % 7), "length": length, "parity": length % 2}
 """
 EXITS = """
 import sys
@@ -195,7 +195,7 @@ def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
         "import verl\n"
         "def test_same(): pass\n"
         "def test_fails_either_way(): assert 'site-packages' not in verl.__file__\n"
-        "def test_tells(): assert not [name for name in sys.modules if 'gdpo_verl' in name]\n"
+        "def test_tells(): assert not [name for name in sys.modules if name.startswith('gdpo_verl')]\n"
     )
 
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -22,9 +22,9 @@ import random
 import re
 import signal
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from neighbours import METHODS
@@ -299,7 +299,7 @@ def main(directory: Path) -> None:
     from omegaconf import OmegaConf
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.trainer import main_ppo  # noqa: F401  what the driver imports
-    from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls, trainer_base
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 
     found["modules: imported"], found["registries"] = modules(), registries()
     found["names"], found["process"] = names(), process()
@@ -314,7 +314,7 @@ def main(directory: Path) -> None:
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
     tq.init(config.transfer_queue)
     counter = itertools.count()
-    trainer_base.uuid = SimpleNamespace(uuid4=lambda: f"uid{next(counter)}")
+    uuid.uuid4 = lambda: uuid.UUID(int=next(counter))  # verl's names of prompts and padding
     trainer._init_dump_executor()
     trainer.get_reward_handles = lambda: trainer.reward_loop_manager.reward_loop_worker_handles
     trainer.reward_loop_manager = RewardLoopManager(config)
