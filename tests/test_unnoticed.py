@@ -195,7 +195,7 @@ def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
         "import verl\n"
         "def test_same(): pass\n"
         "def test_fails_either_way(): assert 'site-packages' not in verl.__file__\n"
-        "def test_tells(): assert not [name for name in sys.modules if name.startswith('gdpo_verl')]\n"
+        "def test_tells(): assert 'gdpo_verl.hooks' not in sys.modules\n"
     )
 
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:
