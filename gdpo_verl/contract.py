@@ -70,6 +70,7 @@ CONTRACT = (
         "PPOTrainer._dump_generations",
         "self inputs outputs gts scores reward_extra_infos_dict ...",
     ),
+    Use("trainer.ppo.v1.trainer_base", "PPOTrainer._log_rollout_data", "self batch ..."),
     Use("trainer.ppo.v1.utils", "compute_advantage_for_multi_trajectories", "data ..."),
     Use("trainer.ppo.v1.utils", "MetricsAggregator", reads="metric_weights"),
     Use("trainer.ppo.v1.utils", "MetricsAggregator._get_aggregation_type", "self metric_name"),
@@ -145,9 +146,8 @@ def _compare(use: Use, node: ast.AST | None) -> Iterator[str]:
         arguments = node.args
         found = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         expected = use.parameters.split()
-        if "..." in expected:
-            found[len(expected) - 1 :] = ["..."]
-        if found != expected:
+        first = len(expected) - 1 if expected[-1:] == ["..."] else None
+        if found[:first] != expected[:first]:
             yield f"{use} takes ({', '.join(found)}), expected ({', '.join(expected)})"
     if missing := sorted(set(use.reads.split()) - set(_words(node))):
         yield f"{use} does not use {', '.join(missing)}"

@@ -209,13 +209,15 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
         "as an answer": [0.0, 0.0, 0.0],
         "another row's": [1.0, 1.0, 1.0],
         "another row's, as an answer": [0.0, 0.0, 0.0],
+        "in a box": [0.0, 0.0, 0.0],
+        "another row's, in a box": [0.0, 0.0, 0.0],
         "cut in half": [1.0, 1.0, 1.0],
         "random text": [0.0, 0.0, 0.0],
         "empty": [1.0, 1.0, 1.0],
     }
     assert status == 0
     assert f"rewards.py:{function}" in shown
-    assert "score = 1·right + 1·short in 21 of 21 answers" in shown
+    assert "score = 1·right + 1·short in 27 of 27 answers" in shown
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
     if function == "good_async":  # its sleep was waited for
@@ -254,7 +256,7 @@ def test_users_manager_from_a_file(check: Callable) -> None:
     assert "managers.py:Doubling" in shown
     # "undeclared" gives 2 for the truth: right 2, twice 4, score 6.
     assert scores(report)["ground truth"] == [6.0, 6.0, 6.0]
-    assert "score = 1·right + 1·twice in 21 of 21 answers" in shown
+    assert "score = 1·right + 1·twice in 27 of 27 answers" in shown
 
 
 def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:
@@ -315,17 +317,17 @@ def test_gsm8k_as_published_reads_a_bare_number(recipe: Callable) -> None:
 def test_mathematics_reads_a_formula_in_a_box(recipe: Callable) -> None:
     status, shown, report = recipe("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"])
     assert status == 0
-    assert scores(report)["as an answer"] == [2.0] * 3  # right, and within 4,000 tokens
+    assert scores(report)["in a box"] == [2.0] * 3  # right, and within 4,000 tokens
     assert scores(report)["ground truth"] == [1.0] * 3  # no box
     assert scores(report)["empty"] == [1.0] * 3
-    assert report["parse_errors"] == {"0": 6, "1": 15}
+    assert report["parse_errors"] == {"0": 6, "1": 21}
     assert "note     'length' is 1 for every answer" in shown
 
 
 def test_conditioned_mathematics_passes_too(recipe: Callable) -> None:
     status, _, report = recipe("math_length/gdpo_conditioned", ["1", "2", "3"])
     assert status == 0
-    assert scores(report)["as an answer"] == [2.0] * 3
+    assert scores(report)["in a box"] == [2.0] * 3
     assert scores(report)["empty"] == [0.0] * 3  # short, but not right
 
 
@@ -405,6 +407,8 @@ def test_one_bad_answer_is_named_and_the_others_are_scored(
         "as an answer": [0.0, 0.0],
         "another row's": [1.0, 1.0],
         "another row's, as an answer": [0.0, 0.0],
+        "in a box": [0.0, 0.0],
+        "another row's, in a box": [0.0, 0.0],
         "cut in half": [1.0, 1.0],
         "random text": [0.0, 0.0],
         "empty": [None, None],
@@ -421,7 +425,7 @@ def test_one_bad_answer_is_named_and_the_others_are_scored(
             "inverted",
             [],
             "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, and "
-            "in neither of its forms more than every wrong answer in half of them: the reward is "
+            "in none of its forms more than every wrong answer in half of them: the reward is "
             "inverted",
             id="inverted",
         ),
@@ -465,7 +469,7 @@ def test_a_template_that_opens_the_thought_is_named(
     )
     assert status == 0
     # The answers are written as the policy writes them: without the opening tag.
-    assert report["answers"][1]["answer"] == "\\boxed{22}</think>\n<answer>22</answer>"
+    assert report["answers"][1]["answer"] == "It follows.</think>\n<answer>22</answer>"
     if manager == "naive":
         assert scores(report)["as an answer"] == [1.0] * 3
         assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown

@@ -195,7 +195,7 @@ def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_a_misspelt_argume
     row = ROW | {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}
     misspelt = "+reward.custom_reward_function.reward_kwargs.stric=false"
     checks.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
-    assert "reward.reward_manager.name=naive: the prompt ends in '<think>\\n'" in caplog.text
+    assert "reward.reward_manager.name=naive: the prompt ends in '<think>" in caplog.text
     assert "reward_kwargs.stric: pkg://gdpo_verl.rewards.tool_call:compute_score" in caplog.text
     caplog.clear()
     checks.probe_reward(compose(), thinker, [row])

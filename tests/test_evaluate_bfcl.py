@@ -18,6 +18,7 @@ from gdpo_verl.data import parquet, prompt
 from gdpo_verl.data import toolbox as toolbox_data
 from gdpo_verl.evaluate.bfcl import CATEGORIES, MULTI_TURN, SIMPLE
 from gdpo_verl.evaluate.catalog import open_benchmark
+from gdpo_verl.rewards.parse_error import ParseError
 
 COUNTS = {
     **{"simple_python": 400, "simple_java": 100, "simple_javascript": 50},
@@ -180,7 +181,7 @@ def test_it_says_what_is_wrong_with_an_answer(benchmark, text, reason, error):
     found = benchmark.score(first(benchmark, "simple_python"), text, 5)
     assert found.measures == {"accuracy": 0, "format": 0}
     assert reason in found.reason
-    assert found.error.name == error
+    assert found.error is ParseError[error]
 
 
 def test_a_call_is_wrong_where_none_fits_and_right_where_one_does(benchmark):

@@ -243,5 +243,5 @@ def test_no_page_and_no_message_names_a_package_that_is_not_published() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md")]
     sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").glob("*.sh")]
     for path in pages + sources:
-        found = re.search(r"install (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
+        found = re.search(r"\binstall (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
         assert not found, f"{path}: {found}"

@@ -16,7 +16,9 @@ from gdpo_verl.rewards.thought import THINK
 GROUND_TRUTH = "ground truth"
 PHRASED = "as an answer"
 """The ground truth in the tags and the box in which answers are often asked for."""
+BOXED = "in a box"
 OTHER, OTHER_PHRASED = "another row's", "another row's, as an answer"
+OTHER_BOXED = "another row's, in a box"
 HALF, RANDOM, EMPTY = "cut in half", "random text", "empty"
 RANDOM_CHARACTERS = 200
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
@@ -62,7 +64,8 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
 
 
 def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
-    """For each row: its ground truth and another row's, bare and phrased; half; random; nothing."""
+    """For each row: its ground truth and another row's, bare, phrased and boxed; half; random;
+    nothing."""
     rng = random.Random(0)
     truths = {number: ground_truth(row) for number, row in rows.items()}
     numbers = list(rows)
@@ -75,8 +78,10 @@ def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
         texts = {
             GROUND_TRUTH: truth,
             PHRASED: None if truth is None else phrased(truth),
+            BOXED: None if truth is None else boxed(truth),
             OTHER: other,
             OTHER_PHRASED: None if other is None else phrased(other),
+            OTHER_BOXED: None if other is None else boxed(other),
             HALF: None if truth is None else truth[: len(truth) // 2],
             RANDOM: "".join(rng.choices(_ALPHABET, k=RANDOM_CHARACTERS)),
             EMPTY: "",
@@ -95,12 +100,21 @@ def inside_thought(answer: Answer) -> Answer:
 
 
 def phrased(truth: str) -> str:
-    """The truth where rules for mathematics look for it: in a box, and between answer tags.
+    """The truth between answer tags, behind a thought.
 
     >>> phrased("42")
-    '<think>\\\\boxed{42}</think>\\n<answer>42</answer>'
+    '<think>It follows.</think>\\n<answer>42</answer>'
     """
-    return f"<think>\\boxed{{{truth}}}</think>\n<answer>{truth}</answer>"
+    return f"<think>It follows.</think>\n<answer>{truth}</answer>"
+
+
+def boxed(truth: str) -> str:
+    """The truth in LaTeX's box, behind a thought.
+
+    >>> boxed("42")
+    '<think>It follows.</think>\\n\\\\boxed{42}'
+    """
+    return f"<think>It follows.</think>\n\\boxed{{{truth}}}"
 
 
 def from_column(rows: Mapping[int, Mapping[str, Any]], column: str) -> list[Answer]:

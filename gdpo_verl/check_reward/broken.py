@@ -10,9 +10,11 @@ from typing import Any
 
 from gdpo_verl.batch import RewardBatch
 from gdpo_verl.check_reward.answers import (
+    BOXED,
     EMPTY,
     GROUND_TRUTH,
     OTHER,
+    OTHER_BOXED,
     OTHER_PHRASED,
     PHRASED,
     RANDOM,
@@ -27,7 +29,7 @@ SHARE_OF_STEP = 0.05
 
 _TOLERANCE = 1e-9
 # A truth is compared with wrong answers of its own form, and with two that have none.
-_WRONG = {GROUND_TRUTH: OTHER, PHRASED: OTHER_PHRASED}
+_WRONG = {GROUND_TRUTH: OTHER, PHRASED: OTHER_PHRASED, BOXED: OTHER_BOXED}
 
 
 def no_dict(cases: Iterable[Case]) -> list[str]:
@@ -110,7 +112,7 @@ def nothing_to_learn(
 def out_of_order(readable: Sequence[Case], codes: Mapping[int, int]) -> tuple[list[str], list[str]]:
     """Rewards that do not prefer the ground truth to wrong answers: as problems, or as notes.
 
-    In one of its forms, bare or phrased, the ground truth must score more than every wrong
+    In one of its forms, bare, phrased or boxed, the ground truth must score more than every wrong
     answer in at least half of the rows. It is a note where the truth is known not to be an
     answer: a JSON object, as the tests of a program, or unread by the reward's own words.
 
@@ -128,7 +130,7 @@ def out_of_order(readable: Sequence[Case], codes: Mapping[int, int]) -> tuple[li
     worse = sum(difference < 0 for difference in compared[form])
     text = (
         f"the ground truth ({form}) scores less than a wrong answer in {worse} of "
-        f"{len(compared[form])} rows, and in neither of its forms more than every wrong answer in "
+        f"{len(compared[form])} rows, and in none of its forms more than every wrong answer in "
         "half of them"
     )
     if may_not_fit(readable, codes):
