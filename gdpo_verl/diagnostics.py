@@ -39,7 +39,7 @@ class Weighted(float):
         statistic.weight = float(weight)
         return statistic
 
-    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]  for copies
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
         return float(self), self.weight
 
 
