@@ -46,25 +46,6 @@ def use_one_gloo_backend(distributed: Any) -> None:
     wrap(distributed, "initialize_global_process_group_ray", initialize)
 
 
-def fork_workers(constants: Any) -> None:
-    """Ray starts a worker as a new interpreter, in which verl and vLLM are imported again: most
-    of a start on a few cores (`gdpo_verl.cpu.workers`). verl calls this function in the driver
-    alone, when it starts Ray itself (verl/trainer/main_ppo.py, `run_ppo`)."""
-
-    def runtime_env(original: Any, config: Any = None) -> Any:
-        from gdpo_verl.cpu import workers
-
-        chosen = original(config)
-        ray_init = config.ray_kwargs.ray_init
-        joins = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-        if not joins and ray_init.runtime_env.get("py_executable") is None:
-            variables = {**chosen["env_vars"], **(ray_init.runtime_env.get("env_vars") or {})}
-            ray_init.runtime_env.py_executable = workers.start(variables)
-        return chosen
-
-    wrap(constants, "get_ppo_ray_runtime_env", runtime_env)
-
-
 def poll_often(replay_buffer: Any) -> None:
     """The replay buffer asks for finished rollouts every 2 s, fixed in the constructor's default
     (verl/trainer/ppo/v1/replay_buffer.py, `poll_interval`): half of a small step. A sampler of
