@@ -16,8 +16,13 @@ compile() {
   "$uv" pip compile pyproject.toml --quiet --universal --python-version 3.10 --no-annotate \
     --custom-compile-command scripts/lock.sh --output-file "requirements/$1.lock" "${@:2}"
 }
-# without LOCK ...: an option for each package that they hold
-without() { sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package=\1/p' "$@" | sort -u; }
+# without LOCK ...: an option for each package that they hold on every machine
+without() { sed -n 's/^\([a-z0-9.-]*\)==[^;]*$/--no-emit-package=\1/p' "$@" | sort -u; }
+# drop NAME LOCK ...: from a lock the lines that stand in others, too
+drop() {
+  kept=$(grep -vxFf <(sed '/^#/d' "${@:2}") "requirements/$1.lock")
+  echo "$kept" > "requirements/$1.lock"
+}
 
 # PyPI has no CPU build of torch: the version is resolved there, and the build is named at the end.
 torch=$(grep -o 'torch==[0-9.]*' <(grep '^cpu = ' pyproject.toml))
@@ -34,6 +39,8 @@ compile test --extra test "${on_top[@]}" "${held[@]}" "$@"
 mapfile -t held < <(without requirements/{cpu,test}.lock)
 compile data --group data "${on_top[@]}" --constraints requirements/test.lock \
   "${held[@]}" "$@"
+drop data requirements/{cpu,test}.lock
+drop test requirements/cpu.lock
 compile gpu --extra gpu --constraints requirements/test.lock --constraints requirements/data.lock "$@"
 
 sed -i "s/^$torch$/$torch+cpu/" requirements/cpu.lock

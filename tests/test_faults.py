@@ -316,20 +316,27 @@ class Victim:
             *["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"],
             *["trainer.val_before_train=false", "trainer.test_freq=15", "trainer.save_freq=3"],
             *["data.val_max_samples=16", "actor_rollout_ref.actor.optim.lr=1e-3"],
-            *["trainer.total_training_steps=15", "reward.num_workers=2"],
+            "reward.num_workers=2",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
         ]
+        self.steps = 7
         self.launcher: Any = None
         self.leader = -1
 
     def start(self, *options: str) -> None:
         self.launcher = subprocess.Popen(
-            [*self.command, *options], stderr=subprocess.PIPE, text=True
+            [*self.command, f"trainer.total_training_steps={self.steps}", *options],
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
-    def kill(self, who: str, *, after: int) -> dict[int, set[str]]:
-        """Kill -9 one process when a step is done; returns the prompts of the steps so far."""
+    def kill(self, who: str, *, after: int, leaving: int | None = None) -> dict[int, set[str]]:
+        """Kill -9 one process when a step is done; returns the prompts of the steps so far.
+
+        `leaving` is a step of which half a checkpoint is planted, as a save that is killed leaves
+        it: a newer folder without its place in the data.
+        """
         wait_for(lambda: after in steps_of(self.run) or not self.running(), 600)
         assert self.running(), self.end()
         dump = self.run / "rollouts" / f"{after}.jsonl"  # verl writes it in a thread
@@ -339,6 +346,10 @@ class Victim:
         pids = [pid for pid, args in members if who in args]
         assert pids, members
         seen = {step: prompts(self.run, step) for step in steps_of(self.run)}
+        if leaving is not None:
+            unfinished = self.run / "checkpoints" / f"global_step_{leaving}" / "actor"
+            unfinished.mkdir(parents=True)
+            (unfinished / "model_world_size_1_rank_0.pt").write_bytes(b"PK\x03\x04 cut short")
         os.kill(pids[0], signal.SIGKILL)
         return seen
 
@@ -410,6 +421,7 @@ def test_other_parts_that_are_killed_are_named_and_the_same_command_goes_on_wher
     victim: Victim, policy: Path
 ) -> None:
     before: list[dict[int, set[str]]] = []
+    victim.steps = 12
 
     victim.start()
     before.append(victim.kill("verl.trainer.main_ppo", after=4))
@@ -449,7 +461,7 @@ def prompts(run: Path, step: int) -> set[str]:
     return found
 
 
-def undisturbed(run: Path, policy: Path) -> dict[int, set[str]]:
+def undisturbed(run: Path, policy: Path, steps: int) -> dict[int, set[str]]:
     """The prompts of each step by verl's own data set and sampler, without a trainer."""
     from transformers import AutoTokenizer
     from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
@@ -469,7 +481,7 @@ def undisturbed(run: Path, policy: Path) -> dict[int, set[str]]:
         )
         for index in order
     ]
-    return {step + 1: set(texts[8 * step : 8 * step + 8]) for step in range(15)}
+    return {step + 1: set(texts[8 * step : 8 * step + 8]) for step in range(steps)}
 
 
 def session(leader: int) -> list[tuple[int, str]]:

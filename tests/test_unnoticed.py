@@ -190,7 +190,7 @@ def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
     suites = ["experimental/agent_loop", "experimental/reward_loop"]
     for suite in ["trainer", *suites, "workers/reward_manager", "utils/reward_score"]:
         (tmp_path / "tests" / suite).mkdir(parents=True)
-    (tmp_path / "tests" / "trainer" / "test_tells_on_cpu.py").write_text(
+    (tmp_path / "tests" / "trainer" / "test_made_up_on_cpu.py").write_text(
         "import sys\n"
         "import verl\n"
         "def test_same(): pass\n"
