@@ -358,7 +358,7 @@ class Victim:
 
     def driver(self) -> int:
         (line,) = [
-            line for line in processes_of([f"hydra.run.dir='{self.run}'"]) if "main_ppo" in line
+            line for line in processes_of([f"hydra.run.dir={self.run}"]) if "main_ppo" in line
         ]
         return int(line.split()[0])
 
