@@ -455,3 +455,9 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     meaning = {"min": 4.0, "max": 8.0}
     expected = {name: meaning.get(name.rpartition("/")[2], 5.0) for name in names}
     assert aggregator.get_aggregated_metrics() == expected
+
+
+def test_the_decoupled_sum_reads_epsilon() -> None:
+    # The deviation of 1 and 0 is 0.7071: ±0.5 / (0.7071 + 0.2929).
+    found = decoupled_sum(torch.tensor([[1.0], [0.0]]), [0, 0], epsilon=1 - math.sqrt(0.5))
+    torch.testing.assert_close(found, torch.tensor([0.5, -0.5], dtype=torch.float64))
