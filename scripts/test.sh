@@ -18,6 +18,9 @@ scripts/setup.sh cpu test data || {
 [ -d "$venv/trl/trl-1.16.0.dist-info" ] ||
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$venv/trl" trl==1.16.0
 
+# Ray would run its workers at niceness 15, and the tests beside a training would starve it.
+export RAY_worker_niceness=0
+
 tier="not slow"
 if [ "${1:-}" = --all ]; then tier="" && shift; fi
 
