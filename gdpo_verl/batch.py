@@ -75,7 +75,7 @@ class RewardBatch:
         return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
 
     def decompose(self, token_counts: Tensor | None = None) -> Decomposition:
-        """What GDPO and GRPO make of the sessions.
+        """Compute what GDPO and GRPO make of the sessions.
 
         Args:
           token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.

@@ -18,7 +18,7 @@ from gdpo_verl.config import GdpoConfig, Objective
 
 @dataclass
 class AdvantageStep:
-    """What the trainer seam and the estimator tell each other in one call of verl's.
+    """The exchange between trainer seam and estimator in one call of verl's.
 
     verl's default trainer hands an estimator no reward components; the seam does, and gets back
     what verl has read from its queue besides.

@@ -56,7 +56,7 @@ def install_legacy(ray_trainer: Any) -> None:
 
 
 class Seam:
-    """What one trainer carries from its first row to its last dump."""
+    """The state of one trainer, from its first row to its last dump."""
 
     def __init__(self, config: Any, objective: Objective) -> None:
         self.config = config

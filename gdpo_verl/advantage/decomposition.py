@@ -58,7 +58,7 @@ class Decomposition:
 
     @cached_property
     def terms(self) -> Tensor:
-        """What GDPO adds, w_k z[i, k] / unit: shape (B, K); 0 where not scored."""
+        """The terms that GDPO adds, w_k z[i, k] / unit: shape (B, K); 0 where not scored."""
         return self._terms(self.normalized)
 
     @cached_property
