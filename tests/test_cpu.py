@@ -62,14 +62,6 @@ from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 import zmq
 condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://x")
 result["spins"] = condition.busy_loop_s
-from omegaconf import OmegaConf
-from gdpo_verl.cpu import workers
-from verl.trainer import constants_ppo
-workers.start = lambda variables: variables["NCCL_DEBUG"] + variables["OWN"]
-own = {"env_vars": {"OWN": " and own"}, "py_executable": None}
-config = OmegaConf.create({"ray_kwargs": {"ray_init": {"runtime_env": own}}})
-constants_ppo.get_ppo_ray_runtime_env(config)
-result["worker command"] = config.ray_kwargs.ray_init.runtime_env.py_executable
 print("@" + json.dumps(result))
 """
 
