@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_verl import __version__
-from gdpo_verl.data.catalog import DATASETS
-from gdpo_verl.evaluate.catalog import BENCHMARKS
+from gdpo_verl.tasks.catalog import BENCHMARKS, DATASETS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,7 +247,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from gdpo_verl.data import catalog
+    from gdpo_verl.tasks import catalog
 
     out = options.out or Path("data") / options.dataset
     provenance = catalog.prepare(
@@ -282,14 +281,14 @@ def _train(options: argparse.Namespace) -> int:
     if options.cfg:
         from omegaconf import OmegaConf
 
-        from gdpo_verl.launch import composed
+        from gdpo_verl.run.launch import composed
 
         config, _ = composed(options.recipe, run, options.overrides)
         print(OmegaConf.to_yaml(config), end="")
         return 0
     if options.dry_run:
         return _dry_run(options, run, options.overrides)
-    from gdpo_verl.launch import train
+    from gdpo_verl.run.launch import train
 
     train(options.recipe, run, options.overrides, retries=options.retries)
     return 0
@@ -307,11 +306,11 @@ def _dry_run(
 
 def _submit(options: argparse.Namespace) -> int:
     if options.dry_run:
-        from gdpo_verl.submit import absolute
+        from gdpo_verl.run.submit import absolute
 
         overrides = absolute(options.recipe, options.overrides)
         return _dry_run(options, options.run, overrides, elsewhere=True)
-    from gdpo_verl.submit import submit
+    from gdpo_verl.run.submit import submit
 
     return submit(
         options.recipe,

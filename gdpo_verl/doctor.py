@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from gdpo_verl import __version__, checks, contract, install
+from gdpo_verl import __version__, text
+from gdpo_verl.plugin import contract, validation
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -142,7 +143,7 @@ def _fresh_process() -> Iterator[Finding]:
 
 
 def _estimator(found: Any) -> Finding:
-    if found == "gdpo_verl.estimator.gdpo":
+    if found == "gdpo_verl.plugin.estimator.gdpo":
         return Finding("adv_estimator=gdpo", f"{found}")
     return Finding(
         "adv_estimator=gdpo",
@@ -161,11 +162,11 @@ def _seam(found: Any) -> Finding:
 
 
 def _manager(found: Any) -> Finding:
-    if isinstance(found, list) and checks.MANAGER_NAME in found:
-        return Finding("reward manager", checks.MANAGER_NAME)
+    if isinstance(found, list) and validation.MANAGER_NAME in found:
+        return Finding("reward manager", validation.MANAGER_NAME)
     return Finding(
         "reward manager",
-        f"{checks.MANAGER_NAME} is missing: {_state(found)}",
+        f"{validation.MANAGER_NAME} is missing: {_state(found)}",
         "reinstall gdpo-verl",
     )
 
@@ -189,11 +190,11 @@ def _device(found: dict[str, Any]) -> Finding:
 
 def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
     if "error" in found:
-        return Finding("vLLM", found["error"], install.VLLM)
+        return Finding("vLLM", found["error"], text.VLLM)
     # vLLM names no device where it finds none.
     state = f"{found['version']} for {found['device'] or 'GPUs'}"
     wrong = device.get("platform") == "cpu" and found["device"] != "cpu"
-    return Finding("vLLM", state, install.VLLM if wrong else "")
+    return Finding("vLLM", state, text.VLLM if wrong else "")
 
 
 def _ray(found: Any) -> Finding:

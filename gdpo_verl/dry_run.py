@@ -16,10 +16,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from gdpo_verl import __version__, launch, memory
-from gdpo_verl.activations import Shape, is_lora, load_shape
-from gdpo_verl.composition import hardware_of
-from gdpo_verl.dumps import DumpSettings
+from gdpo_verl import __version__
+from gdpo_verl.plugin.dumps import DumpSettings
+from gdpo_verl.run import launch, memory
+from gdpo_verl.run.activations import Shape, is_lora, load_shape
+from gdpo_verl.run.composition import hardware_of
 
 # GiB that nvidia-smi reports for the smallest card of each size (an L4 or A10G; an H100).
 CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
@@ -144,10 +145,10 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
-    if checks.is_gdpo(config):
-        checks.check_settings(config)
+    if validation.is_gdpo(config):
+        validation.check_settings(config)
     DumpSettings.of(config.trainer)
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
@@ -158,12 +159,13 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     """The data's columns, and the reward tried on rows of it with answers of all kinds."""
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
-    from gdpo_verl import check_reward, checks
+    from gdpo_verl import check_reward
+    from gdpo_verl.plugin import validation
 
     if elsewhere and not all(os.path.exists(path) for path in _files(config)):
         yield "data     not on this machine, so neither it nor the reward was tried"
         return
-    checks.check_data_files(config.data)
+    validation.check_data_files(config.data)
     if config.reward.reward_model.enable:
         yield "reward   a reward model needs the devices; it was not tried"
         return

@@ -29,10 +29,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from gdpo_verl.data import prompt, toolbox
 from gdpo_verl.rewards import gsm8k, math_length, tool_call
 from gdpo_verl.rewards.code_text import find_code
 from gdpo_verl.rewards.tool_text import LONGEST
+from gdpo_verl.tasks import prompt, toolbox
 
 Make = Callable[[int], str]
 

@@ -12,8 +12,8 @@ from typing import Any
 from card import Answer, Card, others
 from verl.utils.reward_score import rlla
 
-from gdpo_verl.data import bfcl
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, parse_ground_truth
+from gdpo_verl.tasks import bfcl
 
 Calls = list[dict[str, Any]]
 THOUGHT = "<think>The user needs it.</think>"

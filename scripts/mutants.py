@@ -46,8 +46,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "config": (["test_config.py", "test_estimator.py"], []),
     "diagnostics": (["test_diagnostics.py", "test_step.py"], ["test_seam.py"]),
     "estimator": (["test_estimator.py", "test_step.py"], ["test_seam.py"]),
-    "failures": ([], ["test_seam.py"]),
-    "filtering": ([], ["test_seam.py"]),
+    "replay_buffer": ([], ["test_seam.py"]),
     "trainer": (["test_step.py", "test_diagnostics.py"], ["test_seam.py"]),
 }
 

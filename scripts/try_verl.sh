@@ -17,7 +17,7 @@ out=runs/try_verl
 
 scripts/setup.sh cpu test
 "$venv/bin/python" -m pip install --quiet --no-deps --force-reinstall "$verl"
-"$venv/bin/python" -c 'from gdpo_verl.contract import misfit; raise SystemExit(misfit())'
+"$venv/bin/python" -c 'from gdpo_verl.plugin.contract import misfit; raise SystemExit(misfit())'
 
 "$venv/bin/python" -m pytest -q -m "not real" tests/test_{contract,plugin,seam,batch,checks,cpu,reward_manager}.py
 
@@ -25,7 +25,7 @@ if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
 "$venv/bin/python" - "$out/model" << 'PYTHON'    # untrained: two steps teach it nothing
 import sys
 from gdpo_verl.policy import make_model, train_tokenizer
-from gdpo_verl.policy_tasks import TASKS
+from gdpo_verl.policy.tasks import TASKS
 task = TASKS["toolbox"]()
 tokenizer = train_tokenizer(task, seed=0, vocabulary=task.settings.vocabulary)
 for part in (tokenizer, make_model(tokenizer)):

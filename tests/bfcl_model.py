@@ -6,11 +6,11 @@ import ast
 import json
 from collections import defaultdict
 
-from gdpo_verl.data import bfcl as bfcl_data
-from gdpo_verl.data import prompt
-from gdpo_verl.evaluate.benchmark import Answer
-from gdpo_verl.evaluate.bfcl import SIMPLE
 from gdpo_verl.evaluate.dialogue import hold
+from gdpo_verl.tasks import bfcl as bfcl_data
+from gdpo_verl.tasks import prompt
+from gdpo_verl.tasks.benchmark import Answer
+from gdpo_verl.tasks.bfcl.benchmark import SIMPLE
 
 DONE = "<think> done </think>\n<response> done </response>"
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
-from gdpo_verl.batch import RewardBatch, read_components
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.plugin.batch import RewardBatch, read_components
 from gdpo_verl.rewards.components import Component
 
 NAN = math.nan

@@ -20,9 +20,9 @@ from gdpo_verl.check_reward.tokens import byte_tokenizer
 from gdpo_verl.check_reward.worker import Outcome, Scored
 from gdpo_verl.cli import main
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.data import parquet
 from gdpo_verl.rewards import Component
 from gdpo_verl.sandbox.protection import working_protections
+from gdpo_verl.tasks import parquet
 
 REWARDS = """
 import asyncio, os, random, time

@@ -142,13 +142,13 @@ def test_group_filter_that_hides_components_is_warned_of(
 
 
 def test_missing_vllm_is_refused(compose: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(validation.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"actor_rollout_ref\.rollout\.name: vllm is not installed"
     ):
-        checks.check_run(compose())
+        validation.check_run(compose())
 
 
 def test_other_estimators_are_not_checked(compose: Callable) -> None:
@@ -173,10 +173,10 @@ ROW = {
 
 
 def probe(config: DictConfig, tokenizer: object) -> object:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
-    returned = checks.probe_reward(config, tokenizer, [ROW])
-    return checks.objective_of(config, returned)
+    returned = validation.probe_reward(config, tokenizer, [ROW])
+    return validation.objective_of(config, returned)
 
 
 def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer: object) -> None:
@@ -188,18 +188,18 @@ def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer:
 def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_a_misspelt_argument(
     compose: Callable, tokenizer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
     thinker = copy.deepcopy(tokenizer)
     thinker.chat_template = "{{ messages[0].content }}<think>\n"
     row = ROW | {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}
     misspelt = "+reward.custom_reward_function.reward_kwargs.stric=false"
-    checks.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
+    validation.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
     assert "reward.reward_manager.name=naive: the prompt ends in '<think>" in caplog.text
     assert "reward_kwargs.stric: pkg://gdpo_verl.rewards.tool_call:compute_score" in caplog.text
     caplog.clear()
-    checks.probe_reward(compose(), thinker, [row])
-    checks.probe_reward(compose("reward.reward_manager.name=naive"), tokenizer, [row])
+    validation.probe_reward(compose(), thinker, [row])
+    validation.probe_reward(compose("reward.reward_manager.name=naive"), tokenizer, [row])
     assert caplog.text == ""
 
 
@@ -238,10 +238,10 @@ def test_reward_is_called_once_before_the_first_rollout(
 
 
 def test_manager_makes_the_score_the_weighted_sum(compose: Callable, tokenizer: object) -> None:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
     config = compose("+algorithm.gdpo_reward_weights={format:0.5,correctness:2}")
-    returned = checks.probe_reward(config, tokenizer, [ROW])
+    returned = validation.probe_reward(config, tokenizer, [ROW])
     # An empty answer: format 0, correctness -3.
     assert (returned["format"], returned["correctness"]) == (0.0, -3.0)
     assert returned["score"] == 0.5 * 0.0 + 2 * -3.0
@@ -275,7 +275,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     ],
 )
 def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expected: bool) -> None:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
     config = compose(
         "algorithm.filter_groups.metric=null",
@@ -284,7 +284,7 @@ def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expect
         override,
         recipe="toolbox/grpo",
     )
-    assert checks.asks(config) is expected
+    assert validation.asks(config) is expected
 
 
 @pytest.mark.parametrize("declares", [False, True], ids=["a stranger's", "one that declares"])
@@ -296,7 +296,7 @@ def test_a_reward_file_leaves_the_trainer_as_it_was(
     import numpy as np
     import torch
 
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
     text = SEEDING
     if declares:
@@ -312,8 +312,8 @@ def test_a_reward_file_leaves_the_trainer_as_it_was(
     )
     monkeypatch.delitem(sys.modules, "a_rewards_module_was_imported", raising=False)
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    assert checks.asks(config) is declares
-    objective = checks.objective_of(config) if checks.asks(config) else None
+    assert validation.asks(config) is declares
+    objective = validation.objective_of(config) if validation.asks(config) else None
     assert ("a_rewards_module_was_imported" in sys.modules) is declares
     assert (objective is not None) is declares
     after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
@@ -324,20 +324,22 @@ def test_a_reward_file_leaves_the_trainer_as_it_was(
 def test_a_reward_file_that_exits_is_named_and_ends_no_control(
     compose: Callable, tmp_path: Path, estimator: str
 ) -> None:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
     path = tmp_path / "reward.py"
     path.write_text("import gdpo_verl, sys\nsys.exit('no licence')\n")
     config = compose(f"reward.custom_reward_function.path={path}", recipe=f"toolbox/{estimator}")
     if estimator == "grpo":
-        assert checks.objective_of(config) is None
+        assert validation.objective_of(config) is None
         return
     with pytest.raises(ValueError, match=r"cannot load .*SystemExit: no licence"):
-        checks.objective_of(config)
+        validation.objective_of(config)
 
 
 def test_a_configuration_without_our_sections_asks_for_nothing() -> None:
-    from gdpo_verl import checks
+    from gdpo_verl.plugin import validation
 
-    assert not checks.asks(OmegaConf.create({"algorithm": {"filter_groups": {"enable": False}}}))
-    assert checks.asks(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
+    assert not validation.asks(
+        OmegaConf.create({"algorithm": {"filter_groups": {"enable": False}}})
+    )
+    assert validation.asks(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))

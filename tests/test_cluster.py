@@ -23,10 +23,11 @@ import pytest
 import torch
 from conftest import Training, processes_of
 
-from gdpo_verl import __version__, cluster_nodes, submit
+from gdpo_verl import __version__
 from gdpo_verl.advantage import gdpo_scalars
 from gdpo_verl.cli import main
-from gdpo_verl.composition import RecipeError
+from gdpo_verl.run import cluster_nodes, submit
+from gdpo_verl.run.composition import RecipeError
 
 SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
 

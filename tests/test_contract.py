@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_verl.contract import CONTRACT, Use, misfit, problems
+from gdpo_verl.plugin.contract import CONTRACT, Use, misfit, problems
 
 VERL = Path(str(find_spec("verl").origin)).parent
 PACKAGE = Path(__file__).parents[1] / "gdpo_verl"

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gdpo_verl.data import bfcl, parquet, prompt, toolbox
-from gdpo_verl.data.demonstrations import demonstrate
+from gdpo_verl.policy.demonstrations import demonstrate
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
+from gdpo_verl.tasks import bfcl, parquet, prompt, toolbox
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 
@@ -235,7 +235,7 @@ def test_a_killed_write_leaves_no_half_file_and_the_next_one_starts_clean(tmp_pa
     code = """
 import os, signal, sys
 from pathlib import Path
-from gdpo_verl.data import parquet, prompt
+from gdpo_verl.tasks import parquet, prompt
 
 class Killed(parquet.pq.ParquetWriter):
     batches = 0
@@ -296,8 +296,8 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_importing_the_data_package_imports_neither_torch_nor_verl() -> None:
     code = (
-        "import sys, gdpo_verl.data.toolbox, gdpo_verl.data.bfcl, gdpo_verl.data.rlla; "
-        "import gdpo_verl.data.gsm8k, gdpo_verl.data.deepscaler, gdpo_verl.data.eurus2_code; "
+        "import sys, gdpo_verl.tasks.toolbox, gdpo_verl.tasks.bfcl, gdpo_verl.tasks.rlla; "
+        "import gdpo_verl.tasks.gsm8k, gdpo_verl.tasks.deepscaler, gdpo_verl.tasks.eurus2_code; "
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     result = subprocess.run(

@@ -9,8 +9,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl import apply_conditions, estimator, gdpo_advantages
+from gdpo_verl import apply_conditions, gdpo_advantages
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin import estimator
 from gdpo_verl.rewards.components import Component
 
 FORMAT = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]

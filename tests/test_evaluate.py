@@ -13,13 +13,13 @@ from conftest import RECIPES
 from omegaconf import OmegaConf
 
 from gdpo_verl.cli import main
-from gdpo_verl.data import toolbox as toolbox_data
 from gdpo_verl.evaluate import run
-from gdpo_verl.evaluate.benchmark import Answer, Question, Questions, Sampling, questions_digest
-from gdpo_verl.evaluate.catalog import BENCHMARKS, open_benchmark
 from gdpo_verl.evaluate.sampling import question_seed
 from gdpo_verl.evaluate.training_data import Training, training_of
 from gdpo_verl.sandbox.protection import working_protections
+from gdpo_verl.tasks import toolbox as toolbox_data
+from gdpo_verl.tasks.benchmark import Answer, Question, Questions, Sampling, questions_digest
+from gdpo_verl.tasks.catalog import BENCHMARKS, open_benchmark
 
 runs_code = pytest.mark.skipif(
     next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"
@@ -231,7 +231,7 @@ def test_an_evaluation_is_not_written_over(tmp_path, capsys):
 def test_a_missing_package_is_named_with_the_command_that_installs_it(module, benchmark, complaint):
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "from gdpo_verl.evaluate.catalog import open_benchmark\n"
+        "from gdpo_verl.tasks.catalog import open_benchmark\n"
         f"open_benchmark({benchmark!r}).load(None)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

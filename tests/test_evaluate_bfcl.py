@@ -13,12 +13,12 @@ pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring 
 
 from bfcl_model import DONE, calling, first, right_answer
 
-from gdpo_verl.data import bfcl as bfcl_data
-from gdpo_verl.data import parquet, prompt
-from gdpo_verl.data import toolbox as toolbox_data
-from gdpo_verl.evaluate.bfcl import CATEGORIES, MULTI_TURN, SIMPLE
-from gdpo_verl.evaluate.catalog import open_benchmark
 from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.tasks import bfcl as bfcl_data
+from gdpo_verl.tasks import parquet, prompt
+from gdpo_verl.tasks import toolbox as toolbox_data
+from gdpo_verl.tasks.bfcl.benchmark import CATEGORIES, MULTI_TURN, SIMPLE
+from gdpo_verl.tasks.catalog import open_benchmark
 
 COUNTS = {
     **{"simple_python": 400, "simple_java": 100, "simple_javascript": 50},

@@ -16,13 +16,14 @@ pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring 
 from bfcl_model import DONE, calling, first, held, right_answer, right_steps
 from conftest import run_cli
 
-from gdpo_verl.data import bfcl as bfcl_data
-from gdpo_verl.data import prompt
-from gdpo_verl.evaluate import bfcl_handler, result, run
-from gdpo_verl.evaluate.benchmark import Answer
-from gdpo_verl.evaluate.bfcl import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
-from gdpo_verl.evaluate.catalog import open_benchmark
+from gdpo_verl.evaluate import result, run
 from gdpo_verl.evaluate.dialogue import hold
+from gdpo_verl.tasks import bfcl as bfcl_data
+from gdpo_verl.tasks import prompt
+from gdpo_verl.tasks.benchmark import Answer
+from gdpo_verl.tasks.bfcl import handler
+from gdpo_verl.tasks.bfcl.benchmark import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
+from gdpo_verl.tasks.catalog import open_benchmark
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_the_same_dialogue_held_again_starts_afresh(benchmark):
     assert chats[0] == chats[1] == chats[2]
     scores = [benchmark.score(question, answer.text, 5) for answer in answers]
     assert [score.measures["accuracy"] for score in scores] == [1, 1, 1]
-    assert not [name for name in vars(bfcl_handler.simulator) if name.startswith("gdpo_verl")]
+    assert not [name for name in vars(handler.simulator) if name.startswith("gdpo_verl")]
 
 
 @pytest.mark.parametrize(
@@ -129,14 +130,14 @@ def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(benchmark):
 
 def test_a_failure_of_the_simulated_apis_costs_one_dialogue(benchmark, monkeypatch):
     questions = [each for each in benchmark.questions if each.category == "multi_turn_base"][:2]
-    execute = vars(bfcl_handler._base)["execute_multi_turn_func_call"]
+    execute = vars(handler._base)["execute_multi_turn_func_call"]
 
     def fail_for_one(*given, **options):
         if given[0] and questions[0].name in given:
             raise RuntimeError("a fault of the simulation")
         return execute(*given, **options)
 
-    monkeypatch.setitem(vars(bfcl_handler._base), "execute_multi_turn_func_call", fail_for_one)
+    monkeypatch.setitem(vars(handler._base), "execute_multi_turn_func_call", fail_for_one)
     answers, _ = held(benchmark, questions, map(right_steps, questions))
     pairs = zip(questions, answers, strict=True)
     scores = [benchmark.score(question, answer.text, 5) for question, answer in pairs]
@@ -196,24 +197,24 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
 
 def evaluated_by_bfcl_eval(questions, answers, directory: Path):
     """{category: accuracy} that bfcl-eval finds in result files."""
-    handler = bfcl_handler.Handler()
+    speaker = handler.Handler()
     for question, answer in zip(questions, answers, strict=True):
         several = question.category in MULTI_TURN
         text = json.loads(answer.text) if several else answer.text
-        handler.write({"id": question.name, "result": text}, directory / "result")
-    bfcl_handler.MODELS[bfcl_handler.MODEL].model_handler = lambda **given: bfcl_handler.Handler(
+        speaker.write({"id": question.name, "result": text}, directory / "result")
+    handler.MODELS[handler.MODEL].model_handler = lambda **given: handler.Handler(
         **given, names=simulated_functions()
     )
     try:
-        bfcl_handler.runner.runner(
-            [bfcl_handler.MODEL],
+        handler.runner.runner(
+            [handler.MODEL],
             list(CATEGORIES),
             directory / "result",
             directory / "score",
             allow_missing=True,
         )
     finally:
-        bfcl_handler.MODELS[bfcl_handler.MODEL].model_handler = bfcl_handler.Handler
+        handler.MODELS[handler.MODEL].model_handler = handler.Handler
     return {
         file.name.removeprefix("BFCL_v4_").removesuffix("_score.json"): json.loads(
             file.read_text().splitlines()[0]

@@ -8,8 +8,8 @@ import pytest
 
 from gdpo_verl.evaluate import dialogue
 from gdpo_verl.evaluate.asking import Task, ask
-from gdpo_verl.evaluate.benchmark import Answer, Question, Sampling
-from gdpo_verl.evaluate.catalog import open_benchmark
+from gdpo_verl.tasks.benchmark import Answer, Question, Sampling
+from gdpo_verl.tasks.catalog import open_benchmark
 
 
 def counting(steps, *, pause=0.0):

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from gdpo_verl.cli import main
-from gdpo_verl.data import catalog, math_sets, parquet
-from gdpo_verl.data.deepscaler import REQUEST
 from gdpo_verl.evaluate import run
-from gdpo_verl.evaluate.benchmark import Answer
-from gdpo_verl.evaluate.catalog import open_benchmark
 from gdpo_verl.rewards import math_length
 from gdpo_verl.sandbox.protection import working_protections
+from gdpo_verl.tasks import catalog, math_sets, parquet
+from gdpo_verl.tasks.benchmark import Answer
+from gdpo_verl.tasks.catalog import open_benchmark
+from gdpo_verl.tasks.deepscaler import REQUEST
 
 runs_code = pytest.mark.skipif(
     next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"

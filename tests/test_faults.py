@@ -18,9 +18,9 @@ import torch
 from conftest import Training, processes_of, run_cli
 from omegaconf import OmegaConf
 
-from gdpo_verl import checkpoints, deaths, launch, saving
-from gdpo_verl.checkpoints import CheckpointError, Place
 from gdpo_verl.rewards import tool_call
+from gdpo_verl.run import checkpoints, deaths, launch
+from gdpo_verl.run.checkpoints import CheckpointError, Place
 
 SHARDS = ("model", "optim", "extra_state")
 
@@ -254,7 +254,7 @@ def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, trainer.global_steps)
 
     for trainer.global_steps in (1, 2, 3):
-        saving.save(upstream, trainer)
+        checkpoints.save(upstream, trainer)
         assert [path.name for path in tmp_path.glob("global*")] == [
             f"global_step_{trainer.global_steps}"
         ]
@@ -271,7 +271,7 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
 ) -> None:
     import ray
 
-    from gdpo_verl import liveness
+    from gdpo_verl.plugin import liveness
 
     @ray.remote(num_cpus=0)
     class RewardLoopWorker:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl import launch
-from gdpo_verl.claim import ClaimError, claim, is_finished
 from gdpo_verl.cli import main
-from gdpo_verl.composition import NOT_SCIENCE, RecipeError, changed_science, compose
-from gdpo_verl.dumps import DumpSettings
+from gdpo_verl.plugin.dumps import DumpSettings
+from gdpo_verl.run import launch
+from gdpo_verl.run.claim import ClaimError, claim, is_finished
+from gdpo_verl.run.composition import NOT_SCIENCE, RecipeError, changed_science, compose
 
 
 def test_unknown_recipe_names_those_there_are(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
 def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
     from fnmatch import fnmatchcase
 
-    from gdpo_verl.composition import _flat
+    from gdpo_verl.run.composition import _flat
 
     config = compose("toolbox/gdpo")
     keys = [key for key, _ in _flat("", OmegaConf.to_container(config, resolve=False))]

@@ -11,11 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 from verl_step import count_bytes
 
-from gdpo_verl import activations, memory
-from gdpo_verl.activations import Shape
-from gdpo_verl.checks import check_run
-from gdpo_verl.composition import compose
 from gdpo_verl.dry_run import CARDS
+from gdpo_verl.plugin.validation import check_run
+from gdpo_verl.run import activations, memory
+from gdpo_verl.run.activations import Shape
+from gdpo_verl.run.composition import compose
 
 BILLION = 10**9
 MODEL = "actor_rollout_ref.model"

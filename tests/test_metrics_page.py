@@ -10,9 +10,9 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.estimator import AdvantageStep
+from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.trainer import Seam
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.trainer import Seam
 
 PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

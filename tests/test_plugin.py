@@ -82,9 +82,9 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     # Importing verl loads the plug-in and nothing that it defers.
     own = ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.hooks", "gdpo_verl.plugin"]
     assert (with_plugin.pop("with verl"), without.pop("with verl")) == (own, [])
-    assert with_plugin.pop("gdpo") == "gdpo_verl.estimator"
+    assert with_plugin.pop("gdpo") == "gdpo_verl.plugin.estimator"
     assert without.pop("gdpo") == "verl.trainer.ppo.core_algos"
-    assert with_plugin.pop("manager") == "gdpo_verl.reward_manager"
+    assert with_plugin.pop("manager") == "gdpo_verl.plugin.reward_manager"
     assert without.pop("manager") is None
     assert with_plugin.pop("gdpo_verl imported")
     assert without.pop("gdpo_verl imported") == []
@@ -134,7 +134,7 @@ def test_doctor_is_content_here_and_names_what_is_missing() -> None:
 
     well = doctor(VERL_PLATFORM="cpu")
     assert well.returncode == 0, well.stdout + well.stderr
-    assert "gdpo_verl.estimator.gdpo" in well.stdout
+    assert "gdpo_verl.plugin.estimator.gdpo" in well.stdout
     assert "starts and runs a task" in well.stdout
 
     ill = doctor(VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu")
@@ -146,8 +146,8 @@ def test_doctor_is_content_here_and_names_what_is_missing() -> None:
 
 def test_reward_manager_is_registered_when_it_is_imported_before_verl() -> None:
     code = (
-        "import json, gdpo_verl.reward_manager\n"
+        "import json, gdpo_verl.plugin.reward_manager\n"
         "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"
         "print('@' + json.dumps(get_reward_manager_cls('gdpo_components').__module__))"
     )
-    assert in_fresh_process(code) == "gdpo_verl.reward_manager"
+    assert in_fresh_process(code) == "gdpo_verl.plugin.reward_manager"

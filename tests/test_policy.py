@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl import policy
 from gdpo_verl.cli import main
-from gdpo_verl.data import bfcl, reasoning_gym, toolbox
-from gdpo_verl.policy_tasks import TASKS, Settings
+from gdpo_verl.policy.tasks import TASKS, Settings
+from gdpo_verl.tasks import bfcl, reasoning_gym, toolbox
 
 QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
 TOOLBOX = TASKS["toolbox"]()

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from gdpo_verl import cli
-from gdpo_verl.data import build, catalog, deepscaler, eurus2_code, gsm8k, rlla
 from gdpo_verl.rewards import code as code_reward
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards import math_length as math_reward
 from gdpo_verl.rewards import tool_call as tool_reward
+from gdpo_verl.tasks import build, catalog, deepscaler, eurus2_code, gsm8k, rlla
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 RECIPES = Path(__file__).parents[1] / "recipes"

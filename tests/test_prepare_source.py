@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gdpo_verl.data.source import Record, open_source
+from gdpo_verl.tasks.source import Record, open_source
 
 ROWS = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}, {"n": 3, "text": "c"}]
 

@@ -15,7 +15,9 @@ import pytest
 from report_runs import Page, training, validation, write_lines, write_run
 
 from gdpo_verl.cli import main
-from gdpo_verl.report import RunError, follow, follow_report, progress, refresh
+from gdpo_verl.report import RunError, follow_report, refresh
+from gdpo_verl.run import progress
+from gdpo_verl.run.progress import follow
 
 
 class Terminal(io.StringIO):

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from report_runs import write_run
 
-from gdpo_verl.data import catalog, reasoning_gym
 from gdpo_verl.report import write_report
 from gdpo_verl.rewards.gsm8k import compute_score, parse_ground_truth
+from gdpo_verl.tasks import catalog, reasoning_gym
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("results_docs", ROOT / "scripts/results_docs.py")

@@ -47,13 +47,13 @@ def trainer_of(config: DictConfig, *, seam: bool = True) -> Any:
     """verl's trainer with nothing set up but what its advantage step and its dump read."""
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
-    from gdpo_verl import checks
-    from gdpo_verl.trainer import Seam
+    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin.trainer import Seam
 
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config
     trainer.global_steps = 1
-    trainer.gdpo_seam = Seam(config, checks.objective_of(config)) if seam else None
+    trainer.gdpo_seam = Seam(config, validation.objective_of(config)) if seam else None
     return trainer
 
 
@@ -332,7 +332,7 @@ GROUPS = {
 
 
 def test_group_is_filtered_only_if_every_component_is_constant(queue: Any) -> None:
-    from gdpo_verl.filtering import filter_by_components
+    from gdpo_verl.plugin.replay_buffer import filter_by_components
 
     config = recipe(conditions={"format": {"on": "correctness", "at_least": -2.0}})
     seam = trainer_of(config).gdpo_seam
@@ -357,19 +357,19 @@ def test_group_is_filtered_only_if_every_component_is_constant(queue: Any) -> No
 def test_filter_reads_each_group_once_and_leaves_validation_alone(
     queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gdpo_verl import filtering
+    from gdpo_verl.plugin import replay_buffer
 
-    read, fetch = [], filtering.fetch
+    read, fetch = [], replay_buffer.fetch
 
     def record(keys: list[str], partition_id: str, fields: list[str]) -> Any:
         read.append({key.split("_")[0] for key in keys})
         return fetch(keys, partition_id, fields)
 
-    monkeypatch.setattr(filtering, "fetch", record)
+    monkeypatch.setattr(replay_buffer, "fetch", record)
     config = recipe()
     config.algorithm.filter_groups.metric = "components"
     buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
-    filtering.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective)
+    replay_buffer.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective)
     for _ in range(2):
         buffer._sync_metadata_from_transfer_queue()
         assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
@@ -390,7 +390,7 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
 
 
 def test_filter_by_components_needs_components(queue: Any) -> None:
-    from gdpo_verl.filtering import filter_by_components
+    from gdpo_verl.plugin.replay_buffer import filter_by_components
 
     config = recipe("grpo")
     config.algorithm.filter_groups.metric = "components"
@@ -401,7 +401,7 @@ def test_filter_by_components_needs_components(queue: Any) -> None:
 
 
 def test_failed_sessions_are_counted_once(queue: Any) -> None:
-    from gdpo_verl.failures import SessionFailures
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
 
     buffer = buffer_of(queue, recipe(), {"whole": [info(1.0, 3.0)] * 3})
     failures = SessionFailures(buffer, 3, stop=False)
@@ -432,7 +432,7 @@ def status(queue: Any, status: str, *uids: str) -> None:
 
 
 def test_sessions_beyond_the_group_are_not_subtracted_from_those_that_failed(queue: Any) -> None:
-    from gdpo_verl.failures import SessionFailures
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
 
     buffer = buffer_of(queue, recipe(), {"many": [info(1.0, 3.0)] * 4})
     status(queue, "failure", "many", "none")
@@ -445,7 +445,7 @@ def test_sessions_beyond_the_group_are_not_subtracted_from_those_that_failed(que
 def test_counting_failed_sessions_is_given_up_when_it_fails(
     queue: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gdpo_verl.failures import SessionFailures
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
 
     buffer = buffer_of(queue, recipe(), {})
     failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
@@ -481,7 +481,7 @@ def worker_in_which_fails(*messages: str) -> Any:
 def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
     import ray
 
-    from gdpo_verl.failures import SessionFailures
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
 
     buffer = buffer_of(queue, recipe(), {})
     SessionFailures(buffer, 3, stop=True)
@@ -502,7 +502,7 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> N
 def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
     queue: Any,
 ) -> None:
-    from gdpo_verl.failures import SessionFailures
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
 
     buffer = buffer_of(queue, recipe(), {})
     buffer.trainer_mode = "separate_async"
@@ -618,15 +618,15 @@ def test_a_dump_that_never_comes_is_forgotten_at_the_next_step(queue: Any) -> No
 def test_the_components_are_all_that_is_fetched(
     queue: Any, monkeypatch: pytest.MonkeyPatch, estimator: str, metrics: bool
 ) -> None:
-    import gdpo_verl.queue
+    import gdpo_verl.plugin.queue
 
-    fetched, fetch = [], gdpo_verl.queue.fetch
+    fetched, fetch = [], gdpo_verl.plugin.queue.fetch
 
     def record(keys: Any, partition_id: str, fields: list[str]) -> Any:
         fetched.append(fields)
         return fetch(keys, partition_id, fields)
 
-    monkeypatch.setattr(gdpo_verl.queue, "fetch", record)
+    monkeypatch.setattr(gdpo_verl.plugin.queue, "fetch", record)
     batch = put(queue, ROWS)
     trainer_of(recipe(estimator, metrics=metrics))._compute_advantage(batch, {})
     assert fetched == [["extra_fields"]]
@@ -711,7 +711,7 @@ def test_metrics_of_mini_batches_are_those_of_all_their_rows(queue: Any) -> None
 def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
-    import gdpo_verl.trainer  # noqa: F401
+    import gdpo_verl.plugin.trainer  # noqa: F401
     from gdpo_verl.diagnostics import coverage_metrics
 
     # Four failed before the first of two mini-batches of eight.
@@ -725,12 +725,12 @@ def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
 def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: Any) -> None:
     import ray
 
-    from gdpo_verl import failures
+    from gdpo_verl.plugin import replay_buffer
 
-    assert failures._last_error() == "unknown"
+    assert replay_buffer._last_error() == "unknown"
     before = queue.kv_list()
     worker = worker_in_which_fails("no such table", "no such tool")
-    assert failures._last_error() == "KeyError: 'no such tool'"
+    assert replay_buffer._last_error() == "KeyError: 'no such tool'"
     assert queue.kv_list() == before
     ray.kill(worker)
 

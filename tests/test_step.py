@@ -10,11 +10,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl import estimator, gdpo_advantages, grpo_advantages
+from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.estimator import AdvantageStep
+from gdpo_verl.plugin import estimator
+from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.trainer import Seam
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.trainer import Seam
 
 NAN = math.nan
 GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}

@@ -48,7 +48,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import Qwen2Config
 
     from gdpo_verl.policy import train_tokenizer
-    from gdpo_verl.policy_tasks import TASKS
+    from gdpo_verl.policy.tasks import TASKS
 
     directory = tmp_path_factory.mktemp("unnoticed")
     train_tokenizer(TASKS["toolbox"](), 0, vocabulary=300).save_pretrained(directory / "policy")

@@ -22,8 +22,8 @@ from gdpo_verl.check_reward.broken import STEP_SECONDS
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import score_twice
-from gdpo_verl.checks import MANAGER_NAME, opened_thought_warning, prompt_text
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin.validation import MANAGER_NAME, opened_thought_warning, prompt_text
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
@@ -76,7 +76,7 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
     from omegaconf.errors import OmegaConfBaseException
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
-    from gdpo_verl.composition import recipes_directory
+    from gdpo_verl.run.composition import recipes_directory
 
     place = (directory or recipes_directory()).resolve()
     try:

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gdpo_verl.batch import RewardBatch
 from gdpo_verl.check_reward.answers import (
     BOXED,
     EMPTY,
@@ -21,7 +20,8 @@ from gdpo_verl.check_reward.answers import (
 )
 from gdpo_verl.check_reward.cases import Case, summed_up
 from gdpo_verl.diagnostics import groups_that_vary
-from gdpo_verl.text_table import seconds_text
+from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.text import seconds_text
 
 STEP_SECONDS = 60.0
 SHARE_OF_STEP = 0.05

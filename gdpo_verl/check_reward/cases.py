@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gdpo_verl.batch import RewardBatch
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
 from gdpo_verl.check_reward.worker import Outcome
-from gdpo_verl.checks import MANAGER_NAME
+from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.trainer import SCORE_TOLERANCE
+from gdpo_verl.plugin.validation import MANAGER_NAME
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.trainer import SCORE_TOLERANCE
 
 
 @dataclass(frozen=True)

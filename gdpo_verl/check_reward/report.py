@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdpo_verl.batch import RewardBatch, read_components
 from gdpo_verl.check_reward import broken
 from gdpo_verl.check_reward import cases as complaints
 from gdpo_verl.check_reward.answers import Answer
@@ -16,6 +15,7 @@ from gdpo_verl.check_reward.cases import Case
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
+from gdpo_verl.plugin.batch import RewardBatch, read_components
 from gdpo_verl.rewards.components import Component
 
 

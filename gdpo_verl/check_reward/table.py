@@ -10,7 +10,7 @@ from typing import Any
 from gdpo_verl.check_reward.broken import SHARE_OF_STEP
 from gdpo_verl.check_reward.cases import Case
 from gdpo_verl.check_reward.report import ComponentSummary, Report
-from gdpo_verl.text_table import columns, seconds_text
+from gdpo_verl.text import columns, seconds_text
 
 NOTHING = "–"
 EXCERPT = 70

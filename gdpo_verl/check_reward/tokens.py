@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.check_reward.answers import Answer
-from gdpo_verl.checks import prompt_text
+from gdpo_verl.plugin.validation import prompt_text
 
 
 def model_path(model: Any) -> str | None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gdpo_verl.evaluate.benchmark import Answer, Benchmark, Dialogue, Question, Sampling
 from gdpo_verl.evaluate.dialogue import Messages, hold
 from gdpo_verl.evaluate.sampling import Engine, prompt_tokens, question_seed
+from gdpo_verl.tasks.benchmark import Answer, Benchmark, Dialogue, Question, Sampling
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gdpo_verl.evaluate import result
-from gdpo_verl.evaluate.benchmark import ACCURACY
 from gdpo_verl.evaluate.intervals import Estimate
-from gdpo_verl.text_table import columns
+from gdpo_verl.tasks.benchmark import ACCURACY
+from gdpo_verl.text import columns
 
 FEW = 30
 """Questions below which a bootstrap interval tends to be too narrow."""

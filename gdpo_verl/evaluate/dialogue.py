@@ -13,17 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from queue import SimpleQueue
 
-from gdpo_verl.evaluate.benchmark import Answer, Ask, Dialogue
+from gdpo_verl.tasks.benchmark import Answer, Ask, Dialogue, Stopped
 
 AT_ONCE = 256
 """Dialogues that are under way together, a thread each."""
 
 Messages = Sequence[Mapping[str, str]]
 AnswerAll = Callable[[Sequence[tuple[int, Messages]]], Sequence[Answer]]
-
-
-class Stopped(RuntimeError):
-    """The model failed, so that this dialogue gets no further answer."""
 
 
 def hold(dialogues: Sequence[Dialogue], answer_all: AnswerAll) -> list[Answer]:

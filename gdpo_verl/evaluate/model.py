@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.checkpoints import TRACKER, is_whole_file
+from gdpo_verl.run.checkpoints import TRACKER, is_whole_file
 
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

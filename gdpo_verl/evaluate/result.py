@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.evaluate.benchmark import Averages
 from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
-from gdpo_verl.text_table import columns
+from gdpo_verl.tasks.benchmark import Averages
+from gdpo_verl.text import columns
 
 FORMAT = 2
 ALL = "all"

@@ -16,16 +16,6 @@ from tqdm import tqdm
 from gdpo_verl import __version__
 from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.asking import Task, ask
-from gdpo_verl.evaluate.benchmark import (
-    Answer,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    questions_digest,
-    refuse_twins,
-)
-from gdpo_verl.evaluate.catalog import open_benchmark
 from gdpo_verl.evaluate.model import Model, find_model, weights_digest
 from gdpo_verl.evaluate.sampling import (
     EngineOptions,
@@ -36,6 +26,16 @@ from gdpo_verl.evaluate.sampling import (
     template_digest,
 )
 from gdpo_verl.evaluate.training_data import Training, training_of
+from gdpo_verl.tasks.benchmark import (
+    Answer,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    questions_digest,
+    refuse_twins,
+)
+from gdpo_verl.tasks.catalog import open_benchmark
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from gdpo_verl.evaluate.benchmark import Answer, Question, Sampling
-from gdpo_verl.install import VLLM
+from gdpo_verl.tasks.benchmark import Answer, Question, Sampling
+from gdpo_verl.text import VLLM
 
 
 @dataclass(frozen=True)

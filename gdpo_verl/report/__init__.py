@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gdpo_verl.report.metrics import RunError, set_aside_metrics
     from gdpo_verl.report.page import write_report
-    from gdpo_verl.report.progress import follow
     from gdpo_verl.report.refresh import follow_report
 
 _MODULES = {
     "RunError": "metrics",
-    "follow": "progress",
     "follow_report": "refresh",
     "set_aside_metrics": "metrics",
     "write_report": "page",
 }
-__all__ = ["RunError", "follow", "follow_report", "set_aside_metrics", "write_report"]
+__all__ = ["RunError", "follow_report", "set_aside_metrics", "write_report"]
 
 
 def __getattr__(name: str) -> Any:
-    # Following a run should not wait for matplotlib.
+    # A training that is followed should not wait for matplotlib.
     if name in _MODULES:
         from importlib import import_module
 

@@ -1,0 +1,156 @@
+"""The function that verl calls for ``algorithm.adv_estimator=gdpo``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gdpo_verl.advantage import Decomposition, MaskedRows
+from gdpo_verl.advantage.arguments import result_dtype
+from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.plugin.batch import RewardBatch
+
+
+@dataclass
+class AdvantageStep:
+    """The exchange between trainer seam and estimator in one call of verl's.
+
+    verl's default trainer hands an estimator no reward components; the seam does, and gets back
+    what verl has read from its queue besides.
+
+    Attributes:
+      objective: components, weights and settings.
+      infos: what the reward returned for each row (verl's `reward_extra_info`).
+      row_keys: verl's names of the rows.
+      padding: the rows that verl added to fill the batch.
+      uids, response_mask, scores: as verl reads them: B uids, and two tensors of shape (B, T),
+        the mask after rollout correction. None until the call has come so far.
+      batch, decomposition: the rows joined to sessions, and what is computed from them.
+    """
+
+    objective: Objective
+    infos: Sequence[Mapping[str, Any]]
+    row_keys: Sequence[str]
+    padding: Sequence[bool]
+    uids: Sequence[Any] | None = None
+    response_mask: Tensor | None = None
+    scores: Tensor | None = None
+    batch: RewardBatch | None = None
+    decomposition: Decomposition | None = None
+
+    def see(self, uids: Sequence[Any], response_mask: Tensor, scores: Tensor) -> None:
+        """Keep what verl has read for this call."""
+        self.uids, self.response_mask, self.scores = uids, response_mask, scores
+
+    def decompose(self, token_counts: Tensor | None) -> tuple[RewardBatch, Decomposition]:
+        """Join the rows to sessions, and compute what is made of them."""
+        assert self.uids is not None
+        self.batch = RewardBatch(self.objective, self.infos, self.uids, self.row_keys, self.padding)
+        self.decomposition = self.batch.decompose(token_counts)
+        return self.batch, self.decomposition
+
+
+_step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
+# The legacy trainer does not say which reward its components come from.
+legacy_objective: ContextVar[Objective | None] = ContextVar("gdpo_verl_objective", default=None)
+
+
+@contextmanager
+def advantage_step(step: AdvantageStep) -> Iterator[None]:
+    """Make `step` the one that `gdpo` reads and fills in this context."""
+    token = _step.set(step)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def see_batch(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let the seam of another estimator see what verl has read.
+
+    Wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
+    """
+    if (step := _step.get()) is not None:
+        step.see(
+            data.non_tensor_batch["uid"],
+            data.batch["response_mask"],
+            data.batch["token_level_scores"],
+        )
+    return original(data, *args, **kwargs)
+
+
+def gdpo(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: Sequence[Any] | None = None,
+    config: Any = None,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """GDPO as a verl advantage estimator (verl/trainer/ppo/core_algos.py, `register_adv_est`).
+
+    On the default trainer the components come from the trainer seam. Other trainers hand
+    them over in `non_tensor_batch`, where each key that the reward returned is an array.
+
+    Args:
+      token_level_rewards: shape (B, T), in reward units; only shape and dtype are used.
+      response_mask: shape (B, T), 0 or 1.
+      index: B uids.
+      config: verl's `algorithm` node.
+      non_tensor_batch: arrays of length B.
+
+    Returns:
+      Advantages and returns: the same tensor, shape (B, T).
+
+    Raises:
+      ValueError: a component is missing or not a number; names key and row.
+      RuntimeError: called without components.
+    """
+    rows = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
+    step = _step.get() or _step_of_arguments(index, config, non_tensor_batch)
+    if step.uids is None and index is not None:
+        step.see(index, response_mask, token_level_rewards)
+    batch, decomposition = step.decompose(rows.counts)
+    advantage = rows.scale_(batch.to_rows(decomposition.gdpo))
+    return advantage, advantage
+
+
+def _step_of_arguments(
+    index: Sequence[Any] | None, config: Any, non_tensor_batch: Mapping[str, Any] | None
+) -> AdvantageStep:
+    """The step of a trainer without our seam, which hands over the components itself.
+
+    verl's legacy trainer does, and others that call its `compute_advantage`, such as
+    verl/experimental/fully_async_policy. They have one output a session and no padding rows.
+    """
+    objective = legacy_objective.get()
+    if index is None or non_tensor_batch is None or (objective is None and config is None):
+        raise RuntimeError(
+            "algorithm.adv_estimator=gdpo was called without reward components, by a trainer that "
+            "gdpo-verl does not know. Run `gdpo-verl doctor`; trainers derived from verl's "
+            "PPOTrainer work when they call its _compute_advantage, and others when they pass "
+            "config and non_tensor_batch to verl's compute_advantage."
+        )
+    if objective is None:
+        # Which reward it is, and so what it declares, is not known here.
+        objective = GdpoConfig.from_algorithm(config).resolve((), list(non_tensor_batch))
+    columns = {key: non_tensor_batch[key] for key in objective.keys if key in non_tensor_batch}
+    infos = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+    keys = [f"{uid}_{row}_0" for row, uid in enumerate(index)]
+    return AdvantageStep(objective, infos or [{} for _ in keys], keys, [False] * len(keys))
+
+
+def unsupported(reason: str) -> Any:
+    """An estimator that says why it cannot run."""
+
+    def gdpo(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise RuntimeError(f"algorithm.adv_estimator=gdpo: {reason}")
+
+    return gdpo

@@ -1,0 +1,179 @@
+"""What verl's replay buffer does not do: count and name failed sessions, filter on components.
+
+*Failures.* verl 0.9.1 logs the exception of a session in the worker it failed in and goes on
+(verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
+an error that does not name the cause, the asynchronous ones refill for ever.
+
+*Filter.* verl drops a group when one metric, by default the summed reward, is the same in all of
+its rows (verl/trainer/ppo/v1/replay_buffer.py, `_dapo_filtered_keys`). GDPO still learns from
+such a group when its components vary, so under ``algorithm.filter_groups.metric=components`` a
+group is dropped only if every component is constant in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+
+from gdpo_verl.config import Objective
+from gdpo_verl.diagnostics import groups_that_vary
+from gdpo_verl.hooks import wrap
+from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.queue import fetch, reward_infos
+from gdpo_verl.plugin.validation import FILTER_METRIC
+
+logger = logging.getLogger(__name__)
+
+# verl's names of its agent loop workers (verl/experimental/agent_loop/agent_loop.py).
+_WORKER = "agent_loop_worker_"
+_ANSWER_SECONDS = 5.0
+
+# In the process of an agent loop worker, the last session's error.
+_error: BaseException | None = None
+
+
+def record_errors(agent_loop_tq: Any) -> None:
+    """Remember the last session's error in the worker's process (module `…v1.agent_loop_tq`)."""
+
+    async def settle(original: Any, tasks: list[Any]) -> list[BaseException]:
+        global _error
+        errors: list[BaseException] = await original(tasks)
+        if errors:
+            _error = errors[-1]
+        return errors
+
+    wrap(agent_loop_tq, "_settle_session_tasks", settle)
+
+
+class SessionFailures:
+    """Counts the training sessions that failed, from what a replay buffer sees at each poll.
+
+    Args:
+      replay_buffer: verl's; its polls are watched from now on.
+      group_size: sessions a prompt, `actor_rollout_ref.rollout.n`.
+      stop: raise from the poll after which every session so far has failed.
+    """
+
+    def __init__(self, replay_buffer: Any, group_size: int, *, stop: bool) -> None:
+        self._buffer = replay_buffer
+        self._group_size = group_size
+        self._count = 0
+        self._counted: set[str] = set()
+        self._unanswered: dict[str, set[str]] = {"train": set(), "val": set()}
+
+        self._counts = True
+
+        def sync(original: Any) -> None:
+            original()
+            self._look(stop)
+
+        wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
+
+    def _look(self, stop: bool) -> None:
+        if self._counts:
+            try:
+                self._count_new()
+            except Exception:  # the metric is not worth a run
+                self._counts = False
+                logger.warning("gdpo/failed_sessions is no longer counted", exc_info=True)
+        if stop:
+            for partition in self._unanswered:
+                self._stop_when_all_failed(partition)
+
+    def take(self) -> int:
+        """The failed sessions since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+    def _count_new(self) -> None:
+        failed = set(self._buffer.failure_keys["train"])
+        new = failed - self._counted
+        if new:
+            sessions = {key.rpartition("_")[0] for key in self._buffer.partitions["train"]}
+            answered = Counter(session.rpartition("_")[0] for session in sessions)
+            # A prompt may have been rolled out more than n times.
+            self._count += sum(max(0, self._group_size - answered[uid]) for uid in new)
+        self._counted = failed
+
+    def _stop_when_all_failed(self, partition: str) -> None:
+        buffer, failed = self._buffer, self._unanswered[partition]
+        if buffer.finished_keys[partition] or buffer.partitions[partition]:
+            failed.clear()
+            return
+        failed |= buffer.failure_keys[partition]
+        waiting = len(buffer.pending_keys[partition]) + len(buffer.running_keys[partition])
+        # The synchronous trainer waits until nothing runs any more; the others refill what failed
+        # and would go on for ever.
+        refills = buffer.trainer_mode != "sync"
+        if failed and (not waiting or (refills and len(failed) > 2 * waiting)):
+            raise RuntimeError(
+                f"every rollout session failed: {len(failed)} prompts of the partition "
+                f"{partition!r} so far, none with an answer. The last error: {_last_error()}. The "
+                "log of the AgentLoopWorker has its traceback."
+            )
+
+
+def _last_error() -> str:
+    for name in list_named_actors():
+        if name.startswith(_WORKER):
+            with contextlib.suppress(RayError, ValueError):  # a worker that is gone
+                answer: Any = ray.get_actor(name).__ray_call__.remote(_remembered_error)
+                if error := ray.get(answer, timeout=_ANSWER_SECONDS):
+                    return str(error)
+    return "unknown"
+
+
+def _remembered_error(worker: Any) -> str | None:
+    """Runs in the worker's process."""
+    return None if _error is None else f"{type(_error).__name__}: {_error}"
+
+
+def filter_by_components(replay_buffer: Any, objective: Objective | None) -> None:
+    """Make `replay_buffer` know the metric `components`.
+
+    Raises:
+      ValueError: it is asked for, and the reward has no components.
+    """
+    # A custom sampler gets no metric from verl and filters as it likes.
+    if getattr(replay_buffer, "filter_groups_metric", None) != FILTER_METRIC:
+        return
+    if objective is None:
+        raise ValueError(
+            f"algorithm.filter_groups.metric={FILTER_METRIC}: the reward declares no components, "
+            "and none are named. Declare them with gdpo_verl.rewards.components.declares, or set "
+            "algorithm.gdpo_reward_keys=[...]."
+        )
+
+    def filtered(original: Any, partition_id: str) -> tuple[set[str], Counter[float]]:
+        if partition_id != "train":
+            return set(), Counter()
+        finished = replay_buffer.finished_keys[partition_id]
+        known = replay_buffer._dapo_classification_cache[partition_id]
+        for uid in known.keys() - finished:
+            del known[uid]
+        new = finished - known.keys()
+        keys = [key for key in replay_buffer.partitions[partition_id] if key.split("_")[0] in new]
+        known.update(dict.fromkeys(new) | _constant_groups(keys, partition_id, objective))
+        constant = {uid: score for uid, score in known.items() if score is not None}
+        return set(constant), Counter(constant.values())
+
+    wrap(replay_buffer, "_dapo_filtered_keys", filtered)
+
+
+def _constant_groups(keys: list[str], partition_id: str, objective: Objective) -> dict[str, float]:
+    """The groups of several rows without a varying component, with their score."""
+    if not keys:
+        return {}
+    infos = reward_infos(fetch(keys, partition_id, ["extra_fields"])["extra_fields"])
+    uids = [key.split("_")[0] for key in keys]
+    batch = RewardBatch(objective, infos, uids, keys)
+    varies = groups_that_vary(batch.rewards[batch.last_rows], batch.group_ids)
+    sizes = Counter(batch.group_ids)
+    scores = dict(zip(uids, batch.score().tolist(), strict=True))
+    return {uid: scores[uid] for uid in sizes if sizes[uid] > 1 and uid not in varies}

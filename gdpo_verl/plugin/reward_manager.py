@@ -1,0 +1,148 @@
+"""The reward manager that feeds GDPO and its GRPO control the same components.
+
+It does what verl's `naive` manager does, and three things more: it tells the reward function
+the response's length in tokens (`extra_info['response_length']`), it makes the score the
+weighted sum of the components that GDPO decouples, from the same configuration, and where the
+prompt itself opens the thought it puts that end of the prompt in front of the response, so that
+the function judges the assistant's whole turn. The function may be sync or async.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from verl.experimental.reward_loop.reward_manager import register
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.validation import MANAGER_NAME
+from gdpo_verl.rewards import tool_call
+from gdpo_verl.rewards.components import declared_components
+from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import opened_thought
+
+logger = logging.getLogger(__name__)
+
+# Used when reward.custom_reward_function is not set, by data_source. All declare the same
+# components in the same ranges; a reward with others is named as the custom function.
+REWARDS = dict.fromkeys(("toolbox", "bfcl", "rlla"), tool_call.compute_score)
+
+_MOST_TOKENS_OF_OPENING = 32
+"""More than `<think>` and white space take in any tokenizer, one of bytes included."""
+
+
+@register(MANAGER_NAME)
+class ComponentsRewardManager(NaiveRewardManager):
+    """verl's `naive` manager, with score = sum_k w_k r_k after the conditions.
+
+    Registered as ``reward.reward_manager.name=gdpo_components``.
+    """
+
+    components = declared_components(tool_call.compute_score)
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
+        if not (config.reward.get("custom_reward_function") or {}).get("path"):
+            compute_score = compute_default_score
+        # verl wraps a custom function in a partial.
+        function = getattr(compute_score, "args", [compute_score])[0]
+        settings = _sandbox_settings(function, config.reward.get("sandbox_fusion") or {})
+        super().__init__(config, tokenizer, partial(compute_score, **settings), **kwargs)
+        self.settings = GdpoConfig.from_algorithm(config.algorithm)
+        self.declared = declared_components(function)
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Score one session by its last output."""
+        data = data[-1:]
+        length = _trim_response(data)
+        self._put_opened_thought_in_front(data)
+        extra_info = dict(data[0].non_tensor_batch.get("extra_info") or {})
+        column = np.array([extra_info | {"response_length": length}], dtype=object)
+        data.non_tensor_batch["extra_info"] = column
+        result = await super().run_single(data)
+        info = result["reward_extra_info"]
+        if not self.declared and self.settings.reward_keys is None:
+            return result  # a function of its own score, for another estimator than GDPO
+        objective = self.settings.resolve(self.declared, list(info))
+        batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
+        info["score"] = result["reward_score"] = float(batch.score()[0])
+        return result
+
+    def _put_opened_thought_in_front(self, data: Any) -> None:
+        prompt = data.batch["prompts"][0]
+        if (length := data.non_tensor_batch.get("prompt_len")) is not None:
+            prompt = prompt[: int(length[0])]  # right of it there may be padding
+        tokenizer: Any = self.tokenizer
+        opening = opened_thought(tokenizer.decode(prompt[-_MOST_TOKENS_OF_OPENING:]))
+        if opening:
+            tokens = tokenizer.encode(opening, add_special_tokens=False)
+            responses = data.batch["responses"]
+            responses = torch.cat([responses.new_tensor([tokens]), responses], dim=1)
+            data.batch["responses"] = responses
+            data.batch["attention_mask"] = torch.ones_like(responses)
+
+
+def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[str, Any]:
+    """`reward.sandbox_fusion` for a function that can use it.
+
+    verl gives it to its own rewards alone (verl/trainer/ppo/reward.py, `load_reward_manager`).
+    """
+    parameters = inspect.signature(function).parameters
+    if not sandbox_fusion.get("url") or "sandbox_fusion_url" not in parameters:
+        return {}
+    return {
+        "sandbox_fusion_url": sandbox_fusion["url"],
+        "memory_limit_mb": sandbox_fusion["memory_limit_mb"],
+        # Of this reward worker, as verl's own; its threads are what asks at once.
+        "concurrent_semaphore": threading.BoundedSemaphore(sandbox_fusion["max_concurrent"]),
+    }
+
+
+def _trim_response(data: Any) -> int:
+    """Take the padding off the only row's response, and return its length in tokens.
+
+    The agent loop pads the outputs of a session at the right of prompt and response together,
+    so that the window in which verl's managers look for the response's mask holds other
+    tokens, and a response shorter than its siblings would be read with the padding behind it
+    (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). It gives the length beside.
+    """
+    responses, mask = data.batch["responses"], data.batch["attention_mask"]
+    length = data.non_tensor_batch.get("response_len")
+    length = int(mask[0, -responses.shape[-1] :].sum() if length is None else length[0])
+    data.batch["responses"] = responses[:, :length]
+    data.batch["attention_mask"] = torch.ones_like(responses[:, :length])
+    return length
+
+
+def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
+    """The reward of a data source that gdpo-verl prepares; the minimum for any other.
+
+    `checks.check_data_sources` looks for others before the first rollout.
+    """
+    if data_source in REWARDS:
+        return REWARDS[data_source](data_source, *args, **kwargs)
+    _warn_of_data_source(data_source)
+    lowest = {c.name: float(c.low or 0.0) for c in ComponentsRewardManager.components}
+    return {"score": sum(lowest.values()), **lowest, "parse_error": int(ParseError.DATA_SOURCE)}
+
+
+compute_default_score.components = ComponentsRewardManager.components  # type: ignore[attr-defined]
+
+
+@cache
+def _warn_of_data_source(data_source: str) -> None:
+    logger.warning(
+        "data_source: rows of %r get the minimum (metric gdpo/parse_error/code_%d), because no "
+        "reward of gdpo-verl's is known for it, only for %s. Set "
+        "reward.custom_reward_function.path and .name.",
+        data_source,
+        ParseError.DATA_SOURCE,
+        sorted(REWARDS),
+    )

@@ -1,0 +1,315 @@
+"""Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
+
+A Qwen2 of about a million parameters with a tokenizer of its own, trained from random weights on
+flawed demonstrations (`gdpo_verl.policy.demonstrations`). It ends where reinforcement learning is
+interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
+footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from gdpo_verl.policy.tasks import TASKS, Example, Settings, Task
+
+log = logging.getLogger(__name__)
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+MAX_POSITIONS = 4096
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{START}{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{END}\n"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
+)
+
+
+def train_tokenizer(task: Task, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
+    """Qwen2's byte-level BPE, single digits included, with a small vocabulary of its own.
+
+    Any text in Unicode's normal form C survives encoding and decoding (Qwen2
+    normalises the rest to it); text unlike the task's only takes more tokens.
+    The class has to be Qwen2's: for this architecture AutoTokenizer builds it
+    whatever was saved, and splits words by its rules.
+    """
+    rng = random.Random(f"policy/tokenizer/{seed}")
+    examples = (task.draw(rng) for _ in range(2000))
+    texts = [f" {example.question} {example.ground_truth}" for example in examples]
+    tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
+        texts,
+        vocabulary - len(task.phrases),
+        new_special_tokens=[START, END],
+        show_progress=False,
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
+    tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.padding_side = "left"
+    tokenizer.model_max_length = MAX_POSITIONS
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 for ``tokenizer``."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=MAX_POSITIONS,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+            # The usual 0.02 belongs to wide models: at this width it takes
+            # many times longer until the model copies digits from the prompt.
+            initializer_range=0.08,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    )
+
+
+def chat(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
+    """The prompt's text, up to where the assistant begins."""
+    text = tokenizer.apply_chat_template(
+        example.messages, tokenize=False, add_generation_prompt=True
+    )
+    return str(text)
+
+
+def batches(
+    task: Task, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Fresh demonstrations, padded on the right; the loss is on the response only."""
+    rng = random.Random(f"policy/{seed}")
+    while True:
+        examples = [task.draw(rng) for _ in range(settings.batch_size)]
+        answers = [task.demonstrate(example, rng, settings) for example in examples]
+        prompts = tokenizer([chat(tokenizer, example) for example in examples])["input_ids"]
+        responses = tokenizer([f"{answer}{END}" for answer in answers])["input_ids"]
+        length = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+        ids = torch.full((settings.batch_size, length), tokenizer.pad_token_id)
+        labels = torch.full_like(ids, -100)
+        for i, (p, r) in enumerate(zip(prompts, responses, strict=True)):
+            ids[i, : len(p) + len(r)] = torch.tensor(p + r)
+            labels[i, len(p) : len(p) + len(r)] = torch.tensor(r)
+        # Causal attention never looks right, so right padding needs no attention mask.
+        yield {"input_ids": ids, "labels": labels}
+
+
+def train(
+    task: Task,
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Settings,
+    *,
+    seed: int,
+    progress: bool,
+) -> None:
+    """Train ``model`` in place on flawed demonstrations."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=settings.warmup
+    )
+    model.train()
+    bar = tqdm(
+        islice(batches(task, tokenizer, settings, seed=seed), settings.steps),
+        total=settings.steps,
+        desc="training the policy",
+        disable=not progress,
+        # A terminal gets a moving bar, a log a line now and then.
+        mininterval=0.1 if sys.stderr.isatty() else 20.0,
+    )
+    for step, batch in enumerate(bar):
+        loss = model(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+
+
+def generate(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sample: bool,
+) -> list[str]:
+    """One response for each prompt, special tokens removed."""
+    batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
+    how = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
+    model.eval()
+    generator: Any = model  # its stubs know generation only for a narrower self
+    with torch.inference_mode():
+        out = generator.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=max_new_tokens,
+            **how,
+        )
+    responses = out[:, batch["input_ids"].shape[1] :]
+    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))
+
+
+def evaluate(
+    task: Task,
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    *,
+    max_new_tokens: int,
+    sample: bool = True,
+) -> dict[str, float]:
+    """Shares of prompts answered right in form, and exactly right in content."""
+    responses = generate(
+        model,
+        tokenizer,
+        [chat(tokenizer, example) for example in examples],
+        max_new_tokens=max_new_tokens,
+        sample=sample,
+    )
+    graded = [
+        task.grade(response, example.ground_truth)
+        for response, example in zip(responses, examples, strict=True)
+    ]
+    return {
+        "format": sum(form for form, _ in graded) / len(graded),
+        "exact": sum(exact for _, exact in graded) / len(graded),
+    }
+
+
+@contextmanager
+def _deterministic(threads: int, seed: int) -> Iterator[None]:
+    """Seed torch and fix its thread count; put both back afterwards."""
+    state, before = torch.get_rng_state(), torch.get_num_threads()
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_rng_state(state)
+
+
+def check_bands(shares: Mapping[str, float], bands: Mapping[str, tuple[float, float]]) -> None:
+    """Raise unless the sampled shares lie where reinforcement learning has room.
+
+    Raises:
+      ValueError: naming the share that lies outside, and what to do.
+    """
+    for name, (low, high) in bands.items():
+        if not low <= shares[name] <= high:
+            raise ValueError(
+                f"policy: expected {low:.0%} to {high:.0%} of the sampled answers to be "
+                f"right in {name!r}, found {shares[name]:.1%}; nothing was written. "
+                "Try another seed, or change Settings.flawed_format and Settings.flawed_content"
+            )
+
+
+def make_policy(
+    out_dir: Path,
+    *,
+    task: str = "toolbox",
+    seed: int = 0,
+    progress: bool = True,
+    settings: Settings | None = None,
+) -> dict[str, Any]:
+    """Train the tiny policy and save it as an ordinary Qwen2 checkpoint with its tokenizer.
+
+    Args:
+      out_dir: the new checkpoint's directory; replaced if it exists and holds
+        a policy made by this function.
+      task: one of `policy_tasks.TASKS`.
+      seed: decides the weights, on one kind of machine to the last bit.
+      progress: show a progress line.
+      settings: other than the calibrated ones.
+
+    Returns:
+      what ``policy.json`` holds: task, seed, settings, measured shares, seconds.
+
+    Raises:
+      ValueError: the policy is outside the bands (nothing is left behind).
+      FileExistsError: ``out_dir`` holds something else.
+    """
+    chosen = TASKS[task]()
+    settings = settings or chosen.settings
+    out_dir = Path(out_dir)
+    if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
+        raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
+    began = time.monotonic()
+    with _deterministic(settings.threads, seed):
+        tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
+        model = make_model(tokenizer)
+        train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
+        held_out = list(islice(chosen.held_out(seed), settings.evaluated))
+        measure = partial(
+            evaluate, chosen, model, tokenizer, max_new_tokens=settings.max_new_tokens
+        )
+        shares = {"sampled": measure(held_out), "greedy": measure(held_out, sample=False)}
+        if chosen.bands_on == "trained":
+            rng = random.Random(f"policy/trained/{seed}")
+            shares["trained"] = measure([chosen.draw(rng) for _ in range(settings.evaluated)])
+    record: dict[str, Any] = {
+        "task": task,
+        "seed": seed,
+        "settings": asdict(settings),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **shares,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    for how, share in shares.items():
+        log.info(
+            "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
+        )
+    check_bands(shares[chosen.bands_on], chosen.bands)
+    _save(out_dir, model, tokenizer, record)
+    return record
+
+
+def _save(
+    out_dir: Path,
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    record: dict[str, Any],
+) -> None:
+    """Write everything into a directory beside ``out_dir``, then give it that name."""
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}.") as scratch:
+        ready = Path(scratch) / "policy"
+        disable_progress_bar()
+        model.save_pretrained(ready)
+        tokenizer.save_pretrained(ready)
+        (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if out_dir.exists():
+            shutil.rmtree(out_dir)
+        os.replace(ready, out_dir)

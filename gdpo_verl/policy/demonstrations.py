@@ -1,0 +1,164 @@
+"""Flawed demonstrations, from which a tiny policy learns half of its trade.
+
+The form of an answer and its content go wrong independently of each other, each
+in several ways, so that reinforcement learning finds both rewards to improve.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
+from gdpo_verl.rewards.thought import END_THINK, THINK
+from gdpo_verl.tasks import prompt
+from gdpo_verl.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
+
+Call = tuple[str, dict[str, Any]]
+
+
+class ToolExample(Protocol):
+    """A question with the names of the tools on offer, the calls it needs and a thought."""
+
+    @property
+    def question(self) -> str: ...
+    @property
+    def tools(self) -> tuple[str, ...]: ...
+    @property
+    def calls(self) -> tuple[Call, ...]: ...
+    @property
+    def thought(self) -> str: ...
+
+
+Flaws = Mapping[Callable[[Call, Any, random.Random], Call], int]
+
+
+def _wrong_number(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    name, arguments = call
+    key = rng.choice([key for key, value in arguments.items() if isinstance(value, int)])
+    return name, {**arguments, key: rng.randint(0, 99)}
+
+
+def _wrong_tool(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    return rng.choice([name for name in example.tools if name != call[0]]), call[1]
+
+
+def _missing_argument(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    name, arguments = call
+    dropped = rng.choice(list(arguments))
+    return name, {key: value for key, value in arguments.items() if key != dropped}
+
+
+def _swapped_arguments(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    name, arguments = call
+    return name, dict(zip(arguments, reversed(arguments.values()), strict=True))
+
+
+def _wrong_value(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    name, arguments = call
+    if not arguments:
+        return call
+    key = rng.choice(list(arguments))
+    wrong = (
+        rng.randint(0, 99)
+        if isinstance(arguments[key], int | float)
+        else rng.choice(example.question.split())
+    )
+    return name, {**arguments, key: wrong}
+
+
+def _another_tool(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    """The name of another tool, of which a question may have none."""
+    return rng.choice([name for name in example.tools if name != call[0]] or [call[0]]), call[1]
+
+
+def _one_argument_less(call: Call, example: ToolExample, rng: random.Random) -> Call:
+    return _missing_argument(call, example, rng) if call[1] else call
+
+
+CALL_FLAWS: Flaws = {
+    _wrong_number: 5,
+    _wrong_tool: 2,
+    _missing_argument: 1,
+    _swapped_arguments: 1,
+}
+# For questions with any tools, of any arguments; one that does not apply leaves the call as it is.
+BFCL_FLAWS: Flaws = {_wrong_value: 6, _one_argument_less: 2, _another_tool: 2}
+
+# The first two leave the call readable; the others cost both rewards.
+FORMAT_FLAWS = {
+    lambda text: text.replace(f"{THINK_OPEN} ", "").replace(f" {THINK_CLOSE}", ""): 3,
+    lambda text: f"{text}\nDone.": 3,
+    lambda text: text.replace(f" {THINK_CLOSE}", ""): 2,
+    lambda text: text.replace(f"\n{CALL_CLOSE}", ""): 1,
+    lambda text: text.replace(f"{CALL_OPEN}\n", ""): 1,
+}
+
+
+def demonstrate(
+    example: ToolExample,
+    rng: random.Random,
+    *,
+    flawed_format: float,
+    flawed_call: float,
+    flaws: Flaws = CALL_FLAWS,
+) -> str:
+    """An answer to ``example`` in which the format and each call may be wrong.
+
+    Args:
+      example: the question.
+      rng: decides which flaws.
+      flawed_format: probability that the form is broken.
+      flawed_call: probability, for each call on its own, that it is wrong.
+      flaws: in which ways, with their frequencies.
+    """
+    calls: list[Call] = []
+    for call in example.calls:
+        if rng.random() < flawed_call:
+            (flaw,) = rng.choices(list(flaws), list(flaws.values()))
+            call = flaw(call, example, rng)
+        calls.append(call)
+    text = prompt.reference_answer(example.thought, calls)
+    if rng.random() < flawed_format:
+        (spoil,) = rng.choices(list(FORMAT_FLAWS), list(FORMAT_FLAWS.values()))
+        text = spoil(text)
+    return text
+
+
+# The first two leave the answer readable; the others cost all rewards.
+SUM_FORMAT_FLAWS = {
+    lambda text: text.replace(f"{THINK} ", "").replace(f" {END_THINK}", ""): 3,
+    lambda text: text.replace(f"{END_THINK}\n", f"{END_THINK} "): 3,
+    lambda text: text.replace(OPEN, "").replace(CLOSE, ""): 2,
+    lambda text: text.replace(CLOSE, ""): 2,
+}
+
+
+def demonstrate_sum(
+    expression: str, rng: random.Random, *, flawed_format: float, flawed_answer: float
+) -> str:
+    """An answer to a sum, such as ``9 + 8 - 7``, whose form and result may be wrong.
+
+    The thought is the last step, ``17 - 7``. A wrong result is another number, or no whole one.
+
+    Args:
+      expression: numbers with + and - between them.
+      rng: decides which flaws.
+      flawed_format: probability that the form is broken.
+      flawed_answer: probability that the result is wrong.
+    """
+    first, *rest = expression.split()
+    result, thought = int(first), first
+    for sign, number in zip(rest[::2], rest[1::2], strict=True):
+        thought = f"{result} {sign} {number}"
+        result += int(number) if sign == "+" else -int(number)
+    answer = str(result)
+    if rng.random() < flawed_answer:
+        near = max(0, result + rng.choice([-3, -2, -1, 1, 2, 3]))
+        answer = rng.choice([str(near), str(near), f"{result}.5"])
+    text = f"{THINK} {thought} {END_THINK}\n{OPEN}{answer}{CLOSE}"
+    if rng.random() < flawed_format:
+        (spoil,) = rng.choices(list(SUM_FORMAT_FLAWS), list(SUM_FORMAT_FLAWS.values()))
+        text = spoil(text)
+    return text

@@ -1,0 +1,225 @@
+"""What a tiny policy can be made for: of each task its questions, flawed answers and measure.
+
+`policy` trains and saves; what differs from task to task stands here.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from gdpo_verl.policy.demonstrations import BFCL_FLAWS, demonstrate, demonstrate_sum
+from gdpo_verl.rewards import gsm8k as sums
+from gdpo_verl.rewards import tool_call
+from gdpo_verl.rewards.thought import END_THINK, THINK
+from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, toolbox
+from gdpo_verl.tasks.rows import Row
+
+_TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
+_AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
+# Fixed parts of an answer's JSON: an answer costs half as many tokens.
+_JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
+# The same for the functions of the leaderboard.
+_SCHEMA_PIECES = (
+    *(". Name: ", "\nDescription: ", '\nParameters: {"', '."}}\n'),
+    *('"}, "', '."}, "', '": {"type": "'),
+    *(f'": {{"type": "{kind}", "description": "' for kind in ("string", "integer", "float")),
+    '": {"type": "boolean", "description": "',
+    '": {"type": "array", "items": {"type": "string"}, "description": "',
+    *('", "description": "', '", "items": {"type": "string"}', '", "enum": ["', '.", "enum": ["'),
+    *('", "default": "', '.", "default": "', '", "default": ', '"], "default": "', '"]'),
+    *('", "optional": true}', '", "optional": true}, "', ', "optional": true}, "'),
+)
+_HIGHEST = 3.0  # correctness of tool calls
+# Of the leaderboard's questions the policy sees the short ones, in characters.
+_MOST_PROMPT, _MOST_ANSWER = 1200, 200
+
+
+class Example(Protocol):
+    """One question.
+
+    Attributes:
+      question: what no other question has, the fixed texts of a prompt left out.
+    """
+
+    @property
+    def question(self) -> str: ...
+    @property
+    def messages(self) -> list[dict[str, str]]: ...
+    @property
+    def ground_truth(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a policy is trained; the defaults are calibrated to the middle of the toolbox's bands."""
+
+    steps: int = 320
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    warmup: float = 0.1  # share of the steps
+    flawed_format: float = 0.30
+    flawed_content: float = 0.48
+    vocabulary: int = 768
+    max_new_tokens: int = 48
+    evaluated: int = 256  # held-out prompts
+    # One is fast enough at this size, and sums over threads decide the last bits of the weights.
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What `policy.make_policy` needs to know of a task.
+
+    Attributes:
+      phrases: the fixed texts of its chats that become one token each.
+      draw: a training question.
+      held_out: questions to measure on, by seed.
+      demonstrate: an answer that is wrong in form and content as often as the settings say.
+      grade: of an answer and the ground truth, whether the form and the content are right.
+      settings: how it is trained.
+      bands: the shares of right answers between which reinforcement learning has room.
+      bands_on: "sampled", answers to held-out questions, or "trained", to training questions.
+    """
+
+    phrases: tuple[str, ...]
+    draw: Callable[[random.Random], Any]
+    held_out: Callable[[int], Iterator[Any]]
+    demonstrate: Callable[[Any, random.Random, Settings], str]
+    grade: Callable[[str, str], tuple[bool, bool]]
+    settings: Settings
+    bands: Mapping[str, tuple[float, float]]
+    bands_on: str = "sampled"
+
+
+def _toolbox() -> Task:
+    def draw(rng: random.Random) -> toolbox.Example:
+        while True:
+            example = toolbox.draw_example(rng)
+            if toolbox.split_of(example.question) == "train":
+                return example
+
+    blocks = [tool.block for tool in toolbox.TOOLS.values()]
+    return Task(
+        phrases=(prompt.HEADER, *blocks, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES),
+        draw=draw,
+        held_out=lambda seed: toolbox.examples("validation", seed=seed),
+        demonstrate=_flawed_calls,
+        grade=_grade_calls,
+        settings=Settings(),
+        bands={"format": (0.55, 0.80), "exact": (0.10, 0.40)},
+    )
+
+
+def _reasoning_gym() -> Task:
+    def draw(rng: random.Random) -> reasoning_gym.Example:
+        while True:
+            example = reasoning_gym.draw_example(rng)
+            if toolbox.split_of(example.question) == "train":
+                return example
+
+    def grade(response: str, ground_truth: str) -> tuple[bool, bool]:
+        found = sums.compute_score("", response, ground_truth)
+        return bool(found["format"]), bool(found["correctness"])
+
+    before, _, behind = reasoning_gym.QUESTION.partition("{}")
+    return Task(
+        phrases=(gsm8k.SYSTEM, before, behind, THINK, END_THINK, sums.OPEN, sums.CLOSE),
+        draw=draw,
+        held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
+        demonstrate=lambda example, rng, settings: demonstrate_sum(
+            example.expression,
+            rng,
+            flawed_format=settings.flawed_format,
+            flawed_answer=settings.flawed_content,
+        ),
+        grade=grade,
+        settings=Settings(steps=800, flawed_content=0.35, vocabulary=512, max_new_tokens=32),
+        bands={"format": (0.55, 0.80), "exact": (0.10, 0.40)},
+    )
+
+
+@dataclass(frozen=True)
+class BfclExample:
+    """A question of the leaderboard, from its row."""
+
+    messages: list[dict[str, str]]
+    ground_truth: str
+
+    @property
+    def question(self) -> str:
+        text = "".join(message["content"] for message in self.messages)
+        return text.replace(prompt.HEADER, "").replace(prompt.FOOTER, "")
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"^\d+\. Name: (.+)$", self.messages[0]["content"], re.MULTILINE))
+
+    @property
+    def calls(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        calls = tool_call.parse_ground_truth(self.ground_truth).calls
+        return tuple((call["name"], call["parameters"]) for call in calls)
+
+    @property
+    def thought(self) -> str:
+        return self.ground_truth.partition(_TAGS[0])[2].partition(_TAGS[1])[0].strip()
+
+
+@cache
+def _bfcl_rows() -> dict[str, list[BfclExample]]:
+    """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
+
+    def example(row: Row) -> BfclExample:
+        return BfclExample(row["prompt"], row["reward_model"]["ground_truth"])
+
+    splits, _ = bfcl.accepted_rows()
+    return {
+        split: [
+            each
+            for each in map(example, rows)
+            if sum(len(message["content"]) for message in each.messages) <= _MOST_PROMPT
+            and len(each.ground_truth) <= _MOST_ANSWER
+        ]
+        for split, rows in splits.items()
+    }
+
+
+def _bfcl() -> Task:
+    return Task(
+        phrases=(prompt.HEADER, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES, *_SCHEMA_PIECES),
+        draw=lambda rng: rng.choice(_bfcl_rows()["train"]),
+        held_out=lambda seed: iter(_bfcl_rows()["validation"]),
+        demonstrate=lambda *given: _flawed_calls(*given, flaws=BFCL_FLAWS),
+        grade=_grade_calls,
+        settings=Settings(steps=450, batch_size=16, vocabulary=2048, max_new_tokens=64),
+        # Too small to read what it was not shown, the policy knows its training questions by heart.
+        bands={"format": (0.25, 0.80), "exact": (0.10, 0.40)},
+        bands_on="trained",
+    )
+
+
+def _flawed_calls(example: Any, rng: random.Random, settings: Settings, **flaws: Any) -> str:
+    return demonstrate(
+        example,
+        rng,
+        flawed_format=settings.flawed_format,
+        flawed_call=settings.flawed_content,
+        **flaws,
+    )
+
+
+def _grade_calls(response: str, ground_truth: str) -> tuple[bool, bool]:
+    found = tool_call.compute_score("", response, ground_truth)
+    return bool(found["format"]), found["correctness"] == _HIGHEST
+
+
+# Functions, because only one of them is wanted and each needs a package of its own.
+TASKS: Mapping[str, Callable[[], Task]] = {
+    "toolbox": _toolbox,
+    "reasoning-gym": _reasoning_gym,
+    "bfcl": _bfcl,
+}

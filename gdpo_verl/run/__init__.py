@@ -1,0 +1,1 @@
+"""From a command to a finished run: composed, checked, claimed, started, followed, resumed."""

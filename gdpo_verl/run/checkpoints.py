@@ -1,0 +1,213 @@
+"""Which of a training's checkpoints is whole, so that none cut short is resumed from.
+
+verl 0.9.1 writes, in this order, one file of each kind and rank into `global_step_N/actor` (and
+`critic`), then `data.pt`, then `transfer_queue` in the asynchronous modes, and last the number N
+into `latest_checkpointed_iteration.txt` (verl/trainer/ppo/v1/trainer_base.py,
+`_save_checkpoint`). It resumes from what that file says without a look at the folder, goes
+through the data from its beginning where `data.pt` is missing, and fails on an empty file
+(`_load_checkpoint`).
+
+With one checkpoint to keep, it removes the last one when the next one's weights are written
+(verl/utils/checkpoint/checkpoint_manager.py, `register_checkpoint`), before the place in the data
+is: a run that is killed in between has none. `save` lets the last one go when the save has
+returned.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+
+TRACKER = "latest_checkpointed_iteration.txt"
+# What verl calls the parts of a checkpoint (`checkpoint.save_contents`) and their files.
+_FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
+_SHARD = re.compile(r"(\w+)_world_size_(\d+)_rank_(\d+)\.pt")
+
+
+class CheckpointError(RuntimeError):
+    """There were checkpoints, and none is whole."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training keeps its checkpoints, and what a whole one has.
+
+    Attributes:
+      directory: verl's `trainer.default_local_dir`.
+      contents: the parts that are loaded, `actor_rollout_ref.actor.checkpoint.load_contents`.
+      asynchronous: whether the trainer's mode keeps prompts in flight with a checkpoint.
+    """
+
+    directory: Path
+    contents: tuple[str, ...] = tuple(_FILES)
+    asynchronous: bool = False
+
+
+def of_run(run: Path) -> Place | None:
+    """The place of a run's checkpoints, as its last start was configured.
+
+    None when there was none, or it was not to resume by itself (`trainer.resume_mode`).
+    """
+    if not (run / "config.yaml").exists():
+        return None
+    config = OmegaConf.load(run / "config.yaml")
+    if OmegaConf.select(config, "trainer.resume_mode") != "auto":
+        return None
+    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode", default="sync")
+    return Place(
+        Path(config.trainer.default_local_dir),
+        tuple(contents or _FILES),
+        bool(config.trainer.use_v1) and mode != "sync",
+    )
+
+
+def last_whole(place: Place) -> tuple[int, dict[int, str]]:
+    """The step of the newest whole checkpoint; changes nothing.
+
+    Returns:
+      The step, 0 when no checkpoint is whole; and what is wrong with each newer one.
+    """
+    wrong: dict[int, str] = {}
+    for step in sorted(_steps(place.directory), reverse=True):
+        problem = _problem(place, step)
+        if problem is None:
+            return step, wrong
+        wrong[step] = problem
+    return 0, wrong
+
+
+def settle(place: Place) -> tuple[int, list[str]]:
+    """Make verl resume from the newest whole checkpoint.
+
+    Those newer than it are renamed to `global_step_N.incomplete`, so that a later save of the
+    same step is never taken together with what is left of this one.
+
+    Returns:
+      The step from which verl will go on, 0 for the beginning; and a sentence for each
+      checkpoint that was passed over.
+
+    Raises:
+      CheckpointError: a save was completed once, but no checkpoint is whole now.
+    """
+    step, wrong = last_whole(place)
+    tracker = place.directory / TRACKER
+    if not step and tracker.exists():
+        found = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
+        raise CheckpointError(
+            f"{place.directory}: no checkpoint is whole ({'; '.join(found) or 'there is none'}), "
+            f"but {TRACKER} says that there was one. Put it back, or remove {place.directory} to "
+            "start from the beginning"
+        )
+    said = []
+    for number, problem in wrong.items():
+        folder = place.directory / f"global_step_{number}"
+        aside = _free(folder)
+        folder.rename(aside)
+        said.append(f"{folder.name} was cut short and is passed over: {problem} (now {aside.name})")
+    if step and step != _tracked(place.directory):
+        written = tracker.with_name(f"{TRACKER}.new")
+        written.write_text(str(step))
+        written.replace(tracker)
+    return step, said
+
+
+def workers(place: Place) -> int | None:
+    """How many workers wrote the newest whole checkpoint; None without one of FSDP's."""
+    folder = place.directory / f"global_step_{last_whole(place)[0]}" / "actor"
+    shards = (_SHARD.fullmatch(file.name) for file in folder.glob("*.pt"))
+    return next((int(shard[2]) for shard in shards if shard), None)
+
+
+def _steps(directory: Path) -> list[int]:
+    names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in directory.glob("global_*"))
+    return [int(name[1]) for name in names if name]
+
+
+def _tracked(directory: Path) -> int | None:
+    try:
+        return int((directory / TRACKER).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _problem(place: Place, step: int) -> str | None:
+    checkpoint = place.directory / f"global_step_{step}"
+    tracked = step == _tracked(place.directory)
+    models = ["actor", *(["critic"] if (checkpoint / "critic").exists() else [])]
+    for model in models:
+        if problem := _model_problem(checkpoint / model, place.contents, tracked):
+            return problem
+    if not is_whole_file(checkpoint / "data.pt"):
+        return "data.pt, the place in the data, is missing or cut short"
+    if place.asynchronous and not (checkpoint / "transfer_queue").is_dir():
+        return "transfer_queue, the prompts in flight, is missing"
+    return None
+
+
+def _model_problem(folder: Path, contents: tuple[str, ...], tracked: bool) -> str | None:
+    shards = [match for file in folder.glob("*.pt") if (match := _SHARD.fullmatch(file.name))]
+    if not shards:
+        # Other engines' files have other names; verl wrote its number after they were written.
+        written = tracked and folder.is_dir() and any(folder.iterdir())
+        return None if written else f"{folder.name} has no model"
+    sizes = sorted({int(match[2]) for match in shards})
+    if len(sizes) > 1:
+        return f"{folder.name} has shards of {sizes} workers"
+    for kind in [_FILES[part] for part in contents if part in _FILES]:
+        for rank in range(sizes[0]):
+            name = f"{kind}_world_size_{sizes[0]}_rank_{rank}.pt"
+            if not is_whole_file(folder / name):
+                return f"{folder.name}/{name} is missing or cut short"
+    return None
+
+
+def is_whole_file(file: Path) -> bool:
+    """Whether torch finished writing it: a zip archive's directory is at its end."""
+    return file.is_file() and zipfile.is_zipfile(file)
+
+
+def _free(folder: Path) -> Path:
+    names = (f"{folder.name}.incomplete{number}" for number in ("", *range(2, 1000)))
+    return next(path for name in names if not (path := folder.with_name(name)).exists())
+
+
+# verl's older word for one of each.
+_OLDER_WORD = "remove_previous_ckpt_in_save"
+
+
+def save(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    """Call ``original(trainer)``, verl's `_save_checkpoint`, so that one whole checkpoint stays."""
+    config = trainer.config.trainer
+    asked = dict(config)
+    alone = [
+        model
+        for model in ("actor", "critic")
+        if asked.get(_OLDER_WORD) or asked.get(f"max_{model}_ckpt_to_keep") == 1
+    ]
+    with open_dict(config):
+        for model in alone:
+            config[f"max_{model}_ckpt_to_keep"] = 2
+        config[_OLDER_WORD] = False
+        try:
+            original(trainer, *args, **kwargs)
+        finally:
+            for key in (_OLDER_WORD, "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
+                config[key] = asked.get(key)
+    last = getattr(trainer, "gdpo_last_saved", trainer.global_steps)
+    trainer.gdpo_last_saved = trainer.global_steps
+    if last != trainer.global_steps:
+        _remove(Path(config.default_local_dir) / f"global_step_{last}", alone)
+
+
+def _remove(checkpoint: Path, models: list[str]) -> None:
+    for model in models:
+        shutil.rmtree(checkpoint / model, ignore_errors=True)
+    if models and not any((checkpoint / model).exists() for model in ("actor", "critic")):
+        shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,0 +1,125 @@
+"""A run's directory: held by one training at a time, and by one that learns the same."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl import __version__
+from gdpo_verl.run import checkpoints
+from gdpo_verl.run.composition import SOURCES, changed_science
+
+# Larger files, a real model's weights, are told apart by their size alone.
+DIGEST_BYTES = 64 << 20
+
+
+class ClaimError(RuntimeError):
+    """The directory belongs to a training that still runs, or to one that learns something else."""
+
+
+@contextlib.contextmanager
+def claim(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
+    """Hold `run` for a training; yields the file whose lock holds it.
+
+    Args:
+      run: the directory, made when it is missing.
+      recipe: its name.
+      config: the composed configuration of this start.
+
+    Raises:
+      ClaimError: names each key that decides what is learned and differs from the last start's.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClaimError(f"{run}: a training still runs here; end it first") from None
+        start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
+        if problems := [*_other_start(run, start), *_other_settings(run, config)]:
+            raise ClaimError(
+                f"{run} holds a training with other settings:\n  " + "\n  ".join(problems) + "\n"
+                "Its checkpoints must not be mixed with this one's: choose another directory or "
+                "remove it. Steps, loggers, frequencies, names and the machines may change."
+            )
+        (run / "launch.json").write_text(json.dumps(start, indent=1))
+        yield lock
+
+
+def is_finished(run: Path, config: DictConfig) -> bool:
+    """Whether the training in `run` came to its end, and is not to be made longer now."""
+    if not (run / "done").exists():
+        return False
+    if not (run / "config.yaml").exists():
+        return True
+    before, now = OmegaConf.load(run / "config.yaml").trainer, config.trainer
+    if None in (before.total_training_steps, now.total_training_steps):
+        return bool(
+            before.total_training_steps == now.total_training_steps
+            and now.total_epochs <= before.total_epochs
+        )
+    return bool(now.total_training_steps <= before.total_training_steps)
+
+
+def _other_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
+    file = run / "launch.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    for key in ("recipe", "version"):
+        if key in before and before[key] != start[key]:
+            yield f"{key}: {before[key]!r}, not {start[key]!r}"
+    held = before.get("contents") or {}
+    for key, digests in start["contents"].items():
+        # Another path is a difference in the configuration.
+        same = held.get(key, {}).keys() & digests.keys()
+        for path in sorted(path for path in same if held[key][path] != digests[path]):
+            yield f"{key}: {path} holds something else than when the training began"
+
+
+def _other_settings(run: Path, config: DictConfig) -> Iterator[str]:
+    file = run / "config.yaml"
+    if not file.exists():
+        return
+    before = OmegaConf.load(file)
+    assert isinstance(before, DictConfig)
+    for key in changed_science(before, config):
+        yield f"{key}: {_shown(before, key)}, not {_shown(config, key)}"
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    place = checkpoints.of_run(run)
+    workers = checkpoints.workers(place) if place else None
+    if workers not in (None, devices):
+        yield (
+            f"trainer.nnodes × trainer.n_gpus_per_node: {workers}, not {devices}; verl loads a "
+            "checkpoint with as many workers as have written it"
+        )
+
+
+def _shown(config: DictConfig, key: str) -> str:
+    return repr(OmegaConf.select(config, key, default="not set", throw_on_missing=False))
+
+
+def _contents(config: DictConfig) -> dict[str, dict[str, str]]:
+    contents = {}
+    for key in SOURCES:
+        value = OmegaConf.select(config, key)
+        named = [value] if isinstance(value, str) else list(value or [])
+        paths = [path for path in map(Path, named) if path.exists()]
+        contents[key] = {str(path): _digest(path) for path in paths}
+    return contents
+
+
+def _digest(path: Path) -> str:
+    """What a file or a model's directory holds, so that another one of its name is noticed."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
+        if file.is_file():
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}".encode())
+            digest.update(file.read_bytes() if size <= DIGEST_BYTES else b"")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,254 @@
+"""Start a training in a directory of its own and show how far it is.
+
+RUN/launch.json   recipe, overrides, and what the local files that are learned from hold
+RUN/train.log     everything that verl, Ray and vLLM print
+RUN/config.yaml   the composed configuration (Hydra's); another start may change what is not science
+                  (`gdpo_verl.run.composition.NOT_SCIENCE`) and is refused otherwise
+RUN/metrics.jsonl, RUN/rollouts/, RUN/validation/, RUN/checkpoints/
+RUN/done          the training came to its end
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl.report import set_aside_metrics
+from gdpo_verl.report.metrics import only_validation, parse_metrics_line
+from gdpo_verl.run import checkpoints, deaths, memory, processes
+from gdpo_verl.run.claim import claim, is_finished
+from gdpo_verl.run.composition import compose, recipes_directory
+from gdpo_verl.run.progress import follow
+
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+_PER_NODE = (
+    "reward.num_workers",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+)
+_ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
+
+
+class LaunchError(RuntimeError):
+    """The training was not started, or ended before its last step."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a driver ended before the training's last step.
+
+    Attributes:
+      text: a sentence for people.
+      died: whether a process died, other than by an error of its own.
+    """
+
+    text: str
+    died: bool
+
+
+def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int = 0) -> None:
+    """Train until the end; does nothing when `run` holds a training that came to this end.
+
+    A training that was cut off continues from its last whole checkpoint
+    (trainer.resume_mode=auto), in the data as in the weights.
+
+    Args:
+      recipe: its name, for example "toolbox/gdpo".
+      run: the directory, made when it is missing.
+      overrides: Hydra's, as for ``python -m verl.trainer.main_ppo``.
+      retries: how often a training that failed is started again; `worth_retrying` says when.
+
+    Raises:
+      RecipeError: no such recipe, or its configuration cannot be composed.
+      ClaimError: `run` belongs to a training that learns something else, or that still runs.
+      LaunchError: the training failed; says why and where its log is.
+      CheckpointError: `run` has had checkpoints, and none is whole.
+    """
+    run = run.resolve()
+    config, overrides = composed(recipe, run, overrides)
+    with claim(run, recipe, config) as lock:
+        if is_finished(run, config):
+            return
+        (run / "done").unlink(missing_ok=True)
+        furthest, stalled = 0, False
+        for left in range(retries, -1, -1):
+            start = _settle(recipe, run)
+            set_aside_metrics(run)
+            failure = _run(recipe, run, overrides, lock)
+            if failure is None:
+                (run / "done").touch()
+                return
+            reached = max(_last_step(run), start)
+            advanced = reached > max(furthest, start)
+            if not left or not worth_retrying(failure, advanced=advanced, stalled=stalled):
+                raise LaunchError(_explain(recipe, run, failure, retries - left))
+            furthest, stalled = max(furthest, reached), not advanced
+            _say(f"{recipe}: {failure.text}\n{recipe}: retry {retries - left + 1} of {retries}")
+
+
+def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
+    """Whether another start may get further.
+
+    Args:
+      failure: of the start that ended.
+      advanced: it made a step that no start before it had made.
+      stalled: the start before it made none.
+    """
+    return advanced or (failure.died and not stalled)
+
+
+def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> Failure | None:
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+    environment["VERL_FILE_LOGGER_PATH"] = str(run / "metrics.jsonl")
+    started = time.time()
+    with (run / "train.log").open("ab") as log:
+        begin = log.tell()
+        driver = subprocess.Popen(
+            command(recipe, run, overrides),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            # The directory stays claimed while the driver lives, even without us.
+            pass_fds=[lock.fileno()],
+        )
+    with processes.ended_by_signals():
+        try:
+            _follow(driver, run, recipe, started)
+        finally:
+            processes.end(driver)
+    with (run / "train.log").open("rb") as log:
+        log.seek(begin)
+        return _failure(log.read().decode(errors="replace"), driver.pid, driver.returncode)
+
+
+def _failure(log: str, pid: int, status: int) -> Failure | None:
+    if status == 0:
+        return None
+    death = deaths.of_driver(pid, status) or deaths.of_log(log)
+    text = death or f"the training ended with status {status}: {_reason(log)}"
+    if death and "engine died" in death and "killed by" not in death:
+        text = f"{death}: {_reason(log)}"  # of an error of its own, which vLLM prints
+    remedy = memory.remedy_for(deaths.plain(log))
+    return Failure(f"{text}\nMemory ran out: {remedy}." if remedy else text, died=bool(death))
+
+
+def _settle(recipe: str, run: Path) -> int:
+    """Choose the checkpoint that verl resumes from; returns its step, 0 for the beginning."""
+    place = checkpoints.of_run(run)
+    if place is None:
+        return 0
+    step, passed_over = checkpoints.settle(place)
+    for sentence in passed_over:
+        _say(f"{recipe}: {sentence}")
+    if step or passed_over:
+        _say(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
+    return step
+
+
+def _last_step(run: Path) -> int:
+    """The last step that was trained since the metrics were set aside."""
+    steps = (parse_metrics_line(line) for line in _lines(run / "metrics.jsonl"))
+    return max((found[0] for found in steps if found and not only_validation(found[1])), default=0)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def _explain(recipe: str, run: Path, failure: Failure, retried: int) -> str:
+    place = checkpoints.of_run(run)
+    step = checkpoints.last_whole(place)[0] if place else 0
+    goes_on = f"the same command goes on from step {step}, the last whole checkpoint"
+    if failure.died:
+        if not step:
+            goes_on = "the same command starts from the beginning, no checkpoint was finished"
+        option = f"retried {retried} times" if retried else "--retries N does so by itself"
+        remedy = f"\n{goes_on[0].upper()}{goes_on[1:]}; {option}."
+    else:
+        remedy = f"\nOnce that is put right, {goes_on}." if step else ""
+    return f"{recipe}: {failure.text}{remedy}\nIts log: {run / 'train.log'}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def composed(recipe: str, run: Path, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The configuration with which `train` starts verl's driver, and the overrides that make it.
+
+    Before those that are given, which win, come those that follow from the machines: flash-attn on
+    GPUs where it is installed, for it looks at the rows of a pack one by one, where sdpa computes
+    a dense mask over all of it; and the workers of a node times the nodes.
+
+    Raises:
+      RecipeError: no such recipe, or its configuration cannot be composed.
+    """
+    places = _places(run.resolve())
+    config = compose(recipe, [*places, *overrides])
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    chosen = {}
+    if config.trainer.device != "cpu" and importlib.util.find_spec("flash_attn"):
+        chosen[_ATTENTION] = "flash_attention_2"
+    if config.trainer.nnodes > 1:
+        chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
+    added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
+    complete = [*added, *overrides]
+    return (compose(recipe, [*places, *complete]) if added else config), complete
+
+
+def command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
+    """verl's own command, as `train` runs it."""
+    return [
+        *[sys.executable, "-m", "verl.trainer.main_ppo"],
+        *["--config-dir", str(recipes_directory()), "--config-name", recipe],
+        *_places(run.resolve()),
+        *overrides,
+    ]
+
+
+def _places(run: Path) -> list[str]:
+    places: dict[str, Path | str] = {
+        "trainer.default_local_dir": run / "checkpoints",
+        "trainer.rollout_data_dir": run / "rollouts",
+        "trainer.validation_data_dir": run / "validation",
+        "hydra.run.dir": run,
+        "hydra.output_subdir": ".",
+    }
+    return [f"{key}={quoted(value)}" for key, value in places.items()]
+
+
+def quoted(path: Path | str) -> str:
+    """A path as Hydra reads it whole, in quotation marks where it needs them."""
+    return str(path) if re.fullmatch(r"[\w/.+-]+", str(path)) else f"'{path}'"
+
+
+def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float) -> None:
+    # The last of the files that Hydra writes once the configuration is composed.
+    written = run / "overrides.yaml"
+    while driver.poll() is None and not (written.exists() and written.stat().st_mtime >= started):
+        time.sleep(0.2)
+    if driver.returncode is not None:
+        return
+    steps = OmegaConf.load(run / "config.yaml").trainer.total_training_steps or 0
+    follow(run, total_steps=steps, is_alive=lambda: driver.poll() is None, label=recipe)
+
+
+def _reason(log: str) -> str:
+    """The last error in what this launch printed."""
+    lines = deaths.plain(log).splitlines()
+    for line in reversed(lines):
+        match = _ERROR.fullmatch(line.strip())
+        if match and "RayTaskError" not in match[1]:
+            return match[1]
+    return lines[-1] if lines else "it printed nothing"

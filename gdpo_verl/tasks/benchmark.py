@@ -1,0 +1,265 @@
+"""What a benchmark is: questions, how an answer is judged, and how it is sampled by default."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gdpo_verl.tasks.rows import check_messages
+
+ACCURACY = "accuracy"
+
+Averages = Mapping[str, Sequence[Sequence[str] | str]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn.
+
+    Attributes:
+      temperature: 0 is greedy.
+      top_p: share of the probability that is drawn from.
+      max_tokens: of one answer.
+      samples: answers to each question.
+      seed: decides each draw, with the question's name.
+    """
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = {
+            "--temperature": (self.temperature >= 0, "0 or more", self.temperature),
+            "--top-p": (0 < self.top_p <= 1, "more than 0 and at most 1", self.top_p),
+            "--max-tokens": (self.max_tokens >= 1, "at least 1", self.max_tokens),
+            "--samples": (self.samples >= 1, "at least 1", self.samples),
+            "--seed": (self.seed >= 0, "0 or more", self.seed),
+        }
+        for name, (sound, wanted, found) in checks.items():
+            if not sound:
+                raise ValueError(f"{name}: expected {wanted}, found {found}")
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(
+                f"--samples: expected 1 at temperature 0, where all answers are the same, found "
+                f"{self.samples}; give --temperature too"
+            )
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+      name: unlike any other's.
+      category: the row of the table it counts in.
+      messages: the chat, the user's turn last.
+      truth: what an answer is judged by, as JSON can hold it.
+    """
+
+    name: str
+    category: str
+    messages: Sequence[Mapping[str, str]]
+    truth: Any
+
+    @property
+    def prompt(self) -> str:
+        """All of the chat as one text."""
+        return "\n".join(message["content"] for message in self.messages)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions and where they come from, with a hash or a revision of it."""
+
+    items: Sequence[Question]
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an answer is worth.
+
+    Attributes:
+      measures: 0 to 1 each, the benchmark's names.
+      error: why it could not be read, `NONE` when it could.
+      reason: what the judge objects to, where it says so.
+    """
+
+    measures: Mapping[str, float]
+    error: IntEnum
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote.
+
+    Attributes:
+      text: without special tokens.
+      tokens: how many, the end token included.
+      finish: 'stop', 'length' when it was cut off, or 'prompt too long' when it was not asked.
+    """
+
+    text: str
+    tokens: int
+    finish: str
+
+
+Ask = Callable[[Sequence[Mapping[str, str]]], Answer]
+Dialogue = Callable[[Ask], Answer]
+
+
+class Stopped(RuntimeError):
+    """The model failed, so that this dialogue gets no further answer."""
+
+
+class Benchmark(ABC):
+    """A benchmark; one file each.
+
+    Args:
+      allow_unprotected: run programs of the model even where nothing protects the machine.
+      prompt_from: parquet files of training rows; what is fixed in their prompts is asked with,
+        where a benchmark's questions can be put in several ways.
+    """
+
+    name: ClassVar[str]
+    sampling: ClassVar[Sampling]
+    """By default that of the validation in the recipe of the same task."""
+    measures: ClassVar[tuple[str, ...]]
+    """What `score` returns; `ACCURACY` first."""
+    averages: ClassVar[Averages] = {}
+    """Unweighted means of parts. A part pools the questions of several categories, or is an
+    average that stands before it."""
+    pass_at: ClassVar[tuple[int, ...]] = ()
+    """The k > 1 whose pass@k is estimated, where there are as many answers."""
+    not_covered: ClassVar[str] = ""
+    context: ClassVar[int] = 0
+    """Tokens that a dialogue may grow to, where the model allows as many."""
+
+    def __init__(self, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()) -> None:
+        self.allow_unprotected = allow_unprotected
+        self.prompt_from = prompt_from
+
+    @abstractmethod
+    def load(self, data: str | None) -> Questions:
+        """The questions of a file or another source, by default of the benchmark's own.
+
+        Raises:
+          ValueError, OSError, ModuleNotFoundError: there are none; says what to do.
+        """
+
+    def dialogue(self, question: Question) -> Dialogue | None:
+        """How the question is asked in several steps; None where it is asked once.
+
+        The dialogue may be held several times, also at the same time.
+        """
+        return None
+
+    @abstractmethod
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        """Judge an answer of so many tokens. Called from several threads. Never raises for a
+        text."""
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """The SHA-256 of what is asked and how it is judged, in order."""
+    digest = hashlib.sha256()
+    for each in questions:
+        asked = [each.name, each.category, list(each.messages), each.truth]
+        digest.update(json.dumps(asked, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a prepared parquet file, in verl's columns.
+
+    Raises:
+      FileNotFoundError: there is no file.
+      ValueError: it is no parquet file, has no row, or a row lacks what verl's columns hold.
+    """
+    if not path.is_file():
+        from gdpo_verl.tasks.catalog import command_for
+
+        command = command_for(path)
+        advice = f" Write it with: {command}" if command else ""
+        raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()}).{advice}")
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"--data: {path} is no parquet file, or a damaged one: {error}") from error
+    if not rows:
+        raise ValueError(f"--data: expected at least one row, found none in {path}")
+    for number, row in enumerate(rows):
+        truth = (row.get("reward_model") or {}).get("ground_truth")
+        if not isinstance(truth, str) or not isinstance(row.get("data_source"), str):
+            raise ValueError(
+                f"--data: {path}, row {number}: expected the columns data_source, prompt and "
+                "reward_model.ground_truth, as `gdpo-verl prepare` writes them, found "
+                f"{sorted(row)}"
+            )
+        try:
+            check_messages(row.get("prompt"))
+        except ValueError as error:
+            raise ValueError(f"--data: {path}, row {number}: {error}") from error
+    return list(rows)
+
+
+def prepared(path: Path) -> Questions:
+    """A prepared file as questions: the category is the data source, the truth its text."""
+    items = [
+        Question(
+            f"row {number}", row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]
+        )
+        for number, row in enumerate(read_rows(path))
+    ]
+    return Questions(items, {"file": str(path), "sha256": digest_of(path)})
+
+
+def refuse_faulty(questions: Questions, parse: Any) -> Questions:
+    """The same questions, if the reward's own parser reads every ground truth.
+
+    Raises:
+      ValueError: it does not; names the first such question and counts them.
+    """
+    faults = {}
+    for question in questions.items:
+        try:
+            parse(question.truth)
+        except ValueError as error:
+            faults[question.name] = error
+    if faults:
+        name, fault = next(iter(faults.items()))
+        raise ValueError(
+            f"--data: {len(faults)} of {len(questions.items)} ground truths cannot be read. Is it "
+            f"this benchmark's data? The first, {name}: {fault}"
+        )
+    return questions
+
+
+def refuse_twins(questions: Sequence[Question]) -> None:
+    """Raise ValueError when two questions have one name."""
+    name, times = Counter(question.name for question in questions).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"--data: expected each question once, found {name!r} {times} times")

@@ -1,0 +1,239 @@
+"""The Berkeley Function-Calling Leaderboard, version 3, by bfcl-eval's own loop and checkers.
+
+The questions, the simulated APIs of the multi-turn ones, and the checkers are those of the package
+`bfcl-eval`; see `handler`. The prompt is that of the training, not the leaderboard's own, so
+that what was trained is what is asked: its fixed texts are taken from the training rows, or are
+those of `gdpo-verl prepare bfcl`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import read
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Answer,
+    Ask,
+    Averages,
+    Benchmark,
+    Dialogue,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    Stopped,
+    digest_of,
+    read_rows,
+)
+from gdpo_verl.tasks.bfcl.frame import frame_of
+
+if TYPE_CHECKING:
+    from gdpo_verl.tasks.bfcl.handler import Handler
+
+SIMPLE = ("simple_python", "simple_java", "simple_javascript")
+NON_LIVE = (*SIMPLE, "multiple", "parallel", "parallel_multiple", "irrelevance")
+LIVE_CALLS = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
+LIVE = (*LIVE_CALLS, "live_irrelevance", "live_relevance")
+MULTI_TURN = tuple(
+    f"multi_turn_{name}" for name in ("base", "miss_func", "miss_param", "long_context")
+)
+CATEGORIES = (*NON_LIVE, *LIVE, *MULTI_TURN)
+PROMPT_TOO_LONG = "prompt too long"
+
+
+class Bfcl(Benchmark):
+    """Every question of version 3, or those in a file of `prepare bfcl`, or of ids."""
+
+    name = "bfcl"
+    sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
+    measures = (ACCURACY, "format")
+    context = 32_768
+    # As the leaderboard of version 3 formed them, and those of version 4 that it shares.
+    averages: ClassVar[Averages] = {
+        "simple": [(name,) for name in SIMPLE],
+        "non_live": ["simple", *[(name,) for name in NON_LIVE[len(SIMPLE) :]]],
+        "live": [LIVE],
+        "multi_turn": [(name,) for name in MULTI_TURN],
+        "average": ["non_live", "live", "multi_turn"],
+        "v4_non_live": ["simple", ("multiple",), ("parallel",), ("parallel_multiple",)],
+        "v4_live": [LIVE_CALLS],
+    }
+    not_covered = (
+        "version 3's executable categories, which the leaderboard withdrew; version 4's web "
+        "search, memory and format sensitivity, and so its overall score"
+    )
+
+    def load(self, data: str | None) -> Questions:
+        from gdpo_verl.tasks.bfcl import handler
+
+        self.bfcl = handler
+        self.frame, origin = frame_of(self.prompt_from)
+        package = f"bfcl-eval {importlib.metadata.version('bfcl-eval')}"
+        about = {"package": package, "prompt": f"prompt of {origin}"}
+        known = {question.name: question for question in self._all_questions()}
+        if data is None:
+            return Questions(list(known.values()), about)
+        path = Path(data).expanduser()
+        choose = _by_ids if path.suffix == ".json" else _by_rows
+        items = list(choose(path, known, package))
+        return Questions(items, {"file": str(path), "sha256": digest_of(path), **about})
+
+    def dialogue(self, question: Question) -> Dialogue | None:
+        if question.category not in MULTI_TURN:
+            return None
+
+        def hold(ask: Ask) -> Answer:
+            finish = "stop"
+            with self.bfcl.simulation() as model:
+                handler = self._handler(question, model, ask)
+                try:
+                    said, _ = handler.inference(deepcopy(question.truth["entry"]), False, True)
+                except _Unasked:
+                    said, finish = [], PROMPT_TOO_LONG
+                except Stopped:
+                    raise
+                except Exception as failure:  # of bfcl-eval's code, which itself goes on like this
+                    said = f"Error during inference: {failure!r}"
+            if finish == "stop" and any(step.finish == "length" for step in handler.steps):
+                finish = "length"
+            tokens = sum(step.tokens for step in handler.steps)
+            return Answer(json.dumps(said, ensure_ascii=False), tokens, finish)
+
+        return hold
+
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        said = json.loads(text or "[]") if question.category in MULTI_TURN else [[text]]
+        held = said if isinstance(said, list) else []
+        steps = [read(assistant_text(step)) for turn in held for step in turn]
+        asks_for_calls = question.category not in MULTI_TURN and "irrel" not in question.category
+        tidy = [
+            step.tidy and (not asks_for_calls or (bool(step.calls) and not step.has_response))
+            for step in steps
+        ]
+        error = next((step.error for step in steps if step.error), ParseError.NONE)
+        if asks_for_calls and not error and not steps[0].calls:
+            error = ParseError.NO_CALL
+        try:
+            verdict = self._verdict(question, text, said)
+        except Exception as failure:  # of the checker's code, on values it does not expect
+            verdict = {"valid": False, "error": [f"the checker raised {failure!r}"]}
+        reason = "" if verdict["valid"] else _reason(verdict["error"])
+        measures = {ACCURACY: float(verdict["valid"]), "format": fmean(tidy) if tidy else 0.0}
+        return Score(measures, error, reason)
+
+    def _verdict(self, question: Question, text: str, said: Any) -> dict[str, Any]:
+        """What bfcl-eval's own function for the category says."""
+        category, truth, runner = question.category, question.truth, self.bfcl.runner
+        if category in MULTI_TURN:
+            with self.bfcl.simulation() as model:
+                return dict(
+                    runner._evaluate_single_multi_turn_entry(
+                        self._handler(question, model),
+                        *(question.name, said, truth["accepted"], deepcopy(truth["entry"])),
+                        *(model, category),
+                    )
+                )
+        of_answer = self._handler(question), question.name, text
+        if "accepted" not in truth:
+            return dict(
+                runner._evaluate_single_relevance_entry(*of_answer, {}, self.bfcl.MODEL, category)
+            )
+        language = category.removeprefix("simple_").upper() if category in SIMPLE else "PYTHON"
+        return dict(
+            runner._evaluate_single_ast_entry(
+                *(*of_answer, truth["accepted"], {"function": truth["functions"]}),
+                *(self.bfcl.MODEL, category),
+                self.bfcl.enums.Language[language],
+                self.bfcl.enums.ReturnFormat[language],
+            )
+        )
+
+    def _handler(self, question: Question, model: str = "", ask: Ask | None = None) -> Handler:
+        names: list[str] = []
+        if entry := question.truth.get("entry"):
+            held_back = entry.get("missed_function", {}).values()
+            docs = [*entry["function"], *(doc for turn in held_back for doc in turn)]
+            names = [doc["name"] for doc in docs]
+        asking = _checked(ask) if ask else None
+        return self.bfcl.Handler(
+            model or self.bfcl.MODEL, frame=self.frame, ask=asking, names=names
+        )
+
+    def _all_questions(self) -> Iterator[Question]:
+        handler = self.bfcl.Handler(frame=self.frame)
+        for category in CATEGORIES:
+            # The hint says which language the documentation is in. Python's goes without saying,
+            # as in `prepare bfcl`; the others' says that every value is to be a text.
+            entries = self.bfcl.entries(category, hint=category in SIMPLE[1:])
+            for entry, of_prompt, truth in entries:
+                data = handler._pre_query_processing_prompting(of_prompt)
+                handler.add_first_turn_message_prompting(data, of_prompt["question"][0])
+                kept = {"functions": entry["function"], "accepted": truth}
+                if category in MULTI_TURN:
+                    kept = {"entry": entry, "accepted": truth}
+                elif truth is None:
+                    kept = {}
+                yield Question(entry["id"], category, handler.messages(data), kept)
+
+
+class _Unasked(Exception):
+    """A prompt grew longer than the model."""
+
+
+def _checked(ask: Ask) -> Ask:
+    def checked(messages: Sequence[Mapping[str, str]]) -> Answer:
+        answer = ask(messages)
+        if answer.finish == PROMPT_TOO_LONG:
+            raise _Unasked
+        return answer
+
+    return checked
+
+
+def _reason(error: Any) -> str:
+    if isinstance(error, Mapping):
+        error = [error.get("error_message", error)]
+    return "; ".join(str(each) for each in error)
+
+
+def _by_rows(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
+    """The questions of a file of `prepare bfcl`, with the prompts in it."""
+    for number, row in enumerate(read_rows(path)):
+        name = str((row.get("extra_info") or {}).get("id"))
+        if name not in known:
+            raise ValueError(
+                f"--data: {path}, row {number}: expected extra_info.id of a question in "
+                f"{package}, found {name!r}. Write the file with: gdpo-verl prepare bfcl"
+            )
+        origin = known[name]
+        yield Question(name, origin.category, row["prompt"], origin.truth)
+
+
+def _by_ids(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
+    """The questions of a file {category: [id, …]}, bfcl-eval's own form of a choice."""
+    if not path.is_file():
+        raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
+    try:
+        chosen = json.loads(path.read_text(encoding="utf-8"))
+        ids = [(category, name) for category, names in chosen.items() for name in names]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f'--data: {path}: expected JSON like {{"multiple": ["multiple_0"]}}, as bfcl-eval\'s '
+            f"test_case_ids_to_generate.json, found {error!r}"
+        ) from error
+    for category, name in ids:
+        if name not in known or known[name].category != category:
+            raise ValueError(
+                f"--data: {path}: expected ids of questions in {package}, of the categories "
+                f"{list(CATEGORIES)}, found {name!r} in {category!r}"
+            )
+        yield known[name]

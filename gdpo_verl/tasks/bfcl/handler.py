@@ -1,0 +1,235 @@
+"""The handler through which bfcl-eval asks our models: its own loop and checkers, our prompt.
+
+Importing this module imports bfcl-eval's generation and scoring. They look a model up in
+`bfcl_eval.constants.model_config`, whose import needs the SDK of every vendor on the leaderboard;
+a stand-in that holds this handler alone takes its place for as long as they are imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import read
+from gdpo_verl.tasks import bfcl, prompt
+from gdpo_verl.tasks.benchmark import Answer, Ask
+
+MODEL = "gdpo-verl"
+"""The name under which bfcl-eval knows this handler."""
+MODELS: dict[str, Any] = {}
+"""What stands in for bfcl-eval's table of models."""
+REQUIREMENTS = (
+    f"{bfcl.REQUIREMENT} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
+    "tree-sitter-javascript==0.21.4"
+)
+INSTALL = f"pip install --no-deps {REQUIREMENTS}"
+MOST_DIGITS = 10_000
+"""The largest exponent and precision with which the simulated calculator computes here; with any
+larger ones it may compute for ever."""
+
+log = logging.getLogger(__name__)
+# bfcl-eval makes folders for its results and locks when it is imported.
+_scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
+
+
+def _import(name: str) -> Any:
+    """A module of bfcl-eval.
+
+    Raises:
+      ModuleNotFoundError: it, or a package that it needs, is missing; says how to install them.
+    """
+    before = os.environ.get("BFCL_PROJECT_ROOT")
+    os.environ["BFCL_PROJECT_ROOT"] = _scratch.name
+    try:
+        with bfcl.stand_in("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=MODELS):
+            return importlib.import_module(f"bfcl_eval.{name}")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"bfcl: bfcl-eval's generation and scoring need the package {error.name}, which is "
+            f"missing. Install what they need with: {INSTALL} (--no-deps, because its pins "
+            "conflict with verl's)"
+        ) from error
+    finally:
+        if before is None:
+            del os.environ["BFCL_PROJECT_ROOT"]
+        else:
+            os.environ["BFCL_PROJECT_ROOT"] = before
+
+
+runner = _import("eval_checker.eval_runner")
+utils = _import("utils")
+simulator = _import("eval_checker.multi_turn_eval.multi_turn_utils")
+enums = _import("constants.enums")
+_base = _import("model_handler.base_handler")
+vars(_base)["print"] = log.debug  # it prints a line for every step
+
+
+class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
+    """Asks in the form of the training data and reads the answers as the reward does.
+
+    Attributes:
+      frame: the fixed texts of the system message.
+      ask: answers a chat.
+      steps: the answers so far.
+      names: functions that may be called; another is undefined, as in bfcl-eval, whatever
+        Python knows under its name.
+    """
+
+    def __init__(
+        self,
+        model_name: str = MODEL,
+        temperature: float = 0,
+        registry_name: str = MODEL,
+        is_fc_model: bool = False,
+        *,
+        frame: prompt.Frame | None = None,
+        ask: Ask | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model_name, temperature, registry_name, is_fc_model)
+        self.frame = frame or prompt.Frame()
+        self.ask = ask
+        self.names = frozenset(names)
+        self.steps: list[Answer] = []
+
+    # -------------------------------------------------------------- asking
+
+    def _pre_query_processing_prompting(self, test_entry: dict[str, Any]) -> dict[str, Any]:
+        blocks = [bfcl.tool_block(function) for function in test_entry["function"]]
+        return {"tool_blocks": blocks, "history": []}
+
+    def add_first_turn_message_prompting(
+        self, inference_data: dict[str, Any], first_turn_message: list[dict[str, str]]
+    ) -> dict[str, Any]:
+        turns = [prompt.turn(each["role"], each["content"]) for each in first_turn_message]
+        inference_data["history"] += turns
+        return inference_data
+
+    def _add_next_turn_user_message_prompting(
+        self, inference_data: dict[str, Any], user_message: list[dict[str, str]]
+    ) -> dict[str, Any]:
+        inference_data["history"].append("")
+        return self.add_first_turn_message_prompting(inference_data, user_message)
+
+    def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[Answer, float]:
+        assert self.ask is not None, "this handler was made to score"
+        answer = self.ask(self.messages(inference_data))
+        self.steps.append(answer)
+        return answer, 0.0
+
+    def messages(self, inference_data: Mapping[str, Any]) -> list[dict[str, str]]:
+        """The chat that the model is asked with."""
+        return prompt.framed(self.frame, inference_data["tool_blocks"], inference_data["history"])
+
+    def _parse_query_response_prompting(self, api_response: Answer) -> dict[str, Any]:
+        return {
+            "model_responses": api_response.text,
+            "input_token": 0,
+            "output_token": api_response.tokens,
+        }
+
+    def _add_assistant_message_prompting(
+        self, inference_data: dict[str, Any], model_response_data: dict[str, Any]
+    ) -> dict[str, Any]:
+        text = assistant_text(model_response_data["model_responses"])
+        inference_data["history"] += ["", text]
+        return inference_data
+
+    def _add_execution_results_prompting(
+        self,
+        inference_data: dict[str, Any],
+        execution_results: list[str],
+        model_response_data: dict[str, Any],
+    ) -> dict[str, Any]:
+        calls = read(assistant_text(model_response_data["model_responses"])).calls
+        observed = [
+            {"name": call["name"], "results": result}
+            for call, result in zip(calls, execution_results, strict=True)
+        ]
+        text = json.dumps(observed, ensure_ascii=False)
+        inference_data["history"].append(prompt.turn("obs", text))
+        return inference_data
+
+    # -------------------------------------------------------------- reading
+
+    def decode_ast(
+        self, result: str, language: Any, has_tool_call_tag: bool
+    ) -> list[dict[str, Any]]:
+        """The calls of an answer; raises ValueError when they cannot be read."""
+        reading = read(assistant_text(result))
+        if reading.error:
+            raise ValueError(reading.error.name)
+        return [{call["name"]: call["parameters"]} for call in reading.calls]
+
+    def decode_execute(self, result: str, has_tool_call_tag: bool) -> list[str]:
+        """The calls as expressions, which bfcl-eval hands to `eval`: a name that is known to be
+        harmless, and literals."""
+        calls = self.decode_ast(result, None, has_tool_call_tag)
+        return [self._expression(*item) for call in calls for item in call.items()]
+
+    def _expression(self, name: str, parameters: dict[str, Any]) -> str:
+        large = any(
+            isinstance(parameters.get(key), (int, float)) and abs(parameters[key]) > MOST_DIGITS
+            for key in ("exponent", "precision")
+        )
+        if name not in self.names or large:
+            return "undefined_function()"
+        return f"{name}(**{parameters!r})"
+
+
+MODELS[MODEL] = SimpleNamespace(
+    model_name=MODEL,
+    display_name=MODEL,
+    url="",
+    org="",
+    license="",
+    model_handler=Handler,
+    input_price=None,
+    output_price=None,
+    is_fc_model=False,
+    underscore_to_dot=False,
+)
+
+
+@cache
+def entries(category: str, *, hint: bool) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
+    """The questions of a category, what is shown of each, and the answers that are accepted.
+
+    Args:
+      hint: show the functions as bfcl-eval does, with a hint at their language.
+
+    Returns:
+      to be read only. Questions of relevance have no answers, but None.
+    """
+    asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
+    shown = utils.load_dataset_entry(category) if hint else asked
+    if "relevance" in category:
+        return [(*pair, None) for pair in zip(asked, shown, strict=True)]
+    accepted = [each["ground_truth"] for each in utils.load_ground_truth_entry(category)]
+    return list(zip(asked, shown, accepted, strict=True))
+
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def simulation() -> Iterator[str]:
+    """A model name of its own, since bfcl-eval keeps the state of its simulated APIs under the
+    names of model and question; that state is dropped on leaving."""
+    name = f"gdpo_verl_{next(_numbers)}_run"
+    try:
+        yield name
+    finally:
+        state = vars(simulator)
+        for key in [key for key in list(state) if key.startswith(f"{name}_")]:
+            del state[key]

@@ -1,0 +1,209 @@
+"""From the rows of a source to a prepared data set: check each, cut the splits, write.
+
+No row disappears in silence: what is not written is rejected with its file, row and reason, or
+belongs to another task and is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.rows import BadRow, OtherTask, PromptLength, Row, check_messages
+from gdpo_verl.tasks.source import Record, Source
+
+VALIDATION_ROWS = 512
+"""Rows held out where the source has a training split alone; at most a tenth of it."""
+MOST_REJECTED = 0.5
+"""The share of rejected rows above which it is the source that is wrong."""
+
+Splits = dict[str, list[Row]]
+Cut = Callable[[dict[str | None, list[Row]], int, int], tuple[Splits, dict[str, str]]]
+"""From the rows of each split to those to be written, and where each of these comes from."""
+
+
+def build(
+    out_dir: Path,
+    source: Source,
+    convert: Callable[[Record], Row],
+    *,
+    about: Mapping[str, Any],
+    doubt: Callable[[Row], str | None] = lambda row: None,
+    length: PromptLength | None = None,
+    validation: int | None = None,
+    seed: int = 0,
+    cut: Cut | None = None,
+) -> dict[str, Any]:
+    """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
+
+    The source's own validation split is kept, else its test split takes that place; with
+    neither, rows are held out of the training split, by the hash of their prompts.
+
+    Args:
+      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      source: the rows.
+      convert: gives the row in verl's columns; raises `BadRow`, or the ValueError of a
+        reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
+        meant. ``extra_info`` gets index and split where it has none.
+      about: what the data set says of itself, for the provenance.
+      doubt: why a row that is kept is doubtful all the same, or None; such rows are listed.
+      length: the longest prompt, unchecked without it.
+      validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
+      seed: decides which.
+      cut: makes the splits to be written in another way; gets the rows of each split of the
+        source, ``validation`` and ``seed``, and leaves what is not written.
+
+    Raises:
+      ValueError: no row of a split can be used, or more than half of all rows cannot.
+    """
+    validation = VALIDATION_ROWS if validation is None else validation
+    if validation < 1:
+        raise ValueError(f"--validation: expected at least 1 row, found {validation}")
+    by_split: dict[str | None, list[Row]] = {}
+    rejected: list[dict[str, Any]] = []
+    doubtful: list[dict[str, Any]] = []
+    others: Counter[str] = Counter()
+    rejected_of: Counter[str | None] = Counter()
+    read = 0
+    for record in tqdm(
+        source.records, total=source.total, unit=" rows", desc=about["data_source"], disable=None
+    ):
+        read += 1
+        place = {"file": record.file, "row": record.row}
+        try:
+            row = _converted(record, convert, length)
+        except OtherTask as other:
+            others[str(other)] += 1
+        except ValueError as error:
+            kind = error.kind if isinstance(error, BadRow) else "ground_truth"
+            rejected.append({**place, "kind": kind, "reason": str(error)})
+            rejected_of[record.split] += 1
+        else:
+            by_split.setdefault(record.split, []).append(row)
+            if reason := doubt(row):
+                doubtful.append({**place, "reason": reason})
+    kept = sum(map(len, by_split.values()))
+    if (
+        not kept
+        or len(rejected) > MOST_REJECTED * (kept + len(rejected))
+        or any(split not in by_split for split in rejected_of)
+    ):
+        raise ValueError(_unusable(source, read, rejected, others))
+    splits, origin = (cut or _cut)(by_split, validation, seed)
+    for split, rows in splits.items():
+        for index, row in enumerate(rows):
+            row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
+    seen = {prompt_text(row) for row in splits.get("train", ())}
+    provenance = {
+        **about,
+        "source": source.provenance,
+        "splits": origin,
+        "settings": {
+            "seed": seed,
+            "validation": validation,
+            "model": length.model if length else None,
+            "max_prompt_length": length.most if length else None,
+        },
+        "counts": {
+            "read": read,
+            "kept": sum(map(len, splits.values())),
+            "rejected": dict(sorted(Counter(row["kind"] for row in rejected).items())),
+            "of_unused_splits": {str(split): len(rows) for split, rows in by_split.items()},
+            "doubtful": len(doubtful),
+            "other_tasks": dict(sorted(others.items())),
+            "validation_prompts_in_train": sum(
+                prompt_text(row) in seen for row in splits.get("validation", ())
+            ),
+        },
+        "rejected": rejected,
+        "doubtful": doubtful,
+    }
+    return parquet.write(out_dir, splits, provenance)
+
+
+def prompt_text(row: Row) -> str:
+    """All of a row's prompt as one text."""
+    return "\n".join(message["content"] for message in row["prompt"])
+
+
+def _converted(
+    record: Record, convert: Callable[[Record], Row], length: PromptLength | None
+) -> Row:
+    if record.values is None:
+        raise BadRow("unreadable", record.problem)
+    row = convert(record)
+    check_messages(row["prompt"])
+    if length:
+        length.check(row["prompt"])
+    return row
+
+
+def _unusable(
+    source: Source, read: int, rejected: list[dict[str, Any]], others: Counter[str]
+) -> str:
+    where = source.provenance.get("path") or source.provenance.get("hub")
+    kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(r["kind"] for r in rejected).items())
+    first = "".join(f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3])
+    elsewhere = f" and {sum(others.values())} belong to another task" if others else ""
+    return (
+        f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({kinds or 'none'})"
+        f"{elsewhere}; more than half, or a whole split. Is it the right data? Nothing was "
+        f"written.{first}"
+    )
+
+
+def _cut(
+    by_split: dict[str | None, list[Row]], validation: int, seed: int
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """The rows of train and validation, and where each comes from; what is left over stays."""
+    training = "train" if "train" in by_split else None
+    if training not in by_split:
+        raise ValueError(
+            f"--from: expected rows of a training split, found {sorted(map(str, by_split))} "
+            "alone. Give the folder that holds train and test, or one file, which is cut in two."
+        )
+    train = by_split.pop(training)
+    for name in ("validation", "test"):
+        if name in by_split:
+            held_out = by_split.pop(name)
+            return {"train": train, "validation": held_out}, {"train": "train", "validation": name}
+    train, held_out = hold_out(train, validation, seed)
+    how = f"{len(held_out)} rows held out of train by the hash of their prompts, seed {seed}"
+    return {"train": train, "validation": held_out}, {"train": "train", "validation": how}
+
+
+def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row]]:
+    """Cut off ``size`` rows, at most a tenth; rows of one prompt stay together.
+
+    Which ones follows from the seed and the text of each prompt alone, in whatever order
+    they come. Both parts keep the order.
+
+    Raises:
+      ValueError: fewer than two different prompts.
+    """
+    texts = [prompt_text(row) for row in rows]
+    if len(set(texts)) < 2:
+        raise ValueError(
+            "--from: expected at least 2 usable rows, one to train on and one to hold out, found "
+            f"{len(set(texts))} different prompts"
+        )
+    wanted = max(1, min(size, len(rows) // 10))
+    times = Counter(texts)
+    chosen: set[str] = set()
+    for text in sorted(times, key=lambda text: _hash(seed, text))[:-1]:
+        if wanted <= 0:
+            break
+        chosen.add(text)
+        wanted -= times[text]
+    train = [row for row, text in zip(rows, texts, strict=True) if text not in chosen]
+    return train, [row for row, text in zip(rows, texts, strict=True) if text in chosen]
+
+
+def _hash(seed: int, text: str) -> bytes:
+    return hashlib.sha256(f"{seed}:{text}".encode("utf-8", "surrogatepass")).digest()

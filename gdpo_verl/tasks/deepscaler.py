@@ -1,0 +1,47 @@
+"""DeepScaleR: about 40,000 competition problems with LaTeX answers.
+
+https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset (MIT): columns problem,
+answer and solution. It has a training split alone, from which rows are held out. An answer
+that math-verify cannot compare with itself is rejected: no response could be right.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.rewards.math_length import parse_ground_truth
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.rows import Row, text_of
+from gdpo_verl.tasks.source import Record, open_source
+
+DATA_SOURCE = "deepscaler"
+HUB_ID = "agentica-org/DeepScaleR-Preview-Dataset"
+ABOUT = {"data_source": DATA_SOURCE, "published": f"{HUB_ID} on the hub; MIT"}
+
+REQUEST = "Reason step by step and put the final answer in \\boxed{}."
+
+# Many problems share an answer, and each question to math-verify takes milliseconds.
+_parse = cache(parse_ground_truth)
+
+
+def convert(record: Record) -> Row:
+    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values or {}
+    problem, answer = text_of(values, "problem").strip(), text_of(values, "answer").strip()
+    _parse(answer)
+    return parquet.row(
+        DATA_SOURCE,
+        [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}],
+        answer,
+        ability="math",
+        # So that the reward takes no copy of its formulas for an answer.
+        extra_info={"file": record.file, "row": record.row, "question": problem},
+    )
+
+
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+    """Write DeepScaleR to ``out_dir`` and return its provenance; see `build` for the options."""
+    return build(out_dir, open_source(source or HUB_ID), convert, about=ABOUT, **options)

@@ -1,0 +1,114 @@
+"""Eurus-2's programming tasks: competition problems with tests.
+
+https://huggingface.co/datasets/PRIME-RL/Eurus-2-RL-Data (MIT), columns of verl. The rows of
+its four programming sources are taken, those of mathematics counted as another task. The
+user's turn and the tests stay as published; the system message does not, because it asks for
+the form of Eurus's own models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.rewards import code
+from gdpo_verl.rewards.code import parse_ground_truth
+from gdpo_verl.sandbox import best_protection
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    prepared,
+    refuse_faulty,
+)
+from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.rows import BadRow, OtherTask, Row, check_messages, text_of
+from gdpo_verl.tasks.source import Record, open_source
+
+DATA_SOURCE = "eurus2-code"
+HUB_ID = "PRIME-RL/Eurus-2-RL-Data"
+ABOUT = {"data_source": DATA_SOURCE, "published": f"{HUB_ID} on the hub; MIT"}
+CODE_SOURCES = ("taco", "apps", "codecontests", "codeforces")
+MATH_PREFIX = "numina_"
+
+FENCE = "```python"
+REQUEST = f"Write a Python program that solves it, as the last block fenced with {FENCE} and ```."
+
+
+def convert(record: Record) -> Row:
+    """The row in verl's columns.
+
+    Raises:
+      OtherTask: it is a problem of mathematics.
+      ValueError: it cannot be used.
+    """
+    values = record.values or {}
+    data_source = text_of(values, "data_source")
+    if data_source.startswith(MATH_PREFIX):
+        raise OtherTask(data_source)
+    if data_source not in CODE_SOURCES:
+        raise BadRow(
+            "data_source",
+            f"data_source: expected one of {list(CODE_SOURCES)}, or {MATH_PREFIX}* for "
+            f"mathematics, found {data_source!a:.100}",
+        )
+    truth = text_of(values, "reward_model", "ground_truth")
+    tests = parse_ground_truth(truth)
+    return parquet.row(
+        data_source,
+        [{"role": "user", "content": _question(values, tests.name)}],
+        truth,
+        ability="code",
+        extra_info={"file": record.file, "row": record.row},
+    )
+
+
+def _question(values: dict[str, Any], function: str) -> str:
+    """The user's turn, with what an answer must know and the turn does not say."""
+    text = check_messages(values.get("prompt"))[-1]["content"].strip()
+    if FENCE not in text:
+        text += f"\n\n{REQUEST}"
+    if function and function not in text:
+        text += f"\n\nThe tests call the function `{function}`."
+    return text
+
+
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+    """Write the programming tasks to ``out_dir`` and return their provenance; see `build`."""
+    return build(out_dir, open_source(source or HUB_ID), convert, about=ABOUT, **options)
+
+
+LIMIT = 4000
+"""Tokens of the longest response that the recipe rewards for its length."""
+
+
+class Programs(Benchmark):
+    """Any prepared file whose ground truths are tests; Eurus-2's held-out rows by default."""
+
+    name = "code"
+    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
+    measures = (ACCURACY, "tests_passed", f"within_{LIMIT}_tokens", "bug_free")
+    pass_at = (4, 16, 64)
+
+    def load(self, data: str | None) -> Questions:
+        best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
+        path = Path(data or "data/eurus2-code/validation.parquet").expanduser()
+        return refuse_faulty(prepared(path), code.parse_ground_truth)
+
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        result = code.compute_score(
+            question.category,
+            text,
+            question.truth,
+            {"response_length": tokens},
+            limit=LIMIT,
+            allow_unprotected=self.allow_unprotected,
+        )
+        passed = result["pass"]
+        values = (float(passed == 1.0), passed, result["length"], result["bug_free"])
+        measures = dict(zip(self.measures, values, strict=True))
+        return Score(measures, code.ParseError(int(result["parse_error"])))

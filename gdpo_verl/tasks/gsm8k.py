@@ -1,0 +1,109 @@
+"""GSM8K: grade-school mathematics with whole numbers for answers.
+
+https://huggingface.co/datasets/openai/gsm8k (MIT), configuration ``main``; the files of
+https://github.com/openai/grade-school-math have the same columns, question and answer. The
+ground truth is what stands behind #### in the answer, commas included, as in the published
+example of GDPO (https://arxiv.org/abs/2601.05242).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.rewards import gsm8k as reward
+from gdpo_verl.rewards.gsm8k import HASHES, parse_ground_truth
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    prepared,
+    refuse_faulty,
+)
+from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.rows import Row, text_of
+from gdpo_verl.tasks.source import Record, open_source
+
+DATA_SOURCE = "gsm8k"
+HUB_ID = "openai/gsm8k"
+ABOUT = {"data_source": DATA_SOURCE, "published": f"{HUB_ID} on the hub; MIT"}
+
+SYSTEM = """\
+Solve the problem that the user gives you. Think first, then answer with one whole number, in \
+exactly this form and with nothing else around it:
+<think>your thoughts</think>
+<answer>the number</answer>"""
+
+
+def convert(record: Record) -> Row:
+    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values or {}
+    question, answer = text_of(values, "question"), text_of(values, "answer")
+    parse_ground_truth(answer)
+    return parquet.row(
+        DATA_SOURCE,
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question.strip()}],
+        answer.rpartition(HASHES)[2].strip(),
+        ability="math",
+        extra_info={"file": record.file, "row": record.row},
+    )
+
+
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+    """Write GSM8K to ``out_dir`` and return its provenance; see `build` for the options."""
+    return build(
+        out_dir, open_source(source or HUB_ID, config="main"), convert, about=ABOUT, **options
+    )
+
+
+class Gsm8k(Benchmark):
+    """The test split on the hub by default; else a prepared parquet file, or what `prepare
+    gsm8k --from` takes, of which a training split is not asked."""
+
+    name = "gsm8k"
+    sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
+    measures = (ACCURACY, "integer", "format")
+
+    def load(self, data: str | None) -> Questions:
+        path = Path(data).expanduser() if data else None
+        if path and path.suffix == ".parquet":
+            return refuse_faulty(prepared(path), reward.parse_ground_truth)
+        return _unprepared(data or HUB_ID)
+
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        result = reward.compute_score("gsm8k", text, question.truth)
+        measures = {
+            ACCURACY: result["correctness"],
+            "integer": result["integer"],
+            "format": result["format"],
+        }
+        return Score(measures, reward.ParseError(int(result["parse_error"])))
+
+
+def _unprepared(source: str) -> Questions:
+    opened = open_source(source, config="main")
+    items: list[Question] = []
+    rejected: list[dict[str, Any]] = []
+    for record in opened.records:
+        if record.split == "train":
+            continue
+        place = f"{record.file} row {record.row}"
+        try:
+            if record.values is None:
+                raise ValueError(record.problem)
+            row = convert(record)
+        except ValueError as error:
+            rejected.append({"question": place, "reason": str(error)})
+            continue
+        truth = row["reward_model"]["ground_truth"]
+        items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
+    if not items:
+        raise ValueError(
+            f"--data: {source!r}: expected rows of a test or validation split, found none that "
+            f"can be read ({len(rejected)} cannot)"
+        )
+    return Questions(items, {**opened.provenance, "rejected": rejected})

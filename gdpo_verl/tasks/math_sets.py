@@ -1,0 +1,206 @@
+"""The sets of problems on which published tables measure mathematics.
+
+Nothing is trained on them, so each is one file, ``test.parquet``: the rows of the test split where
+the source has one, else all. The prompt is that of `deepscaler`, with which the recipe trains.
+An answer is a column of text or of a number, a list of one text (Olympiad), or what stands in
+the solution's last box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gdpo_verl.rewards import math_length
+from gdpo_verl.rewards.math_length import parse_ground_truth
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    prepared,
+    refuse_faulty,
+)
+from gdpo_verl.tasks.build import Splits, build
+from gdpo_verl.tasks.deepscaler import REQUEST
+from gdpo_verl.tasks.rows import BadRow, Row, text_of
+from gdpo_verl.tasks.source import Record, open_source
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where a set is published.
+
+    Attributes:
+      hub: its id on the hub.
+      config: the configuration there, where there are several.
+    """
+
+    hub: str
+    config: str | None = None
+
+
+SETS = {
+    "aime24": Hub("HuggingFaceH4/aime_2024"),
+    "aime25": Hub("math-ai/aime25"),
+    "amc": Hub("AI-MO/aimo-validation-amc"),
+    "math500": Hub("HuggingFaceH4/MATH-500"),
+    "minerva": Hub("math-ai/minervamath"),
+    "olympiad": Hub("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"),
+}
+
+QUESTION_COLUMNS = ("problem", "question", "Problem", "Question")
+ANSWER_COLUMNS = ("answer", "final_answer", "Answer", "solution")
+
+
+def convert(name: str, record: Record) -> Row:
+    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values or {}
+    question = text_of(values, _first(values, QUESTION_COLUMNS)).strip()
+    if values.get("context"):
+        question = f"{text_of(values, 'context').strip()}\n\n{question}"
+    return parquet.row(
+        name,
+        [{"role": "user", "content": f"{question}\n\n{REQUEST}"}],
+        parse_ground_truth(_answer(values)),
+        ability="math",
+        extra_info={"file": record.file, "row": record.row},
+    )
+
+
+def _first(values: Mapping[str, Any], columns: tuple[str, ...]) -> str:
+    for column in columns:
+        if values.get(column) is not None:
+            return column
+    raise BadRow("columns", f"expected one of the columns {columns}, found {sorted(values)}")
+
+
+def _answer(values: Mapping[str, Any]) -> str:
+    """The answer as LaTeX, without the signs around a formula.
+
+    >>> _answer({"answer": 27.0}), _answer({"final_answer": ["$\\\\frac{1}{2}$"]})
+    ('27', '\\\\frac{1}{2}')
+    """
+    column = _first(values, ANSWER_COLUMNS)
+    value = values[column]
+    if column == "solution":
+        return text_of(values, column)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    return text_of({column: value}, column).replace("$", "").strip()
+
+
+def prepare(
+    out_dir: Path, *, name: str, source: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """Write the set ``name`` of `SETS` to ``out_dir`` and return its provenance.
+
+    Args:
+      out_dir: gets test.parquet and provenance.json.
+      name: which set.
+      source: a file, a folder or a hub id; by default where it is published.
+      options: see `build`.
+    """
+    published = SETS[name]
+    return build(
+        out_dir,
+        open_source(source or published.hub, config=published.config),
+        lambda record: convert(name, record),
+        about={"data_source": name, "published": f"{published.hub} on the hub"},
+        cut=_questions,
+        **options,
+    )
+
+
+def _questions(
+    by_split: dict[str | None, list[Row]], validation: int, seed: int
+) -> tuple[Splits, dict[str, str]]:
+    """All rows of the test split; of every split, where there is no test split."""
+    if "test" in by_split:
+        return {"test": by_split.pop("test")}, {"test": "test"}
+    rows = [row for split in by_split.values() for row in split]
+    origin = " and ".join(split or "no split" for split in by_split)
+    by_split.clear()
+    return {"test": rows}, {"test": f"all rows, of {origin}"}
+
+
+class Boxed(Benchmark):
+    """Any prepared file whose ground truths are LaTeX; DeepScaleR's held-out rows by default."""
+
+    name = "math"
+    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
+    measures = (ACCURACY, f"within_{math_length.LIMIT}_tokens")
+    data: ClassVar[str] = "data/deepscaler/validation.parquet"
+
+    def load(self, data: str | None) -> Questions:
+        path = Path(data or self.data).expanduser()
+        return refuse_faulty(prepared(path), cache(math_length.parse_ground_truth))
+
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        info = {"response_length": tokens, "question": question.prompt}
+        result = math_length.compute_score("math", text, question.truth, info)
+        measures = {ACCURACY: result["correctness"], self.measures[1]: result["length"]}
+        return Score(measures, math_length.ParseError(int(result["parse_error"])))
+
+
+class Published(Boxed):
+    """A set that published tables name, of `gdpo_verl.tasks.math_sets`.
+
+    With k answers to each question the accuracy is what they call mean@k, avg@k, or pass@1 over
+    k samples.
+    """
+
+    sampling = replace(Boxed.sampling, samples=16)
+    pass_at = (4, 16, 64)
+
+
+class Aime24(Published):
+    """The American Invitational Mathematics Examinations of 2024."""
+
+    name = "aime24"
+    data = "data/aime24/test.parquet"
+
+
+class Aime25(Published):
+    """Those of 2025."""
+
+    name = "aime25"
+    data = "data/aime25/test.parquet"
+
+
+class Amc(Published):
+    """The American Mathematics Competitions of 2022 and 2023, problems with whole numbers."""
+
+    name = "amc"
+    data = "data/amc/test.parquet"
+
+
+class Math500(Published):
+    """Five hundred test problems of MATH (https://arxiv.org/abs/2305.20050)."""
+
+    name = "math500"
+    data = "data/math500/test.parquet"
+
+
+class Minerva(Published):
+    """Problems of undergraduate courses (https://arxiv.org/abs/2206.14858)."""
+
+    name = "minerva"
+    data = "data/minerva/test.parquet"
+
+
+class Olympiad(Published):
+    """OlympiadBench's problems in English without images (https://arxiv.org/abs/2402.14008)."""
+
+    name = "olympiad"
+    data = "data/olympiad/test.parquet"

@@ -1,0 +1,79 @@
+"""ToolRL's tool-calling data, ``rlla``, with which GDPO's paper trains.
+
+https://github.com/qiancheng0/ToolRL (Apache-2.0): ``dataset/rlla_4k`` holds parquet in verl's
+columns, which are kept as they are; ``dataset/rlla_4k_raw`` holds lists of {instruction, input,
+output}, which get the same columns. The ground truth is the whole published output.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.rows import BadRow, Row, check_messages, text_of
+from gdpo_verl.tasks.source import Record, open_source
+
+DATA_SOURCE = "rlla"
+ABOUT = {
+    "data_source": DATA_SOURCE,
+    "published": "https://github.com/qiancheng0/ToolRL, dataset/rlla_4k; Apache-2.0",
+}
+RAW_COLUMNS = ("instruction", "input", "output")
+
+
+def convert(record: Record) -> Row:
+    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values or {}
+    return _raw(values) if "instruction" in values else _published(values)
+
+
+def _published(values: dict[str, Any]) -> Row:
+    found = text_of(values, "data_source")
+    if found != DATA_SOURCE:
+        raise BadRow("data_source", f"data_source: expected {DATA_SOURCE!r}, found {found!a:.100}")
+    parse_ground_truth(text_of(values, "reward_model", "ground_truth"))
+    return parquet.row(
+        DATA_SOURCE,
+        check_messages(values.get("prompt")),
+        values["reward_model"]["ground_truth"],
+        ability=str(values.get("ability")),
+        extra_info=values.get("extra_info") or {},
+    )
+
+
+def _raw(values: dict[str, Any]) -> Row:
+    instruction, question, output = (text_of(values, column) for column in RAW_COLUMNS)
+    parse_ground_truth(output)
+    return parquet.row(
+        DATA_SOURCE,
+        [{"role": "system", "content": instruction}, {"role": "user", "content": question}],
+        output,
+        ability="tool_call",
+        extra_info={column: values[column] for column in RAW_COLUMNS},
+    )
+
+
+def _unread_as_published(row: Row) -> str | None:
+    truth = row["reward_model"]["ground_truth"]
+    if not compute_score(DATA_SOURCE, truth, truth, strict=False)["parse_error"]:
+        return None
+    return "under the published rules (strict: false) no answer can match its ground truth"
+
+
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+    """Write rlla to ``out_dir`` and return its provenance; see `build` for the options.
+
+    Raises:
+      ValueError: no ``source``, which this data set needs; and what `build` raises.
+    """
+    if source is None:
+        raise ValueError(
+            "--from: rlla is published on GitHub, not on the hub. Run `git clone "
+            "https://github.com/qiancheng0/ToolRL` and give --from ToolRL/dataset/rlla_4k"
+        )
+    return build(
+        out_dir, open_source(source), convert, about=ABOUT, doubt=_unread_as_published, **options
+    )

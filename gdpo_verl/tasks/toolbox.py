@@ -1,0 +1,288 @@
+"""The toolbox: a synthetic tool-calling task, small enough for a laptop.
+
+A user asks for one thing (sometimes two); the system message lists a few
+tools, the needed ones among them, in random order; the answer is one JSON call
+for each thing asked. Everything follows from the seed.
+
+Whether a question belongs to training or to validation is a property of its
+text alone (a hash), so no seed and no size can let one slip into the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.rewards import tool_call
+from gdpo_verl.tasks import parquet, prompt
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    prepared,
+    refuse_faulty,
+)
+from gdpo_verl.tasks.rows import PromptLength
+
+SPLITS = ("train", "validation")
+DATA_SOURCE = "toolbox"
+
+CITIES = ("Paris", "Tokyo", "Lima", "Oslo", "Cairo", "Delhi", "Rome", "Quito", "Accra", "Hanoi")
+UNITS = ("metres", "feet", "miles", "litres", "pints", "kilos", "pounds", "ounces")
+CURRENCIES = ("euros", "dollars", "yen", "pesos", "francs", "rupees")
+TIMERS = ("tea", "pasta", "bread", "rice", "laundry", "break")
+
+_MAX_DUPLICATES_IN_A_ROW = 10_000
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool, the ways a user may ask for it, and how its arguments are drawn."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, str]  # name: JSON type
+    questions: Sequence[str]
+    draw: Callable[[random.Random], dict[str, Any]]
+
+    @property
+    def block(self) -> str:
+        """The tool's fixed text in a system message."""
+        schema = {name: {"type": kind} for name, kind in self.parameters.items()}
+        return prompt.tool_block(self.name, self.description, schema)
+
+
+def _two_numbers(rng: random.Random) -> dict[str, Any]:
+    return {"a": rng.randint(0, 99), "b": rng.randint(0, 99)}
+
+
+def _amount_from_to(amount: str, kinds: Sequence[str]) -> Callable[[random.Random], dict[str, Any]]:
+    def draw(rng: random.Random) -> dict[str, Any]:
+        source, target = rng.sample(kinds, 2)
+        return {amount: rng.randint(1, 99), "source": source, "target": target}
+
+    return draw
+
+
+_AB = {"a": "integer", "b": "integer"}
+
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        Tool(
+            "add",
+            "Adds two integers.",
+            _AB,
+            ("what is {a} plus {b}?", "add {a} and {b}.", "I want the sum of {a} and {b}."),
+            _two_numbers,
+        ),
+        Tool(
+            "subtract",
+            "Subtracts b from a.",
+            _AB,
+            ("what is {a} minus {b}?", "take {b} from {a}.", "subtract {b} from {a}."),
+            _two_numbers,
+        ),
+        Tool(
+            "multiply",
+            "Multiplies two integers.",
+            _AB,
+            (
+                "what is {a} times {b}?",
+                "multiply {a} by {b}.",
+                "I want the product of {a} and {b}.",
+            ),
+            _two_numbers,
+        ),
+        Tool(
+            "convert_base",
+            "Writes a decimal integer in another base.",
+            {"number": "integer", "base": "integer"},
+            ("write {number} in base {base}.", "what is {number} in base {base}?"),
+            lambda rng: {"number": rng.randint(0, 99), "base": rng.randint(2, 16)},
+        ),
+        Tool(
+            "convert_units",
+            "Converts an amount between units of measurement.",
+            {"value": "integer", "source": "string", "target": "string"},
+            ("convert {value} {source} to {target}.", "how many {target} are {value} {source}?"),
+            _amount_from_to("value", UNITS),
+        ),
+        Tool(
+            "exchange",
+            "Exchanges an amount of money at today's rate.",
+            {"amount": "integer", "source": "string", "target": "string"},
+            ("change {amount} {source} into {target}.", "how many {target} for {amount} {source}?"),
+            _amount_from_to("amount", CURRENCIES),
+        ),
+        Tool(
+            "weather",
+            "Gives the weather forecast for a city.",
+            {"city": "string", "days": "integer"},
+            (
+                "what is the weather in {city} for {days} days?",
+                "I want a forecast for {city}, {days} days.",
+            ),
+            lambda rng: {"city": rng.choice(CITIES), "days": rng.randint(2, 30)},
+        ),
+        Tool(
+            "timer",
+            "Starts a timer with a label.",
+            {"label": "string", "minutes": "integer"},
+            ("set a {label} timer for {minutes} minutes.", "time my {label}, {minutes} minutes."),
+            lambda rng: {"label": rng.choice(TIMERS), "minutes": rng.randint(2, 99)},
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with the tools on offer and the calls it needs."""
+
+    question: str
+    tools: tuple[str, ...]
+    calls: tuple[tuple[str, dict[str, Any]], ...]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        blocks = [TOOLS[name].block for name in self.tools]
+        return prompt.messages(blocks, [("user", self.question)])
+
+    @property
+    def thought(self) -> str:
+        return f"use {' and '.join(name for name, _ in self.calls)}"
+
+    @property
+    def ground_truth(self) -> str:
+        return prompt.reference_answer(self.thought, self.calls)
+
+
+def split_of(question: str) -> str:
+    """The split a question belongs to: one in eight is validation."""
+    digest = hashlib.sha256(question.encode()).digest()
+    return "validation" if digest[0] % 8 == 0 else "train"
+
+
+def draw_example(rng: random.Random, *, two_calls: float = 0.0) -> Example:
+    """Draw one example; a share ``two_calls`` asks two different tools for something."""
+    needed = rng.sample(list(TOOLS), 2 if rng.random() < two_calls else 1)
+    calls = tuple((name, TOOLS[name].draw(rng)) for name in needed)
+    asked = [rng.choice(TOOLS[name].questions).format(**arguments) for name, arguments in calls]
+    question = " ".join(part[0].upper() + part[1:] for part in asked)
+    others = [name for name in TOOLS if name not in needed]
+    listed = needed + rng.sample(others, rng.randint(3, 5) - len(needed))
+    rng.shuffle(listed)
+    return Example(question, tuple(listed), calls)
+
+
+def examples(split: str, *, seed: int) -> Iterator[Example]:
+    """Examples of a split with no question twice, in an order that follows from the seed.
+
+    Raises:
+      ValueError: ``split`` is unknown, or there are no new questions left.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {list(SPLITS)}, found {split!r}")
+    rng = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
+    seen: set[str] = set()
+    duplicates = 0
+    while duplicates < _MAX_DUPLICATES_IN_A_ROW:
+        example = draw_example(rng)
+        if split_of(example.question) != split:
+            continue
+        if example.question in seen:
+            duplicates += 1
+            continue
+        duplicates = 0
+        seen.add(example.question)
+        yield example
+    raise ValueError(
+        f"toolbox: no new {split} question after {len(seen)}; ask for fewer rows than that"
+    )
+
+
+def prepare(
+    out_dir: Path,
+    *,
+    train: int = 2048,
+    validation: int = 256,
+    seed: int = 0,
+    length: PromptLength | None = None,
+) -> dict[str, Any]:
+    """Write the toolbox to ``out_dir`` and return its provenance.
+
+    Args:
+      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      train: number of training rows.
+      validation: number of held-out rows.
+      seed: decides every row.
+      length: the longest prompt, unchecked without it.
+
+    Raises:
+      ValueError: a size below 1, more rows than there are questions, or a prompt too long.
+    """
+    sizes = {"train": train, "validation": validation}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: expected at least 1 row, found {size}")
+    splits = {
+        split: [
+            parquet.row(
+                DATA_SOURCE,
+                example.messages,
+                example.ground_truth,
+                ability="tool_call",
+                extra_info={"index": index, "split": split, "question": example.question},
+            )
+            for index, example in enumerate(islice(examples(split, seed=seed), size))
+        ]
+        for split, size in sizes.items()
+    }
+    if length:
+        for row in splits["train"] + splits["validation"]:
+            length.check(row["prompt"])
+    provenance = {
+        "data_source": DATA_SOURCE,
+        "source": "generated by gdpo_verl.tasks.toolbox; no outside data",
+        "license": "Apache-2.0",
+        "settings": {"train": train, "validation": validation, "seed": seed},
+        "tools": list(TOOLS),
+    }
+    return parquet.write(out_dir, splits, provenance)
+
+
+QUESTIONS = 256
+EXACT = 3.0
+"""The correctness of calls that are the very ones asked for."""
+
+
+class Toolbox(Benchmark):
+    """Held-out questions of `gdpo_verl.tasks.toolbox`; those of `prepare toolbox` by default."""
+
+    name = "toolbox"
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=48)
+    measures = (ACCURACY, "format")
+
+    def load(self, data: str | None) -> Questions:
+        if data is not None:
+            return refuse_faulty(prepared(Path(data).expanduser()), tool_call.parse_ground_truth)
+        items = [
+            Question(f"row {number}", DATA_SOURCE, example.messages, example.ground_truth)
+            for number, example in enumerate(islice(examples("validation", seed=0), QUESTIONS))
+        ]
+        return Questions(items, {"generated": "gdpo_verl.tasks.toolbox, validation, seed 0"})
+
+    def score(self, question: Question, text: str, tokens: int) -> Score:
+        result = tool_call.compute_score("toolbox", text, question.truth)
+        exact = float(result["correctness"] == EXACT)
+        measures = {ACCURACY: exact, "format": result["format"]}
+        return Score(measures, tool_call.ParseError(int(result["parse_error"])))

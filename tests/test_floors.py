@@ -1,0 +1,80 @@
+"""The house: which room may import from which (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import gdpo_verl
+
+ROOT = Path(gdpo_verl.__file__).parent
+
+FLOORS = (
+    ("cli",),
+    ("doctor", "dry_run"),
+    ("check_reward",),
+    ("plugin",),
+    ("evaluate", "policy", "explain"),
+    ("run",),
+    ("tasks",),
+    ("report",),
+    ("config",),
+    ("diagnostics",),
+    ("rewards",),
+    ("sandbox",),
+    ("advantage",),
+    ("cpu",),
+    ("hooks", "text", "__init__"),
+)
+FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
+FOREIGN = {"verl", "ray", "hydra", "vllm", "transfer_queue"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that the file imports, at its top or in a function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports() -> Iterator[tuple[Path, str]]:
+    """Each file with each room of ours that it imports from."""
+    for path in ROOT.rglob("*.py"):
+        for name in imports(path):
+            package, _, inner = name.partition(".")
+            if package == "gdpo_verl":
+                room = inner.split(".")[0]
+                yield path, room if room in FLOOR else "__init__"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in ROOT.rglob("*.py")} == set(FLOOR)
+
+
+def test_no_import_goes_up_or_to_another_room_of_the_same_floor() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {room}"
+        for path, room in own_imports()
+        if room != room_of(path)
+        and room_of(path) != "__init__"  # the public functions of `advantage`, when asked for
+        and FLOOR[room] >= FLOOR[room_of(path)]
+    ]
+    assert not wrong
+
+
+def test_the_pure_rooms_know_nothing_of_the_stack() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in ROOT.rglob("*.py")
+        if room_of(path) in ("advantage", "diagnostics", "rewards", "sandbox")
+        for name in imports(path)
+        if name.split(".")[0] in FOREIGN
+    ]
+    assert not wrong
