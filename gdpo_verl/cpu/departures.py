@@ -21,6 +21,7 @@ def apply() -> None:
     """Apply all of them to this process."""
     use_fsdp_engine()
     name_vllm()
+    when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
     when_imported("verl.utils.fsdp_utils")(copy_saved_weights)
@@ -44,6 +45,25 @@ def use_one_gloo_backend(distributed: Any) -> None:
         return original(timeout_second, backend or "cpu:gloo")
 
     wrap(distributed, "initialize_global_process_group_ray", initialize)
+
+
+def fork_workers(constants: Any) -> None:
+    """Ray starts a worker as a new interpreter, in which verl and vLLM are imported again: most
+    of a start on a few cores (`gdpo_verl.cpu.workers`). verl calls this function in the driver
+    alone, when it starts Ray itself (verl/trainer/main_ppo.py, `run_ppo`)."""
+
+    def runtime_env(original: Any, config: Any = None) -> Any:
+        from gdpo_verl.cpu import workers
+
+        chosen = original(config)
+        ray_init = config.ray_kwargs.ray_init
+        joins = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+        if not joins and ray_init.runtime_env.get("py_executable") is None:
+            variables = {**chosen["env_vars"], **(ray_init.runtime_env.get("env_vars") or {})}
+            ray_init.runtime_env.py_executable = workers.start(variables)
+        return chosen
+
+    wrap(constants, "get_ppo_ray_runtime_env", runtime_env)
 
 
 def poll_often(replay_buffer: Any) -> None:
