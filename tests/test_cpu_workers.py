@@ -94,6 +94,49 @@ print("@" + json.dumps([ray.get_runtime_context().get_job_id(), *found]))
 """
 
 
+SPAWNING = """
+import json, multiprocessing, os, time
+
+def be(pipe, stay):
+    pipe.send([os.getppid(), os.getpid(), os.environ["OWN"]])
+    time.sleep(stay)
+    os._exit(0)
+
+def spawned(stay):
+    here, there = context.Pipe()
+    process = context.Process(target=be, args=(there, stay))
+    process.start()
+    there.close()
+    return process, here.recv()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ends, about = spawned(0)
+    ends.join()
+    killed, of_killed = spawned(600)
+    killed.kill()
+    killed.join()
+    deadline = time.monotonic() + 60
+    while os.path.exists(f"/proc/{of_killed[1]}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = os.path.exists(f"/proc/{of_killed[1]}")
+    print(json.dumps([about, os.getppid(), left]), flush=True)
+"""
+
+
+def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "worker.py").write_text(SPAWNING)
+    (tmp_path / "slow_to_import.py").write_text("")
+    command = [sys.executable, "-c", DRIVER]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
+    assert {own for (_, _, own), _, _ in answers} == {"a", "b"}
+    for (parent, _, _), server, left in answers:
+        assert (parent, left) == (server, False)
+
+
 @pytest.mark.real
 def test_rays_workers_are_forks_of_one_process_and_end_as_others_do() -> None:
     job, first, second, left = in_fresh_process(RAY)

@@ -13,11 +13,14 @@ threads that torch computes with is the server's, since a worker's OMP_NUM_THREA
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -25,8 +28,12 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # What the workers of a training import; a module that is not there is imported by none of them.
 MODULES = (
@@ -38,6 +45,8 @@ MODULES = (
     "verl.experimental.reward_loop",
 )
 _LENGTH = struct.Struct("!I")
+_MOST_FILES = 250  # in one message
+_EXECUTABLE = "python"
 _COMMAND = [sys.executable, "-m", "gdpo_verl.cpu.workers"]
 
 
@@ -49,6 +58,10 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
       modules: that the server imports.
     """
     address = Path(tempfile.mkdtemp(prefix="gdpo-verl-")) / "workers"
+    command = [*_COMMAND, str(address)]
+    executable = address.with_name(_EXECUTABLE)
+    executable.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    executable.chmod(0o700)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen(64)  # workers may ask while the server imports
@@ -61,7 +74,7 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
             env={**os.environ, **environment, **_of_any_worker()},
         )
         os.close(end)
-    return " ".join([*_COMMAND, str(address)])
+    return " ".join(command)
 
 
 def _of_any_worker() -> dict[str, str]:
@@ -78,50 +91,96 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
     for module in modules:
         importlib.import_module(module)
+    executable = str(Path(listener.getsockname()).with_name(_EXECUTABLE))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
         with connection:
             if os.fork() == 0:
                 listener.close()
-                become_worker(connection)
+                become_worker(connection, executable)
                 return
     shutil.rmtree(Path(listener.getsockname()).parent)
 
 
-def become_worker(connection: socket.socket) -> None:
-    """Run the requested worker in this process, with the requester's environment and files."""
+def become_worker(connection: socket.socket, executable: str) -> None:
+    """Be the requested process: with the arguments, environment and files of the one that asks.
+
+    What it spawns by `multiprocessing`, as vLLM its engine, are forks of the server as well.
+    """
     import numpy
-    from ray._raylet import Config  # type: ignore[attr-defined]
+    from ray._raylet import Config
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    header, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
-    with connection.makefile("rb") as stream:
-        request = json.loads(stream.read(*_LENGTH.unpack(header)))
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
+    request = _take_files(connection)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    Config.initialize(
-        ""
-    )  # reads RAY_AUTH_MODE again, which `ray.init` chose after the server began
+    Config.initialize("")  # reads RAY_AUTH_MODE, which `ray.init` chose after the server began
     numpy.random.seed()  # the server's state would be every worker's
+    multiprocessing.set_executable(executable)
     sys.argv = request["arguments"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if "-c" not in sys.argv:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    # As `python -c CODE --multiprocessing-fork`.
+    at = sys.argv.index("-c")
+    code, sys.argv = sys.argv[at + 1], ["-c", *sys.argv[at + 2 :]]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    exec(code, vars(main))
+
+
+def _take_files(connection: socket.socket) -> dict[str, Any]:
+    """Read the request and give its files the numbers that they have in the asking process."""
+    header, received, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_FILES)
+    with connection.makefile("rb") as stream:
+        request: dict[str, Any] = json.loads(stream.read(*_LENGTH.unpack(header)))
+    # First out of the way of those numbers.
+    kept, *files = [
+        fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _MOST_FILES)
+        for file in (connection.fileno(), *received)
+    ]
+    for file in (connection.detach(), *received):
+        os.close(file)
+    for file, number in zip(files, request["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    threading.Thread(target=_end_with, args=(kept,), daemon=True).start()
+    return request
+
+
+def _end_with(connection: int) -> None:
+    """End this process as soon as the one that stands for it does."""
+    os.read(connection, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stand_for(address: str, arguments: list[str]) -> None:
     """Have the server fork a worker in this process's place, and wait for its end."""
+    files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
     message = json.dumps(
-        {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
+        {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "directory": os.getcwd(),
+            "files": files,
+        }
     ).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        socket.send_fds(connection, [_LENGTH.pack(len(message))], [0, 1, 2])
+        socket.send_fds(connection, [_LENGTH.pack(len(message))], files)
         connection.sendall(message)
         connection.recv(1)  # the worker has the other end until it is gone
+
+
+def _is_open(file: int) -> bool:
+    try:
+        os.fstat(file)
+    except OSError:  # the directory's, which was listed
+        return False
+    return True
 
 
 if __name__ == "__main__":
