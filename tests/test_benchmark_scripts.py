@@ -52,6 +52,7 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_the_seam_is_timed_on_a_real_queue() -> None:
     process = subprocess.run(
         [sys.executable, SCRIPTS / "benchmark_seam.py", "--size", "16x8", "--repeats", "2"],

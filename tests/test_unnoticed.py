@@ -186,6 +186,7 @@ def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: st
     assert sorted(range(4), key=decoupled.__getitem__) == [2, 3, 0, 1]
 
 
+@pytest.mark.slow
 def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
     suites = ["experimental/agent_loop", "experimental/reward_loop"]
     for suite in ["trainer", *suites, "workers/reward_manager", "utils/reward_score"]:
