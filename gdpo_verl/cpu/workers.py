@@ -5,7 +5,7 @@ other: most of a start on a few cores. ``py_executable`` of Ray's runtime enviro
 command that it starts a worker with; here that is this module, which asks the server to fork one
 and stays as long as the worker does:
 
-    python -m gdpo_verl.cpu.workers SOCKET default_worker.py --its-arguments
+    python -I -S gdpo_verl/cpu/workers.py SOCKET default_worker.py --its-arguments
 
 For a Ray that verl starts itself; a cluster's nodes start their workers themselves. The number of
 threads that torch computes with is the server's, since a worker's OMP_NUM_THREADS comes too late.
@@ -47,7 +47,9 @@ MODULES = (
 _LENGTH = struct.Struct("!I")
 _MOST_FILES = 250  # in one message
 _EXECUTABLE = "python"
-_COMMAND = [sys.executable, "-m", "gdpo_verl.cpu.workers"]
+# Without site-packages: a process that stands for a worker imports nothing that it can spare.
+_STAND = [sys.executable, "-I", "-S", __file__]
+_SERVE = [sys.executable, "-m", "gdpo_verl.cpu.workers", "--serve"]
 
 
 def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> str:
@@ -58,7 +60,7 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
       modules: that the server imports.
     """
     address = Path(tempfile.mkdtemp(prefix="gdpo-verl-")) / "workers"
-    command = [*_COMMAND, str(address)]
+    command = [*_STAND, str(address)]
     executable = address.with_name(_EXECUTABLE)
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     executable.chmod(0o700)
@@ -68,7 +70,7 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
         # Nobody writes to the pipe; its other end closes when this process ends, however it does.
         end, _ = os.pipe()
         subprocess.Popen(
-            [*_COMMAND, "--serve", str(listener.fileno()), *modules],
+            [*_SERVE, str(listener.fileno()), *modules],
             stdin=end,
             pass_fds=[listener.fileno()],
             env={**os.environ, **environment, **_of_any_worker()},
