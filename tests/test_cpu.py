@@ -62,6 +62,14 @@ from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 import zmq
 condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://x")
 result["spins"] = condition.busy_loop_s
+from omegaconf import OmegaConf
+from gdpo_verl.cpu import workers
+from verl.trainer import constants_ppo
+workers.start = lambda variables: variables["NCCL_DEBUG"] + variables["OWN"]
+own = {"env_vars": {"OWN": " and own"}, "py_executable": None}
+config = OmegaConf.create({"ray_kwargs": {"ray_init": {"runtime_env": own}}})
+constants_ppo.get_ppo_ray_runtime_env(config)
+result["worker command"] = config.ray_kwargs.ray_init.runtime_env.py_executable
 print("@" + json.dumps(result))
 """
 
@@ -100,6 +108,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
     assert applied["pinned"] is False
     assert applied["restored"] == 1.0
     assert applied["spins"] == 0
+    assert applied["worker command"] == "WARN and own"
 
 
 def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
@@ -109,6 +118,7 @@ def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["poll"] > POLL_SECONDS, "poll_often can go"
     assert upstream["restored"] == 2.0, "copy_saved_weights can go"
     assert upstream["spins"] > 0, "wait_without_spinning can go"
+    assert upstream["worker command"] is None, "fork_workers can go"
 
 
 def test_verl_pins_the_memory_of_an_offloaded_reference_policy() -> None:
