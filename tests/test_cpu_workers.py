@@ -31,11 +31,10 @@ from gdpo_verl.cpu import workers
 command = workers.start({"SHARED": "server's", "ONLY": "server's"}, ["slow_to_import", "numpy"])
 print(command.split()[-1])
 started = [
-    subprocess.Popen([*command.split(), "worker.py", "good", str(i)], env={**os.environ, "OWN": i})
-    for i in "ab"
+    subprocess.Popen([*command.split(), "worker.py", how, own], env={**os.environ, "OWN": own})
+    for how, own in [("good", "a"), ("bad", "b")]
 ]
-for worker in started:
-    worker.wait()
+print([worker.wait() for worker in started])
 """
 
 
@@ -50,13 +49,14 @@ def driver(tmp_path: Path) -> subprocess.CompletedProcess[str]:
 def test_workers_share_imports_and_nothing_else(
     driver: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
-    address, *lines = driver.stdout.splitlines()
+    address, *lines, statuses = driver.stdout.splitlines()
+    assert json.loads(statuses) == [0, 7]
     first, second = sorted(map(json.loads, lines), key=lambda worker: worker["own"])
 
     assert first["imported"] == second["imported"] == first["parent"] == second["parent"]
     assert first["pid"] != second["pid"]
-    for name, worker in (("a", first), ("b", second)):
-        assert worker["arguments"] == ["worker.py", "good", name]
+    for how, name, worker in (("good", "a", first), ("bad", "b", second)):
+        assert worker["arguments"] == ["worker.py", how, name]
         assert (worker["own"], worker["shared"], worker["imported with"]) == (name, None, None)
         assert (worker["name"], worker["cwd"]) == ("__main__", str(tmp_path))
         assert worker["child"] == 3
@@ -100,7 +100,7 @@ import json, multiprocessing, os, time
 def be(pipe, stay):
     pipe.send([os.getppid(), os.getpid(), os.environ["OWN"]])
     time.sleep(stay)
-    os._exit(0)
+    os._exit(3)
 
 def spawned(stay):
     here, there = context.Pipe()
@@ -113,6 +113,9 @@ if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     ends, about = spawned(0)
     ends.join()
+    dead, of_dead = spawned(600)
+    os.kill(of_dead[1], 9)
+    dead.join()
     killed, of_killed = spawned(600)
     killed.kill()
     killed.join()
@@ -120,7 +123,7 @@ if __name__ == "__main__":
     while os.path.exists(f"/proc/{of_killed[1]}") and time.monotonic() < deadline:
         time.sleep(0.1)
     left = os.path.exists(f"/proc/{of_killed[1]}")
-    print(json.dumps([about, os.getppid(), left]), flush=True)
+    print(json.dumps([about, os.getppid(), left, ends.exitcode, dead.exitcode]), flush=True)
 """
 
 
@@ -131,10 +134,11 @@ def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
     (tmp_path / "slow_to_import.py").write_text("")
     command = [sys.executable, "-c", DRIVER]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
-    assert {own for (_, _, own), _, _ in answers} == {"a", "b"}
-    for (parent, _, _), server, left in answers:
+    answers = [json.loads(line) for line in done.stdout.splitlines()[1:-1]]
+    assert {about[2] for about, *_ in answers} == {"a", "b"}
+    for (parent, _, _), server, left, *statuses in answers:
         assert (parent, left) == (server, False)
+        assert statuses == [3, -9]
 
 
 @pytest.mark.real

@@ -13,6 +13,7 @@ threads that torch computes with is the server's, since a worker's OMP_NUM_THREA
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -45,6 +46,7 @@ MODULES = (
     "verl.experimental.reward_loop",
 )
 _LENGTH = struct.Struct("!I")
+_STATUS = struct.Struct("!i")
 _MOST_FILES = 250  # in one message
 _EXECUTABLE = "python"
 # Without site-packages: a process that stands for a worker imports nothing that it can spare.
@@ -94,14 +96,27 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
     for module in modules:
         importlib.import_module(module)
     executable = str(Path(listener.getsockname()).with_name(_EXECUTABLE))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
-    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
-        connection, _ = listener.accept()
-        with connection:
-            if os.fork() == 0:
+    workers: dict[int, tuple[int, socket.socket]] = {}  # by a file that is readable once it ended
+    while True:
+        ready = select.select([listener, sys.stdin, *workers], [], [])[0]
+        if sys.stdin in ready:
+            break
+        for ended in set(ready) & workers.keys():
+            pid, connection = workers.pop(ended)
+            os.close(ended)
+            with connection, contextlib.suppress(OSError):  # who stood for it may have gone first
+                connection.sendall(_STATUS.pack(os.waitpid(pid, 0)[1]))
+        if listener in ready:
+            connection, _ = listener.accept()
+            pid = os.fork()
+            if pid == 0:
                 listener.close()
+                for other, (_, its_connection) in workers.items():
+                    os.close(other)
+                    its_connection.close()
                 become_worker(connection, executable)
                 return
+            workers[os.pidfd_open(pid)] = pid, connection
     shutil.rmtree(Path(listener.getsockname()).parent)
 
 
@@ -113,7 +128,6 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     import numpy
     from ray._raylet import Config
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request = _take_files(connection)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -160,7 +174,7 @@ def _end_with(connection: int) -> None:
 
 
 def stand_for(address: str, arguments: list[str]) -> None:
-    """Have the server fork a worker in this process's place, and wait for its end."""
+    """Have the server fork a worker in this process's place, and end as it ends."""
     files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
     message = json.dumps(
         {
@@ -174,7 +188,11 @@ def stand_for(address: str, arguments: list[str]) -> None:
         connection.connect(address)
         socket.send_fds(connection, [_LENGTH.pack(len(message))], files)
         connection.sendall(message)
-        connection.recv(1)  # the worker has the other end until it is gone
+        ended = connection.recv(_STATUS.size)
+    status = os.waitstatus_to_exitcode(*_STATUS.unpack(ended)) if ended else 1
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
 def _is_open(file: int) -> bool:
