@@ -69,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
     train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
     _add_retries(train)
+    train.add_argument(
+        "--hang-after",
+        metavar="MINUTES",
+        type=float,
+        default=120.0,
+        help="without a logged step or validation, a training is ended; default: 120",
+    )
     _add_dry_run(train)
     train.set_defaults(command=_train)
 
@@ -290,7 +297,13 @@ def _train(options: argparse.Namespace) -> int:
         return _dry_run(options, run, options.overrides)
     from gdpo_verl.run.launch import train
 
-    train(options.recipe, run, options.overrides, retries=options.retries)
+    train(
+        options.recipe,
+        run,
+        options.overrides,
+        retries=options.retries,
+        hang_after=60 * options.hang_after,
+    )
     return 0
 
 

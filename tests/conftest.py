@@ -38,7 +38,10 @@ class Training:
 
 
 # The files that start trainings, of which one can run at a time: two would share verl's socket.
-TRAININGS = ("test_training.py", "test_modes.py", "test_faults.py", "test_cluster.py")
+TRAININGS = (
+    *("test_training.py", "test_modes.py", "test_faults.py", "test_chaos.py"),
+    "test_cluster.py",
+)
 
 
 def group_of(nodeid: str) -> str:

@@ -302,6 +302,25 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
         ray.shutdown()
 
 
+def test_training_that_logs_nothing_for_long_hangs_and_what_is_stopped_is_named(
+    tmp_path: Path,
+) -> None:
+    began = time.time() - 600
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            said = launch._hang(process.pid, tmp_path, began, 300.0)
+            assert said is not None
+            assert said.endswith("for 5 minutes (--hang-after); no process here is stopped")
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            said = launch._hang(process.pid, tmp_path, began, 300.0)
+            assert str(said).endswith(f"stopped: sleep 600 (pid {process.pid})")
+            (tmp_path / "metrics.jsonl").touch()
+            assert launch._hang(process.pid, tmp_path, began, 300.0) is None
+        finally:
+            process.kill()
+
+
 class Victim:
     """A training in a directory of its own, whose processes are killed one after the other."""
 
@@ -471,7 +490,8 @@ def undisturbed(run: Path, policy: Path, steps: int) -> dict[int, set[str]]:
     data.seed = torch.Generator().initial_seed()
     dataset = create_rl_dataset(data.train_files, data, tokenizer, None, max_samples=40)
     sampler = create_rl_sampler(data, dataset)
-    order = [index for _ in range(3) for index in sampler]
+    epochs = -(-8 * steps // 40)
+    order = [index for _ in range(epochs) for index in sampler]
     texts = [
         tokenizer.decode(
             tokenizer.apply_chat_template(

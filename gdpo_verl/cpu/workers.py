@@ -101,7 +101,7 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
         ready = select.select([listener, sys.stdin, *workers], [], [])[0]
         if sys.stdin in ready:
             break
-        for ended in set(ready) & workers.keys():
+        for ended in [file for file in workers if file in ready]:
             pid, connection = workers.pop(ended)
             os.close(ended)
             with connection, contextlib.suppress(OSError):  # who stood for it may have gone first
@@ -126,13 +126,15 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     What it spawns by `multiprocessing`, as vLLM its engine, are forks of the server as well.
     """
     import numpy
-    from ray._raylet import Config
 
     request = _take_files(connection)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    Config.initialize("")  # reads RAY_AUTH_MODE, which `ray.init` chose after the server began
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize(
+        ""
+    )  # reads RAY_AUTH_MODE, which `ray.init` chose after the server began
     numpy.random.seed()  # the server's state would be every worker's
     multiprocessing.set_executable(executable)
     sys.argv = request["arguments"]

@@ -36,6 +36,8 @@ _PER_NODE = (
     "actor_rollout_ref.rollout.agent.num_workers",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
 )
+# A step of a large model with its validation takes a part of it.
+HANG_SECONDS = 7200.0
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
@@ -56,7 +58,14 @@ class Failure:
     died: bool
 
 
-def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int = 0) -> None:
+def train(
+    recipe: str,
+    run: Path,
+    overrides: Sequence[str] = (),
+    *,
+    retries: int = 0,
+    hang_after: float = HANG_SECONDS,
+) -> None:
     """Train until the end; does nothing when `run` holds a training that came to this end.
 
     A training that was cut off continues from its last whole checkpoint
@@ -67,6 +76,8 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
       run: the directory, made when it is missing.
       overrides: Hydra's, as for ``python -m verl.trainer.main_ppo``.
       retries: how often a training that failed is started again; `worth_retrying` says when.
+      hang_after: seconds without a logged step or validation, after which a training is ended as
+        one that hangs.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
@@ -84,7 +95,7 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
         for left in range(retries, -1, -1):
             start = _settle(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, overrides, lock)
+            failure = _run(recipe, run, overrides, lock, hang_after)
             if failure is None:
                 (run / "done").touch()
                 return
@@ -107,7 +118,9 @@ def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
     return advanced or (failure.died and not stalled)
 
 
-def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> Failure | None:
+def _run(
+    recipe: str, run: Path, overrides: Sequence[str], lock: TextIO, hang_after: float
+) -> Failure | None:
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
     environment["VERL_FILE_LOGGER_PATH"] = str(run / "metrics.jsonl")
     started = time.time()
@@ -124,9 +137,11 @@ def _run(recipe: str, run: Path, overrides: Sequence[str], lock: TextIO) -> Fail
         )
     with processes.ended_by_signals():
         try:
-            _follow(driver, run, recipe, started)
+            hangs = _follow(driver, run, recipe, started, hang_after)
         finally:
             processes.end(driver)
+    if hangs:
+        return Failure(hangs, died=True)
     with (run / "train.log").open("rb") as log:
         log.seek(begin)
         return _failure(log.read().decode(errors="replace"), driver.pid, driver.returncode)
@@ -233,15 +248,40 @@ def quoted(path: Path | str) -> str:
     return str(path) if re.fullmatch(r"[\w/.+-]+", str(path)) else f"'{path}'"
 
 
-def _follow(driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float) -> None:
+def _follow(
+    driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float, hang_after: float
+) -> str | None:
+    """Show how far the training is until it ends or hangs; returns what hangs, in words."""
+    hangs = None
+
+    def runs_on() -> bool:
+        nonlocal hangs
+        hangs = _hang(driver.pid, run, started, hang_after)
+        return driver.poll() is None and hangs is None
+
     # The last of the files that Hydra writes once the configuration is composed.
     written = run / "overrides.yaml"
-    while driver.poll() is None and not (written.exists() and written.stat().st_mtime >= started):
+    while runs_on() and not (written.exists() and written.stat().st_mtime >= started):
         time.sleep(0.2)
-    if driver.returncode is not None:
-        return
+    if hangs or driver.returncode is not None:
+        return hangs
     steps = OmegaConf.load(run / "config.yaml").trainer.total_training_steps or 0
-    follow(run, total_steps=steps, is_alive=lambda: driver.poll() is None, label=recipe)
+    follow(run, total_steps=steps, is_alive=runs_on, label=recipe)
+    return hangs
+
+
+def _hang(leader: int, run: Path, started: float, hang_after: float) -> str | None:
+    """That a training hangs: of a process that lives nobody else learns that it does nothing."""
+    metrics = run / "metrics.jsonl"
+    logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
+    if time.time() - logged < hang_after:
+        return None
+    stopped = processes.stopped(leader)
+    state = f"stopped: {', '.join(stopped)}" if stopped else "no process here is stopped"
+    return (
+        f"the training hangs: no step was logged for {hang_after / 60:g} minutes (--hang-after); "
+        f"{state}"
+    )
 
 
 def _reason(log: str) -> str:

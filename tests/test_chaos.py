@@ -1,0 +1,113 @@
+"""Ten faults at random times in one training, which ends as if there had been none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_faults import Victim, prompts, session, undisturbed, victim, wait_for
+
+__all__ = ["victim"]  # the fixture
+
+SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 10**6))
+FAULTS = 10
+HANG_MINUTES = 4  # longer than a start, also on a busy machine
+# By what ps shows of them; vLLM's engine and its worker are no actors of Ray's.
+PARTS = (
+    *("verl.trainer.main_ppo", "raylet/raylet", "ray::TaskRunner", "ray::WorkerDict"),
+    *("ray::AgentLoopWorker", "ray::RewardLoopWorker", "ray::vLLMHttpServer"),
+    *("VLLM::EngineCore", "VLLM::Worker"),
+)
+MAY_STOP = ("ray::WorkerDict", "ray::AgentLoopWorker", "VLLM::EngineCore", "VLLM::Worker")
+
+
+def starts_of(run: Path) -> list[list[int]]:
+    """The steps that each start logged, in their order."""
+    earlier = sorted(run.glob("metrics.*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
+    files = [*earlier, *run.glob("metrics.jsonl")]
+    logged = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [
+        [record["step"] for record in records if "timing_s/step" in record["data"]]
+        for records in logged
+    ]
+
+
+def starts_with_a_step(run: Path) -> int:
+    return sum(bool(steps) for steps in starts_of(run))
+
+
+def has_advanced(victim: Victim, before: int) -> bool:
+    return starts_with_a_step(victim.run) > before or not victim.running()
+
+
+def is_over(victim: Victim, leader: int) -> bool:
+    return not victim.running() or not session(leader)
+
+
+def hurt(victim: Victim, part: str, sign: signal.Signals) -> bool:
+    """Send the signal to one process of the part; false where there is none at this moment."""
+    pids = [pid for pid, args in session(victim.leader) if part in args]
+    for pid in pids[:1]:
+        os.kill(pid, sign)
+    return bool(pids)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> None:
+    chance = random.Random(SEED)
+    print(f"CHAOS_SEED={SEED}")
+    victim.steps = 40
+    options = ["--retries", "20", "--hang-after", str(HANG_MINUTES), "trainer.save_freq=2"]
+    options.append("trainer.total_epochs=8")
+    stop_at, said = chance.randrange(FAULTS), ""
+
+    def running_driver() -> bool:
+        if not victim.running():
+            return False
+        try:
+            victim.leader = victim.driver()
+        except ValueError:  # between two starts
+            return False
+        return True
+
+    for number in range(FAULTS):
+        if not victim.running():
+            if victim.launcher:
+                said += victim.end()
+            victim.start(*options)
+        wait_for(lambda: running_driver() or not victim.running(), 120)
+        leader, before = victim.leader, starts_with_a_step(victim.run)
+        # One in three in the middle of the start; a step of its own has been made for the others.
+        if chance.random() > 1 / 3:
+            wait_for(partial(has_advanced, victim, before), 900)
+        time.sleep(chance.uniform(0, 10))
+        sign = signal.SIGSTOP if number == stop_at else signal.SIGKILL
+        parts = [part for part in PARTS if sign == signal.SIGKILL or part in MAY_STOP]
+        part = chance.choice(parts)
+        hit = victim.running() and hurt(victim, part, sign)
+        print(f"{number}: {sign.name} to {part}: {'done' if hit else 'not there'}")
+        if hit:
+            wait_for(partial(is_over, victim, leader), 60 * HANG_MINUTES + 120)
+    if not victim.running():
+        said += victim.end()
+        victim.start(*options)
+    said += victim.end(1200)
+    print(said)
+    assert victim.launcher.returncode == 0, said
+
+    expected = undisturbed(victim.run, policy, victim.steps)
+    assert {step: prompts(victim.run, step) for step in range(1, victim.steps + 1)} == expected
+    # Each start goes on behind a whole checkpoint, and no step is left out within it.
+    resumed = [0, *map(int, re.findall(r"goes on from step (\d+)\n", said))]
+    for steps in starts_of(victim.run):
+        if steps:
+            assert steps[0] - 1 in resumed, (steps, resumed)
+            assert steps == list(range(steps[0], steps[-1] + 1))
