@@ -72,30 +72,22 @@ def find_code(text: str, *, strict: bool = True) -> str:
     thought, closed, answer = text.partition("</think>")
     if not closed:
         answer = "" if "<think>" in thought else thought
-    last: dict[str, tuple[re.Match[str], int]] = {}  # the last block of each label that is read
-    opened = None
+    blocks, opened = [], None
     for fence in _FENCE.finditer(answer):
         if opened is None:
             opened = fence
         elif not fence[2]:
-            _remember(last, opened, fence.start())
+            blocks.append((opened, fence.start()))
             opened = None
     if opened is not None:
-        _remember(last, opened, len(answer))
-    python = [last[label] for label in _LABELS if label in last]
-    if not python and "" not in last:
+        blocks.append((opened, len(answer)))
+    python = [block for block in blocks if block[0][2].lower() in _LABELS]
+    read = python or [block for block in blocks if not block[0][2]]
+    if not read:
         return ""
-    fence, end = max(python, key=lambda block: block[1]) if python else last[""]
-    if not fence[1]:
-        return answer[fence.end() + 1 : end]
+    fence, end = read[-1]
     # Within a list the whole block is indented as its fence is.
     return answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
-
-
-def _remember(last: dict[str, tuple[re.Match[str], int]], opened: re.Match[str], end: int) -> None:
-    label = opened[2].lower()
-    if not label or label in _LABELS:
-        last[label] = opened, end
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:

@@ -9,6 +9,7 @@ published rules' verdicts, defects included. `tool_text` says how an answer is r
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -202,26 +203,14 @@ def _judge_as_published(text: str, ground_truth: str) -> Verdict:
 
 
 def _published_format(text: str, ground_truth: str) -> float:
-    # Regular expressions for these shapes take cubic time on hostile text.
-    asks_calls, asks_response = OPEN in ground_truth, RESPONSE in ground_truth
-    shape = "<think>*</think>"
-    shape += f"\n{OPEN}\n*\n{CLOSE}" if asks_calls else ""
-    shape += f"\n{RESPONSE}*{END_RESPONSE}" if asks_response else ""
-    once = [OPEN, CLOSE] * asks_calls + [RESPONSE, END_RESPONSE] * asks_response
-    in_shape = _is_in_shape(text, shape.split("*"))
-    return float(in_shape and all(text.count(tag) == 1 for tag in once))
-
-
-def _is_in_shape(text: str, literals: list[str]) -> bool:
-    """Whether the text is the literals in this order, with anything between them."""
-    first, *inner, last = literals
-    position = len(first)
-    for literal in inner:
-        start = text.find(literal, position)
-        if start < 0:
-            return False
-        position = start + len(literal)
-    return text.startswith(first) and text.endswith(last) and position + len(last) <= len(text)
+    shape, tags = "<think>.*?</think>", []
+    if OPEN in ground_truth:
+        shape, tags = f"{shape}\n{OPEN}\n.*?\n{CLOSE}", [OPEN, CLOSE]
+    if RESPONSE in ground_truth:
+        shape, tags = f"{shape}\n{RESPONSE}.*?{END_RESPONSE}", [*tags, RESPONSE, END_RESPONSE]
+    # Counted first: where a tag stands once, the expression finds its place or fails in one pass.
+    once = all(text.count(tag) == 1 for tag in tags)
+    return float(once and re.fullmatch(shape, text, re.DOTALL) is not None)
 
 
 def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseError]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import eq
 from typing import Any
+
+import numpy as np
 
 LOWEST, HIGHEST = -3.0, 3.0
 
@@ -96,47 +96,36 @@ def _pairs_in_turn(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
 def _best_pairs(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
     """The pairs of the largest sum, so that mending one call cannot take another's from it."""
     rows = [[_similarity(call, other, same) for other in found] for call in wanted]
-    # Whatever the others take, one of a call's best len(wanted) is left for it.
-    best = (heapq.nlargest(len(rows), range(len(found)), key=row.__getitem__) for row in rows)
-    kept = sorted(set().union(*best))
-    # A column of zeros for each row, which stands for no pair.
-    gains = [[row[column] for column in kept] + [0.0] * len(rows) for row in rows]
-    chosen = [(i, kept[j]) for i, j in _assign(gains) if gains[i][j] > 0]
-    return [(i, j, rows[i][j]) for i, j in chosen]
+    return [(i, j, rows[i][j]) for i, j in _assign(np.array(rows)) if rows[i][j] > 0]
 
 
-def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
-    """The column of each row for the largest sum, by the Hungarian method; (row, column) pairs.
+def _assign(gains: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of row and column with the largest sum, by the Hungarian method.
 
-    Each row enters by the shortest path of exchanges, in prices, that ends at a free column.
-    Row and column 0 of the arrays stand for the row that enters.
+    Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
+
+    Args:
+      gains: shape (rows, columns), at least 0: a row may as well have no column.
     """
-    height, width = len(gains), len(gains[0])
-    row_price, price = [0.0] * (height + 1), [0.0] * (width + 1)
-    owner = [0] * (width + 1)
-    for entering in range(1, height + 1):
-        owner[0], column = entering, 0
-        distance, before = [math.inf] * (width + 1), [0] * (width + 1)
-        walked: list[int] = []
-        free = set(range(1, width + 1))
-        while owner[column]:
-            walked.append(column)
-            row = owner[column]
-            for j in free:
-                cost = -gains[row - 1][j - 1] - row_price[row] - price[j]
-                if cost < distance[j]:
-                    distance[j], before[j] = cost, column
-            column = min(free, key=distance.__getitem__)
-            step = distance[column]
-            free.discard(column)
-            for j in walked:
-                row_price[owner[j]] += step
-                price[j] -= step
-            for j in free:
-                distance[j] -= step
-        while column:
-            owner[column], column = owner[before[column]], before[column]
-    return [(row - 1, column - 1) for column, row in enumerate(owner) if column and row]
+    height, columns = gains.shape
+    width = columns + height
+    gains = np.hstack([gains, np.zeros((height, height))])  # columns that stand for none
+    price, owner, taken = np.zeros(width), np.full(width, -1), np.full(height, -1)
+    for entering in range(height):
+        cost, before = np.full(width, np.inf), np.zeros(width, int)
+        row, walked, reached = entering, 0.0, np.zeros(width, bool)
+        while row >= 0:
+            profit = gains[row] - price
+            through = walked + profit.max() - profit
+            nearer = ~reached & (through < cost)
+            cost[nearer], before[nearer] = through[nearer], row
+            column = np.where(reached, np.inf, cost).argmin()
+            row, walked, reached[column] = owner[column], cost[column], True
+        price[reached] += walked - cost[reached]
+        while column >= 0:
+            row = owner[column] = before[column]
+            taken[row], column = column, taken[row]
+    return [(row, column) for row, column in enumerate(taken.tolist()) if column < columns]
 
 
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:

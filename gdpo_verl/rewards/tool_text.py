@@ -23,8 +23,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from json.scanner import make_scanner
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -145,8 +144,8 @@ def _decode(text: str, position: int) -> tuple[Any, int]:
     if position == len(text):
         raise Unreadable(ParseError.UNCLOSED)
     try:
-        return _SCAN(text, position)
-    except (json.JSONDecodeError, StopIteration):
+        return _DECODER.raw_decode(text, position)
+    except json.JSONDecodeError:
         raise Unreadable(ParseError.NOT_JSON) from None
     except RecursionError:
         raise Unreadable(ParseError.TOO_DEEP) from None
@@ -186,24 +185,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > 308:
-        raise Unreadable(ParseError.NOT_FINITE)
-    return int(digits)
-
-
-def _real(digits: str) -> float:
+def _finite(digits: str) -> float:
     number = float(digits)
-    if math.isinf(number):
+    if not math.isfinite(number):
         raise Unreadable(ParseError.NOT_FINITE)
     return number
 
 
-def _refuse(_constant: str) -> NoReturn:
-    raise Unreadable(ParseError.NOT_FINITE)
+def _integer(digits: str) -> int:
+    _finite(digits)
+    return int(digits)
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_int=_integer, parse_float=_real, parse_constant=_refuse
+    object_pairs_hook=_unique,
+    parse_int=_integer,
+    parse_float=_finite,
+    parse_constant=_finite,
 )
-_SCAN = make_scanner(_DECODER)  # type: ignore[arg-type]  # typeshed asks for a scanner
