@@ -5,8 +5,7 @@
 First table: tool calling against the simple rules, which are the published ones written in the
 shortest way (regular expressions and `json.loads`), on short answers: the dialogues of ToolRL
 whose file is given, else the toolbox's. Four answers share a ground truth: the right one,
-another row's, one with a wrong value and one cut short. The rules take turns in one process;
-what ours remember of the ground truths is forgotten before each turn.
+another row's, one with a wrong value and one cut short. The rules take turns in one process.
 
 Second table: processor milliseconds on 1 MB of text made to be slow, and how much longer that
 is than on 100 kB, the best of several runs. --host imports verl's trainer first: the process
@@ -43,7 +42,6 @@ VALUE = START + '{"name": "weather", "parameters": {"city": '
 FIVE = [ONE.replace("1", str(days)) for days in range(1, 6)]
 TRUTH = f"<tool_call>\n{chr(10).join(FIVE)}\n</tool_call>\n<response>So.</response>"
 TWENTY = [f'{{"name": "weather", "parameters": {{"city": {i}, "days": {i}}}}}' for i in range(20)]
-MEMORIES = (tool_call._remembered_truth, tool_call._remembered_published_truth)
 LONG_TRUTH = f"<tool_call>\n{chr(10).join(TWENTY)}\n</tool_call>"
 
 
@@ -132,8 +130,6 @@ def compare(pairs: list[tuple[str, str]], rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in rules}
     for _ in range(rounds):
         for name, rule in rules.items():
-            for memory in MEMORIES:
-                memory.cache_clear()
             start = time.process_time()
             for answer, ground_truth in pairs:
                 rule(answer, ground_truth)

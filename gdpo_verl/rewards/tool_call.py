@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.components import Component, declares
@@ -171,8 +170,8 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     try:
-        wanted = _remembered_truth(ground_truth)
-    except (ValueError, TypeError) as fault:  # TypeError: no text, and not hashable
+        wanted = parse_ground_truth(ground_truth)
+    except ValueError as fault:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
     found = read(text)
@@ -189,10 +188,6 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
         return form, match(wanted.calls, found.calls, strict=True), found.error
     except RecursionError:
         return form, LOWEST, ParseError.TOO_DEEP
-
-
-# The responses of a group share a ground truth. What it returns is shared: only read it.
-_remembered_truth = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
@@ -217,7 +212,7 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
     if OPEN not in ground_truth:
         return 0.0, ParseError.NONE
     try:
-        wanted = _remembered_published_truth(ground_truth)
+        wanted = _published_calls(ground_truth)
     except (ValueError, RecursionError) as fault:
         warn_of_ground_truth("tool_call", fault)
         return LOWEST, ParseError.GROUND_TRUTH
@@ -241,6 +236,3 @@ def _published_calls(text: str) -> list[Any]:
     if len(body) > LONGEST:
         raise Unreadable(ParseError.TOO_LONG)
     return [json.loads(line.strip(" \t\r\n")) for line in body.split("\n")]
-
-
-_remembered_published_truth = lru_cache(maxsize=1024)(_published_calls)
