@@ -250,7 +250,9 @@ def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
             f"<think>a</think>\n{ASKED}\n</think>", ParseError.OUT_OF_ORDER, id="think closed twice"
         ),
         pytest.param(
-            f"{THOUGHT}\n</tool_call>\n{ONE}\n<tool_call>", ParseError.OUT_OF_ORDER, id="tags reversed"
+            f"{THOUGHT}\n</tool_call>\n{ONE}\n<tool_call>",
+            ParseError.OUT_OF_ORDER,
+            id="tags reversed",
         ),
         pytest.param(
             f"{THOUGHT}\n</tool_call>\n{ASKED}", ParseError.OUT_OF_ORDER, id="closed before opened"

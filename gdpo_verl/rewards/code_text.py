@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,22 +73,32 @@ def find_code(text: str, *, strict: bool = True) -> str:
     thought, closed, answer = text.partition("</think>")
     if not closed:
         answer = "" if "<think>" in thought else thought
-    blocks, opened = [], None
-    for fence in _FENCE.finditer(answer):
+    python = plain = None
+    for block in _blocks(answer):
+        label = block[0][2].lower()
+        if label in _LABELS:
+            python = block
+        elif not label:
+            plain = block
+    last = python or plain
+    if last is None:
+        return ""
+    fence, end = last
+    # Within a list the whole block is indented as its fence is.
+    return answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
+
+
+def _blocks(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The opening fence of each block, and where the block ends."""
+    opened = None
+    for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
         elif not fence[2]:
-            blocks.append((opened, fence.start()))
+            yield opened, fence.start()
             opened = None
     if opened is not None:
-        blocks.append((opened, len(answer)))
-    python = [block for block in blocks if block[0][2].lower() in _LABELS]
-    read = python or [block for block in blocks if not block[0][2]]
-    if not read:
-        return ""
-    fence, end = read[-1]
-    # Within a list the whole block is indented as its fence is.
-    return answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
+        yield opened, len(text)
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
