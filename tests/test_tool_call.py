@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,7 +161,7 @@ def test_no_repair_of_one_parameter_lowers_the_score():
     )
 )
 def test_the_pairs_have_the_largest_sum_of_all(gains):
-    chosen = tool_match._assign(np.array(gains))
+    chosen = tool_match._assign(gains)
     assert len(dict(chosen)) == len({column for _, column in chosen}) == len(chosen)
     rows = [[*row, *[0] * len(gains)] for row in gains]  # a row may have no column
     every = itertools.permutations(range(len(rows[0])), len(rows))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import eq
 from typing import Any
-
-import numpy as np
 
 LOWEST, HIGHEST = -3.0, 3.0
 
@@ -96,36 +95,41 @@ def _pairs_in_turn(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
 def _best_pairs(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
     """The pairs of the largest sum, so that mending one call cannot take another's from it."""
     rows = [[_similarity(call, other, same) for other in found] for call in wanted]
-    return [(i, j, rows[i][j]) for i, j in _assign(np.array(rows)) if rows[i][j] > 0]
+    # Whatever the others take, one of a call's best len(wanted) is left for it.
+    best = (sorted(range(len(found)), key=lambda j: -row[j])[: len(rows)] for row in rows)
+    kept = sorted(set().union(*best))
+    chosen = _assign([[row[j] for j in kept] for row in rows])
+    return [(i, kept[j], rows[i][kept[j]]) for i, j in chosen if rows[i][kept[j]] > 0]
 
 
-def _assign(gains: np.ndarray) -> list[tuple[int, int]]:
+def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
     """Pairs of row and column with the largest sum, by the Hungarian method.
 
     Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
 
     Args:
-      gains: shape (rows, columns), at least 0: a row may as well have no column.
+      gains: rows of equal length, at least 0: a row may as well have no column.
     """
-    height, columns = gains.shape
-    width = columns + height
-    gains = np.hstack([gains, np.zeros((height, height))])  # columns that stand for none
-    price, owner, taken = np.zeros(width), np.full(width, -1), np.full(height, -1)
+    height, columns = len(gains), len(gains[0])
+    gains = [[*row, *[0.0] * height] for row in gains]  # columns that stand for none
+    price, owner, taken = [0.0] * len(gains[0]), [-1] * len(gains[0]), [-1] * height
     for entering in range(height):
-        cost, before = np.full(width, np.inf), np.zeros(width, int)
-        row, walked, reached = entering, 0.0, np.zeros(width, bool)
+        cost, before = [math.inf] * len(price), [0] * len(price)
+        row, walked, free = entering, 0.0, set(range(len(price)))
         while row >= 0:
-            profit = gains[row] - price
-            through = walked + profit.max() - profit
-            nearer = ~reached & (through < cost)
-            cost[nearer], before[nearer] = through[nearer], row
-            column = np.where(reached, np.inf, cost).argmin()
-            row, walked, reached[column] = owner[column], cost[column], True
-        price[reached] += walked - cost[reached]
+            profit = [gain - paid for gain, paid in zip(gains[row], price, strict=True)]
+            most = walked + max(profit)
+            for j in free:
+                if most - profit[j] < cost[j]:
+                    cost[j], before[j] = most - profit[j], row
+            column = min(free, key=cost.__getitem__)
+            free.remove(column)
+            row, walked = owner[column], cost[column]
+        price = [old + max(0.0, walked - one) for old, one in zip(price, cost, strict=True)]
         while column >= 0:
             row = owner[column] = before[column]
             taken[row], column = column, taken[row]
-    return [(row, column) for row, column in enumerate(taken.tolist()) if column < columns]
+    return [(row, column) for row, column in enumerate(taken) if column < columns]
 
 
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:
