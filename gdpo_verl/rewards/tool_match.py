@@ -16,18 +16,13 @@ Pairs = list[tuple[int, int, float]]
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
-    """6 S / M - 3, where S begins with J(names) and M with 1, J being Jaccard's similarity.
-
-    Each call asked for is matched with one call of its name or none. For every call asked
-    for, M grows by 1 + its number of parameters, and S by J(parameter names) + the number of
-    equal parameters of its pair.
+    """6 S / M - 3, as `tool_call.correctness_reward` defines them.
 
     Args:
       wanted: the calls asked for, with `name` and `parameters`.
       found: the calls that were made; at least one.
-      strict: match so that S is as large as it can be, tell true from 1, and let what nobody
-        asked for cost (`_junk`). False for the published rule: each call asked for, in turn,
-        takes the best call that is left, the first of equally good ones.
+      strict: False for the published rule: each call asked for, in turn, takes the best call
+        that is left, the first of equally good ones.
 
     Returns:
       float in [-3, 3].
