@@ -171,16 +171,13 @@ NEAR = '{"name":"weather","parameters":{"city":%d,"days":7}}\n'
 # refused. The rest is what regular expressions, or a walk from each tag to the end, would be
 # slow on.
 WORST: dict[str, Make] = {
-    "near calls": counted(NEAR),
     "near calls that are read": lambda size: counted(NEAR)(min(size, LONGEST)),
     "lists 900 deep that are read": lambda size: filled(
         "[" * 900 + "]" * 900 + ",", VALUE + "[", "1]}}" + END
     )(min(size, LONGEST)),
     "lines of no calls that are read": lambda size: filled("5\n")(min(size, LONGEST)),
     "names of one hash that are read": lambda size: names_of_one_hash(min(size, LONGEST)),
-    "digits that are read": lambda size: filled("9", VALUE, "}}" + END)(min(size, LONGEST)),
     "unclosed calls": filled("<tool_call>", "", ""),
-    "text between blocks": filled("<tool_cal", f"{START}{ONE}{END}", f"{START}{ONE}{END}"),
     "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>", ""),
     "seams": filled("</think>\n<tool_call>\n", "<think>", END),
     "responses": filled("<response>", f"{THOUGHT}\n", ""),
