@@ -5,8 +5,7 @@
 First table: tool calling against the simple rules, which are the published ones written in the
 shortest way (regular expressions and `json.loads`), on short answers: the dialogues of ToolRL
 whose file is given, else the toolbox's. Four answers share a ground truth: the right one,
-another row's, one with a wrong value and one cut short. The rules take turns in one process;
-what ours remember of the ground truths is forgotten before each turn.
+another row's, one with a wrong value and one cut short. The rules take turns in one process.
 
 Second table: processor milliseconds on 1 MB of text made to be slow, and how much longer that
 is than on 100 kB, the best of several runs. --host imports verl's trainer first: the process
@@ -43,7 +42,6 @@ VALUE = START + '{"name": "weather", "parameters": {"city": '
 FIVE = [ONE.replace("1", str(days)) for days in range(1, 6)]
 TRUTH = f"<tool_call>\n{chr(10).join(FIVE)}\n</tool_call>\n<response>So.</response>"
 TWENTY = [f'{{"name": "weather", "parameters": {{"city": {i}, "days": {i}}}}}' for i in range(20)]
-MEMORIES = (tool_call._remembered_truth, tool_call._remembered_published_truth)
 LONG_TRUTH = f"<tool_call>\n{chr(10).join(TWENTY)}\n</tool_call>"
 
 
@@ -132,8 +130,6 @@ def compare(pairs: list[tuple[str, str]], rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in rules}
     for _ in range(rounds):
         for name, rule in rules.items():
-            for memory in MEMORIES:
-                memory.cache_clear()
             start = time.process_time()
             for answer, ground_truth in pairs:
                 rule(answer, ground_truth)
@@ -175,16 +171,13 @@ NEAR = '{"name":"weather","parameters":{"city":%d,"days":7}}\n'
 # refused. The rest is what regular expressions, or a walk from each tag to the end, would be
 # slow on.
 WORST: dict[str, Make] = {
-    "near calls": counted(NEAR),
     "near calls that are read": lambda size: counted(NEAR)(min(size, LONGEST)),
     "lists 900 deep that are read": lambda size: filled(
         "[" * 900 + "]" * 900 + ",", VALUE + "[", "1]}}" + END
     )(min(size, LONGEST)),
     "lines of no calls that are read": lambda size: filled("5\n")(min(size, LONGEST)),
     "names of one hash that are read": lambda size: names_of_one_hash(min(size, LONGEST)),
-    "digits that are read": lambda size: filled("9", VALUE, "}}" + END)(min(size, LONGEST)),
     "unclosed calls": filled("<tool_call>", "", ""),
-    "text between blocks": filled("<tool_cal", f"{START}{ONE}{END}", f"{START}{ONE}{END}"),
     "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>", ""),
     "seams": filled("</think>\n<tool_call>\n", "<think>", END),
     "responses": filled("<response>", f"{THOUGHT}\n", ""),

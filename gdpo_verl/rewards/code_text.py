@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,30 +73,32 @@ def find_code(text: str, *, strict: bool = True) -> str:
     thought, closed, answer = text.partition("</think>")
     if not closed:
         answer = "" if "<think>" in thought else thought
-    last: dict[str, tuple[re.Match[str], int]] = {}  # the last block of each label that is read
-    opened = None
-    for fence in _FENCE.finditer(answer):
-        if opened is None:
-            opened = fence
-        elif not fence[2]:
-            _remember(last, opened, fence.start())
-            opened = None
-    if opened is not None:
-        _remember(last, opened, len(answer))
-    python = [last[label] for label in _LABELS if label in last]
-    if not python and "" not in last:
+    python = plain = None
+    for block in _blocks(answer):
+        label = block[0][2].lower()
+        if label in _LABELS:
+            python = block
+        elif not label:
+            plain = block
+    last = python or plain
+    if last is None:
         return ""
-    fence, end = max(python, key=lambda block: block[1]) if python else last[""]
-    if not fence[1]:
-        return answer[fence.end() + 1 : end]
+    fence, end = last
     # Within a list the whole block is indented as its fence is.
     return answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
 
 
-def _remember(last: dict[str, tuple[re.Match[str], int]], opened: re.Match[str], end: int) -> None:
-    label = opened[2].lower()
-    if not label or label in _LABELS:
-        last[label] = opened, end
+def _blocks(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The opening fence of each block, and where the block ends."""
+    opened = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif not fence[2]:
+            yield opened, fence.start()
+            opened = None
+    if opened is not None:
+        yield opened, len(text)
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:

@@ -24,6 +24,7 @@ __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 OPEN, CLOSE = "<answer>", "</answer>"
 HASHES = "####"
 
+_PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
 # A digit of another script, which \d would match, is no digit here.
 _NUMBER = re.compile(r"([+\-−]?)([0-9][0-9,]*)(?:\.([0-9]*))?")
 
@@ -165,10 +166,6 @@ def _judge_as_published(text: str, ground_truth: str) -> Verdict:
 
 
 def _published_format(text: str) -> bool:
-    """`<think>*</think>` newline `<answer>*</answer>`, the whole text, each answer tag once."""
-    if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
-        return False
-    thought, _, answer = text.partition(OPEN)
-    thinks = thought.startswith(THINK) and thought.endswith(END_THINK + "\n", len(THINK))
-    # The rule's `$` also matches before a newline that ends the text.
-    return thinks and answer.removesuffix("\n").endswith(CLOSE)
+    # Counted first: where both tags stand once, the expression takes one pass.
+    once = text.count(OPEN) == 1 == text.count(CLOSE)
+    return once and _PUBLISHED_FORMAT.match(text) is not None

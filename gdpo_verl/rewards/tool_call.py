@@ -9,7 +9,7 @@ published rules' verdicts, defects included. `tool_text` says how an answer is r
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+import re
 from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.components import Component, declares
@@ -170,8 +170,8 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     try:
-        wanted = _remembered_truth(ground_truth)
-    except (ValueError, TypeError) as fault:  # TypeError: no text, and not hashable
+        wanted = parse_ground_truth(ground_truth)
+    except ValueError as fault:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
     found = read(text)
@@ -190,10 +190,6 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
         return form, LOWEST, ParseError.TOO_DEEP
 
 
-# The responses of a group share a ground truth. What it returns is shared: only read it.
-_remembered_truth = lru_cache(maxsize=1024)(parse_ground_truth)
-
-
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
     if not isinstance(ground_truth, str):
         warn_of_ground_truth("tool_call", TypeError(f"Expected text, found {ground_truth!r}"))
@@ -202,33 +198,21 @@ def _judge_as_published(text: str, ground_truth: str) -> Verdict:
 
 
 def _published_format(text: str, ground_truth: str) -> float:
-    # Regular expressions for these shapes take cubic time on hostile text.
-    asks_calls, asks_response = OPEN in ground_truth, RESPONSE in ground_truth
-    shape = "<think>*</think>"
-    shape += f"\n{OPEN}\n*\n{CLOSE}" if asks_calls else ""
-    shape += f"\n{RESPONSE}*{END_RESPONSE}" if asks_response else ""
-    once = [OPEN, CLOSE] * asks_calls + [RESPONSE, END_RESPONSE] * asks_response
-    in_shape = _is_in_shape(text, shape.split("*"))
-    return float(in_shape and all(text.count(tag) == 1 for tag in once))
-
-
-def _is_in_shape(text: str, literals: list[str]) -> bool:
-    """Whether the text is the literals in this order, with anything between them."""
-    first, *inner, last = literals
-    position = len(first)
-    for literal in inner:
-        start = text.find(literal, position)
-        if start < 0:
-            return False
-        position = start + len(literal)
-    return text.startswith(first) and text.endswith(last) and position + len(last) <= len(text)
+    shape, tags = "<think>.*?</think>", []
+    if OPEN in ground_truth:
+        shape, tags = f"{shape}\n{OPEN}\n.*?\n{CLOSE}", [OPEN, CLOSE]
+    if RESPONSE in ground_truth:
+        shape, tags = f"{shape}\n{RESPONSE}.*?{END_RESPONSE}", [*tags, RESPONSE, END_RESPONSE]
+    # Counted first: where a tag stands once, the expression finds its place or fails in one pass.
+    once = all(text.count(tag) == 1 for tag in tags)
+    return float(once and re.fullmatch(shape, text, re.DOTALL) is not None)
 
 
 def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseError]:
     if OPEN not in ground_truth:
         return 0.0, ParseError.NONE
     try:
-        wanted = _remembered_published_truth(ground_truth)
+        wanted = _published_calls(ground_truth)
     except (ValueError, RecursionError) as fault:
         warn_of_ground_truth("tool_call", fault)
         return LOWEST, ParseError.GROUND_TRUTH
@@ -252,6 +236,3 @@ def _published_calls(text: str) -> list[Any]:
     if len(body) > LONGEST:
         raise Unreadable(ParseError.TOO_LONG)
     return [json.loads(line.strip(" \t\r\n")) for line in body.split("\n")]
-
-
-_remembered_published_truth = lru_cache(maxsize=1024)(_published_calls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,18 +16,13 @@ Pairs = list[tuple[int, int, float]]
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
-    """6 S / M - 3, where S begins with J(names) and M with 1, J being Jaccard's similarity.
-
-    Each call asked for is matched with one call of its name or none. For every call asked
-    for, M grows by 1 + its number of parameters, and S by J(parameter names) + the number of
-    equal parameters of its pair.
+    """6 S / M - 3, as `tool_call.correctness_reward` defines them.
 
     Args:
       wanted: the calls asked for, with `name` and `parameters`.
       found: the calls that were made; at least one.
-      strict: match so that S is as large as it can be, tell true from 1, and let what nobody
-        asked for cost (`_junk`). False for the published rule: each call asked for, in turn,
-        takes the best call that is left, the first of equally good ones.
+      strict: False for the published rule: each call asked for, in turn, takes the best call
+        that is left, the first of equally good ones.
 
     Returns:
       float in [-3, 3].
@@ -97,46 +91,40 @@ def _best_pairs(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
     """The pairs of the largest sum, so that mending one call cannot take another's from it."""
     rows = [[_similarity(call, other, same) for other in found] for call in wanted]
     # Whatever the others take, one of a call's best len(wanted) is left for it.
-    best = (heapq.nlargest(len(rows), range(len(found)), key=row.__getitem__) for row in rows)
+    best = (sorted(range(len(found)), key=lambda j: -row[j])[: len(rows)] for row in rows)
     kept = sorted(set().union(*best))
-    # A column of zeros for each row, which stands for no pair.
-    gains = [[row[column] for column in kept] + [0.0] * len(rows) for row in rows]
-    chosen = [(i, kept[j]) for i, j in _assign(gains) if gains[i][j] > 0]
-    return [(i, j, rows[i][j]) for i, j in chosen]
+    chosen = _assign([[row[j] for j in kept] for row in rows])
+    return [(i, kept[j], rows[i][kept[j]]) for i, j in chosen if rows[i][kept[j]] > 0]
 
 
 def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
-    """The column of each row for the largest sum, by the Hungarian method; (row, column) pairs.
+    """Pairs of row and column with the largest sum, by the Hungarian method.
 
-    Each row enters by the shortest path of exchanges, in prices, that ends at a free column.
-    Row and column 0 of the arrays stand for the row that enters.
+    Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
+
+    Args:
+      gains: rows of equal length, at least 0: a row may as well have no column.
     """
-    height, width = len(gains), len(gains[0])
-    row_price, price = [0.0] * (height + 1), [0.0] * (width + 1)
-    owner = [0] * (width + 1)
-    for entering in range(1, height + 1):
-        owner[0], column = entering, 0
-        distance, before = [math.inf] * (width + 1), [0] * (width + 1)
-        walked: list[int] = []
-        free = set(range(1, width + 1))
-        while owner[column]:
-            walked.append(column)
-            row = owner[column]
+    height, columns = len(gains), len(gains[0])
+    gains = [[*row, *[0.0] * height] for row in gains]  # columns that stand for none
+    price, owner, taken = [0.0] * len(gains[0]), [-1] * len(gains[0]), [-1] * height
+    for entering in range(height):
+        cost, before = [math.inf] * len(price), [0] * len(price)
+        row, walked, free = entering, 0.0, set(range(len(price)))
+        while row >= 0:
+            profit = [gain - paid for gain, paid in zip(gains[row], price, strict=True)]
+            most = walked + max(profit)
             for j in free:
-                cost = -gains[row - 1][j - 1] - row_price[row] - price[j]
-                if cost < distance[j]:
-                    distance[j], before[j] = cost, column
-            column = min(free, key=distance.__getitem__)
-            step = distance[column]
-            free.discard(column)
-            for j in walked:
-                row_price[owner[j]] += step
-                price[j] -= step
-            for j in free:
-                distance[j] -= step
-        while column:
-            owner[column], column = owner[before[column]], before[column]
-    return [(row - 1, column - 1) for column, row in enumerate(owner) if column and row]
+                if most - profit[j] < cost[j]:
+                    cost[j], before[j] = most - profit[j], row
+            column = min(free, key=cost.__getitem__)
+            free.remove(column)
+            row, walked = owner[column], cost[column]
+        price = [old + max(0.0, walked - one) for old, one in zip(price, cost, strict=True)]
+        while column >= 0:
+            row = owner[column] = before[column]
+            taken[row], column = column, taken[row]
+    return [(row, column) for row, column in enumerate(taken) if column < columns]
 
 
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:

@@ -23,8 +23,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from json.scanner import make_scanner
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -79,10 +78,9 @@ def read(text: str) -> Reading:
 
 def _find_thought_end(text: str) -> int:
     """The position behind the thought's closing tag, 0 when there is no thought."""
-    if not text.startswith("<think>"):
-        first = _TAG.search(text)
-        if first is None or first.group() not in ("<think>", "</think>"):
-            return 0
+    first = _TAG.search(text)
+    if first is None or "think" not in first.group():
+        return 0
     boundary = _THOUGHT_END.search(text)
     start = boundary.start() if boundary else text.rfind("</think>")
     if start < 0:
@@ -103,18 +101,16 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
     if start >= 0 and len(text) - start > LONGEST:
         raise Unreadable(ParseError.TOO_LONG)
     calls: list[Call] = []
-    tidy, in_order = True, True
+    tidy = True
     while start >= 0:
         gap = text[position:start]
-        if not gap or gap.strip("\n"):
-            tidy = False
-            in_order = in_order and not _has_tag(gap)
+        if _TAG.search(gap):
+            raise Unreadable(ParseError.OUT_OF_ORDER)
+        tidy = tidy and bool(gap) and not gap.strip("\n")
         start += len(OPEN)
         position = _read_block(text, start, calls)
         tidy = tidy and text[start] == "\n" == text[position - len(CLOSE) - 1]
         start = text.find(OPEN, position)
-    if not in_order:
-        raise Unreadable(ParseError.OUT_OF_ORDER)
     return calls, position, tidy
 
 
@@ -124,29 +120,20 @@ def _read_block(text: str, position: int, calls: list[Call]) -> int:
     A JSON decoder walks the block, so a tag inside a string argument closes nothing.
     """
     before = len(calls)
-    position = _skip_space(text, position)
-    while not text.startswith(CLOSE, position):
+    while not text.startswith(CLOSE, position := _SPACE.match(text, position).end()):  # type: ignore
         value, position = _decode(text, position)
-        if isinstance(value, list):
-            calls += map(_as_call, value)
-        else:
-            calls.append(_as_call(value))
-        position = _skip_space(text, position)
+        calls += map(_as_call, value if isinstance(value, list) else [value])
     if len(calls) == before:
         raise Unreadable(ParseError.NOT_A_CALL)
     return position + len(CLOSE)
-
-
-def _skip_space(text: str, position: int) -> int:
-    return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
 def _decode(text: str, position: int) -> tuple[Any, int]:
     if position == len(text):
         raise Unreadable(ParseError.UNCLOSED)
     try:
-        return _SCAN(text, position)
-    except (json.JSONDecodeError, StopIteration):
+        return _DECODER.raw_decode(text, position)
+    except json.JSONDecodeError:
         raise Unreadable(ParseError.NOT_JSON) from None
     except RecursionError:
         raise Unreadable(ParseError.TOO_DEEP) from None
@@ -168,15 +155,11 @@ def _read_tail(tail: str) -> tuple[bool, bool]:
         return False, True
     gap, opened, rest = tail.partition(RESPONSE)
     inner, closed, after = rest.rpartition(END_RESPONSE)
-    if _has_tag(gap) or _has_tag(after) or CLOSE in inner:
+    if _TAG.search(gap) or _TAG.search(after) or CLOSE in inner:
         raise Unreadable(ParseError.OUT_OF_ORDER)
     once = RESPONSE not in inner and END_RESPONSE not in inner
     apart = bool(gap) and not gap.strip("\n")
     return bool(opened), bool(closed) and not after and once and apart and bool(inner.strip())
-
-
-def _has_tag(text: str) -> bool:
-    return "<" in text and _TAG.search(text) is not None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -186,24 +169,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > 308:
-        raise Unreadable(ParseError.NOT_FINITE)
-    return int(digits)
-
-
-def _real(digits: str) -> float:
+def _finite(digits: str) -> float:
     number = float(digits)
-    if math.isinf(number):
+    if not math.isfinite(number):
         raise Unreadable(ParseError.NOT_FINITE)
     return number
 
 
-def _refuse(_constant: str) -> NoReturn:
-    raise Unreadable(ParseError.NOT_FINITE)
+def _integer(digits: str) -> int:
+    _finite(digits)
+    return int(digits)
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_int=_integer, parse_float=_real, parse_constant=_refuse
+    object_pairs_hook=_unique,
+    parse_int=_integer,
+    parse_float=_finite,
+    parse_constant=_finite,
 )
-_SCAN = make_scanner(_DECODER)  # type: ignore[arg-type]  # typeshed asks for a scanner
