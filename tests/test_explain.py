@@ -475,15 +475,6 @@ def test_the_static_page_holds_every_picture_and_asks_nobody(static):
     assert found.text.count("GRPO, learning rate ×") >= 5
 
 
-def test_the_static_page_in_the_docs_is_this_one(static):
-    def steady(markup: str) -> list[str]:
-        """The lines before the toy policy, whose samples depend on the machine's arithmetic."""
-        return Elements(markup[: markup.index('id="toy-heading"')]).text.splitlines()
-
-    kept = (ROOT / "docs" / "explain_page.html").read_text(encoding="utf-8")
-    assert steady(kept) == steady(static), "run: gdpo-verl explain --static docs/explain_page.html"
-
-
 def test_without_marimo_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "marimo", None)
     assert main(["explain"]) == 1
