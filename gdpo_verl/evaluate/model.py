@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.run.checkpoints import TRACKER, is_whole_file
+from gdpo_verl.text import first_line
 
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -228,18 +229,14 @@ def _from_hub(given: str) -> Model:
         )
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise ConnectionError(
-            f"model: the hub refuses {given!r}: {_first_line(error)}. Is the id right? It is no "
+            f"model: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is no "
             "path here either. For a private or gated model, log in with `hf auth login` and "
             "accept its terms."
         ) from error
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise ConnectionError(
-            f"model: cannot load {given!r} from the hub: {_first_line(error)}. It is no path here "
+            f"model: cannot load {given!r} from the hub: {first_line(error)}. It is no path here "
             f"either. Without a network: `hf download {hub_id} --local-dir DIR` where there is "
             "one, copy DIR here, and give DIR."
         ) from error
     return _hugging_face(given, folder, hub=hub_id, revision=folder.name)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

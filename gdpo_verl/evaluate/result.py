@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
+from gdpo_verl.files import replacing
 from gdpo_verl.tasks.benchmark import Averages
 from gdpo_verl.text import columns
 
@@ -152,9 +152,8 @@ def write(out: Path, record: Mapping[str, Any], lines: Sequence[Line]) -> dict[s
         (path, data),
         (out, (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()),
     ):
-        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        scratch.write_bytes(content)
-        os.replace(scratch, target)
+        with replacing(target) as scratch:
+            scratch.write_bytes(content)
     return written
 
 

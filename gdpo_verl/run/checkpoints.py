@@ -24,6 +24,8 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
+from gdpo_verl.files import write_text
+
 TRACKER = "latest_checkpointed_iteration.txt"
 # What verl calls the parts of a checkpoint (`checkpoint.save_contents`) and their files.
 _FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
@@ -112,9 +114,7 @@ def settle(place: Place) -> tuple[int, list[str]]:
         folder.rename(aside)
         said.append(f"{folder.name} was cut short and is passed over: {problem} (now {aside.name})")
     if step and step != _tracked(place.directory):
-        written = tracker.with_name(f"{TRACKER}.new")
-        written.write_text(str(step))
-        written.replace(tracker)
+        write_text(tracker, str(step))
     return step, said
 
 
