@@ -172,11 +172,11 @@ def cut(file: Path) -> None:
         (lambda folder: cut(folder / "data.pt"), "data.pt, the place in the data, is"),
         (
             lambda folder: cut(folder / "actor" / "optim_world_size_2_rank_1.pt"),
-            "actor/optim_world_size_2_rank_1.pt is missing or cut short",
+            "actor/optim_world_size_2_rank_1.pt is cut short",
         ),
         (
             lambda folder: (folder / "actor" / "extra_state_world_size_2_rank_0.pt").unlink(),
-            "actor/extra_state_world_size_2_rank_0.pt is missing or cut short",
+            "actor/extra_state_world_size_2_rank_0.pt is missing",
         ),
         (lambda folder: (folder / "actor").rename(folder / "elsewhere"), "actor has no model"),
     ],

@@ -12,9 +12,14 @@ from gdpo_verl.files import replacing, write_text
 def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "page[1].html"
     write_text(path, "old")
-    with pytest.raises(KeyError), replacing(path) as scratch:
-        scratch.write_text("half")
-        raise KeyError
+
+    def fail() -> None:
+        with replacing(path) as scratch:
+            scratch.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "old"
 

@@ -1,4 +1,4 @@
-"""What an evaluation found: a JSON file, every answer beside it, and a table.
+"""The result of an evaluation: a JSON file, every answer beside it, and a table.
 
 FILE.json           model, engine, data, sampling, and the numbers of each benchmark
 FILE.answers.jsonl  a line for each answer: what it is a number came from
@@ -28,7 +28,7 @@ Part = tuple[float, Sequence[str]]
 
 
 def answers_path(out: Path) -> Path:
-    """Where the answers of ``out`` are."""
+    """The file with the answers of ``out``."""
     return out.with_suffix(".answers.jsonl")
 
 

@@ -23,7 +23,7 @@ from gdpo_verl.text import VLLM
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How vLLM is started.
+    """Options to start vLLM with.
 
     Attributes:
       dtype: in which it computes; default: float32 on CPU, else vLLM's choice for the model.

@@ -45,7 +45,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """How a driver ended before the training's last step.
+    """The end of a driver before the training's last step.
 
     Attributes:
       text: a sentence for people.
@@ -97,7 +97,7 @@ def train(recipe: str, run: Path, overrides: Sequence[str] = (), *, retries: int
 
 
 def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
-    """Whether another start may get further.
+    """Tell whether another start may get further.
 
     Args:
       failure: of the start that ended.
