@@ -162,7 +162,7 @@ def _distinct_names(runs: list[Run]) -> list[Run]:
 
 
 def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """What was run, as far as the runs know it; values that differ are all named."""
+    """Facts about the runs, as far as they know them; values that differ are all named."""
     sources = (
         source
         for run in runs

@@ -1,4 +1,4 @@
-"""What a usable row is: its columns, its prompt, the prompt's length in tokens."""
+"""Checks of a row: its columns, its prompt, the prompt's length in tokens."""
 
 from __future__ import annotations
 
