@@ -44,6 +44,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     fences = [{"name": "math", "class": "math", "format": _equation}]
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     config.markdown_extensions.append(Examples())
+    training = next(part["Training"] for part in config.nav or [] if "Training" in part)
+    place = training.index("recipes.md") + 1
+    training[place:place] = RECIPES.values()
     return config
 
 
