@@ -12,13 +12,9 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, Decomposition, factorize_groups, group_normalize
+from gdpo_verl.advantage import Decomposition, factorize_groups, group_normalize
 from gdpo_verl.advantage.groups import GroupIds
-
-# Advantages closer than this, in units of the largest weight, count as one, and closer to 0 as
-# 0. It is what the estimator takes for noise: of components that cancel, the groups' epsilon
-# leaves a rest.
-DISTINCT_TOLERANCE = NOISE_FLOOR
+from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 PARSE_ERROR_SHARE = "gdpo/parse_error/share"
 # Absent where no row has the code, which is then 0.

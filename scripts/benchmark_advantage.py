@@ -1,4 +1,4 @@
-"""How long the advantages take, beside verl's own functions and the least possible work.
+"""Time of the advantages, beside verl's own functions and the least possible work.
 
     python scripts/benchmark_advantage.py                  # the default sizes, minutes
     python scripts/benchmark_advantage.py --size 4096x1024x3 --mask bool --repeats 20
@@ -47,7 +47,7 @@ Contender = Callable[[], Any]
 
 
 def contenders(size: tuple[int, int, int], mask_dtype: torch.dtype, device: str) -> dict:
-    """What is compared, as functions without arguments over one random batch."""
+    """The contenders, as functions without arguments over one random batch."""
     import verl.trainer.ppo.core_algos as verl
 
     b, t, k = size

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How fast the code reward is: answers a second and core, and a step's time with bad answers.
+"""Speed of the code reward: answers a second and core, a step's time with bad answers.
 
 .venv/bin/python scripts/benchmark_code.py [--answers 128] [--bad 0.01]
 """

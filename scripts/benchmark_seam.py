@@ -1,4 +1,4 @@
-"""What the plug-in adds to one step of verl's trainer, on a real TransferQueue.
+"""The plug-in's cost in one step of verl's trainer, on a real TransferQueue.
 
     python scripts/benchmark_seam.py                        # the default sizes, about half an hour
     python scripts/benchmark_seam.py --size 1024x256 --repeats 3

@@ -1,9 +1,11 @@
-"""What the site needs beside mkdocs.yml: pages from outside docs/, equations, examples."""
+"""Pages from outside docs/, built pages, equations and examples for the site of mkdocs.yml."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,15 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     **RECIPES,
 }
-LINK = re.compile(r"(\]\()([^)\s#:]+)(?=[)\s#])")
+# Pages that commands write. The site has the second one where the quickstart has been run.
+EXPLAIN = ROOT / "build" / "explain_page.html"
+BUILT = {
+    "explain_page.html": EXPLAIN,
+    "report_page.html": ROOT / "runs" / "quickstart" / "report" / "index.html",
+}
+LINK = re.compile(r"(\]\(|src=\")([^)\s#:\"]+)(?=[)\s#\"])")
+# A sentence with a link to a built page: a comment in the repository, where there is no such page.
+ON_THE_SITE = re.compile(r"<!-- on the site: (.*?\]\((\w+\.html)\).*?) -->", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -34,17 +44,35 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     fences = [{"name": "math", "class": "math", "format": _equation}]
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     config.markdown_extensions.append(Examples())
+    training = next(part["Training"] for part in config.nav or [] if "Training" in part)
+    place = training.index("recipes.md") + 1
+    training[place:place] = RECIPES.values()
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    _write_explain_page()
+    for page, built in BUILT.items():
+        if built.exists():
+            files.append(File.generated(config, page, abs_src_path=str(built)))
     return files
+
+
+def _write_explain_page() -> None:
+    """Write the explaining page unless it is newer than all that it shows."""
+    sources = (ROOT / "gdpo_verl").rglob("*.py")
+    newest = max(path.stat().st_mtime for path in sources)
+    if EXPLAIN.exists() and EXPLAIN.stat().st_mtime > newest:
+        return
+    command = [sys.executable, "-m", "gdpo_verl.cli", "explain", "--static", str(EXPLAIN)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that lead from file to file in the repository lead from page to page in the site."""
+    markdown = ON_THE_SITE.sub(lambda note: note[1] if BUILT[note[2]].exists() else "", markdown)
     here = Path(str(page.file.abs_src_path)).parent
     folder = posixpath.dirname(page.file.src_uri)
 

@@ -66,7 +66,7 @@ def paired_table(summary: str) -> str:
 
 
 def clear_differences(table: str) -> str:
-    """Which rows of a paired table have a difference whose interval leaves out 0, as a sentence.
+    """Name the rows of a paired table whose difference's interval leaves out 0, in a sentence.
 
     >>> clear_differences("|  | a | a − b |\\n|---|---|---|\\n| x | 1.5 | −1.0 ± 0.5 |\\n")
     'Of 1 differences the interval leaves out 0 in 1: x.'

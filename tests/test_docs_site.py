@@ -95,7 +95,8 @@ def test_the_build_gives_no_warning(build: tuple[Path, int, str]) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_to_files_of_the_repository(source: Path) -> None:
-    links = re.findall(r"\]\(([^)\s#]+)", source.read_text(encoding="utf-8"))
+    text = re.sub(r"<!-- on the site: .*? -->", "", source.read_text(encoding="utf-8"), flags=re.S)
+    links = re.findall(r"\]\(([^)\s#]+)", text)
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (source.parent / link).exists()] == []
 
@@ -105,6 +106,14 @@ def test_every_page_of_the_repository_is_in_the_site(pages: dict[str, Reader]) -
     for source in SOURCES:
         first = source.read_text(encoding="utf-8").splitlines()[0]
         assert re.sub(r"[#`]", "", first).strip() in titles, source
+
+
+def test_pages_that_commands_write_are_built_with_the_site(pages: dict[str, Reader]) -> None:
+    assert "GRPO, learning rate ×" in pages["explain_page.html"].text
+    assert "that file" in pages["explain.html"].text
+    run = ROOT / "runs" / "quickstart" / "report" / "index.html"
+    assert ("report_page.html" in pages) == ("the page itself" in pages["report.html"].text)
+    assert ("report_page.html" in pages) == run.exists()
 
 
 def test_every_public_function_has_its_docstring_on_the_page(pages: dict[str, Reader]) -> None:

@@ -135,7 +135,7 @@ def test_data_of_another_benchmark_are_refused(tmp_path):
 
 def test_default_sampling_is_that_of_the_recipes_validation():
     recipes = {"bfcl": "tool_call", "humaneval": "code"}
-    mathematics = [name for name in BENCHMARKS if ".math_sets:" in BENCHMARKS[name]]
+    mathematics = [name for name in BENCHMARKS if BENCHMARKS[name].module == "math_sets"]
     recipes |= dict.fromkeys(mathematics, "math_length")
     for name in BENCHMARKS:
         task = OmegaConf.load(RECIPES / recipes.get(name, name) / "task.yaml")

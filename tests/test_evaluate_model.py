@@ -81,7 +81,7 @@ def damage_cut(actor):
     [
         pytest.param(
             lambda actor: (actor / "model_world_size_2_rank_1.pt").unlink(),
-            "cut short: model_world_size_2_rank_1.pt is missing",
+            "cut short: actor/model_world_size_2_rank_1.pt is missing",
             id="a shard is missing",
         ),
         pytest.param(damage_cut, "model_world_size_2_rank_1.pt is cut short", id="a shard is cut"),

@@ -114,7 +114,7 @@ def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, m
 
 
 def test_the_sets_are_those_that_prepare_and_evaluate_know():
-    prepared = [name for name, each in catalog.DATASETS.items() if each.benchmark]
+    prepared = [name for name, each in catalog.DATASETS.items() if not each.trained]
     assert prepared == list(math_sets.SETS) == list(LAYOUTS)
     for name in prepared:
         with pytest.raises(FileNotFoundError, match=f"Write it with: gdpo-verl prepare {name}$"):

@@ -295,3 +295,24 @@ def test_failure_for_want_of_memory_says_what_to_lower() -> None:
     failure = launch._failure("torch.OutOfMemoryError: CUDA out of memory. Tried", 1, 1)
     assert failure is not None
     assert "Memory ran out: lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in failure.text
+
+
+DIED = launch.Failure("a reward worker died", died=True)
+ERROR = launch.Failure("the training ended with status 1", died=False)
+
+
+@pytest.mark.parametrize(
+    ("failure", "advanced", "stalled", "again"),
+    [
+        (DIED, True, False, True),
+        (DIED, False, False, True),
+        (DIED, False, True, False),
+        (ERROR, True, True, True),
+        (ERROR, False, False, False),
+    ],
+    ids=["death", "early death", "second early death", "error after steps", "error at the start"],
+)
+def test_failure_is_retried_while_that_may_get_further(
+    failure: launch.Failure, advanced: bool, stalled: bool, again: bool
+) -> None:
+    assert launch.worth_retrying(failure, advanced=advanced, stalled=stalled) is again

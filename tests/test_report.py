@@ -437,4 +437,4 @@ def test_no_two_of_six_runs_share_a_colour(tmp_path: Path) -> None:
     found = [read_run(write_run(tmp_path / str(i), name)) for i, name in enumerate(names)]
     colors = recipe_colors([Recipe(run.name, (run,)) for run in found])
     assert len(set(colors)) == 6
-    assert colors[:2] == ["#D55E00", "#0072B2"]
+    assert colors[:2] == ["#d55e00", "#0072b2"]

@@ -65,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     Attributes:
       sides: for A and B: each evaluation's file and model.
@@ -174,7 +174,7 @@ def _refuse_other_questions(name: str, everyone: Sequence[Evaluation]) -> None:
 
 
 def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) -> Iterator[str]:
-    """What may explain a difference beside the models."""
+    """List the settings that may explain a difference beside the models."""
     found: dict[str, list[Any]] = {}
     for each in everyone:
         settings = {

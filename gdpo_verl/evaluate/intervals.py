@@ -1,4 +1,4 @@
-"""How sure a number is: 95 % intervals over questions, and the estimate of pass@k."""
+"""95 % intervals over questions, and the estimate of pass@k."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.run.checkpoints import TRACKER, is_whole_file
+from gdpo_verl.run.checkpoints import TRACKER, shards_problem
+from gdpo_verl.text import first_line
 
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -126,20 +127,13 @@ def _last(given: str, checkpoints: Path) -> Model:
     """The checkpoint that verl would resume from: it names it when the last file is written."""
     latest = checkpoints / TRACKER
     if not latest.is_file():
-        whole = [folder.name for folder in checkpoints.glob("global_step_*") if _is_whole(folder)]
+        folders = checkpoints.glob("global_step_*")
+        whole = [folder.name for folder in folders if not shards_problem(folder / "actor")]
         raise ValueError(
             f"model: {given!r}: no checkpoint was finished there ({TRACKER} is missing)."
             + (f" Give one of {sorted(whole)} if you mean it." if whole else "")
         )
     return _checkpoint(given, checkpoints / f"global_step_{latest.read_text().strip()}" / "actor")
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        _check_shards(folder / "actor")
-    except (ValueError, OSError):
-        return False
-    return True
 
 
 def _checkpoint(given: str, actor: Path) -> Model:
@@ -165,20 +159,20 @@ def _check_shards(actor: Path) -> None:
             "verl.model_merger merge --backend megatron --local_dir … --target_dir DIR` and give "
             "DIR"
         )
-    needed = [settings, actor / "huggingface" / "config.json"]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        size = int(json.loads(settings.read_text(encoding="utf-8"))["world_size"])
-        needed += [actor / f"model_world_size_{size}_rank_{rank}.pt" for rank in range(size)]
-    for file in needed:
-        if not (is_whole_file(file) if file.suffix == ".pt" else file.is_file()):
-            what = "is cut short" if file.is_file() else "is missing"
-            raise ValueError(
-                f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "
-                f"short: {file.relative_to(actor)} {what}. Give an earlier one, or train on: the "
-                "same `gdpo-verl train` command resumes"
-            )
-    if len(needed) == 2:
-        raise ValueError(f"model: {settings} was cut short: expected world_size in it")
+    problem = shards_problem(actor)
+    for file in (settings, actor / "huggingface" / "config.json"):
+        if not file.is_file():
+            problem = problem or f"{file.relative_to(actor)} is missing"
+    if problem:
+        raise ValueError(
+            f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "
+            f"short: {problem}. Give an earlier one, or train on: the same `gdpo-verl train` "
+            "command resumes"
+        )
+    with contextlib.suppress(ValueError):
+        if "world_size" in json.loads(settings.read_text(encoding="utf-8")):
+            return
+    raise ValueError(f"model: {settings} was cut short: expected world_size in it")
 
 
 def _merge(actor: Path, target: Path) -> None:
@@ -228,18 +222,14 @@ def _from_hub(given: str) -> Model:
         )
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise ConnectionError(
-            f"model: the hub refuses {given!r}: {_first_line(error)}. Is the id right? It is no "
+            f"model: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is no "
             "path here either. For a private or gated model, log in with `hf auth login` and "
             "accept its terms."
         ) from error
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise ConnectionError(
-            f"model: cannot load {given!r} from the hub: {_first_line(error)}. It is no path here "
+            f"model: cannot load {given!r} from the hub: {first_line(error)}. It is no path here "
             f"either. Without a network: `hf download {hub_id} --local-dir DIR` where there is "
             "one, copy DIR here, and give DIR."
         ) from error
     return _hugging_face(given, folder, hub=hub_id, revision=folder.name)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""What an evaluation found: a JSON file, every answer beside it, and a table.
+"""The result of an evaluation: a JSON file, every answer beside it, and a table.
 
 FILE.json           model, engine, data, sampling, and the numbers of each benchmark
 FILE.answers.jsonl  a line for each answer: what it is a number came from
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
+from gdpo_verl.files import replacing
 from gdpo_verl.tasks.benchmark import Averages
 from gdpo_verl.text import columns
 
@@ -28,7 +28,7 @@ Part = tuple[float, Sequence[str]]
 
 
 def answers_path(out: Path) -> Path:
-    """Where the answers of ``out`` are."""
+    """The file with the answers of ``out``."""
     return out.with_suffix(".answers.jsonl")
 
 
@@ -152,9 +152,8 @@ def write(out: Path, record: Mapping[str, Any], lines: Sequence[Line]) -> dict[s
         (path, data),
         (out, (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()),
     ):
-        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        scratch.write_bytes(content)
-        os.replace(scratch, target)
+        with replacing(target) as scratch:
+            scratch.write_bytes(content)
     return written
 
 

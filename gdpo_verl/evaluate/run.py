@@ -40,7 +40,7 @@ from gdpo_verl.tasks.catalog import open_benchmark
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and how.
+    """A request to measure a model on benchmarks.
 
     Attributes:
       model: see `model.find_model`.

@@ -17,12 +17,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from gdpo_verl.tasks.benchmark import Answer, Question, Sampling
+from gdpo_verl.tasks.rows import tokenizer_of
 from gdpo_verl.text import VLLM
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How vLLM is started.
+    """Options to start vLLM with.
 
     Attributes:
       dtype: in which it computes; default: float32 on CPU, else vLLM's choice for the model.
@@ -50,13 +51,7 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
     Raises:
       ValueError: it cannot be loaded, or has no chat template.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"model: cannot load a tokenizer from {folder}: {reason}") from error
+    tokenizer = tokenizer_of(folder, "model", local_files_only=True)
     if chat_template is not None:
         tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
     if not tokenizer.chat_template:

@@ -6,8 +6,6 @@ page and the static one. Colours come from `STYLE`, which knows light and dark.
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +14,14 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from gdpo_verl.diagnostics import DISTINCT_TOLERANCE
+from gdpo_verl.distinct import DISTINCT_TOLERANCE
 from gdpo_verl.explain.compare import Rollout
 from gdpo_verl.explain.conclusions import vector
 from gdpo_verl.explain.study import Case
 from gdpo_verl.explain.toy import GDPO, GRPO, UNWHITENED, Method
+from gdpo_verl.report.svg import BLUE, GRID, VERMILION, inline_svg
+from gdpo_verl.report.svg import STYLE as FIGURE_STYLE
 
-# Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart.
 STYLE = """<style>
 :root { --gx-gdpo: #0072b2; --gx-grpo: #d55e00; --gx-grid: #c9d1d9; --gx-mark: #fff3d1;
   --gx-soft: #59636e; }
@@ -68,25 +67,9 @@ STYLE = """<style>
 .gx details summary { cursor: pointer; }
 </style>"""
 
-_INK, _GRID = "#24292f", "#d0d7de"
-_BLUE, _VERMILION = "#0072b2", "#d55e00"
-_RC: dict[Any, Any] = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "grid.color": _GRID,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "gdpo-verl explain",
-}
-
 
 def block(name: str, *parts: str) -> str:
-    """What a cell shows; `name` is what tests and links find it by.
+    """One cell's output; tests and links find it by `name`.
 
     A part that is `Markup` stands as it is; any other string is a paragraph of plain text.
     """
@@ -102,7 +85,7 @@ def heading(level: int, title: str) -> Markup:
 
 
 def folded(title: str, body: str, *, preformatted: bool = False, opened: bool = False) -> Markup:
-    """What opens and closes on a click: markup, or any text as it stands."""
+    """A block that opens and closes on a click: markup, or any text as it stands."""
     inner = Markup("<pre>{}</pre>").format(body) if preformatted else escape(body)
     start = Markup("<details open>" if opened else "<details>")
     return start + Markup("<summary>{}</summary>{}</details>").format(title, inner)
@@ -187,17 +170,18 @@ def figures(cases: Sequence[Case]) -> Markup:
     return Markup('<div class="figures">{}</div>').format(Markup().join(map(curves, cases)))
 
 
+_COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
 _LINES: dict[Method, dict[str, Any]] = {
-    GRPO: {"color": _VERMILION, "linewidth": 2.2},
-    GDPO: {"color": _BLUE, "linewidth": 2.2},
-    UNWHITENED: {"color": _BLUE, "linewidth": 1.6, "linestyle": "--"},
+    GRPO: {"color": VERMILION, "linewidth": 2.2},
+    GDPO: {"color": BLUE, "linewidth": 2.2},
+    UNWHITENED: {"color": BLUE, "linewidth": 1.6, "linestyle": "--"},
 }
-_FASTER: dict[str, Any] = {"color": _VERMILION, "linewidth": 1.6, "linestyle": ":"}
+_FASTER: dict[str, Any] = {"color": VERMILION, "linewidth": 1.6, "linestyle": ":"}
 
 
 def curves(case: Case) -> Markup:
     """The slowest skill of a case over the epochs: mean over seeds, band of one deviation."""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         axes = figure.subplots()
         for method, training in case.trainings.items():
@@ -212,28 +196,6 @@ def curves(case: Case) -> Markup:
         axes.set_xlabel("epoch")
         axes.set_ylabel("slowest skill")
         axes.set_ylim(0, 1)
-        axes.grid(axis="y", linewidth=0.6)
+        axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return Markup(f"<div>{_inline(buffer.getvalue(), case.name)}</div>")
-
-
-def _inline(svg: str, name: str) -> str:
-    """Matplotlib's SVG for a page: its ink, and ids that are the page's only ones."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
-    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
-    prefix = re.sub(r"\W+", "-", name)
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    inks = {
-        _INK: "currentColor",
-        _GRID: "var(--gx-grid)",
-        _BLUE: "var(--gx-gdpo)",
-        _VERMILION: "var(--gx-grpo)",
-    }
-    for ink, variable in inks.items():
-        svg = svg.replace(ink, variable)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(name)}"', 1)
+        return Markup(f"<div>{inline_svg(figure, case.name, _COLORS)}</div>")

@@ -22,7 +22,7 @@ from gdpo_verl.advantage import (
     group_normalize,
     grpo_scalars,
 )
-from gdpo_verl.diagnostics import DISTINCT_TOLERANCE
+from gdpo_verl.distinct import levels
 
 # The columns of the two tables: rollouts of 2 rewards, and rewards of 4 rollouts.
 ROLLOUTS = (2, 3, 4, 6, 8, 10)
@@ -95,17 +95,16 @@ def mark_ties(
 ) -> list[Rollout]:
     """Rollouts of one group, the highest GDPO advantage first, with GRPO's ties lettered.
 
-    Two advantages are equal when they differ by at most `DISTINCT_TOLERANCE`.
+    Which advantages are equal, `gdpo_verl.distinct` says.
     """
     order = sorted(range(len(names)), key=lambda i: (-gdpo[i], -grpo[i]))
-    by_grpo = sorted(order, key=lambda i: -grpo[i])
+    by_grpo, by_gdpo = levels(grpo), levels(gdpo)
     ties: dict[int, tuple[str, bool]] = {}
     letters = (letter * n for n in itertools.count(1) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    for tie in _runs(by_grpo, grpo):
+    for level in sorted(set(by_grpo), reverse=True):
+        tie = [i for i in order if by_grpo[i] == level]
         if len({_hashable(rewards[i]) for i in tie}) > 1:
-            values = [gdpo[i] for i in tie]
-            mark = next(letters), max(values) - min(values) > DISTINCT_TOLERANCE
-            ties |= dict.fromkeys(tie, mark)
+            ties |= dict.fromkeys(tie, (next(letters), len({by_gdpo[i] for i in tie}) > 1))
     return [
         Rollout(names[i], tuple(rewards[i]), grpo[i], gdpo[i], *ties.get(i, ("", False)))
         for i in order
@@ -116,20 +115,9 @@ def _hashable(rewards: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(None if math.isnan(value) else value for value in rewards)
 
 
-def _runs(ordered: Sequence[int], values: Sequence[float]) -> list[list[int]]:
-    """Cut a falling sequence where it falls by more than the tolerance."""
-    runs: list[list[int]] = []
-    for i in ordered:
-        if runs and values[runs[-1][-1]] - values[i] <= DISTINCT_TOLERANCE:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return runs
-
-
 @dataclass(frozen=True)
 class Pair:
-    """Why two rollouts with one GRPO advantage have, or have not, two GDPO advantages.
+    """Two rollouts with one GRPO advantage, and the terms of their GDPO advantages.
 
     Attributes:
       first, second: the rollouts.
@@ -176,7 +164,7 @@ def tied_pairs(group: Sequence[Rollout], *, weights: Sequence[float] | None = No
 
 
 def gaps_of_a_trade(group_size: int, estimate: Callable[..., Tensor] = decoupled_sum) -> Tensor:
-    """How far [1, 0, x] and [0, 1, x] are held apart, in every group they can be in.
+    """The gap between [1, 0, x] and [0, 1, x], in every group they can be in.
 
     Only the counts of the first reward, n1, and of the second, n2, in the group matter.
 
@@ -208,7 +196,7 @@ def gaps_of_a_trade(group_size: int, estimate: Callable[..., Tensor] = decoupled
 
 @dataclass(frozen=True)
 class Counts:
-    """How many groups there are, and how many each method tells apart."""
+    """Numbers of groups: all, and those that each method tells apart."""
 
     groups: int
     grpo: int

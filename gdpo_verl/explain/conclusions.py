@@ -1,4 +1,4 @@
-"""What the page says about groups: sentences made from the numbers it has just computed."""
+"""The page's sentences about groups, made from the numbers it has just computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gdpo_verl.diagnostics import DISTINCT_TOLERANCE
+from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.explain.compare import (
     MOST_GROUPS,
     Pair,
@@ -32,9 +32,10 @@ def vector(rewards: Sequence[float]) -> str:
 
 
 def collapse_sentence(group: Sequence[Rollout]) -> str:
-    """How many different rewards a group has, and how many each method tells apart."""
+    """Say how many different rewards a group has, and how many each method tells apart."""
     kinds = len({vector(each.rewards) for each in group})
-    grpo, gdpo = (_distinct([getattr(each, name) for each in group]) for name in ("grpo", "gdpo"))
+    grpo = len(set(levels([each.grpo for each in group])))
+    gdpo = len(set(levels([each.gdpo for each in group])))
     tied = sum(bool(each.tie) for each in group)
     found = (
         f"Different reward vectors among the {len(group)} rollouts: {kinds}. Different advantages: "
@@ -52,15 +53,8 @@ def collapse_sentence(group: Sequence[Rollout]) -> str:
     )
 
 
-def _distinct(values: Sequence[float]) -> int:
-    ordered = sorted(values)
-    return sum(
-        i == 0 or value - ordered[i - 1] > DISTINCT_TOLERANCE for i, value in enumerate(ordered)
-    )
-
-
 def pair_sentence(pair: Pair, keys: Sequence[str]) -> str:
-    """Why GRPO takes two rollouts for one, and what GDPO does with them."""
+    """Explain why GRPO takes two rollouts for one, and what GDPO does with them."""
     first, second = pair.first, pair.second
     differing = [
         k for k in range(len(keys)) if vector([first.rewards[k]]) != vector([second.rewards[k]])
@@ -85,7 +79,7 @@ def pair_sentence(pair: Pair, keys: Sequence[str]) -> str:
 
 
 def scale_sentence(group: Sequence[Rollout], unscaled: Sequence[Rollout]) -> str:
-    """What the rewards' scales change: the same group with every reward worth 1 beside it."""
+    """Compare the group with the same one in which every reward is worth 1."""
     before = {each.name: each for each in unscaled}
     grpo = max(abs(each.grpo - before[each.name].grpo) for each in group)
     gdpo = max(abs(each.gdpo - before[each.name].gdpo) for each in group)
@@ -96,7 +90,7 @@ def scale_sentence(group: Sequence[Rollout], unscaled: Sequence[Rollout]) -> str
 
 
 def trade_sentence(gaps: Tensor, control: Tensor) -> str:
-    """In how many groups the two rollouts of a trade are told apart, and in which not.
+    """Say in how many groups the two rollouts of a trade are told apart, and in which not.
 
     Args:
       gaps: `gaps_of_a_trade` of GDPO, shape (G - 1, G - 1).
@@ -125,7 +119,7 @@ def trade_sentence(gaps: Tensor, control: Tensor) -> str:
 
 
 def count_sentence(components: int, group_size: int) -> str:
-    """What `count_distinct` finds, or that there are too many groups to go through."""
+    """Say what `count_distinct` finds, or that there are too many groups to go through."""
     groups = group_count(components, group_size)
     head = f"{components} binary rewards and {group_size} rollouts make {groups:,} different groups"
     if groups > MOST_GROUPS:
@@ -139,7 +133,7 @@ def count_sentence(components: int, group_size: int) -> str:
 
 
 def ranking_sentence(group: Sequence[Rollout], keys: Sequence[str]) -> str:
-    """Which reward decides the order of each method, counted in pairs."""
+    """Say which reward decides the order of each method, counted in pairs."""
     pairs = len(group) * (len(group) - 1) // 2
     lines = []
     for method, values in (

@@ -9,23 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
+from gdpo_verl.distinct import levels
 from gdpo_verl.explain.compare import Rollout, mark_ties
+from gdpo_verl.report.collapse import reward_vector
 from gdpo_verl.report.metrics import is_number
-from gdpo_verl.report.rows import DUMP_BYTES, read_rows
+from gdpo_verl.report.rows import (
+    ADVANTAGES,
+    DUMP_BYTES,
+    cut,
+    group_of,
+    is_padding,
+    read_rows,
+    short_prompt,
+)
 from gdpo_verl.report.runs import read_run
 
 MAX_ROWS = 4096
 MAX_CHARACTERS = 4000
-_ADVANTAGES = ("grpo_advantage", "gdpo_advantage")
 # Numbers of a dump's row that are no reward components.
-_NOT_COMPONENTS = {"score", "step", "acc", "reward", "parse_error", *_ADVANTAGES}
+_NOT_COMPONENTS = {"score", "step", "acc", "reward", "parse_error", *ADVANTAGES}
 
 
 @dataclass(frozen=True)
@@ -39,12 +48,8 @@ class Group:
     @property
     def title(self) -> str:
         """The end of the prompt, where the question usually stands, and what collapsed."""
-        lines = [line.strip() for line in self.prompt.splitlines()]
-        last = next(
-            (line for line in reversed(lines) if line and line not in ("assistant", "user")), ""
-        )
         tied = sum(each.split for each in self.rollouts)
-        return f"{last if len(last) <= 60 else last[:59] + '…'} ({tied} collapsed)"
+        return f"{short_prompt(self.prompt, 60)} ({tied} collapsed)"
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def read_dump(path: Path, known: Sequence[str] = ()) -> Dump:
     """
     notes: list[str] = []
     broken: list[int] = []
-    rows = list(islice(read_rows(path, broken=broken), MAX_ROWS + 1))
+    rows = list(islice(filterfalse(is_padding, read_rows(path, broken=broken)), MAX_ROWS + 1))
     if len(rows) > MAX_ROWS or path.stat().st_size > DUMP_BYTES:
         del rows[MAX_ROWS:]
         notes.append(
@@ -125,9 +130,9 @@ def read_dump(path: Path, known: Sequence[str] = ()) -> Dump:
     if any("uid" not in row for row in rows):
         notes.append("Some rows have no uid: rows with the same prompt are taken for a group.")
     advantages = _advantages(rows, components, notes)
-    by_group: dict[str, list[int]] = {}
+    by_group: dict[tuple[str, str], list[int]] = {}
     for i, row in enumerate(rows):
-        by_group.setdefault(_group_id(row), []).append(i)
+        by_group.setdefault(group_of(row), []).append(i)
     groups = [_group(rows, advantages, members, components) for members in by_group.values()]
     groups.sort(key=_interest, reverse=True)
     return Dump(components, tuple(groups), tuple(notes))
@@ -136,7 +141,7 @@ def read_dump(path: Path, known: Sequence[str] = ()) -> Dump:
 def _interest(group: Group) -> tuple[int, int]:
     """Collapsed rollouts, then different advantages: groups that teach nothing come last."""
     collapsed = sum(each.split for each in group.rollouts)
-    return collapsed, len({round(each.gdpo, 4) for each in group.rollouts})
+    return collapsed, len(set(levels([each.gdpo for each in group.rollouts])))
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -145,32 +150,26 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(key for key in keys if key not in _NOT_COMPONENTS)
 
 
-def _group_id(row: Mapping[str, Any]) -> str:
-    if "uid" in row:
-        # verl's key of an output is {uid}_{session}_{output}.
-        return f"uid {str(row['uid']).rsplit('_', 2)[0]}"
-    return f"prompt {row.get('input', '')}"
-
-
 def _advantages(
     rows: Sequence[Mapping[str, Any]], components: Sequence[str], notes: list[str]
 ) -> list[tuple[float, float]]:
     """GRPO's and GDPO's advantage of each row: the dumped ones, where every row has them."""
-    if all(is_number(row.get(key)) for row in rows for key in _ADVANTAGES):
-        return [(float(row[_ADVANTAGES[0]]), float(row[_ADVANTAGES[1]])) for row in rows]
+    if all(is_number(row.get(key)) for row in rows for key in ADVANTAGES):
+        return [(float(row["grpo_advantage"]), float(row["gdpo_advantage"])) for row in rows]
     notes.append(
         "Some rows have no grpo_advantage and gdpo_advantage: both are computed from the rewards "
         "in this file, with all weights 1, no conditions, and whitening over its sequences."
     )
     rewards = torch.tensor([_rewards(row, components) for row in rows], dtype=torch.float64)
-    group_ids = [_group_id(row) for row in rows]
+    group_ids = [group_of(row) for row in rows]
     grpo = grpo_scalars(rewards, group_ids).tolist()
     gdpo = gdpo_scalars(rewards, group_ids, torch.ones(len(rows)), whiten="sequence").tolist()
     return list(zip(grpo, gdpo, strict=True))
 
 
 def _rewards(row: Mapping[str, Any], components: Sequence[str]) -> tuple[float, ...]:
-    return tuple(float(row[key]) if is_number(row.get(key)) else math.nan for key in components)
+    values = reward_vector(row, components)
+    return tuple(math.nan if value is None else value for value in values)
 
 
 def _group(
@@ -186,16 +185,10 @@ def _group(
         [advantages[i][0] for i in members],
         [advantages[i][1] for i in members],
     )
-    outputs = {name: _cut(rows[i].get("output")) for name, i in zip(names, members, strict=True)}
+    texts = [cut(rows[i].get("output"), MAX_CHARACTERS) for i in members]
+    outputs = dict(zip(names, texts, strict=True))
     return Group(
-        _cut(rows[members[0]].get("input")),
+        cut(rows[members[0]].get("input"), MAX_CHARACTERS),
         tuple(rollouts),
         tuple(outputs[each.name] for each in rollouts),
     )
-
-
-def _cut(value: Any) -> str:
-    text = "" if value is None else str(value)
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    return f"[… {len(text) - MAX_CHARACTERS} characters before this]\n{text[-MAX_CHARACTERS:]}"

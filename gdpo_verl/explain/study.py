@@ -154,7 +154,7 @@ def case_table(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
 
 
 def whitening_sentence(case: Case) -> str:
-    """What leaving the whitening out amounts to."""
+    """Say what leaving the whitening out amounts to."""
     epoch, faster = CHECKPOINTS[0], case.faster
     values = {method: case.mean(method, epoch) for method in case.trainings}
     head = (

@@ -65,7 +65,7 @@ UNWHITENED = Method("GDPO without whitening", decoupled=True)
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What came of one task and one method.
+    """The result of one task and one method.
 
     Attributes:
       skill: before each epoch, float64, shape (epochs, seeds, skills): the probabilities.

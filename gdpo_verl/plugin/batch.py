@@ -14,6 +14,7 @@ from torch import Tensor
 from gdpo_verl.advantage import Decomposition, apply_conditions, decompose
 from gdpo_verl.advantage.arguments import LARGEST
 from gdpo_verl.config import Objective
+from gdpo_verl.row_key import RowKey
 
 
 class RewardBatch:
@@ -56,15 +57,15 @@ class RewardBatch:
         self.parse_errors = [_code(infos[row].get("parse_error")) for row in last]
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
-        names = [row_keys[row].rpartition("_") for row in rows]
-        place: dict[str, int] = {}
+        names = [RowKey.parse(row_keys[row]) for row in rows]
+        place: dict[tuple[str, int], int] = {}
         sessions = np.array(
-            [place.setdefault(session, len(place)) for session, _, _ in names], dtype=np.int64
+            [place.setdefault(name[:2], len(place)) for name in names], dtype=np.int64
         )
         self.session_of_row = torch.from_numpy(sessions)
         self.last_rows = self.real
         if len(place) < len(rows):
-            outputs = np.array([int(output) for _, _, output in names])
+            outputs = np.array([name.output for name in names])
             order = np.lexsort((outputs, sessions))
             last = order[np.append(np.diff(sessions[order]) > 0, True)]
             self.last_rows = self.real[last]
@@ -94,15 +95,31 @@ class RewardBatch:
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, in reward units: float64, shape (B,)."""
-        return self.rewards.nan_to_num(0.0) @ torch.tensor(
-            self.objective.weights, dtype=torch.float64
-        )
+        return _weighted_sum(self.rewards, self.objective)
 
     def to_rows(self, advantage: Tensor) -> Tensor:
         """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""
         rows = advantage.new_zeros(len(self.raw))
         rows[self.real] = advantage[self.session_of_row]
         return rows
+
+
+def score_of(info: Mapping[str, Any], objective: Objective) -> float:
+    """sum_k w_k r_k of one response, after the conditions, in reward units.
+
+    Args:
+      info: what the reward returned.
+
+    Raises:
+      ValueError: a component is absent, infinite or not a number.
+    """
+    raw = read_components([info], objective, ["0"])
+    conditioned = apply_conditions(raw, objective.keys, objective.config.conditions)
+    return float(_weighted_sum(conditioned, objective)[0])
+
+
+def _weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:
+    return rewards.nan_to_num(0.0) @ torch.tensor(objective.weights, dtype=torch.float64)
 
 
 def read_components(

@@ -120,7 +120,7 @@ CONTRACT = (
 
 @cache
 def misfit() -> str | None:
-    """Why the installed verl is not supported, or None."""
+    """Say why the installed verl is not supported; None when it is."""
     spec = importlib.util.find_spec("verl")
     assert spec is not None
     assert spec.submodule_search_locations is not None

@@ -1,4 +1,4 @@
-"""Which steps' rollouts are dumped, and of how many prompts.
+"""The choice of the steps and prompts whose rollouts are dumped.
 
 verl dumps every response of every step (verl/trainer/ppo/v1/trainer_base.py, `fit` and
 `_log_rollout_data`): for 65,000 rollouts a step that is more time than a step's update, and tens
@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_verl.row_key import RowKey
+
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 
 
 @dataclass(frozen=True)
 class DumpSettings:
-    """What of a run is dumped.
+    """The part of a run that is dumped.
 
     Attributes:
       every: `trainer.rollout_dump_freq`, in steps; 0 or less is never.
@@ -48,7 +50,7 @@ class DumpSettings:
         return cls(every if trainer.get("rollout_data_dir", None) else 0, prompts)
 
     def has(self, step: int) -> bool:
-        """Whether the rollouts of this step are dumped."""
+        """Tell whether the rollouts of this step are dumped."""
         return self.every > 0 and step % self.every == 0
 
     def chosen(self, keys: Sequence[str]) -> list[str]:
@@ -57,8 +59,9 @@ class DumpSettings:
         >>> DumpSettings(prompts=1).chosen(["b_0_0", "a_0_0", "b_1_0"])
         ['a_0_0']
         """
-        uids = sorted({key.rsplit("_", 2)[0] for key in keys})[: self.prompts]
-        return [key for key in keys if key.rsplit("_", 2)[0] in set(uids)]
+        uids = [RowKey.parse(key).uid for key in keys]
+        chosen = set(sorted(set(uids))[: self.prompts])
+        return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen]
 
 
 def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

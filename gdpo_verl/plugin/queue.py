@@ -21,7 +21,7 @@ def values(column: Any) -> list[Any]:
 
 
 def reward_infos(extra_fields: Any) -> list[dict[str, Any]]:
-    """What the reward returned for each row, from the column `extra_fields`."""
+    """The dict that the reward returned for each row, from the column `extra_fields`."""
     return [row.get("reward_extra_info") or {} for row in values(extra_fields)]
 
 

@@ -1,4 +1,4 @@
-"""What verl's replay buffer does not do: count and name failed sessions, filter on components.
+"""Additions to verl's replay buffer: count and name failed sessions, filter on components.
 
 *Failures.* verl 0.9.1 logs the exception of a session in the worker it failed in and goes on
 (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
@@ -27,6 +27,7 @@ from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.queue import fetch, reward_infos
 from gdpo_verl.plugin.validation import FILTER_METRIC
+from gdpo_verl.row_key import RowKey
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ class SessionFailures:
         failed = set(self._buffer.failure_keys["train"])
         new = failed - self._counted
         if new:
-            sessions = {key.rpartition("_")[0] for key in self._buffer.partitions["train"]}
-            answered = Counter(session.rpartition("_")[0] for session in sessions)
+            rows = map(RowKey.parse, self._buffer.partitions["train"])
+            answered = Counter(uid for uid, _ in {(row.uid, row.session) for row in rows})
             # A prompt may have been rolled out more than n times.
             self._count += sum(max(0, self._group_size - answered[uid]) for uid in new)
         self._counted = failed
@@ -158,7 +159,8 @@ def filter_by_components(replay_buffer: Any, objective: Objective | None) -> Non
         for uid in known.keys() - finished:
             del known[uid]
         new = finished - known.keys()
-        keys = [key for key in replay_buffer.partitions[partition_id] if key.split("_")[0] in new]
+        rows = replay_buffer.partitions[partition_id]
+        keys = [key for key in rows if RowKey.parse(key).uid in new]
         known.update(dict.fromkeys(new) | _constant_groups(keys, partition_id, objective))
         constant = {uid: score for uid, score in known.items() if score is not None}
         return set(constant), Counter(constant.values())
@@ -171,7 +173,7 @@ def _constant_groups(keys: list[str], partition_id: str, objective: Objective) -
     if not keys:
         return {}
     infos = reward_infos(fetch(keys, partition_id, ["extra_fields"])["extra_fields"])
-    uids = [key.split("_")[0] for key in keys]
+    uids = [RowKey.parse(key).uid for key in keys]
     batch = RewardBatch(objective, infos, uids, keys)
     varies = groups_that_vary(batch.rewards[batch.last_rows], batch.group_ids)
     sizes = Counter(batch.group_ids)

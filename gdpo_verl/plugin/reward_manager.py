@@ -21,8 +21,8 @@ import torch
 from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
-from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.plugin.batch import score_of
 from gdpo_verl.plugin.validation import MANAGER_NAME
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
@@ -57,6 +57,7 @@ class ComponentsRewardManager(NaiveRewardManager):
         super().__init__(config, tokenizer, partial(compute_score, **settings), **kwargs)
         self.settings = GdpoConfig.from_algorithm(config.algorithm)
         self.declared = declared_components(function)
+        self.objective: Objective | None = None
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one session by its last output."""
@@ -70,9 +71,9 @@ class ComponentsRewardManager(NaiveRewardManager):
         info = result["reward_extra_info"]
         if not self.declared and self.settings.reward_keys is None:
             return result  # a function of its own score, for another estimator than GDPO
-        objective = self.settings.resolve(self.declared, list(info))
-        batch = RewardBatch(objective, [info], ["row"], ["row_0_0"])
-        info["score"] = result["reward_score"] = float(batch.score()[0])
+        # The first response's keys stand for all: the settings are resolved once a process.
+        self.objective = self.objective or self.settings.resolve(self.declared, list(info))
+        info["score"] = result["reward_score"] = score_of(info, self.objective)
         return result
 
     def _put_opened_thought_in_front(self, data: Any) -> None:

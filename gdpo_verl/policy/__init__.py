@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +27,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from gdpo_verl.files import replacing
 from gdpo_verl.policy.tasks import TASKS, Example, Settings, Task
 
 log = logging.getLogger(__name__)
@@ -304,12 +302,8 @@ def _save(
 ) -> None:
     """Write everything into a directory beside ``out_dir``, then give it that name."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}.") as scratch:
-        ready = Path(scratch) / "policy"
+    with replacing(out_dir) as ready:
         disable_progress_bar()
         model.save_pretrained(ready)
         tokenizer.save_pretrained(ready)
         (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        os.replace(ready, out_dir)

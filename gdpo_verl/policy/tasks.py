@@ -1,4 +1,4 @@
-"""What a tiny policy can be made for: of each task its questions, flawed answers and measure.
+"""The tasks of the tiny policy: questions, flawed answers and measure of each.
 
 `policy` trains and saves; what differs from task to task stands here.
 """
@@ -56,7 +56,7 @@ class Example(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a policy is trained; the defaults are calibrated to the middle of the toolbox's bands."""
+    """A policy's training; the defaults are calibrated to the middle of the toolbox's bands."""
 
     steps: int = 320
     batch_size: int = 32
@@ -73,7 +73,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """What `policy.make_policy` needs to know of a task.
+    """A task as `policy.make_policy` needs it.
 
     Attributes:
       phrases: the fixed texts of its chats that become one token each.

@@ -1,16 +1,15 @@
-"""What one group shows: different rewards with the same advantage, and rewards that do not vary."""
+"""Different rewards with the same advantage in one group, and rewards that do not vary."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_verl.distinct import levels
 from gdpo_verl.report.metrics import is_number
 
-# Dumps hold float32 values; advantages closer than this are the same one.
-SAME = 1e-4
 Vector = tuple[float | None, ...]
 
 
@@ -79,8 +78,8 @@ def combinations(
     for rewards, pair in zip(vectors, advantages, strict=True):
         firsts.setdefault(rewards, pair)
     order = sorted(firsts, key=lambda rewards: firsts[rewards], reverse=True)
-    pairs = [firsts[rewards] for rewards in order]
-    collapsed = _taken_for_equal(pairs)
+    grpo, gdpo = ([firsts[rewards][k] for rewards in order] for k in (0, 1))
+    collapsed = _taken_for_equal(grpo, gdpo)
     return tuple(
         Combination(rewards, counts[rewards], *firsts[rewards], collapsed[i])
         for i, rewards in enumerate(order)
@@ -89,21 +88,13 @@ def combinations(
 
 def cancels(found: Sequence[Combination]) -> bool:
     """The reverse: whether GDPO gives one advantage to combinations that GRPO tells apart."""
-    pairs = sorted((each.gdpo, each.grpo) for each in found)
-    return any(_taken_for_equal(pairs))
+    return any(_taken_for_equal([each.gdpo for each in found], [each.grpo for each in found]))
 
 
-def _taken_for_equal(pairs: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which pairs share their first number with one whose second differs.
-
-    Args:
-      pairs: sorted by the first number, up or down.
-    """
-    result = [False] * len(pairs)
-    for i, (first, second) in enumerate(pairs):
-        for j in range(i + 1, len(pairs)):
-            if abs(pairs[j][0] - first) >= SAME:
-                break
-            if abs(pairs[j][1] - second) >= SAME:
-                result[i] = result[j] = True
-    return result
+def _taken_for_equal(first: Sequence[float], second: Sequence[float]) -> list[bool]:
+    """Tell whose first advantage is also that of one with another second advantage."""
+    seconds = defaultdict(set)
+    pairs = list(zip(levels(first), levels(second), strict=True))
+    for same, other in pairs:
+        seconds[same].add(other)
+    return [len(seconds[same]) > 1 for same, _ in pairs]

@@ -20,7 +20,17 @@ from gdpo_verl.report.collapse import (
     stuck_at,
 )
 from gdpo_verl.report.metrics import is_number
-from gdpo_verl.report.rows import DUMP_BYTES, Row, read_rows, thin
+from gdpo_verl.report.rows import (
+    ADVANTAGES,
+    DUMP_BYTES,
+    Row,
+    cut,
+    group_of,
+    is_padding,
+    read_rows,
+    short_prompt,
+    thin,
+)
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its
@@ -29,7 +39,6 @@ STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
 DEAD_PROMPTS = 5
-ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
 _NO_SCORES = {"step", *ADVANTAGES}
 
 
@@ -70,30 +79,9 @@ def read_step(path: Path, components: Sequence[str]) -> Step:
     return _read_step(path, status.st_mtime_ns, status.st_size, tuple(components))
 
 
-def short_prompt(prompt: str) -> str:
-    """The end of a prompt, where the question usually stands."""
-    lines = [line.strip() for line in prompt.splitlines()]
-    roles = {"", "user", "assistant", "system"}
-    last = next((line for line in reversed(lines) if line.lower() not in roles), "")
-    return last if len(last) <= 160 else last[:159] + "…"
-
-
 def prompt_digest(prompt: str) -> bytes:
     """A prompt's SHA-256: an order that knows nothing of how good the answers are."""
     return hashlib.sha256(prompt.encode(errors="replace")).digest()
-
-
-def cut(value: Any, most: int = TEXT_CHARACTERS) -> str:
-    """A text, or its beginning and its end with what is left out between them named.
-
-    >>> cut("abcdefghij", 4)
-    'ab\\n[… 6 characters left out …]\\nij'
-    """
-    text = "" if value is None else str(value)
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
 @lru_cache(maxsize=4096)
@@ -162,16 +150,12 @@ def _judge(members: Sequence[Row], components: Sequence[str]) -> _Group:
 
 def _groups(rows: Iterable[Row]) -> tuple[list[list[Row]], int]:
     """Rows by prompt, without the padding that verl adds, and how many rows there were."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     count = 0
     for row in rows:
         count += 1
-        # The plug-in writes null for padding; without the plug-in there is no such key.
-        if all(row.get(key, 0.0) is None for key in ADVANTAGES):
-            continue
-        # verl's key of an output is {uid}_{session}_{output}.
-        uid = str(row["uid"]).rsplit("_", 2)[0] if "uid" in row else str(row.get("input", ""))
-        groups.setdefault(uid, []).append(row)
+        if not is_padding(row):
+            groups.setdefault(group_of(row), []).append(row)
     return list(groups.values()), count
 
 
@@ -206,8 +190,8 @@ def _shown_group(
     order = sorted(range(len(members)), key=lambda i: -_number(members[i].get(ADVANTAGES[0])))
     return {
         "title": short_prompt(str(members[0].get("input", ""))),
-        "prompt": cut(members[0].get("input")),
-        "expected": cut(members[0].get("gts")),
+        "prompt": cut(members[0].get("input"), TEXT_CHARACTERS),
+        "expected": cut(members[0].get("gts"), TEXT_CHARACTERS),
         "keys": keys,
         "constant": [
             key
@@ -217,7 +201,7 @@ def _shown_group(
         "size": len(members),
         "rows": [
             {
-                "text": cut(members[i].get("output")),
+                "text": cut(members[i].get("output"), TEXT_CHARACTERS),
                 "scores": vectors[i],
                 "gdpo": _or_none(members[i].get("gdpo_advantage")),
                 "grpo": _or_none(members[i].get("grpo_advantage")),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,24 +17,9 @@ from matplotlib.patches import Patch
 from gdpo_verl.report.metrics import Series
 from gdpo_verl.report.recipes import Recipe
 from gdpo_verl.report.runs import Run
+from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; vermilion is the
-# control's, black is left out because it vanishes on a dark page.
-_NAMED = {"gdpo": "#0072B2", "grpo": "#D55E00"}
-_OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_INK, _GRID = "#24292f", "#d0d7de"
-_STYLE: dict[Any, Any] = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.6,
-}
+_NAMED = {"gdpo": BLUE, "grpo": VERMILION}
 
 
 @dataclass(frozen=True)
@@ -57,8 +40,8 @@ def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
     colors: list[str] = []
     for recipe in recipes:
         named = _NAMED.get(recipe.estimator.lower())
-        free = [color for color in (*_OTHERS, *_NAMED.values()) if color not in colors]
-        repeated = (*_NAMED.values(), *_OTHERS)[len(colors) % 6]
+        free = [color for color in (*OTHERS, *_NAMED.values()) if color not in colors]
+        repeated = (*_NAMED.values(), *OTHERS)[len(colors) % 6]
         colors.append(named if named and named not in colors else (free or [repeated])[0])
     return colors
 
@@ -89,7 +72,7 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
     columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
     height = max((panel.height for panel in panels), default=3.2)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(
             figsize=(max(6.0, 4.6 * columns), height * rows + 0.5), dpi=160, layout="constrained"
         )
@@ -112,22 +95,11 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
 
 def panel_svg(panel: Panel) -> str:
     """A panel as inline SVG that takes its ink from the page's colours."""
-    # Fixed ids make the same run give the same page; text stays text, in the reader's font.
-    style = {**_STYLE, "svg.fonttype": "none", "svg.hashsalt": f"gdpo {panel.title}"}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.5, panel.height), layout="constrained")
         panel.draw(figure)
         _title(figure, panel.title)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Matplotlib numbers its groups from 1 in every picture; nothing refers to them.
-    svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
-    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)  # HTML knows what an svg element is
-    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
-    return svg.replace(_INK, "currentColor").replace(_GRID, "var(--grid)")
+        return inline_svg(figure, panel.title, {GRID: "var(--grid)"})
 
 
 def _title(figure: Figure | SubFigure, title: str) -> None:
@@ -139,13 +111,13 @@ def _legend(recipes: Sequence[Recipe], held_out: bool) -> tuple[list[Artist], li
     handles: list[Artist] = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
     labels = [recipe.name for recipe in recipes]
     if any(len(recipe.runs) == 1 for recipe in recipes):
-        handles.append(Line2D([], [], color=_INK, linewidth=0.8, alpha=0.5))
+        handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.5))
         labels.append("each step")
     if any(len(recipe.runs) > 1 for recipe in recipes):
-        handles.append(Patch(color=_INK, alpha=0.2, linewidth=0))
+        handles.append(Patch(color=INK, alpha=0.2, linewidth=0))
         labels.append("range of the runs")
     if held_out:
         dot: dict[str, Any] = {"marker": "o", "linestyle": ":", "markeredgecolor": "white"}
-        handles.append(Line2D([], [], color=_INK, **dot))
+        handles.append(Line2D([], [], color=INK, **dot))
         labels.append("held-out prompts")
     return handles, labels

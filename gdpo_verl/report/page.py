@@ -14,6 +14,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from gdpo_verl.files import write_text
 from gdpo_verl.report.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
 from gdpo_verl.report.metrics import METRICS, RunError
@@ -119,8 +120,9 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         to_markdown(names, changed) if changed else "",
         "".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)),
     ]
-    _write(out_dir / "summary.md", "\n".join(filter(None, parts)))
-    return _write(out_dir / "index.html", page)
+    write_text(out_dir / "summary.md", "\n".join(filter(None, parts)))
+    write_text(out_dir / "index.html", page)
+    return out_dir / "index.html"
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -136,14 +138,6 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for line in left_out:
         _log.warning(line)
     return _distinct_names(found), left_out
-
-
-def _write(path: Path, text: str) -> Path:
-    """Replace a file at once, so that a browser that reloads never sees half of it."""
-    beside = path.with_name(f".{path.name}.new")
-    # Half of a surrogate pair, which a tokenizer can produce, is no UTF-8.
-    beside.write_text(text, encoding="utf-8", errors="replace")
-    return beside.replace(path)
 
 
 def _environment() -> Environment:
@@ -168,7 +162,7 @@ def _distinct_names(runs: list[Run]) -> list[Run]:
 
 
 def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """What was run, as far as the runs know it; values that differ are all named."""
+    """Facts about the runs, as far as they know them; values that differ are all named."""
     sources = (
         source
         for run in runs

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from gdpo_verl.row_key import uid_of
+
 Row = dict[str, Any]
+ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
 # What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
 # laptop and is read in seconds.
 DUMP_BYTES = 64 << 20
@@ -51,6 +54,39 @@ def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
                 yield row
             elif broken is not None and line.strip():
                 broken.append(number)
+
+
+def is_padding(row: Mapping[str, Any]) -> bool:
+    """Tell a row that verl added to fill the batch: the plug-in writes null for its advantages."""
+    return all(row.get(key, 0.0) is None for key in ADVANTAGES)
+
+
+def group_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The group of a row: its prompt's uid, or without one the prompt."""
+    if "uid" in row:
+        return "uid", uid_of(str(row["uid"]))
+    return "prompt", str(row.get("input", ""))
+
+
+def short_prompt(prompt: str, most: int = 160) -> str:
+    """The end of a prompt, where the question usually stands."""
+    lines = [line.strip() for line in prompt.splitlines()]
+    roles = {"", "user", "assistant", "system"}
+    last = next((line for line in reversed(lines) if line.lower() not in roles), "")
+    return last if len(last) <= most else last[: most - 1] + "…"
+
+
+def cut(value: Any, most: int) -> str:
+    """A text, or its beginning and its end with what is left out between them named.
+
+    >>> cut("abcdefghij", 4)
+    'ab\\n[… 6 characters left out …]\\nij'
+    """
+    text = "" if value is None else str(value)
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
 def thin(items: Sequence[int], most: int) -> list[int]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdpo_verl.report.dumps import cut, prompt_digest, short_prompt
+from gdpo_verl.report.dumps import TEXT_CHARACTERS, prompt_digest
 from gdpo_verl.report.metrics import is_number
-from gdpo_verl.report.rows import Row, read_rows
+from gdpo_verl.report.rows import Row, cut, read_rows, short_prompt
 from gdpo_verl.report.runs import Run
 
 MOST = 4000
@@ -16,7 +16,7 @@ MOST = 4000
 
 @dataclass(frozen=True)
 class Completion:
-    """What a run answered at one validation, with the scores it got."""
+    """A run's answer at one validation, with its scores."""
 
     run: str
     when: str
@@ -72,7 +72,8 @@ def choose_samples(
             Completion(name, when, cut(row.get("output"), MOST), _scores(row, components))
             for (name, when), row in zip(labels, rows, strict=True)
         )
-        samples.append(Sample(cut(prompt, MOST), cut(rows[0].get("gts")), differs, completions))
+        expected = cut(rows[0].get("gts"), TEXT_CHARACTERS)
+        samples.append(Sample(cut(prompt, MOST), expected, differs, completions))
     moved = [sample for sample in samples if sample.changed]
     still = [sample for sample in samples if not sample.changed]
     return Samples((*moved[:changed], *still[:unchanged]), len(samples), len(moved))

@@ -1,4 +1,4 @@
-"""Where the runs of a recipe ended: mean and spread over seeds."""
+"""The last values of a recipe's runs: mean and spread over seeds."""
 
 from __future__ import annotations
 

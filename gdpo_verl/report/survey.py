@@ -120,7 +120,7 @@ def browser_data(surveys: Sequence[Survey]) -> dict[str, Markup]:
 
 
 def browser_limits(surveys: Sequence[Survey]) -> str:
-    """What the browser leaves out, as a sentence."""
+    """Say what the browser leaves out."""
     share = max(2, PAGE_STEPS // max(1, len(surveys)))
     return (
         f"Kept are at most {share} evenly spaced steps a run and, of each step, groups up to "

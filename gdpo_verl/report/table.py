@@ -157,7 +157,7 @@ def _before_after(run: Run, series: Series) -> str:
 
 
 def _best_share(runs: Sequence[Run], component: str) -> Row:
-    """How many held-out completions reach the highest value that any run has seen."""
+    """The share of held-out completions at the highest value that any run has seen."""
     found = [_first_and_last(run, component) for run in runs]
     seen = {value for dumps in found for dump in dumps for value in dump}
     seen |= {value for run in runs for _, value in run.series(f"gdpo/{component}/max")}

@@ -1,4 +1,4 @@
-"""What a run's curves and groups say, in words with numbers."""
+"""A run's curves and groups in words with numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judge(survey: Survey) -> Verdict:
-    """Which components learn, what they weigh, and which groups are dead."""
+    """Say which components learn, what they weigh, and which groups are dead."""
     run = survey.run
     sentences = [_learning(run, name) for name in run.components]
     sentences += _weights(run)
@@ -62,7 +62,7 @@ def judge(survey: Survey) -> Verdict:
 
 
 def trend(series: Series) -> Trend | None:
-    """Whether a curve still moves: its last quarter against the one before.
+    """Tell how a curve moves: its last quarter against the one before.
 
     Returns None for fewer than `_FEWEST` steps.
 
@@ -79,7 +79,7 @@ def trend(series: Series) -> Trend | None:
 
 
 def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
-    """What must be known before the runs are compared."""
+    """Warn of what must be known before the runs are compared."""
     versions = {run.name: str(run.launch["version"]) for run in runs if "version" in run.launch}
     if len(set(versions.values())) > 1:
         named = ", ".join(f"{name} by {version}" for name, version in versions.items())

@@ -1,4 +1,4 @@
-"""What one micro-batch needs on a device while verl computes log-probabilities or an update.
+"""The memory of one micro-batch while verl computes log-probabilities or an update.
 
 verl's FSDP engine (verl/workers/engine/fsdp/transformer_impl.py) runs the model, then for all
 tokens of the micro-batch the log-probabilities and, where asked for, the entropy. The factors
@@ -39,7 +39,7 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a decoder's size decides its memory; `embeddings` are 1 (tied) or 2 matrices."""
+    """A decoder's sizes that decide its memory; `embeddings` are 1 (tied) or 2 matrices."""
 
     weights: int
     layers: int
@@ -135,7 +135,7 @@ def micro_batch(config: Any, phase: Phase) -> MicroBatch:
 
 
 def work(config: Any, shape: Shape, phase: Phase) -> Work:
-    """What a phase needs for its largest micro-batch.
+    """The memory that a phase needs for its largest micro-batch.
 
     Args:
       config: verl's whole configuration.
@@ -161,7 +161,7 @@ def compute_bytes(config: Any) -> int:
 
 
 def is_lora(config: Any) -> bool:
-    """Whether adapters are trained in place of the weights."""
+    """Tell whether adapters are trained in place of the weights."""
     model = config.actor_rollout_ref.model
     return bool(model.lora_rank or model.get("lora_adapter_path"))
 

@@ -1,4 +1,4 @@
-"""Which of a training's checkpoints is whole, so that none cut short is resumed from.
+"""A training's whole checkpoints, so that none cut short is resumed from.
 
 verl 0.9.1 writes, in this order, one file of each kind and rank into `global_step_N/actor` (and
 `critic`), then `data.pt`, then `transfer_queue` in the asynchronous modes, and last the number N
@@ -24,6 +24,8 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
+from gdpo_verl.files import write_text
+
 TRACKER = "latest_checkpointed_iteration.txt"
 # What verl calls the parts of a checkpoint (`checkpoint.save_contents`) and their files.
 _FILES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
@@ -36,7 +38,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a training keeps its checkpoints, and what a whole one has.
+    """The place of a training's checkpoints, and the parts of a whole one.
 
     Attributes:
       directory: verl's `trainer.default_local_dir`.
@@ -112,17 +114,14 @@ def settle(place: Place) -> tuple[int, list[str]]:
         folder.rename(aside)
         said.append(f"{folder.name} was cut short and is passed over: {problem} (now {aside.name})")
     if step and step != _tracked(place.directory):
-        written = tracker.with_name(f"{TRACKER}.new")
-        written.write_text(str(step))
-        written.replace(tracker)
+        write_text(tracker, str(step))
     return step, said
 
 
 def workers(place: Place) -> int | None:
-    """How many workers wrote the newest whole checkpoint; None without one of FSDP's."""
-    folder = place.directory / f"global_step_{last_whole(place)[0]}" / "actor"
-    shards = (_SHARD.fullmatch(file.name) for file in folder.glob("*.pt"))
-    return next((int(shard[2]) for shard in shards if shard), None)
+    """The number of workers that wrote the newest whole checkpoint; None without FSDP's."""
+    sizes = _shard_sizes(place.directory / f"global_step_{last_whole(place)[0]}" / "actor")
+    return sizes[0] if sizes else None
 
 
 def _steps(directory: Path) -> list[int]:
@@ -144,7 +143,7 @@ def _problem(place: Place, step: int) -> str | None:
     for model in models:
         if problem := _model_problem(checkpoint / model, place.contents, tracked):
             return problem
-    if not is_whole_file(checkpoint / "data.pt"):
+    if not _is_whole_file(checkpoint / "data.pt"):
         return "data.pt, the place in the data, is missing or cut short"
     if place.asynchronous and not (checkpoint / "transfer_queue").is_dir():
         return "transfer_queue, the prompts in flight, is missing"
@@ -152,24 +151,40 @@ def _problem(place: Place, step: int) -> str | None:
 
 
 def _model_problem(folder: Path, contents: tuple[str, ...], tracked: bool) -> str | None:
-    shards = [match for file in folder.glob("*.pt") if (match := _SHARD.fullmatch(file.name))]
-    if not shards:
-        # Other engines' files have other names; verl wrote its number after they were written.
-        written = tracked and folder.is_dir() and any(folder.iterdir())
-        return None if written else f"{folder.name} has no model"
-    sizes = sorted({int(match[2]) for match in shards})
+    # Other engines' files have other names; verl wrote its number after they were written.
+    if tracked and not _shard_sizes(folder) and folder.is_dir() and any(folder.iterdir()):
+        return None
+    return shards_problem(folder, contents)
+
+
+def shards_problem(folder: Path, contents: tuple[str, ...] = ("model",)) -> str | None:
+    """The first thing wrong with one model's FSDP shards, in words; None when all are whole.
+
+    Args:
+      folder: `actor` or `critic` of a checkpoint.
+      contents: the parts that are needed, in verl's words.
+    """
+    sizes = _shard_sizes(folder)
+    if not sizes:
+        return f"{folder.name} has no model"
     if len(sizes) > 1:
         return f"{folder.name} has shards of {sizes} workers"
     for kind in [_FILES[part] for part in contents if part in _FILES]:
         for rank in range(sizes[0]):
-            name = f"{kind}_world_size_{sizes[0]}_rank_{rank}.pt"
-            if not is_whole_file(folder / name):
-                return f"{folder.name}/{name} is missing or cut short"
+            file = folder / f"{kind}_world_size_{sizes[0]}_rank_{rank}.pt"
+            if not _is_whole_file(file):
+                how = "cut short" if file.is_file() else "missing"
+                return f"{folder.name}/{file.name} is {how}"
     return None
 
 
-def is_whole_file(file: Path) -> bool:
-    """Whether torch finished writing it: a zip archive's directory is at its end."""
+def _shard_sizes(folder: Path) -> list[int]:
+    shards = (_SHARD.fullmatch(file.name) for file in folder.glob("*.pt"))
+    return sorted({int(shard[2]) for shard in shards if shard})
+
+
+def _is_whole_file(file: Path) -> bool:
+    # torch writes a zip archive, whose directory is at its end.
     return file.is_file() and zipfile.is_zipfile(file)
 
 

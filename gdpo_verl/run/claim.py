@@ -54,7 +54,7 @@ def claim(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
 
 
 def is_finished(run: Path, config: DictConfig) -> bool:
-    """Whether the training in `run` came to its end, and is not to be made longer now."""
+    """Tell whether the training in `run` came to its end, and is not to be made longer now."""
     if not (run / "done").exists():
         return False
     if not (run / "config.yaml").exists():
@@ -115,7 +115,7 @@ def _contents(config: DictConfig) -> dict[str, dict[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    """What a file or a model's directory holds, so that another one of its name is noticed."""
+    """A digest of a file or a model's directory, so that another one of its name is noticed."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
         if file.is_file():

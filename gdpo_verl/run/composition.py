@@ -83,7 +83,7 @@ class RecipeError(ValueError):
 
 
 def recipes_directory() -> Path:
-    """Where the recipes are: in the wheel, or at the top of a checkout."""
+    """The folder of the recipes: in the wheel, or at the top of a checkout."""
     return Path(str(importlib.resources.files("gdpo_verl.recipes")))
 
 

@@ -57,7 +57,7 @@ def plain(log: str) -> str:
 
 
 def of_actor(error: str) -> str | None:
-    """Who died, from the text of Ray's ActorDiedError.
+    """Name the actor that died, from the text of Ray's ActorDiedError.
 
     Returns:
       For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
@@ -68,7 +68,7 @@ def of_actor(error: str) -> str | None:
 
 
 def of_log(log: str) -> str | None:
-    """Who died first, from everything that a training printed; None when nobody did.
+    """Name the first process that died, from a training's output; None when none did.
 
     What follows a death, such as the end of the trainer's own process, is not taken for it.
     """

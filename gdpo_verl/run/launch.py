@@ -47,7 +47,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """How a driver ended before the training's last step.
+    """The end of a driver before the training's last step.
 
     Attributes:
       text: a sentence for people.
@@ -108,7 +108,7 @@ def train(
 
 
 def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
-    """Whether another start may get further.
+    """Tell whether another start may get further.
 
     Args:
       failure: of the start that ended.

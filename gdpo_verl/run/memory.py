@@ -1,4 +1,4 @@
-"""Whether a model fits on its devices, told from configuration files before Ray starts.
+"""A model's fit on its devices, estimated from configuration files before Ray starts.
 
 The training's state (weights, gradients, the optimizer's) and the largest micro-batch's work
 (`gdpo_verl.run.activations`), without fragments and the engine's own buffers. What passes may still
@@ -97,7 +97,7 @@ def check_memory(config: Any, *, on_cpu: bool) -> None:
 
 
 def refusal(config: Any, shape: Shape, bound: Bound) -> str:
-    """Why a run does not fit, with the key to change."""
+    """Say why a run does not fit, with the key to change."""
     return (
         f"actor_rollout_ref.model.path: {config.actor_rollout_ref.model.path!r}, "
         f"{shape.weights / 1e9:.2f} billion weights, does not fit: {bound.what} "
@@ -107,7 +107,7 @@ def refusal(config: Any, shape: Shape, bound: Bound) -> str:
 
 
 def gpu_bounds(config: Any, shape: Shape, total: int) -> Iterator[Bound]:
-    """What training and sampling need on one GPU.
+    """The memory that training and sampling need on one GPU.
 
     Args:
       config: verl's whole configuration.
@@ -146,7 +146,7 @@ def gpu_bounds(config: Any, shape: Shape, total: int) -> Iterator[Bound]:
 
 
 def cpu_bounds(config: Any, shape: Shape, total: int) -> Iterator[Bound]:
-    """What the logical devices of one machine without a GPU need together.
+    """The memory that the logical devices of one machine without a GPU need together.
 
     Args:
       config: verl's whole configuration.
@@ -234,7 +234,7 @@ def machine_memory() -> int:
 
 
 def remedy_for(error: str) -> str | None:
-    """What to lower, for the words in which torch, vLLM or Ray say that memory ran out.
+    """Name the key to lower, for the words in which torch, vLLM or Ray ran out of memory.
 
     >>> remedy_for("torch.OutOfMemoryError: CUDA out of memory. Tried to …")[:55]
     'lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu'

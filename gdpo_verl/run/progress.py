@@ -78,7 +78,7 @@ def follow(
 
 
 class _State:
-    """What is known of the training so far."""
+    """The state of the training so far."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
@@ -130,7 +130,7 @@ class _State:
         return self.step is not None and bool(self.rewards or self.seconds)
 
     def describe(self) -> str:
-        """What stands behind the step: rewards, pace and time left, or the phase."""
+        """The text behind the step: rewards, pace and time left, or the phase."""
         if not self.training:
             return f"{self.phase}… {self.elapsed}"
         parts = [self._rewards()] if self.rewards else []

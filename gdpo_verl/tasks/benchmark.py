@@ -1,4 +1,4 @@
-"""What a benchmark is: questions, how an answer is judged, and how it is sampled by default."""
+"""Benchmarks: questions, the judge of an answer, and the default sampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Averages = Mapping[str, Sequence[Sequence[str] | str]]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn.
+    """The sampling of answers.
 
     Attributes:
       temperature: 0 is greedy.
@@ -90,7 +90,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Score:
-    """What an answer is worth.
+    """The worth of an answer.
 
     Attributes:
       measures: 0 to 1 each, the benchmark's names.
@@ -105,7 +105,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote.
+    """The model's text.
 
     Attributes:
       text: without special tokens.
@@ -162,7 +162,7 @@ class Benchmark(ABC):
         """
 
     def dialogue(self, question: Question) -> Dialogue | None:
-        """How the question is asked in several steps; None where it is asked once.
+        """The question in several steps; None where it is asked once.
 
         The dialogue may be held several times, also at the same time.
         """

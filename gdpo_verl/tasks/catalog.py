@@ -1,4 +1,4 @@
-"""The tasks by name: the data sets that `prepare` writes, the benchmarks that `evaluate` asks."""
+"""The table of tasks: the data sets that `prepare` writes, the benchmarks that `evaluate` asks."""
 
 from __future__ import annotations
 
@@ -8,59 +8,53 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from gdpo_verl.tasks.benchmark import Benchmark
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """How a data set is prepared.
+class Task:
+    """A task's rows and its benchmark.
 
     Attributes:
-      module: has ``prepare(out_dir, …)``.
-      max_prompt_length: that of its recipe, in tokens.
-      needs_source: whether ``--from`` must be given.
-      takes_source: whether it can be.
-      benchmark: asked and never trained on: one split, all of it test.
+      module: in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare.
+      max_prompt_length: that of its recipe, in tokens; None where there are no rows to prepare.
+      benchmark: the class of its `Benchmark`, after a colon in the module before it, if that is
+        another one; None without a benchmark.
+      source: where the rows come from: published on the hub, ``given`` with ``--from``, or made
+        here (``own``).
+      trained: false for what is asked and never trained on: one split, all of it test.
     """
 
     module: str
-    max_prompt_length: int
-    needs_source: bool = False
-    takes_source: bool = True
-    benchmark: bool = False
+    max_prompt_length: int | None = None
+    benchmark: str | None = None
+    source: Literal["hub", "given", "own"] = "hub"
+    trained: bool = True
 
 
-DATASETS = {
-    "toolbox": DataSet("gdpo_verl.tasks.toolbox", 64, takes_source=False),
-    "bfcl": DataSet("gdpo_verl.tasks.bfcl", 2048, takes_source=False),
-    "reasoning-gym": DataSet("gdpo_verl.tasks.reasoning_gym", 512, takes_source=False),
-    "rlla": DataSet("gdpo_verl.tasks.rlla", 2048, needs_source=True),
-    "gsm8k": DataSet("gdpo_verl.tasks.gsm8k", 512),
-    "deepscaler": DataSet("gdpo_verl.tasks.deepscaler", 1024),
-    "eurus2-code": DataSet("gdpo_verl.tasks.eurus2_code", 1024),
-    **{
-        name: DataSet("gdpo_verl.tasks.math_sets", 1024, benchmark=True)
-        for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
-    },
+TASKS = {
+    "toolbox": Task("toolbox", 64, "Toolbox", source="own"),
+    "bfcl": Task("bfcl", 2048, "benchmark:Bfcl", source="own"),
+    "reasoning-gym": Task("reasoning_gym", 512, source="own"),
+    "rlla": Task("rlla", 2048, source="given"),
+    "gsm8k": Task("gsm8k", 512, "Gsm8k"),
+    "deepscaler": Task("deepscaler", 1024),
+    "eurus2-code": Task("eurus2_code", 1024),
+    "math": Task("math_sets", benchmark="Boxed"),
+    "aime24": Task("math_sets", 1024, "Aime24", trained=False),
+    "aime25": Task("math_sets", 1024, "Aime25", trained=False),
+    "amc": Task("math_sets", 1024, "Amc", trained=False),
+    "math500": Task("math_sets", 1024, "Math500", trained=False),
+    "minerva": Task("math_sets", 1024, "Minerva", trained=False),
+    "olympiad": Task("math_sets", 1024, "Olympiad", trained=False),
+    "code": Task("eurus2_code", benchmark="Programs"),
+    "humaneval": Task("humaneval", benchmark="HumanEval"),
 }
-
-BENCHMARKS = {
-    "bfcl": "gdpo_verl.tasks.bfcl.benchmark:Bfcl",
-    "gsm8k": "gdpo_verl.tasks.gsm8k:Gsm8k",
-    "math": "gdpo_verl.tasks.math_sets:Boxed",
-    "aime24": "gdpo_verl.tasks.math_sets:Aime24",
-    "aime25": "gdpo_verl.tasks.math_sets:Aime25",
-    "amc": "gdpo_verl.tasks.math_sets:Amc",
-    "math500": "gdpo_verl.tasks.math_sets:Math500",
-    "minerva": "gdpo_verl.tasks.math_sets:Minerva",
-    "olympiad": "gdpo_verl.tasks.math_sets:Olympiad",
-    "code": "gdpo_verl.tasks.eurus2_code:Programs",
-    "humaneval": "gdpo_verl.tasks.humaneval:HumanEval",
-    "toolbox": "gdpo_verl.tasks.toolbox:Toolbox",
-}
+DATASETS = {name: task for name, task in TASKS.items() if task.max_prompt_length}
+BENCHMARKS = {name: task for name, task in TASKS.items() if task.benchmark}
 
 
 def prepare(
@@ -89,27 +83,27 @@ def prepare(
       ValueError: an option that the data set does not take, or data that cannot be used.
       OSError: the source is not there, or the hub cannot be reached.
     """
-    dataset = DATASETS[name]
+    task = DATASETS[name]
     options: dict[str, Any] = {"seed": seed}
     given = {"--from": source, "--validation": validation}
-    if dataset.benchmark:
+    if not task.trained:
         if validation is not None:
             raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
         options |= {"name": name, "source": source}
-    elif dataset.takes_source:
+    elif task.source != "own":
         options |= {"source": source, "validation": validation}
     elif refused := [option for option, value in given.items() if value is not None]:
         raise ValueError(f"{' and '.join(refused)}: {name} has rows of its own and takes none")
     if model is not None:
         from gdpo_verl.tasks.rows import PromptLength
 
-        most = dataset.max_prompt_length if max_prompt_length is None else max_prompt_length
+        most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
         options["length"] = PromptLength.load(model, most)
     elif max_prompt_length is not None:
         raise ValueError(
             "--max-prompt-length: counts tokens; give --model too, the model to be trained"
         )
-    return dict(importlib.import_module(dataset.module).prepare(out_dir, **options))
+    return dict(_module(task.module).prepare(out_dir, **options))
 
 
 def command_for(path: str | Path) -> str | None:
@@ -122,11 +116,11 @@ def command_for(path: str | Path) -> str | None:
     >>> command_for("data/mine/train.parquet")
     """
     folder = Path(path).parent
-    dataset = DATASETS.get(folder.name)
-    if dataset is None:
+    task = DATASETS.get(folder.name)
+    if task is None:
         return None
     command = f"gdpo-verl prepare {folder.name}"
-    command += " --from FOLDER" if dataset.needs_source else ""
+    command += " --from FOLDER" if task.source == "given" else ""
     return (
         command
         if folder == Path("data", folder.name)
@@ -135,7 +129,7 @@ def command_for(path: str | Path) -> str | None:
 
 
 def remarks(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
-    """What a user must see: the rejected and the doubtful rows, the first with file and row."""
+    """Lines for the user about rejected and doubtful rows, the first with file and row."""
     lines = []
     for what in ("rejected", "doubtful"):
         rows = provenance.get(what) or []
@@ -168,7 +162,12 @@ def open_benchmark(
         raise ValueError(
             f"benchmark: expected one of {known}, found {name!r}.{did_you_mean(name, known)}"
         )
-    module, _, kind = BENCHMARKS[name].partition(":")
-    found = getattr(importlib.import_module(module), kind)
+    task = BENCHMARKS[name]
+    inner, _, kind = str(task.benchmark).rpartition(":")
+    found = getattr(_module(f"{task.module}.{inner}".rstrip(".")), kind)
     benchmark: Benchmark = found(allow_unprotected=allow_unprotected, prompt_from=prompt_from)
     return benchmark
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"gdpo_verl.tasks.{name}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.tasks.source import Record, Source, split_of
+from gdpo_verl.text import first_line
 
 
 def open_hub(source: str, config: str | None) -> Source:
@@ -39,17 +40,17 @@ def open_hub(source: str, config: str | None) -> Source:
         splits = load_dataset(hub_id, config, revision=commit)
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise ConnectionError(
-            f"--from: the hub refuses {source!r}: {_first_line(error)}. Is the id right? For a "
+            f"--from: the hub refuses {source!r}: {first_line(error)}. Is the id right? For a "
             "private or gated data set, log in with `hf auth login` and accept its terms."
         ) from error
     except (OSError, httpx.HTTPError) as error:
         raise ConnectionError(
-            f"--from: cannot load {source!r} from the hub: {_first_line(error)}. It is no path "
+            f"--from: cannot load {source!r} from the hub: {first_line(error)}. It is no path "
             f"here either. Without a network: `hf download --repo-type dataset {hub_id} "
             "--local-dir DIR` where there is one, copy DIR here, and give --from DIR."
         ) from error
     except DatasetsError as error:
-        raise ValueError(f"--from: cannot read {source!r}: {_first_line(error)}") from error
+        raise ValueError(f"--from: cannot read {source!r}: {first_line(error)}") from error
     records = (
         Record(f"{hub_id}:{name}", row, split_of(Path(str(name))), values)
         for name, rows in splits.items()
@@ -65,7 +66,3 @@ def _cached_commit(splits: Any) -> str | None:
         Path(file["filename"]).parent.name for rows in splits.values() for file in rows.cache_files
     }
     return next((name for name in sorted(names) if re.fullmatch("[0-9a-f]{40}", name)), None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -35,7 +35,7 @@ from gdpo_verl.tasks.source import Record, open_source
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a set is published.
+    """The place where a set is published.
 
     Attributes:
       hub: its id on the hub.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gdpo_verl
+from gdpo_verl.files import replacing
 
 PROVENANCE = "provenance.json"
 
@@ -64,28 +64,18 @@ def write(
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Any]] = {}
-    with ExitStack() as cleanup:
-        pending: list[tuple[Path, Path]] = []
-
-        def temporary(name: str) -> Path:
-            for stale in out_dir.glob(f".{name}.*.tmp"):
-                stale.unlink(missing_ok=True)
-            path = out_dir / f".{name}.{os.getpid()}.tmp"
-            cleanup.callback(path.unlink, missing_ok=True)
-            pending.append((path, out_dir / name))
-            return path
-
+    with ExitStack() as pending:
+        # Entered first, it gets its name last: a folder with a provenance is whole.
+        record = pending.enter_context(replacing(out_dir / PROVENANCE))
         for split, rows in splits.items():
-            path = temporary(f"{split}.parquet")
+            path = pending.enter_context(replacing(out_dir / f"{split}.parquet"))
             _write_rows(rows, path)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             files[f"{split}.parquet"] = {"rows": len(rows), "sha256": digest}
         version = getattr(gdpo_verl, "__version__", "unknown")
         written = {**provenance, "gdpo_verl": version, "files": files}
         text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
-        temporary(PROVENANCE).write_text(text, encoding="utf-8")
-        for source, target in pending:
-            os.replace(source, target)
+        record.write_text(text, encoding="utf-8")
     return written
 
 

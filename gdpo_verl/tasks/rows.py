@@ -1,12 +1,15 @@
-"""What a usable row is: its columns, its prompt, the prompt's length in tokens."""
+"""Checks of a row: its columns, its prompt, the prompt's length in tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+
+from gdpo_verl.text import first_line
 
 Row = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -22,6 +25,31 @@ class BadRow(ValueError):
 
 class OtherTask(Exception):
     """A sound row that belongs to another task; its text is the word it is counted under."""
+
+
+def tokenizer_of(
+    model: str | Path, where: str, load: Callable[..., Any] | None = None, **options: Any
+) -> Any:
+    """Load the tokenizer of a model.
+
+    Args:
+      model: a directory or a hub id.
+      where: the option or key that names it.
+      load: takes the place of `AutoTokenizer.from_pretrained`.
+      options: go to `load`.
+
+    Raises:
+      ValueError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return (load or AutoTokenizer.from_pretrained)(model, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ValueError(
+            f"{where}: cannot load a tokenizer from {str(model)!r}: {first_line(error)}. Give the "
+            "directory or the hub id of the model that is trained."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -45,18 +73,9 @@ class PromptLength:
         Raises:
           ValueError: there is none, or it has no chat template, or ``most`` is below 1.
         """
-        from transformers import AutoTokenizer
-
         if most < 1:
             raise ValueError(f"--max-prompt-length: expected at least 1 token, found {most}")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(
-                f"--model: cannot load a tokenizer from {model!r}: {reason} Give the directory "
-                "or the hub id of the model that will be trained."
-            ) from error
+        tokenizer = tokenizer_of(model, "--model")
         if not tokenizer.chat_template:
             raise ValueError(f"--model: the tokenizer of {model!r} has no chat template")
         return cls(model, most, tokenizer)

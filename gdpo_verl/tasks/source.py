@@ -1,4 +1,4 @@
-"""Where rows come from: a hub id, a file, or a folder of files.
+"""Sources of rows: a hub id, a file, or a folder of files.
 
 Every row keeps its origin, the file and its place in it counted from 0, so that a row that
 cannot be used can be found again. Files are read in the order of their names and rows in the
@@ -195,7 +195,7 @@ def _damaged(file: Path, error: Exception) -> ValueError:
 
 
 class _Unreadable(str):
-    """What is wrong with a line."""
+    """The fault of a line that cannot be read."""
 
 
 _BLANK = object()

@@ -43,7 +43,7 @@ Checker = Callable[[list[dict[str, Any]], list[Call], list[dict[str, Any]], str]
 
 
 def _package() -> Path:
-    """Where the package is installed; it is not imported."""
+    """Find the installed package without importing it."""
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(

@@ -131,7 +131,7 @@ class Bfcl(Benchmark):
         return Score(measures, error, reason)
 
     def _verdict(self, question: Question, text: str, said: Any) -> dict[str, Any]:
-        """What bfcl-eval's own function for the category says."""
+        """The verdict of bfcl-eval's own function for the category."""
         category, truth, runner = question.category, question.truth, self.bfcl.runner
         if category in MULTI_TURN:
             with self.bfcl.simulation() as model:

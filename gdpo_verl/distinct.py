@@ -1,0 +1,27 @@
+"""The one meaning of "the same advantage"."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+DISTINCT_TOLERANCE = 1e-4
+"""In order of size, neighbours that differ by no more are the same advantage.
+
+It is what the estimator takes for noise (`gdpo_verl.advantage.NOISE_FLOOR`): of components that
+cancel, the groups' epsilon leaves a rest.
+"""
+
+
+def levels(advantages: Sequence[float]) -> list[int]:
+    """The number of each response's advantage, counted from the smallest of the group.
+
+    >>> levels([0.5, -1.0, 0.50004, 0.7])
+    [1, 0, 1, 2]
+    """
+    order = sorted(range(len(advantages)), key=lambda i: advantages[i])
+    found = [0] * len(advantages)
+    for last, this in itertools.pairwise(order):
+        apart = advantages[this] - advantages[last] > DISTINCT_TOLERANCE
+        found[this] = found[last] + apart
+    return found

@@ -1,0 +1,45 @@
+"""Files and folders that a reader finds whole or not at all."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Lend a path to write a file or a folder to; it gets the name `path` when the block ends.
+
+    When the block raises, what was there stays. What a killed process left beside `path` is
+    removed.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        _remove(left)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield scratch
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(scratch, path)
+    finally:
+        _remove(scratch)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, so that nobody reads half of it.
+
+    Half of a surrogate pair, which a tokenizer can produce, becomes a question mark.
+    """
+    with replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8", errors="replace")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

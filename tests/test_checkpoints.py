@@ -1,0 +1,131 @@
+"""Checkpoints that are whole, and those cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl.run import checkpoints
+from gdpo_verl.run.checkpoints import CheckpointError, Place
+
+SHARDS = ("model", "optim", "extra_state")
+
+
+def write_checkpoint(directory: Path, step: int, *, workers: int = 1) -> Path:
+    """A whole one, with the names that verl's FSDP engine gives."""
+    folder = directory / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    for kind in SHARDS:
+        for rank in range(workers):
+            name = f"{kind}_world_size_{workers}_rank_{rank}.pt"
+            torch.save({"step": torch.arange(100)}, folder / "actor" / name)
+    torch.save({"batch": step}, folder / "data.pt")
+    (directory / checkpoints.TRACKER).write_text(str(step))
+    return folder
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-30])
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: (folder / "data.pt").unlink(), "data.pt, the place in the data, is"),
+        (lambda folder: cut(folder / "data.pt"), "data.pt, the place in the data, is"),
+        (
+            lambda folder: cut(folder / "actor" / "optim_world_size_2_rank_1.pt"),
+            "actor/optim_world_size_2_rank_1.pt is cut short",
+        ),
+        (
+            lambda folder: (folder / "actor" / "extra_state_world_size_2_rank_0.pt").unlink(),
+            "actor/extra_state_world_size_2_rank_0.pt is missing",
+        ),
+        (lambda folder: (folder / "actor").rename(folder / "elsewhere"), "actor has no model"),
+    ],
+    ids=["no place in the data", "data cut", "shard cut", "shard missing", "weights removed"],
+)
+def test_checkpoint_cut_short_is_not_resumed_from(
+    tmp_path: Path, damage: Callable[[Path], Any], problem: str
+) -> None:
+    write_checkpoint(tmp_path, 2, workers=2)
+    damage(write_checkpoint(tmp_path, 4, workers=2))
+
+    step, said = checkpoints.settle(Place(tmp_path))
+
+    assert step == 2
+    assert (tmp_path / checkpoints.TRACKER).read_text() == "2"
+    (sentence,) = said
+    assert sentence.startswith(f"global_step_4 was cut short and is passed over: {problem}")
+    assert (tmp_path / "global_step_4.incomplete").is_dir()
+    assert checkpoints.settle(Place(tmp_path)) == (2, [])
+
+
+def test_whole_checkpoint_that_verl_did_not_come_to_note_is_taken(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 4)
+    for noted in ("2", ""):  # verl empties the file before it writes the number
+        (tmp_path / checkpoints.TRACKER).write_text(noted)
+        assert checkpoints.settle(Place(tmp_path)) == (4, [])
+        assert (tmp_path / checkpoints.TRACKER).read_text() == "4"
+
+
+def test_first_save_cut_short_means_the_beginning(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path, 2) / "data.pt").unlink()
+    (tmp_path / checkpoints.TRACKER).unlink()
+    step, said = checkpoints.settle(Place(tmp_path))
+    assert step == 0
+    assert "global_step_2 was cut short" in said[0]
+    assert checkpoints.settle(Place(tmp_path / "none")) == (0, [])
+
+
+def test_training_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+    cut(write_checkpoint(tmp_path, 2) / "data.pt")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is whole \(global_step_2: data.pt"):
+        checkpoints.settle(Place(tmp_path))
+    assert (tmp_path / "global_step_2").is_dir()
+
+
+def test_asynchronous_modes_need_their_prompts_in_flight(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 2)
+    place = Place(tmp_path, asynchronous=True)
+    assert checkpoints.last_whole(place) == (
+        0,
+        {2: "transfer_queue, the prompts in flight, is missing"},
+    )
+    (folder / "transfer_queue").mkdir()
+    assert checkpoints.last_whole(place) == (2, {})
+
+
+def test_files_of_another_engine_count_once_verl_noted_them(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 2)
+    for file in (folder / "actor").iterdir():
+        file.rename(file.with_suffix(".distcp"))
+    assert checkpoints.last_whole(Place(tmp_path)) == (2, {})
+    (tmp_path / checkpoints.TRACKER).write_text("1")
+    assert checkpoints.last_whole(Place(tmp_path)) == (0, {2: "actor has no model"})
+
+
+def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
+    limits = {"max_actor_ckpt_to_keep": 1, "max_critic_ckpt_to_keep": None}
+    config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **limits}})
+    trainer = SimpleNamespace(config=config, global_steps=0)
+    seen = []
+
+    def upstream(trainer: Any) -> None:
+        seen.append(trainer.config.trainer.max_actor_ckpt_to_keep)
+        assert checkpoints.last_whole(Place(tmp_path))[0] == trainer.global_steps - 1
+        write_checkpoint(tmp_path, trainer.global_steps)
+
+    for trainer.global_steps in (1, 2, 3):
+        checkpoints.save(upstream, trainer)
+        assert [path.name for path in tmp_path.glob("global*")] == [
+            f"global_step_{trainer.global_steps}"
+        ]
+    assert seen == [2, 2, 2]  # with 1 verl's workers would remove it themselves
+    assert config.trainer.max_actor_ckpt_to_keep == 1

@@ -1,0 +1,37 @@
+"""The bars and rows of the explorer as markup."""
+
+from __future__ import annotations
+
+import re
+
+from browser import browser as browser
+from explain_pages import HOSTILE, Elements
+
+from gdpo_verl.explain import charts, compare
+
+
+def test_the_models_text_is_text():
+    rollout = compare.Rollout(HOSTILE, (1.0,), 0.5, 0.5, HOSTILE, True)
+    markup = charts.block(
+        "hostile",
+        HOSTILE,
+        charts.bars([rollout], texts=[HOSTILE]),
+        charts.table([HOSTILE], [[HOSTILE]]),
+        charts.folded(HOSTILE, HOSTILE),
+        charts.folded(HOSTILE, HOSTILE, preformatted=True),
+        charts.heading(2, HOSTILE),
+    )
+    found = Elements(str(markup))
+    assert not {"script", "img"} & found.names
+    assert found.text.count(HOSTILE) == 11
+
+
+def test_bars_are_as_long_as_the_advantages():
+    rollouts = [compare.Rollout("a", (1.0,), 2.0, 1.0), compare.Rollout("b", (0.0,), -2.0, -1.0)]
+    found = re.findall(r"left:([\d.]+)%;width:([\d.]+)%", charts.bars(rollouts))
+    assert found == [("50.00", "50.00"), ("50.00", "25.00"), ("0.00", "50.00"), ("25.00", "25.00")]
+
+
+def test_a_group_that_teaches_nothing_has_short_bars():
+    rollouts = [compare.Rollout("a", (1.0,), 0.0, -0.0004)]
+    assert re.findall(r"width:([\d.]+)%", charts.bars(rollouts)) == ["0.00", "0.02"]

@@ -1,0 +1,41 @@
+"""A file or folder is there whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_verl.files import replacing, write_text
+
+
+def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "page[1].html"
+    write_text(path, "old")
+
+    def fail() -> None:
+        with replacing(path) as scratch:
+            scratch.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_text() == "old"
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "page[1].html"
+    (tmp_path / ".page[1].html.1.tmp").write_text("half")
+    (tmp_path / ".another.html.1.tmp").write_text("another's")
+    write_text(path, "new \ud800")
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, ".another.html.1.tmp"}
+    assert path.read_text() == "new ?"
+
+
+def test_a_folder_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        with replacing(tmp_path / "policy") as scratch:
+            scratch.mkdir()
+            (scratch / name).touch()
+    assert [file.name for file in (tmp_path / "policy").iterdir()] == ["new"]
