@@ -207,7 +207,7 @@ def _package(stage: Path) -> list[str]:
     """
     package, metadata = stage / "gdpo_verl", stage / f"gdpo_verl-{__version__}.dist-info"
     without_caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(__file__).parent, package, ignore=without_caches)
+    shutil.copytree(Path(__file__).parents[1], package, ignore=without_caches)
     # In a checkout they are beside the package.
     shutil.copytree(
         composition.recipes_directory(),
