@@ -14,18 +14,16 @@ import socket
 import ssl
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Training, processes_of
+from conftest import Training, environment_without, processes_of
 
 from gdpo_verl import __version__
 from gdpo_verl.advantage import gdpo_scalars
@@ -347,16 +345,6 @@ class Cluster:
             for line in processes_of([str(self.directory / "ray")]):
                 if os.path.exists(f"/proc/{line.split()[0]}"):
                     os.kill(int(line.split()[0]), signal.SIGKILL)
-
-
-def environment_without(package: re.Pattern, directory: Path) -> str:
-    """This Python environment but for the files of some packages; returns its interpreter."""
-    venv.create(directory)
-    (packages,) = directory.glob("lib/python*/site-packages")
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not package.search(entry.name):
-            (packages / entry.name).symlink_to(entry)
-    return str(directory / "bin" / "python")
 
 
 class Proxy:
