@@ -46,7 +46,7 @@ def _version(name: str) -> str | None:
 
 
 def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
-    """What is wrong with one node.
+    """List what is wrong with one node.
 
     Args:
       found: what `look` returned there, or {"error": why it did not}.
@@ -85,7 +85,7 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
 
 
 def can_hold_workers(node: Mapping[str, Any]) -> bool:
-    """Whether Ray would start a process of a training on a node of ``ray.nodes()``.
+    """Tell whether Ray would start a process of a training on a node of ``ray.nodes()``.
 
     Each of them asks for a CPU or a GPU, and a head may be started with neither.
     """
@@ -93,7 +93,7 @@ def can_hold_workers(node: Mapping[str, Any]) -> bool:
 
 
 def survey(nodes: Sequence[Mapping[str, Any]], files: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `look` finds on each of the nodes, by the node's id."""
+    """Return what `look` finds on each of the nodes, by the node's id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -160,7 +160,7 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
 
 
 def _is_sent(file: str, working_dir: str | None) -> bool:
-    """Whether a relative path is found in `working_dir`; of an archive elsewhere it is believed."""
+    """Tell whether a relative path is found in `working_dir`; of an archive elsewhere it is believed."""
     if not working_dir or "://" in working_dir:
         return bool(working_dir)
     return (Path(working_dir).expanduser() / file).exists()
