@@ -56,15 +56,15 @@ def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(whe
     assert {name for name in names if ".dist-info/" not in name} == wanted
 
 
-def test_wheel_alone_trains_a_recipe_by_its_name(
+def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
     wheel: Path, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     python = environment_without(re.compile("gdpo_verl"), tmp_path / "environment")
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel)
     directory = tmp_path / "elsewhere"
     directory.mkdir()
-    train = [Path(python).with_name("gdpo-verl"), "train", "toolbox/gdpo", "--run", "run"]
-    train += [
+    train = [
+        *[Path(python).with_name("gdpo-verl"), "train", "toolbox/gdpo", "--run", "run"],
         "hardware=cpu",
         f"actor_rollout_ref.model.path={policy}",
         f"data.train_files={toolbox / 'train.parquet'}",
@@ -74,10 +74,22 @@ def test_wheel_alone_trains_a_recipe_by_its_name(
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-        "trainer.total_training_steps=2",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
+        "trainer.save_freq=2",
     ]
-    assert "All checks passed" in run(*train, "--dry-run", cwd=directory)
-    run(*train, cwd=directory)
-    assert sorted(Training(directory / "run", 0, "").metrics()) == [1, 2]
+    two = "trainer.total_training_steps=2"
+    assert "All checks passed" in run(*train, two, "--dry-run", cwd=directory)
+    run(*train, two, cwd=directory)
+    training = Training(directory / "run", 0, "")
+    padded = training.metrics()
+    assert sorted(padded) == [1, 2]
+
+    # The rest with rows packed, and with a dump of every second step.
+    packed = "actor_rollout_ref.model.use_remove_padding=true"
+    longer = ["trainer.total_training_steps=4", "trainer.rollout_dump_freq=2", packed]
+    run(*train, *longer, cwd=directory)
+    assert sorted(training.metrics()) == [3, 4]
+    assert {file.stem for file in (directory / "run/rollouts").glob("*.jsonl")} == {"1", "2", "4"}
+    for metrics in (padded | training.metrics()).values():
+        assert metrics["training/rollout_probs_diff_max"] < 1e-4
