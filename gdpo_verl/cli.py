@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_verl import __version__
+from gdpo_verl.run import jobs
 from gdpo_verl.tasks.catalog import BENCHMARKS, DATASETS
 
 
@@ -88,8 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument(
         "--run", type=Path, required=True, help="a directory that every node can write"
     )
+    jobs.add_server_options(submit)
+    jobs.add_entrypoint_options(submit)
     submit.add_argument(
-        "--address", help="http://HEAD:8265; default: RAY_API_SERVER_ADDRESS, or this machine"
+        "--working-dir", metavar="DIR", help="to send to every node; the job's processes run in it"
+    )
+    submit.add_argument(
+        "--no-wait", action="store_true", help="print the job's id and end; see attach"
     )
     submit.add_argument(
         "--env",
@@ -104,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_retries(submit)
     _add_dry_run(submit)
     submit.set_defaults(command=_submit)
+
+    attach = commands.add_parser("attach", help="show a submitted job's log until the job ends")
+    attach.add_argument("job", help="as submit prints it")
+    jobs.add_server_options(attach)
+    attach.set_defaults(command=_attach)
 
     check = commands.add_parser(
         "check-reward",
@@ -318,22 +329,27 @@ def _dry_run(
 
 
 def _submit(options: argparse.Namespace) -> int:
+    from gdpo_verl.run import submit
+
     if options.dry_run:
-        from gdpo_verl.run.submit import absolute
-
-        overrides = absolute(options.recipe, options.overrides)
+        overrides = submit.absolute(options.recipe, options.overrides, options.working_dir)
         return _dry_run(options, options.run, overrides, elsewhere=True)
-    from gdpo_verl.run.submit import submit
-
-    return submit(
+    return submit.submit(
         options.recipe,
         options.run,
         options.overrides,
-        address=options.address,
+        server=jobs.server_of(options),
         env=options.env,
         upload=options.upload,
+        working_dir=options.working_dir,
+        entrypoint=jobs.entrypoint_of(options),
         retries=options.retries,
+        wait=not options.no_wait,
     )
+
+
+def _attach(options: argparse.Namespace) -> int:
+    return jobs.attach(jobs.server_of(options), options.job)
 
 
 def _check_reward(options: argparse.Namespace) -> int:

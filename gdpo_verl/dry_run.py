@@ -163,7 +163,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     from gdpo_verl.plugin import validation
 
     if elsewhere and not all(os.path.exists(path) for path in _files(config)):
-        yield "data     not on this machine, so neither it nor the reward was tried"
+        yield "data     not all on this machine, nor perhaps the reward; neither was tried"
         return
     validation.check_data_files(config.data)
     if config.reward.reward_model.enable:
@@ -181,8 +181,11 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 
 def _files(config: DictConfig) -> list[str]:
+    """What the data is read from, and the reward where that is a file."""
     named = [config.data.train_files, config.data.val_files]
-    return [path for files in named for path in ([files] if isinstance(files, str) else files)]
+    files = [path for each in named for path in ([each] if isinstance(each, str) else each)]
+    reward = config.reward.custom_reward_function.path
+    return files if not reward or "://" in reward else [*files, reward]
 
 
 def _memory(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +43,7 @@ class Training:
 # The files that start trainings, of which one can run at a time: two would share verl's socket.
 TRAININGS = (
     *("test_training.py", "test_modes.py", "test_faults.py", "test_chaos.py"),
-    "test_cluster.py",
+    *("test_cluster.py", "test_wheel.py"),
 )
 
 
@@ -212,3 +215,13 @@ def processes_of(needles: Sequence[str]) -> list[str]:
         for line in listing.stdout.splitlines()
         if any(needle in line for needle in needles) and "ps -eww" not in line
     ]
+
+
+def environment_without(package: re.Pattern, directory: Path) -> str:
+    """This Python environment but for the files of some packages; returns its interpreter."""
+    venv.create(directory)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.search(entry.name):
+            (packages / entry.name).symlink_to(entry)
+    return str(directory / "bin" / "python")

@@ -117,7 +117,10 @@ def test_reward_without_declaration_or_keys_is_refused(compose: Callable, tmp_pa
     ("overrides", "warned"),
     [
         ([], None),
-        (["algorithm.filter_groups.enable=true"], "metric=reward drops groups in which the sum"),
+        (
+            ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward"],
+            "metric=reward drops groups in which the sum",
+        ),
         (
             ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=format"],
             "metric=format drops groups in which 'format' alone",

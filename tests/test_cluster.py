@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,28 +11,29 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
-import sysconfig
 import tempfile
+import threading
 import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import Training, processes_of
+from conftest import Training, environment_without, processes_of
 
 from gdpo_verl import __version__
 from gdpo_verl.advantage import gdpo_scalars
 from gdpo_verl.cli import main
-from gdpo_verl.run import cluster_nodes, submit
-from gdpo_verl.run.composition import RecipeError
+from gdpo_verl.run import cluster_nodes, jobs, submit
+from gdpo_verl.run.composition import RecipeError, compose
 
 SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
 
-HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True}
+HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
 
 
 def test_node_with_the_same_software_has_no_problem() -> None:
@@ -46,22 +48,35 @@ def test_node_with_the_same_software_has_no_problem() -> None:
         ({"verl": "0.9.0"}, "verl 0.9.0, expected 0.9.1 as on the driver's node"),
         ({"verl": None, "loaded": False}, "verl is missing. Install it there"),
         ({"loaded": False}, "does not load gdpo-verl's plug-in. Run `gdpo-verl doctor`"),
+        ({"absent": ["data.train_files=/x"]}, "data.train_files=/x not found. Put it where every"),
         ({"error": "GetTimeoutError: no"}, "could not be asked: GetTimeoutError: no"),
     ],
-    ids=["missing", "other version", "other verl", "no verl", "not loaded", "silent"],
+    ids=["missing", "other version", "other verl", "no verl", "not loaded", "file", "silent"],
 )
 def test_node_with_other_software_is_told_the_remedy(found: dict, problem: str) -> None:
     (text,) = cluster_nodes.problems({**HEALTHY, **found}, "0.1.0", "0.9.1")
     assert problem in text
 
 
+def test_node_without_cpu_and_gpu_holds_no_worker() -> None:
+    head = {"memory": 1e9, "node:10.0.0.1": 1.0, "node:__internal_head__": 1.0}
+    assert not cluster_nodes.can_hold_workers({"Resources": head})
+    assert cluster_nodes.can_hold_workers({"Resources": {**head, "CPU": 1.0}})
+    assert cluster_nodes.can_hold_workers({"Resources": {**head, "GPU": 8.0}})
+
+
+def test_node_is_asked_for_files(tmp_path: Path) -> None:
+    here, absent = f"data.val_files={tmp_path}", f"data.train_files={tmp_path}/a=b.parquet"
+    assert cluster_nodes.look([here, absent])["absent"] == [absent]
+
+
 @pytest.mark.parametrize(
     ("recipe", "run", "env", "error", "message"),
     [
         ("toolbox/gdop", "/run", [], RecipeError, r"'toolbox/gdop' does not exist"),
-        ("toolbox/gdpo", "run", [], submit.SubmitError, r"--run: 'run' is relative"),
-        ("toolbox/gdpo", "/run", ["NOT_SET"], submit.SubmitError, r"--env: NOT_SET is not set"),
-        ("toolbox/gdpo", "/run", ["A=b"], submit.SubmitError, r"job server at http://127.0.0.1:9:"),
+        ("toolbox/gdpo", "run", [], jobs.JobError, r"--run: 'run' is relative"),
+        ("toolbox/gdpo", "/run", ["NOT_SET"], jobs.JobError, r"--env: NOT_SET is not set"),
+        ("toolbox/gdpo", "/run", ["A=b"], jobs.JobError, r"job server at http://127.0.0.1:9:"),
     ],
     ids=["recipe", "relative run", "variable", "no cluster"],
 )
@@ -69,13 +84,14 @@ def test_job_that_cannot_be_submitted_is_refused(
     recipe: str, run: str, env: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        submit.submit(recipe, Path(run), env=env, address="http://127.0.0.1:9")
+        submit.submit(recipe, Path(run), env=env, server=jobs.Server("http://127.0.0.1:9"))
 
 
 def test_retries_are_the_job_s() -> None:
-    entrypoint = submit._entrypoint("toolbox/gdpo", Path("/run"), ["a=1"], 2)
-    assert " train toolbox/gdpo --run /run --retries 2 " in entrypoint
-    assert entrypoint.endswith(" a=1")
+    command = submit._command("toolbox/gdpo", Path("/run"), ["a=1"], ["k=/a b"], 2)
+    assert command.startswith(f"python -m cluster_nodes {__version__} 'k=/a b' && exec ")
+    assert " train toolbox/gdpo --run /run --retries 2 " in command
+    assert command.endswith(" a=1")
 
 
 def test_relative_paths_are_made_absolute_when_submitting(
@@ -97,6 +113,93 @@ def test_relative_paths_are_made_absolute_when_submitting(
     assert not any("model.path" in each for each in submit.absolute("tool_call/gdpo", []))
 
 
+def test_package_that_is_sent_is_whole(tmp_path: Path) -> None:
+    package, metadata = map(Path, submit._package(tmp_path))
+    here = Path(jobs.__file__).parents[1]
+    sources = {file.relative_to(here) for file in here.rglob("*.py")}
+    assert sources <= {file.relative_to(package) for file in package.rglob("*.py")}
+    assert (package / "recipes" / "toolbox" / "gdpo.yaml").exists()
+    assert "verl.plugins" in (metadata / "entry_points.txt").read_text()
+
+
+CODE = "reward.custom_reward_function.path"
+
+
+def test_code_in_the_working_directory_keeps_its_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sent").mkdir()
+    for place in ("sent/mine.py", "here.py"):
+        (tmp_path / place).touch()
+    data = f"data.train_files={tmp_path}/data/rlla/train.parquet"
+    for file, kept in (("mine.py", True), ("here.py", False)):
+        overrides = submit.absolute("tool_call/gdpo", [f"{CODE}={file}"], "sent")
+        assert data in overrides  # what a run learns from is not sent
+        assert (f"{CODE}={tmp_path}/{file}" in overrides) != kept
+    archive = "s3://bucket/code.zip"
+    overrides = submit.absolute("tool_call/gdpo", [f"{CODE}=other.py"], archive)
+    assert not any(each.startswith(f"{CODE}={tmp_path}") for each in overrides)
+
+
+@pytest.mark.parametrize("working_dir", [None, "sent"])
+def test_relative_path_of_code_that_is_nowhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, working_dir: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = " nor in --working-dir sent" if working_dir else ""
+    expected = rf"{CODE}: 'mine.py' is relative and not in {tmp_path}{there}\. Give a path"
+    with pytest.raises(jobs.JobError, match=expected):
+        submit.absolute("tool_call/gdpo", [f"{CODE}=mine.py"], working_dir)
+
+
+def test_nodes_are_asked_for_what_is_a_file() -> None:
+    overrides = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files=/v.parquet"]
+    config = compose("tool_call/gdpo", overrides)
+    assert submit._files(config) == ["data.train_files=/a.parquet", "data.val_files=/v.parquet"]
+    config = compose("tool_call/gdpo", [*overrides, f"{CODE}=mine.py", f"{MODEL}=/models/x"])
+    assert submit._files(config)[2:] == [f"{CODE}=mine.py", f"{MODEL}=/models/x"]
+
+
+MODEL = "actor_rollout_ref.model.path"
+
+
+def test_options_are_those_of_ray_job_submit() -> None:
+    from gdpo_verl.cli import _parser
+
+    given = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "1000"]
+    given += ["--entrypoint-resources", '{"head": 0.5}', "--submission-id", "mine"]
+    given += ["--headers", '{"X-Team": "a"}', "--verify", "false"]
+    options = _parser().parse_args(["submit", "toolbox/gdpo", "--run", "/run", *given])
+    assert jobs.entrypoint_of(options) == {
+        "submission_id": "mine",
+        "entrypoint_num_cpus": 1.0,
+        "entrypoint_memory": 1000,
+        "entrypoint_resources": {"head": 0.5},
+    }
+    assert jobs.server_of(options) == jobs.Server(None, {"X-Team": "a"}, False)
+
+    from ray.dashboard.modules.job.cli import submit as ray_job_submit
+
+    theirs = {option for parameter in ray_job_submit.params for option in parameter.opts}
+    assert {"--no-wait", "--working-dir", "--address", *given[::2]} <= theirs
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--headers", "X-Team: a", '{"KEY": "VALUE"}, found \'X-Team: a\''),
+        ("--entrypoint-resources", '{"head": "one"}', '{"NAME": 1}'),
+    ],
+)
+def test_option_that_is_not_json_is_refused_with_an_example(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, expected: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["submit", "toolbox/gdpo", "--run", "/run", option, value])
+    assert f"argument {option}: expected JSON as {expected}" in capsys.readouterr().err
+
+
 def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
     command += ["--address", "http://127.0.0.1:9", "hardware=cluster", "trainer.nnodes=3"]
@@ -104,18 +207,18 @@ def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[s
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "tool_call/gdpo: gdpo on 3 node(s) × 8 GPU(s)" in printed
-    assert "not on this machine, so neither it nor the reward was tried" in printed
+    assert "not all on this machine, nor perhaps the reward; neither was tried" in printed
     assert "num_data_storage_units=24" in printed
 
 
 class Cluster:
-    """Raylets with addresses of their own, all but the first of them without gdpo-verl.
+    """Raylets with addresses of their own.
 
-    The first is at this machine's own address, into which Ray turns 127.0.0.1, then come
+    The head is at this machine's own address, into which Ray turns 127.0.0.1, then come
     127.0.0.2 and so on. Each process is ours to end.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **head: Any) -> None:
         self.directory = directory
         (directory / "token").write_text(secrets.token_hex(32))
         self.gcs, self.dashboard = free_port(), free_port()
@@ -130,15 +233,13 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
-        head = ["--head", f"--port={self.gcs}", f"--temp-dir={directory / 'ray'}"]
-        self.start(*head, "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}")
-        self.bare_python = environment_without_gdpo_verl(directory / "bare")
-        self.add()
+        options = ["--head", f"--port={self.gcs}", f"--temp-dir={directory / 'ray'}"]
+        options += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
+        self.start(*options, **head)
 
-    def add(self, number: int | None = None, **environment: str) -> None:
+    def add(self, number: int | None = None, **options: Any) -> None:
         """A node more, or one in place of that with this number."""
-        address = f"--address=127.0.0.1:{self.gcs}"
-        self.start(address, number=number, python=self.bare_python, **environment)
+        self.start(f"--address=127.0.0.1:{self.gcs}", number=number, **options)
 
     def kill_node(self, number: int) -> None:
         """Kill -9 its raylet; the workers on it end with it."""
@@ -154,13 +255,16 @@ class Cluster:
         *options: str,
         number: int | None = None,
         python: str = sys.executable,
+        devices: tuple[int, int] = (1, 16),
         **environment: str,
     ) -> None:
+        """Start a raylet with so many logical GPUs and CPUs; jobs on it find its own Python."""
+        path = f"{Path(python).parent}:{os.environ['PATH']}"
         number = number or len(self.nodes) + 1
         log = self.directory / f"node{number}.{len(self.nodes)}.log"
         command = [
             *[python, "-m", "ray.scripts.scripts", "start", "--block", *options],
-            *["--num-gpus=1", "--num-cpus=16"],  # logical ones
+            *[f"--num-gpus={devices[0]}", f"--num-cpus={devices[1]}"],
             *[f"--node-ip-address=127.0.0.{number}"],
             *["--min-worker-port=0", "--max-worker-port=0"],
             *[f"--dashboard-agent-listen-port={free_port()}"],
@@ -171,7 +275,7 @@ class Cluster:
                     command,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env=self.environment | environment,
+                    env=self.environment | {"PATH": path} | environment,
                     start_new_session=True,
                     cwd=self.directory,
                 )
@@ -205,12 +309,26 @@ class Cluster:
             cwd=self.directory,
         )
 
+    def attach(self, job: str, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gdpo_verl.cli", "attach", job, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+            cwd=self.directory,
+        )
+
     def actors(self, *, alive: bool = False) -> dict[str, set[str]]:
         """The nodes that each class of actors is or was on, by Ray's own account."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "list", "actors", "--detail"]
         command += ["--format=json", "--limit=1000", f"--address={self.address}"]
         listing = subprocess.run(
-            command, capture_output=True, text=True, check=True, env=self.environment
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=self.environment | {"RAY_API_SERVER_ADDRESS": self.address},
         )
         places: dict[str, set[str]] = {}
         for actor in json.loads(listing.stdout):
@@ -229,14 +347,47 @@ class Cluster:
                     os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
-def environment_without_gdpo_verl(directory: Path) -> str:
-    """This Python environment but for one package; returns its interpreter."""
-    venv.create(directory)
-    (packages,) = directory.glob("lib/python*/site-packages")
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "gdpo_verl" not in entry.name:
-            (packages / entry.name).symlink_to(entry)
-    return str(directory / "bin" / "python")
+class Proxy:
+    """What stands before a cluster: a certificate that no authority signed, and a header.
+
+    Attributes:
+      address: of the proxy.
+      certificate: the file that a client verifies it with.
+    """
+
+    def __init__(self, port: int, directory: Path, header: str) -> None:
+        self.upstream, self.header = port, header.lower().encode()
+        self.certificate, key = directory / "proxy.pem", directory / "proxy.key"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+        command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+        command += ["-keyout", str(key), "-out", str(self.certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.certificate, key)
+        own = free_port()
+        self.address = f"https://127.0.0.1:{own}"
+        self.loop = asyncio.new_event_loop()
+        serve = asyncio.start_server(self.answer, "127.0.0.1", own, ssl=context)
+        self.loop.run_until_complete(serve)
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if self.header not in head.lower():
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        back, forth = await asyncio.open_connection("127.0.0.1", self.upstream)
+        forth.write(head)
+        await asyncio.gather(copied(reader, forth), copied(back, writer))
+
+
+async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 def free_port() -> int:
@@ -252,18 +403,32 @@ def wait_for(condition: Callable[[], bool], seconds: float, state: Callable[[], 
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def running_cluster(**head: Any) -> Iterator[Cluster]:
     # Not below pytest's directories: a socket's path has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="gdpo", dir="/tmp"))
     cluster = None
     try:
-        cluster = Cluster(directory)
+        cluster = Cluster(directory, **head)
         yield cluster
     finally:
         if cluster:
             cluster.end()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python without gdpo-verl."""
+    return environment_without(re.compile("gdpo_verl"), tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="module")
+def cluster(bare: str) -> Iterator[Cluster]:
+    """Two nodes, the second without gdpo-verl."""
+    with running_cluster() as cluster:
+        cluster.add(python=bare)
+        yield cluster
 
 
 def inputs(toolbox: Path, policy: Path) -> list[str]:
@@ -277,7 +442,7 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
 @pytest.mark.real
 @pytest.mark.slow
 def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
-    cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
+    cluster: Cluster, bare: str, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     # The second node has no gdpo-verl: the job brings it, with its entry points.
@@ -299,7 +464,7 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     assert lost in output or re.search(r"died: .+ its Ray node died", output), output
     assert "The same command goes on from step 2, the last whole checkpoint" in output
 
-    cluster.add(2)
+    cluster.add(2, python=bare)
     first = training.metrics()
     job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
     output, _ = job.communicate(timeout=600)
@@ -324,12 +489,12 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
 @pytest.mark.real
 @pytest.mark.slow
 def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
-    cluster: Cluster, toolbox: Path, policy: Path, tmp_path: Path
+    cluster: Cluster, bare: str, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other" / "gdpo_verl-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gdpo-verl\nVersion: 9.9.9\n")
-    cluster.add(3, PYTHONPATH=str(other.parent))
+    cluster.add(3, python=bare, PYTHONPATH=str(other.parent))
     run = tmp_path / "run"
 
     job = cluster.submit(run)
@@ -372,3 +537,75 @@ def test_job_without_the_token_is_refused(
     output, _ = job.communicate(timeout=120)
     assert job.returncode == 1
     assert "Invalid authentication token" in output
+
+
+REWARD = """\
+from gdpo_verl.rewards import tool_call
+from gdpo_verl.rewards.components import declares
+
+
+@declares("format", "correctness")
+def compute_score(*arguments, **named):
+    with open("seen_in_the_working_directory") as file:
+        file.read()
+    return tool_call.compute_score(*arguments, **named)
+"""
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to_again(
+    toolbox: Path, policy: Path, tmp_path: Path
+) -> None:
+    bare = environment_without(re.compile("gdpo_verl|^verl"), tmp_path / "bare")
+    (tmp_path / "code" / "rewards").mkdir(parents=True)
+    (tmp_path / "code" / "rewards" / "mine.py").write_text(REWARD)
+    (tmp_path / "code" / "seen_in_the_working_directory").touch()
+    with running_cluster(python=bare, devices=(0, 0)) as cluster:
+        cluster.add()
+        proxy = Proxy(cluster.dashboard, tmp_path, "X-Team: gdpo")
+        cluster.environment["RAY_API_SERVER_ADDRESS"] = proxy.address
+        certified = ["--verify", str(proxy.certificate)]
+        through = [*certified, "--headers", '{"X-Team": "gdpo"}']
+
+        for options, refusal in (([], "certificate verify failed"), (certified, "403")):
+            output, _ = cluster.submit(Path("/run"), *options).communicate(timeout=120)
+            assert refusal in output, output
+
+        # The driver is on the head, as Ray puts it there by default, and a file is missing.
+        run = tmp_path / "run"
+        missing = f"data.train_files={tmp_path}/none.parquet"
+        output, _ = cluster.submit(run, *through, missing).communicate(timeout=300)
+        assert "with --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
+        assert re.search(rf"node 127.0.0.2 .*: {missing} not found", output), output
+        assert "refused: 2 of 2 nodes cannot train" in output
+
+        chosen = ["--entrypoint-num-cpus", "1", "--working-dir", str(tmp_path / "code")]
+        chosen += ["--submission-id", "mine", "--no-wait", "trainer.nnodes=1"]
+        chosen += ["trainer.total_training_steps=2", f"{CODE}=rewards/mine.py"]
+        job = cluster.submit(run, *through, *chosen, *inputs(toolbox, policy))
+        output, _ = job.communicate(timeout=120)
+        assert job.returncode == 0, output
+        assert "`gdpo-verl attach mine` shows its log" in output
+        first = cluster.attach("mine", *through)
+        wait_for(lambda: (run / "train.log").exists(), 300, lambda: str(run))
+        first.send_signal(signal.SIGINT)
+        output, _ = first.communicate(timeout=60)
+        assert first.returncode == 130
+        assert "job mine goes on" in output
+
+        again = cluster.attach("mine", *through)
+        output, _ = again.communicate(timeout=600)
+        assert again.returncode == 0, output
+        assert "holds no worker, for it has neither CPU nor GPU for Ray; not asked" in output
+        assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 1
+        assert sorted(Training(run, 0, "").metrics()) == [1, 2]
+        actors = cluster.actors()
+        assert len(actors.pop("JobSupervisor")) == 2  # the refused job's was on the head
+        assert len(set.union(*actors.values())) == 1, actors
+
+        unknown = cluster.attach("another", *through)
+        output, _ = unknown.communicate(timeout=60)
+        assert unknown.returncode == 1
+        assert "another does not exist" in output

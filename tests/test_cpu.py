@@ -51,7 +51,7 @@ from vllm.model_executor.layers import utils
 layer = torch.nn.Linear(64, 64, bias=False)
 utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-buffer = ReplayBuffer("sync", {}, None, "drop", {})
+buffer = ReplayBuffer("sync", {}, 1, "drop", {})
 result["poll"] = buffer.poll_interval
 from verl.workers.engine.fsdp import transformer_impl
 result["pinned"] = transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory

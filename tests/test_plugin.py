@@ -100,7 +100,7 @@ def test_loading_the_plugin_imports_next_to_nothing() -> None:
         "import gdpo_verl.plugin, gdpo_verl.cpu\n"
         "print('@' + json.dumps(sorted(set(sys.modules) - before)))"
     )
-    assert in_fresh_process(code) == [
+    assert in_fresh_process(code, VERL_PLATFORM="") == [
         "gdpo_verl",
         "gdpo_verl.cpu",
         "gdpo_verl.hooks",

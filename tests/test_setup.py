@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,7 +95,7 @@ RECORDER = """\
 echo "$*" >> "$RECORD"
 case "$*" in
   *--dry-run*) printf '%s\\n' "$RESOLVED"; exit "${RESOLVES:-0}" ;;
-  *) exit "${INSTALLS:-0}" ;;
+  *) sleep "${INSTALLS_FOR:-0}"; exit "${INSTALLS:-0}" ;;
 esac
 """
 GPU = """\
@@ -116,6 +118,11 @@ class Machine:
         (self.bin / name).chmod(0o755)
 
     def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.started(*arguments, **environment)
+        output, error = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+    def started(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         self.record.write_text("")
         variables = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
@@ -124,12 +131,13 @@ class Machine:
             "RECORD": str(self.record),
             "RESOLVED": " + torch==2.11.0",
         }
-        return subprocess.run(
+        return subprocess.Popen(
             ["bash", str(ROOT / "scripts/setup.sh"), *arguments],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
             env=os.environ | variables | environment,
+            start_new_session=True,
         )
 
     @property
@@ -185,6 +193,26 @@ def test_what_was_interrupted_is_made_anew(machine: Machine) -> None:
     (machine.venv / "half").touch()
     assert machine.setup("cpu", "test").returncode == 0
     assert not (machine.venv / "half").exists()
+
+
+@pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGTERM])
+def test_installation_that_is_killed_is_made_by_the_next_call(
+    machine: Machine, cause: signal.Signals
+) -> None:
+    process = machine.started("cpu", INSTALLS_FOR="600")
+    while len(machine.asked) < 2:  # resolving, then installing
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    os.killpg(process.pid, cause)
+    process.communicate()
+    assert process.returncode != 0
+    half = machine.venv / "half"
+    if machine.venv.exists():
+        half.touch()
+
+    assert machine.setup("cpu").returncode == 0
+    assert not half.exists()
+    assert (machine.venv / "setup").read_text().startswith("cpu")
 
 
 @pytest.mark.parametrize(

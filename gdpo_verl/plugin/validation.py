@@ -335,7 +335,7 @@ def _boxed(value: Any) -> np.ndarray:
 def _warn_about_filter(config: Any) -> None:
     node = config.algorithm.get("filter_groups") or {}
     metric = node.get("metric")
-    if node.get("enable", False) and metric != FILTER_METRIC:
+    if node.get("enable", False) and metric and metric != FILTER_METRIC:
         logger.warning(
             "algorithm.filter_groups.metric=%s drops groups in which %s does not vary although "
             "other components may, from which GDPO learns. Use algorithm.filter_groups.metric=%s "

@@ -1,14 +1,16 @@
-"""Ask every node of a Ray cluster whether a training would find the same software there.
+"""Ask the nodes of a Ray cluster whether a training would find its software and files there.
 
 `gdpo_verl.run.submit` sends this one file with the job, and it runs there before the training:
-``python -m cluster_nodes EXPECTED``. So it imports nothing of gdpo-verl, which may be missing.
+``python -m cluster_nodes EXPECTED [KEY=PATH ...]``. So it imports nothing of gdpo-verl, which may
+be missing.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,10 +18,18 @@ from typing import Any
 TIMEOUT_SECONDS = 300.0
 
 
-def look() -> dict[str, Any]:
-    """What a process on this node finds: versions (None = missing), and the plug-in in verl."""
+def look(files: Sequence[str] = ()) -> dict[str, Any]:
+    """Say what a process on this node finds.
 
+    Args:
+      files: KEY=PATH of what the training reads.
+
+    Returns:
+      "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
+      "absent": those of the files that are not there.
+    """
     found: dict[str, Any] = {name: _version(name) for name in ("gdpo-verl", "verl")}
+    found["absent"] = [each for each in files if not os.path.exists(each.partition("=")[2])]
     found["loaded"] = False
     if found["verl"]:
         import verl  # noqa: F401  it loads its plug-ins, or passes over one that raises
@@ -36,12 +46,12 @@ def _version(name: str) -> str | None:
 
 
 def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
-    """What is wrong with one node.
+    """List what is wrong with one node.
 
     Args:
       found: what `look` returned there, or {"error": why it did not}.
       expected: the version of gdpo-verl that the job was submitted with.
-      verl: the version of verl on the node of the job's driver.
+      verl: the version of verl that all nodes should have; None when no node has any.
 
     Returns:
       A sentence for each, with the remedy; empty when the node may train.
@@ -53,7 +63,7 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
         wrong.append("verl is missing. Install it there, or start the node from verl's image")
     elif found["verl"] != verl:
         wrong.append(
-            f"verl {found['verl']}, expected {verl or 'none'} as on the driver's node. "
+            f"verl {found['verl']}, expected {verl} as on the driver's node. "
             "Install the same on all nodes"
         )
     if found["gdpo-verl"] != expected:
@@ -66,20 +76,32 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
             "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
             "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'"
         )
+    if found["absent"]:
+        wrong.append(
+            f"{', '.join(found['absent'])} not found. Put it where every node reads it under this "
+            "path, and name that path"
+        )
     return wrong
 
 
-def survey() -> dict[str, dict[str, Any]]:
-    """What `look` finds on each living node, by the node's address and id."""
+def can_hold_workers(node: Mapping[str, Any]) -> bool:
+    """Tell whether Ray would start a process of a training on a node of ``ray.nodes()``.
+
+    Each of them asks for a CPU or a GPU, and a head may be started with neither.
+    """
+    return any(node["Resources"].get(name, 0) > 0 for name in ("CPU", "GPU"))
+
+
+def survey(nodes: Sequence[Mapping[str, Any]], files: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what `look` finds on each of the nodes, by the node's id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     pending = {}
-    for node in ray.nodes():
-        if node["Alive"]:
-            here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
-            pending[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = task.remote()
+    for node in nodes:
+        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
+        pending[node["NodeID"]] = task.remote(list(files))
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=TIMEOUT_SECONDS)
     found: dict[str, dict[str, Any]] = {}
     for name, answer in pending.items():
@@ -92,22 +114,32 @@ def survey() -> dict[str, dict[str, Any]]:
     return found
 
 
-def main(expected: str) -> int:
+def main(expected: str, *files: str) -> int:
     """Print a line for each node; 1 when the cluster is refused."""
     import ray
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    found = survey()
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    found = survey([n for n in nodes if can_hold_workers(n) or n["NodeID"] == here], files)
     ray.shutdown()
-    here = _version("verl")
+    versions = [answer["verl"] for answer in found.values() if answer.get("verl")]
+    verl = _version("verl") or max(versions, default=None)
     refused = 0
-    for name, answer in sorted(found.items()):
-        wrong = problems(answer, expected, here)
-        refused += bool(wrong)
-        state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {here}, plug-in loaded"
-        print(f"node {name}: {state}", flush=True)
+    for node in sorted(nodes, key=lambda each: str(each["NodeManagerAddress"])):
+        state = "holds no worker, for it has neither CPU nor GPU for Ray; not asked"
+        if node["NodeID"] in found:
+            wrong = problems(found[node["NodeID"]], expected, verl)
+            if wrong and not can_hold_workers(node):
+                wrong.append(
+                    "Only the job's driver is there; with --entrypoint-num-cpus 1 it starts on a "
+                    "node that has CPUs"
+                )
+            refused += bool(wrong)
+            state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {verl}, plug-in loaded"
+        print(f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]}): {state}", flush=True)
     if refused:
-        print(f"refused: {refused} of {len(found)} nodes cannot train; nothing was started")
+        print(f"refused: {refused} of {len(nodes)} nodes cannot train; nothing was started")
     return int(refused > 0)
 
 

@@ -1,39 +1,44 @@
 """Train a recipe on a Ray cluster that exists, through Ray's job API.
 
-The job is the same ``gdpo-verl train`` that runs on one machine, on the cluster's head node,
-after each node has been asked for its versions (`gdpo_verl.run.cluster_nodes`).
+The job is the same ``gdpo-verl train`` that runs on one machine, on the cluster's head node unless
+the driver reserves something, after the nodes have been asked for their versions and for the files
+(`gdpo_verl.run.cluster_nodes`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import __version__
-from gdpo_verl.run import cluster_nodes, composition, launch
+from gdpo_verl.run import cluster_nodes, composition, jobs, launch
+from gdpo_verl.run.jobs import INTERRUPTED, JobError, Server
 
-if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
-
-STOP_SECONDS = 60.0
-INTERRUPTED = 130
 # The hardware recipes may say how many devices a Ray of their own has; here `ray start` did.
-_EXISTING_CLUSTER = ["++ray_kwargs.ray_init.num_gpus=null", "++ray_kwargs.ray_init.num_cpus=null"]
-
-
-class SubmitError(RuntimeError):
-    """The job was not submitted, or its state is unknown."""
+_EXISTING_CLUSTER = [
+    "++ray_kwargs.ray_init.num_gpus=null",
+    "++ray_kwargs.ray_init.num_cpus=null",
+    # Else TransferQueue wants storage units on nodes that have no CPU for them.
+    "++transfer_queue.backend.SimpleStorage.required_node_resource=CPU",
+]
+_DATA = ("data.train_files", "data.val_files")
+_MODEL = "actor_rollout_ref.model.path"
+# Files that are imported where a worker is; they may come with the job's working directory.
+_CODE = (
+    "reward.custom_reward_function.path",
+    "reward.reward_manager.module.path",
+    "data.custom_cls.path",
+    "trainer.v1.sampler.custom_sampler.path",
+)
 
 
 def submit(
@@ -41,10 +46,13 @@ def submit(
     run: Path,
     overrides: Sequence[str] = (),
     *,
-    address: str | None = None,
+    server: Server | None = None,
     env: Sequence[str] = (),
     upload: bool = False,
+    working_dir: str | None = None,
+    entrypoint: Mapping[str, Any] | None = None,
     retries: int = 0,
+    wait: bool = True,
 ) -> int:
     """Submit a training, show its log, and return its exit status.
 
@@ -54,80 +62,121 @@ def submit(
       recipe: its name, for example "tool_call/gdpo".
       run: the run's directory, where every node can write.
       overrides: Hydra's.
-      address: of the cluster's job server, for example "http://head:8265". Ray prefers
-        RAY_API_SERVER_ADDRESS or RAY_ADDRESS to it, and without any looks on this machine. The
-        token is Ray's affair: RAY_AUTH_MODE=token with ~/.ray/auth_token or RAY_AUTH_TOKEN.
+      server: the cluster's job server.
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
+      working_dir: a directory here, or the address of an archive, to send to every node; the job's
+        processes run in it.
+      entrypoint: what else Ray's `submit_job` takes, for example {"entrypoint_num_cpus": 1}.
       retries: how often the job itself starts a training again that failed.
+      wait: False prints the job's id and returns.
 
     Returns:
       The job's own status; 130 when it was stopped.
 
     Raises:
-      SubmitError: a wrong argument, or Ray refused the job or is out of reach.
+      RecipeError: no such recipe, or its configuration cannot be composed.
+      JobError: a wrong argument, or Ray refused the job or is out of reach.
     """
     composition.require_recipe(recipe)
     if not run.is_absolute():
-        raise SubmitError(
+        raise JobError(
             f"--run: {str(run)!r} is relative, but the job has a working directory of its own; "
             "name a directory that every node can write, from its root"
         )
-    overrides = absolute(recipe, overrides)
+    overrides = absolute(recipe, overrides, working_dir)
+    files = _files(composition.compose(recipe, overrides))
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}
+    server = server or Server()
     with tempfile.TemporaryDirectory() as stage:
         runtime_env: dict[str, Any] = {
             "env_vars": variables,
             "py_modules": [_check(Path(stage)), *(_package(Path(stage)) if upload else [])],
+            **({"working_dir": working_dir} if working_dir else {}),
         }
-        entrypoint = _entrypoint(recipe, run, overrides, retries)
-        client, job = _send(address, entrypoint, runtime_env)
+        command = _command(recipe, run, overrides, files, retries)
+        client = server.connect()
+        with server.explained():
+            job = client.submit_job(
+                entrypoint=command, runtime_env=runtime_env, **dict(entrypoint or {})
+            )
+    if not wait:
+        print(job)
+        sys.stderr.write(f"`gdpo-verl attach {job}` shows its log, `ray job stop {job}` ends it\n")
+        return 0
     sys.stderr.write(f"job {job}\n")
     try:
-        asyncio.run(_show_log(client, job))
+        return jobs.follow(client, job)
     except KeyboardInterrupt:
-        _stop(client, job)
+        jobs.stop(client, job)
         return INTERRUPTED
-    details = client.get_job_info(job)
-    if details.status == "STOPPED":
-        return INTERRUPTED
-    if details.status == "FAILED" and not details.driver_exit_code:
-        sys.stderr.write(f"job {job}: {details.message}\n")
-        return 1
-    return int(details.driver_exit_code or 0)
 
 
-def absolute(recipe: str, overrides: Sequence[str]) -> list[str]:
+def absolute(recipe: str, overrides: Sequence[str], working_dir: str | None = None) -> list[str]:
     """The overrides, and the files that the recipe names, by their full paths from here.
 
-    The job has another working directory: that in which ``ray start`` ran on the head node. A
-    model or reward function is a path only where it is one here; a hub id stays as it is.
+    The job has another working directory: that in which ``ray start`` ran on the head node, or
+    `working_dir`. Code in `working_dir` keeps its relative path. A model is a path only where it
+    is one here; a hub id stays as it is.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
+      JobError: code that is a relative path, which is neither here nor in `working_dir`.
     """
     config = composition.compose(recipe, overrides)
     added = []
-    for key in composition.SOURCES:
-        value = OmegaConf.select(config, key)
-        files = [value] if isinstance(value, str) else list(value or [])
-        whole = [_from_here(file, always=key.startswith("data.")) for file in files]
+    for key in (*_DATA, _MODEL, *_CODE):
+        files = _named(config, key)
+        whole = [_from_here(key, file, working_dir) for file in files]
         if whole != files:
             texts = [launch.quoted(file) for file in whole]
-            text = texts[0] if isinstance(value, str) else f"[{','.join(texts)}]"
-            added.append(f"{key}={text}")
+            one = isinstance(OmegaConf.select(config, key), str)
+            added.append(f"{key}={texts[0] if one else '[' + ','.join(texts) + ']'}")
     return [*overrides, *added]
 
 
-def _from_here(file: str, *, always: bool) -> str:
-    if "://" in file or not (always or Path(file).expanduser().exists()):
+def _named(config: DictConfig, key: str) -> list[str]:
+    value = OmegaConf.select(config, key)
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _from_here(key: str, file: str, working_dir: str | None) -> str:
+    if "://" in file:
         return file
-    return str(Path(file).expanduser().absolute())
+    path = Path(file).expanduser()
+    if key in _CODE and not path.is_absolute():
+        if _is_sent(file, working_dir):
+            return file
+        if not path.exists():
+            sent = f" nor in --working-dir {working_dir}" if working_dir else ""
+            raise JobError(
+                f"{key}: {file!r} is relative and not in {os.getcwd()}{sent}. Give a path that "
+                "every node has, or send the file with --working-dir"
+            )
+    if key == _MODEL and not (path.exists() or file.startswith((".", "~"))):
+        return file
+    return str(path.absolute())
 
 
-def _entrypoint(recipe: str, run: Path, overrides: Sequence[str], retries: int) -> str:
-    check = ["python", "-m", "cluster_nodes", __version__]
+def _is_sent(file: str, working_dir: str | None) -> bool:
+    """Tell whether `working_dir` has a relative path; an archive elsewhere is believed to."""
+    if not working_dir or "://" in working_dir:
+        return bool(working_dir)
+    return (Path(working_dir).expanduser() / file).exists()
+
+
+def _files(config: DictConfig) -> list[str]:
+    """KEY=PATH of each file that a node needs; a model that is not a path is a hub's id."""
+    found = [f"{key}={file}" for key in (*_DATA, *_CODE) for file in _named(config, key)]
+    found += [f"{_MODEL}={file}" for file in _named(config, _MODEL) if file.startswith("/")]
+    return [each for each in found if "://" not in each]
+
+
+def _command(
+    recipe: str, run: Path, overrides: Sequence[str], files: Sequence[str], retries: int
+) -> str:
+    check = ["python", "-m", "cluster_nodes", __version__, *files]
     train = ["python", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
     train += ["--retries", str(retries)]
     return f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
@@ -138,7 +187,7 @@ def _variables(env: Sequence[str]) -> dict[str, str]:
     for entry in env:
         name, given, value = entry.partition("=")
         if not given and name not in os.environ:
-            raise SubmitError(f"--env: {name} is not set here; set it, or give {name}=VALUE")
+            raise JobError(f"--env: {name} is not set here; set it, or give {name}=VALUE")
         variables[name] = value if given else os.environ[name]
     return variables
 
@@ -158,7 +207,7 @@ def _package(stage: Path) -> list[str]:
     """
     package, metadata = stage / "gdpo_verl", stage / f"gdpo_verl-{__version__}.dist-info"
     without_caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(__file__).parent, package, ignore=without_caches)
+    shutil.copytree(Path(__file__).parents[1], package, ignore=without_caches)
     # In a checkout they are beside the package.
     shutil.copytree(
         composition.recipes_directory(),
@@ -170,52 +219,3 @@ def _package(stage: Path) -> list[str]:
     for name in ("METADATA", "entry_points.txt"):
         (metadata / name).write_text(distribution("gdpo-verl").read_text(name) or "")
     return [str(package), str(metadata)]
-
-
-def _send(
-    address: str | None, entrypoint: str, runtime_env: dict[str, Any]
-) -> tuple[JobSubmissionClient, str]:
-    from ray.exceptions import RayError
-    from ray.job_submission import JobSubmissionClient
-
-    try:
-        client = JobSubmissionClient(address)
-        return client, client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env)
-    except (OSError, RuntimeError, ValueError, RayError) as error:
-        where = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
-        raise SubmitError(
-            f"Ray's job server at {where or 'this machine'}: {error}\n"
-            "Expected a running cluster: --address http://HEAD:8265 or RAY_API_SERVER_ADDRESS, "
-            "and RAY_AUTH_MODE=token with its token where the cluster asks for one."
-        ) from error
-
-
-async def _show_log(client: JobSubmissionClient, job: str) -> None:
-    """Print the job's log until the job ends, through lost connections."""
-    import aiohttp
-
-    shown = 0
-    while True:
-        # Asked before reading: after a lost connection, what the job wrote last is yet to be read.
-        ended = client.get_job_status(job).is_terminal()
-        skip = shown  # each connection begins with the log's first line
-        try:
-            async for text in client.tail_job_logs(job):
-                new, skip = text[skip:], max(0, skip - len(text))
-                shown += len(new)
-                print(new, end="", flush=True)
-            ended = client.get_job_status(job).is_terminal()
-        except (RuntimeError, OSError, aiohttp.ClientError):  # a proxy's time limit, say
-            await asyncio.sleep(1.0)
-        if ended:
-            return
-
-
-def _stop(client: JobSubmissionClient, job: str) -> None:
-    sys.stderr.write(f"job {job}: stopping\n")
-    client.stop_job(job)
-    deadline = time.monotonic() + STOP_SECONDS
-    while not client.get_job_status(job).is_terminal():
-        if time.monotonic() > deadline:
-            raise SubmitError(f"job {job} does not stop; see `ray job status {job}`")
-        time.sleep(0.5)

@@ -1,0 +1,173 @@
+"""The Dockerfile, the RayJob and SkyPilot's task hold together with the recipes they start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl.cli import _parser
+from gdpo_verl.cli import main as gdpo
+from gdpo_verl.run.launch import composed
+from gdpo_verl.run.submit import _EXISTING_CLUSTER
+
+ROOT = Path(__file__).parents[1]
+PLACE = ROOT / "scripts" / "cluster"
+QUEUE_NODES = "transfer_queue.backend.SimpleStorage.required_node_resource"
+
+
+def rayjob() -> dict[str, Any]:
+    job = yaml.safe_load((PLACE / "rayjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    return dict(job["spec"])
+
+
+def pods(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    cluster = spec["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        yield group["template"]["spec"]
+
+
+def training(command: str) -> tuple[Path, list[str], DictConfig]:
+    """The run's directory, the arguments and the configuration of a `gdpo-verl train …`."""
+    program, *arguments = shlex.split(command)
+    assert program == "gdpo-verl"
+    options, overrides = _parser().parse_known_args(arguments)
+    return options.run, arguments, composed(options.recipe, options.run, overrides)[0]
+
+
+def test_rayjob_starts_a_recipe_that_passes_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, arguments, _ = training(rayjob()["entrypoint"])
+    here = [f"data.{name}_files=/tmp/none.parquet" for name in ("train", "val")]
+    assert gdpo([*arguments, "--dry-run", *here]) == 1
+    problems = re.findall(r"PROBLEM  (.+)", capsys.readouterr().out)
+    assert len(problems) == 1
+    assert "data.train_files: '/tmp/none.parquet' does not exist here" in problems[0]
+
+
+def test_rayjob_has_the_nodes_gpus_and_volumes_that_its_training_names() -> None:
+    spec = rayjob()
+    run, _, config = training(spec["entrypoint"])
+    (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    head, worker = (pod["containers"][0] for pod in pods(spec))
+    assert workers["replicas"] == config.trainer.nnodes
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == config.trainer.n_gpus_per_node
+    assert head["image"] == worker["image"]
+    for pod in pods(spec):
+        container, known = pod["containers"][0], {volume["name"] for volume in pod["volumes"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert set(mounts.values()) <= known
+        for path in (str(run), config.data.train_files, config.data.val_files):
+            assert any(path.startswith(f"{mount}/") for mount in mounts)
+
+
+def test_rayjob_beside_a_head_without_cpus_places_nothing_there() -> None:
+    spec = rayjob()
+    assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    assert spec["entrypointNumCpus"] >= 1
+    _, _, config = training(spec["entrypoint"])
+    assert OmegaConf.select(config, QUEUE_NODES) == "CPU"
+    assert f"++{QUEUE_NODES}=CPU" in _EXISTING_CLUSTER
+
+
+def test_rayjob_writes_the_metrics_where_the_report_reads_them() -> None:
+    spec = rayjob()
+    run, _, _ = training(spec["entrypoint"])
+    variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert variables["VERL_FILE_LOGGER_PATH"] == str(run / "metrics.jsonl")
+
+
+def skypilot() -> dict[str, Any]:
+    return dict(yaml.safe_load((PLACE / "skypilot.yaml").read_text()))
+
+
+@pytest.mark.parametrize("stage", ["setup", "run"])
+def test_skypilots_stages_are_shell_and_call_what_there_is(stage: str) -> None:
+    text = skypilot()[stage]
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    for script in re.findall(r"scripts/\S+", text):
+        assert os.access(ROOT / script, os.X_OK), script
+
+
+def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path: Path) -> None:
+    task = skypilot()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    (tmp_path / "sky_templates" / "ray").mkdir(parents=True)
+    for script in ("sky_templates/ray/start_cluster", "scripts/submit.sh"):
+        (tmp_path / script).parent.mkdir(exist_ok=True)
+        (tmp_path / script).write_text('#!/bin/sh\necho "$0 $RUN $*"\n')
+        (tmp_path / script).chmod(0o755)
+    printed = [
+        subprocess.run(
+            ["bash", "-c", task["run"]],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env=os.environ
+            | {"HOME": str(tmp_path), "SKYPILOT_NODE_RANK": rank, "SKYPILOT_NUM_NODES": "2"},
+        ).stdout.splitlines()
+        for rank in ("0", "1")
+    ]
+    assert [len(lines) for lines in printed] == [2, 1]
+    _, run, *arguments = printed[0][1].split()
+    assert any(run.startswith(f"{mount}/") for mount in task["file_mounts"])
+    _, _, config = training(shlex.join(["gdpo-verl", "train", "--run", run, *arguments]))
+    assert config.trainer.nnodes == task["num_nodes"]
+    gpus = task["resources"]["accelerators"].partition(":")[2]
+    assert config.trainer.n_gpus_per_node == int(gpus)
+
+
+def test_skypilots_task_fits_its_schema() -> None:
+    schemas = pytest.importorskip("sky.utils.schemas")
+    import jsonschema
+
+    task = skypilot()
+    jsonschema.validate(task, schemas.get_task_schema())
+    jsonschema.validate(task["resources"], schemas.get_resources_schema())
+    for mount in task["file_mounts"].values():
+        jsonschema.validate(mount, schemas.get_storage_schema())
+
+
+def instructions() -> list[tuple[str, str]]:
+    lines = (PLACE / "Dockerfile").read_text().splitlines()
+    pairs = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#")]
+    assert pairs[0][0] == "FROM"
+    assert {word for word, _ in pairs} <= {"FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN"}
+    return pairs
+
+
+def test_dockerfiles_path_is_that_of_the_environment_it_makes() -> None:
+    found = instructions()
+    (place,) = (rest for word, rest in found if word == "WORKDIR")
+    assert ("ENV", f"PATH={place}/.venv/bin:$PATH") in found
+    (profile,) = (rest for word, rest in found if "profile.d" in rest)
+    assert f"PATH={place}/.venv/bin:$PATH" in profile
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_what_the_dockerfile_copies_is_enough_to_install_and_to_train(tmp_path: Path) -> None:
+    (install,) = (rest for word, rest in instructions() if "setup.sh" in rest)
+    for word, rest in instructions():
+        if word == "COPY":
+            *sources, target = rest.split()
+            for source in sources:
+                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                copy(ROOT / source, tmp_path / target)
+    environment = {key: value for key, value in os.environ.items() if key != "VENV"}
+    environment["HARDWARE"] = "cpu"  # the build argument
+    subprocess.run(["bash", "-c", install], cwd=tmp_path, env=environment, check=True)
+    command = [tmp_path / ".venv/bin/gdpo-verl", "train", "toolbox/gdpo", "--cfg", "job"]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "adv_estimator: gdpo" in printed.stdout

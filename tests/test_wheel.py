@@ -1,0 +1,95 @@
+"""The package as it is published: built, and installed alone beside verl."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import Training, environment_without
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (find_spec("build") and find_spec("twine")), reason="scripts/setup.sh cpu test"
+    ),
+]
+
+
+def run(*command: object, **options: object) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with the source archive and the wheel made of it."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+def test_twine_has_nothing_to_say(built: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir())
+
+
+def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = run("git", "ls-files", "gdpo_verl", "recipes", cwd=ROOT).split()
+    wanted = {re.sub("^recipes/", "gdpo_verl/recipes/", name) for name in tracked}
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+
+
+def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
+    wheel: Path, toolbox: Path, policy: Path, tmp_path: Path
+) -> None:
+    python = environment_without(re.compile("gdpo_verl"), tmp_path / "environment")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel)
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+    train = [
+        *[Path(python).with_name("gdpo-verl"), "train", "toolbox/gdpo", "--run", "run"],
+        "hardware=cpu",
+        f"actor_rollout_ref.model.path={policy}",
+        f"data.train_files={toolbox / 'train.parquet'}",
+        f"data.val_files={toolbox / 'validation.parquet'}",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=2",
+    ]
+    two = "trainer.total_training_steps=2"
+    assert "All checks passed" in run(*train, two, "--dry-run", cwd=directory)
+    run(*train, two, cwd=directory)
+    training = Training(directory / "run", 0, "")
+    padded = training.metrics()
+    assert sorted(padded) == [1, 2]
+
+    # The rest with rows packed, and with a dump of every second step.
+    packed = "actor_rollout_ref.model.use_remove_padding=true"
+    longer = ["trainer.total_training_steps=4", "trainer.rollout_dump_freq=2", packed]
+    run(*train, *longer, cwd=directory)
+    assert sorted(training.metrics()) == [3, 4]
+    assert {file.stem for file in (directory / "run/rollouts").glob("*.jsonl")} == {"1", "2", "4"}
+    for metrics in (padded | training.metrics()).values():
+        assert metrics["training/rollout_probs_diff_max"] < 1e-4
