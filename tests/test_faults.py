@@ -57,25 +57,6 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
         ray.shutdown()
 
 
-def test_training_that_logs_nothing_for_long_hangs_and_what_is_stopped_is_named(
-    tmp_path: Path,
-) -> None:
-    began = time.time() - 600
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        try:
-            said = launch._hang(process.pid, tmp_path, began, 300.0)
-            assert said is not None
-            assert said.endswith("for 5 minutes (--hang-after); no process here is stopped")
-            process.send_signal(signal.SIGSTOP)
-            os.waitpid(process.pid, os.WUNTRACED)
-            said = launch._hang(process.pid, tmp_path, began, 300.0)
-            assert str(said).endswith(f"stopped: sleep 600 (pid {process.pid})")
-            (tmp_path / "metrics.jsonl").touch()
-            assert launch._hang(process.pid, tmp_path, began, 300.0) is None
-        finally:
-            process.kill()
-
-
 class Victim:
     """A training in a directory of its own, whose processes are killed one after the other."""
 

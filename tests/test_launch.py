@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -316,3 +318,22 @@ def test_failure_is_retried_while_that_may_get_further(
     failure: launch.Failure, advanced: bool, stalled: bool, again: bool
 ) -> None:
     assert launch.worth_retrying(failure, advanced=advanced, stalled=stalled) is again
+
+
+def test_training_that_logs_nothing_for_long_hangs_and_what_is_stopped_is_named(
+    tmp_path: Path,
+) -> None:
+    began = time.time() - 600
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            said = launch._hang(process.pid, tmp_path, began, 300.0)
+            assert said is not None
+            assert said.endswith("for 5 minutes (--hang-after); no process here is stopped")
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            said = launch._hang(process.pid, tmp_path, began, 300.0)
+            assert str(said).endswith(f"stopped: sleep 600 (pid {process.pid})")
+            (tmp_path / "metrics.jsonl").touch()
+            assert launch._hang(process.pid, tmp_path, began, 300.0) is None
+        finally:
+            process.kill()

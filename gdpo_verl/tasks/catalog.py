@@ -97,7 +97,7 @@ def prepare(
     if model is not None:
         from gdpo_verl.tasks.rows import PromptLength
 
-        most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
+        most = max_prompt_length or task.max_prompt_length or 0
         options["length"] = PromptLength.load(model, most)
     elif max_prompt_length is not None:
         raise ValueError(
