@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.rewards.thought import THINK
+from gdpo_verl.row_key import uid_of
 
 GROUND_TRUTH = "ground truth"
 PHRASED = "as an answer"
@@ -164,8 +165,7 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[Answer]:
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
             dumped = dumped or _Dumped(dataset)
             row = dumped.row_of(line, where)
-            # verl's names of rows are {uid}_{session}_{output}.
-            group = str(line.get("uid", row)).rsplit("_", 2)[0]
+            group = uid_of(str(line.get("uid", row)))
             answers.append(Answer(row, path.name, line["output"], group))
         else:
             raise ValueError(

@@ -17,6 +17,7 @@ from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.plugin.batch import RewardBatch, read_components
 from gdpo_verl.rewards.components import Component
+from gdpo_verl.row_key import RowKey
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def _batch(readable: Sequence[Case], objective: Objective) -> RewardBatch:
         objective,
         [case.outcome.info for case in readable],
         [case.answer.group for case in readable],
-        [f"{number}_0" for number in range(len(readable))],
+        [str(RowKey("answer", number, 0)) for number in range(len(readable))],
     )
 
 
