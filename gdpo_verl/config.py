@@ -109,7 +109,7 @@ class GdpoConfig:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is optimised: the components in order, their weights, and the settings.
+    """The quantity to optimise: components in order, their weights, and the settings.
 
     Attributes:
       ranges: low and high, in reward units, of the components that declare both.

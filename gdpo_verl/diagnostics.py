@@ -89,7 +89,7 @@ def component_metrics(
 
 
 def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
-    """Who moves the decoupled advantage, and who pulls against whom.
+    """Each component's share of the decoupled advantage, and conflicts between components.
 
     With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
 
@@ -151,7 +151,7 @@ def groups_that_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hash
 
 
 def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
-    """How many answers could not be read, and why, as shares of the rows.
+    """The shares of rows whose answers could not be read, by reason.
 
     ``gdpo/parse_error/share``, the rows with a code other than 0;
     ``gdpo/parse_error/code_<code>``, the rows with that code, for each that occurs: one that
@@ -199,7 +199,7 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
 
 
 def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
-    """How many advantages GRPO would tell apart in these groups, and how many GDPO does.
+    """The numbers of distinct advantages in these groups, by GRPO and by GDPO.
 
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
@@ -219,7 +219,7 @@ def _share(rows: Tensor) -> Weighted:
 
 
 def _constant_groups(values: Tensor, groups: Tensor, count: int) -> tuple[int, int]:
-    """How many groups have values and only one of them, and how many have any."""
+    """Count the groups with a single distinct value, and those with any value."""
     low = values.new_full((count,), torch.inf).scatter_reduce_(0, groups, values, "amin")
     high = values.new_full((count,), -torch.inf).scatter_reduce_(0, groups, values, "amax")
     filled = low.isfinite()

@@ -32,7 +32,7 @@ _BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a training would do and need, and what is wrong with it.
+    """A training as it would run: its settings, its needs, and its faults.
 
     Attributes:
       lines: for a terminal.

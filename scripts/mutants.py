@@ -181,7 +181,7 @@ def mutants_of_module(module: str) -> list[Mutant]:
 
 
 def tests_pass(mutant: Mutant | None, tests: Sequence[str], marker: str, limit: float) -> bool:
-    """Whether these tests pass on a copy of the package with this change."""
+    """Run these tests on a copy of the package with this change; true when they pass."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
         copy = Path(directory)
         for name in ("recipes", "tests", "scripts", "docs", "pyproject.toml"):

@@ -32,7 +32,7 @@ TIMEOUT = 20.0
 
 @dataclass(frozen=True)
 class Source:
-    """Where the answers come from; at most one is set, and without any they are made up.
+    """The source of the answers; at most one is set, and without any they are made up.
 
     Attributes:
       file: JSON lines; see `answers.from_file`.
@@ -207,7 +207,7 @@ def _dataset(config: Any, tokenizer: Any) -> Any:
 
 
 def _refuse_empty(files: Any) -> None:
-    """Where there is no row at all, `datasets` complains about its own batch size."""
+    """Refuse data without a row, for which `datasets` complains about its own batch size."""
     import pyarrow.parquet as pq
 
     for file in [files] if isinstance(files, str) else files:

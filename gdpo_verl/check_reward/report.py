@@ -1,4 +1,4 @@
-"""What a reward made of a set of answers, in numbers and complaints: pure."""
+"""A reward's results on a set of answers, in numbers and complaints: pure."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _dicts(came_back: Sequence[Case], settings: GdpoConfig) -> tuple[list[Case],
 def _resolve(
     returned: Sequence[Case], declared: Sequence[Component], settings: GdpoConfig
 ) -> tuple[Objective | None, list[str]]:
-    """What would be optimised; a key counts as returned where one answer has it."""
+    """Resolve the objective; a key counts as returned where one answer has it."""
     keys = list(dict.fromkeys(key for case in returned for key in case.outcome.info))
     try:
         return settings.resolve(declared, keys or None), []

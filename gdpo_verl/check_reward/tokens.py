@@ -11,7 +11,7 @@ from gdpo_verl.plugin.validation import prompt_text
 
 
 def model_path(model: Any) -> str | None:
-    """Where the policy's tokenizer is, or None when it is not on this machine.
+    """Find the policy's tokenizer; None when it is not on this machine.
 
     Args:
       model: verl's `actor_rollout_ref.model`. A name that is no absolute path may be one of the

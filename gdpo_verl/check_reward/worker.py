@@ -38,7 +38,7 @@ _PRELOADED = ["verl.trainer.ppo.reward"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the reward made of one answer.
+    """The reward's result for one answer.
 
     Attributes:
       score: the manager's `reward_score`.
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the configured reward declares, and an outcome for each of the first answers.
+    """The components that the configured reward declares, and the first answers' outcomes.
 
     Attributes:
       again: the outcomes of the answers when they were scored once more, by their place.
@@ -129,7 +129,7 @@ def _without_tensors(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loaded(process: BaseProcess, connection: Connection) -> Scored:
-    """What the process sends first: the declaration without outcomes, or why there is none.
+    """The process's first message: the declaration without outcomes, or the reason for none.
 
     Raises:
       ValueError: the reward could not be loaded.

@@ -160,7 +160,7 @@ def _result(passed: float, length: float, bug_free: float, error: ParseError) ->
 
 
 def _as_published(tests: Tests) -> Tests:
-    """What verl makes of a row: the first ten tests, and common imports ahead of the program."""
+    """Prepare a row as verl does: the first ten tests, common imports ahead of the program."""
     inputs, outputs = tests.inputs[:10], tests.outputs[:10]
     return replace(tests, inputs=inputs, outputs=outputs, setup=f"{PUBLISHED_SETUP}\n{tests.setup}")
 

@@ -1,4 +1,4 @@
-"""Whether what a program gave is what its test asked for. Both are plain data here.
+"""Comparison of a program's result with the one its test asks for. Both are plain data here.
 
 What the program gave comes from an adversary: nothing in it is executed, and what holds more
 than was asked for is not read.
@@ -54,7 +54,7 @@ def _stripped(text: str) -> list[str]:
 
 
 def same_value(text: str, expected: Any) -> bool:
-    """Whether a call's value is the one expected, as JSON.
+    """Tell whether a call's value is the one expected, as JSON.
 
     Args:
       text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything.
@@ -76,7 +76,7 @@ def _size(text: str) -> int:
 
 
 def _as_json(value: Any) -> Any:
-    """What `child.encode` wrote, as JSON would have it: tuples are lists, keys are texts.
+    """Convert what `child.encode` wrote to JSON's types: tuples are lists, keys are texts.
 
     Keys stay texts, whose hashes nobody can foresee, so that no dict is slow on purpose.
     """

@@ -34,7 +34,7 @@ PUBLISHED_SETUP = (
 
 @dataclass(frozen=True)
 class Tests:
-    """What an answer is tested with.
+    """The tests of an answer.
 
     Attributes:
       kind: 'script' (standard input and output), 'call' or 'assert'.

@@ -1,4 +1,4 @@
-"""What a reward function returns, declared beside it: names, ranges, which may be absent."""
+"""A reward function's components, declared beside it: names, ranges, which may be absent."""
 
 from __future__ import annotations
 

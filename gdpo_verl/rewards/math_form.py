@@ -65,7 +65,7 @@ def tidied(latex: str) -> str:
 
 
 def other_base(wanted: str, answer: str) -> bool:
-    """Whether two formulas name different bases: math-verify reads no subscript of a number.
+    """Find two formulas in different bases: math-verify reads no subscript of a number.
 
     >>> other_base("4210_5", "4210_{6}"), other_base("4210_5", "4210")
     (True, False)
@@ -75,7 +75,7 @@ def other_base(wanted: str, answer: str) -> bool:
 
 
 def is_evaluated(wanted: str, answer: str, question: str = "") -> bool:
-    """Whether an answer that equals the ground truth is one, not a formula that gives it.
+    """Tell an answer that equals the ground truth from a formula that gives it.
 
     It is where it is written as the ground truth, and is not where it is a formula of the
     question. Else, where the ground truth consists of plain numbers, it must, too; elsewhere
@@ -121,7 +121,7 @@ def _plain_text(latex: str) -> str:
 
 
 def _is_numbers(latex: str) -> bool:
-    """Whether a formula consists of numbers, with units, brackets and commas, and no more."""
+    """Recognise a formula of numbers, with units, brackets and commas, and no more."""
     latex = _BRACKETS.sub(lambda m: "(" if m.group(1) == "begin" else ")", latex)
     latex = _LAYOUT.sub("", _UNIT.sub("", latex))
     pieces: Iterable[str] = filter(None, _PIECES.split(latex))
@@ -129,7 +129,7 @@ def _is_numbers(latex: str) -> bool:
 
 
 def _repeats(formula: str, question: str) -> bool:
-    """Whether an operation in plain text stands in one of the question's formulas."""
+    """Look for an operation in plain text in the question's formulas."""
     if not _OPERATION.search(formula.lstrip("+-")):
         return False
     copy = re.compile(rf"(?<!\w){re.escape(formula)}(?!\w)")

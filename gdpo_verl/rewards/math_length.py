@@ -137,7 +137,7 @@ def _formula(ground_truth: str) -> str:
 def _judge(
     text: str, ground_truth: str, deadline: float, question: str | None
 ) -> tuple[bool, ParseError]:
-    """Whether an answer is right, and what is wrong with it; not strictly without a question."""
+    """Judge an answer, and say what is wrong with it; not strictly without a question."""
     try:
         wanted = _formula(ground_truth)
     except ValueError as fault:
@@ -159,7 +159,7 @@ def _judge(
 
 
 def _last_box(text: str) -> tuple[str, ParseError]:
-    """What stands in the last box, up to the brace that closes it. Linear in the text."""
+    """The content of the last box, up to the brace that closes it. Linear in the text."""
     start = -1
     for box in _BOX.finditer(text):
         start = box.end()

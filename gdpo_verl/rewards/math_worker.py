@@ -15,7 +15,7 @@ _IN_A_BOX = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
 def compare(question: tuple[str, str]) -> tuple[bool, int]:
-    """Whether an answer is the ground truth, both LaTeX; and a `ParseError`."""
+    """Tell whether an answer is the ground truth, both LaTeX; with a `ParseError`."""
     ground_truth, answer = question
     wanted = _read_ground_truth(ground_truth)
     if not wanted:
@@ -27,7 +27,7 @@ def compare(question: tuple[str, str]) -> tuple[bool, int]:
 
 
 def _read(latex: str) -> list[Any]:
-    """What math-verify makes of a formula, as a whole and in one way; empty for nothing."""
+    """Read a formula with math-verify, as a whole and in one way; empty for nothing."""
     found = parse(
         f"\\boxed{{{latex}}}", _IN_A_BOX, extraction_mode="first_match", parsing_timeout=None
     )

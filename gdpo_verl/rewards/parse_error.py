@@ -1,4 +1,4 @@
-"""Why a reward could not read or judge an answer: the codes of the diagnostic `parse_error`.
+"""The codes of the diagnostic `parse_error`: reasons why an answer could not be judged.
 
 One table for all rewards, so that a run on several tasks may count them together.
 """
@@ -14,7 +14,7 @@ _warned: set[str] = set()
 
 
 class ParseError(IntEnum):
-    """Why an answer could not be read or judged; 0 when nothing is wrong."""
+    """The reason why an answer could not be read or judged; 0 when nothing is wrong."""
 
     NONE = 0
     """Nothing wrong."""

@@ -1,4 +1,4 @@
-"""What all rewards do first with a text: drop the special tokens at its end, leave the thought."""
+"""The first steps of every reward: drop special tokens at the end, leave the thought."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assistant_text(text: str) -> str:
 
 
 def behind_thought(text: str) -> str | None:
-    """What follows the last `</think>`; None when another thought begins there.
+    """The text behind the last `</think>`; None when another thought begins there.
 
     Without a thought that is the whole text, and where the chat template itself opened
     `<think>`, so that only its end is in the answer, the same as with it.

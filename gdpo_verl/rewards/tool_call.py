@@ -45,7 +45,7 @@ Verdict = tuple[float, float, ParseError]
 
 
 class GroundTruth(NamedTuple):
-    """What an answer is measured against.
+    """The reference that an answer is measured against.
 
     Attributes:
       calls: the calls asked for, dicts of `name` and `parameters`; may be empty.
@@ -113,7 +113,7 @@ def format_reward(response: str, ground_truth: str, *, strict: bool = True) -> f
 
 
 def correctness_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
-    """How well the calls match those of the ground truth, from -3 to 3.
+    """Score the match of the calls with those of the ground truth, from -3 to 3.
 
     6 S / M - 3, where S begins with J(names) and M with 1, J being the multiset Jaccard
     similarity. For every call asked for, M grows by 1 + its number of parameters, and S by

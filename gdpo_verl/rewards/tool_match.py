@@ -1,4 +1,4 @@
-"""How well the calls that an answer makes match the calls asked for."""
+"""The match between the calls that an answer makes and the calls asked for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def _of_one_kind(a: Any, b: Any) -> bool:
-    """Whether booleans stand at the same places of two equal values."""
+    """Tell whether booleans stand at the same places of two equal values."""
     if isinstance(a, dict):
         pairs: Iterable[tuple[Any, Any]] = ((a[key], b[key]) for key in a)
     elif isinstance(a, list):
@@ -128,7 +128,7 @@ def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
 
 
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:
-    """What nobody asked for: 1 + its parameters for each unmatched call beyond the number
+    """The penalty of surplus: 1 + its parameters for each unmatched call beyond the number
     asked for, and 1 for each parameter of a match beyond twice the number asked for."""
     used = {column for _, column, _ in pairs}
     unused = [call for column, call in enumerate(found) if column not in used]

@@ -48,7 +48,7 @@ class Unreadable(ValueError):
 
 
 class Reading(NamedTuple):
-    """What an answer says.
+    """An answer as it was read.
 
     Attributes:
       calls: dicts of exactly `name` (str) and `parameters` (dict), in order of appearance;
@@ -150,7 +150,7 @@ def _as_call(value: Any) -> Call:
 
 
 def _read_tail(tail: str) -> tuple[bool, bool]:
-    """Whether the text behind the last call holds a response, and whether it is tidy."""
+    """Tell whether the text behind the last call holds a response, and whether it is tidy."""
     if not tail:
         return False, True
     gap, opened, rest = tail.partition(RESPONSE)

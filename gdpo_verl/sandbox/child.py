@@ -1,4 +1,4 @@
-"""What runs inside a sandbox: a small server that forks one process a program.
+"""The program inside a sandbox: a small server that forks one process a program.
 
 It is started as a script, with nothing but the standard library, and never imported by what
 it runs. The server takes requests, one JSON object a line, from its standard input and

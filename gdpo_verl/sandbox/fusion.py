@@ -27,7 +27,7 @@ _BUSY = (429, 502, 503, 504)
 
 
 class FusionSandbox:
-    """What `Sandbox` does for an answer, done by a service.
+    """A service in the place of `Sandbox`.
 
     A function keeps no state from one call to the next: each is a program of its own.
     """

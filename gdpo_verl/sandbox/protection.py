@@ -1,4 +1,4 @@
-"""Which protection this machine can give, found by trying, and how a sandbox is started with it.
+"""The protections that this machine can give, found by trying, to start a sandbox with.
 
 Tried in this order; the first whose probe finds every door shut is taken, once a process:
 
@@ -57,7 +57,7 @@ class Unprotected(RuntimeError):
 
 @dataclass(frozen=True)
 class Protection:
-    """How to start a sandbox.
+    """A way to start a sandbox.
 
     Attributes:
       name: bubblewrap (as root or not), landlock or unprotected.
@@ -221,14 +221,14 @@ def _settings(
 
 
 def _readable() -> list[str]:
-    """What a Python program must be able to read: `_hidden` takes the packages out of it."""
+    """The paths that a Python program must read: `_hidden` takes the packages out of them."""
     shared = [str(path) for path in Path(_STDLIB).parent.glob("libpython*")]
     system = [*_LIBRARIES, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
     return [*system, _PYTHON, _STDLIB, _SERVER[-1], *shared]
 
 
 def _hidden(site_packages: str | None) -> list[str]:
-    """Where packages lie in what is readable: they may carry data sets, and so the tests.
+    """The packages in what is readable: they may carry data sets, and so the tests.
 
     Every directory with the name that it has in the view and with its real one, but for what
     is part of `site_packages`.

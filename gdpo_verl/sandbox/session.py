@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class Status(Enum):
-    """How a program, or one call into it, ended."""
+    """The end of a program, or of one call into it."""
 
     OK = auto()
     SYNTAX = auto()
@@ -49,7 +49,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a program.
+    """The result of a program.
 
     Attributes:
       status: how it ended.
@@ -64,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use.
+    """The resources that a program may use.
 
     Attributes:
       timeout: seconds of CPU time a test, rounded up; twice as many by the clock.
@@ -275,7 +275,7 @@ class Sandbox:
 
 
 def read_reply(text: str) -> Outcome:
-    """What a function's message says (`child`). The value is not read: it may be anything."""
+    """Read a function's message (`child`), but not the value: it may be anything."""
     kind, rest = text[:1], text[1:]
     if kind == "V":
         return Outcome(Status.OK, rest)
