@@ -181,7 +181,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 
 def _files(config: DictConfig) -> list[str]:
-    """What the data is read from, and the reward where that is a file."""
+    """The files of the data, and that of the reward where it is one."""
     named = [config.data.train_files, config.data.val_files]
     files = [path for each in named for path in ([each] if isinstance(each, str) else each)]
     reward = config.reward.custom_reward_function.path

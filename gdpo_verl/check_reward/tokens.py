@@ -8,6 +8,7 @@ from typing import Any
 
 from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.plugin.validation import prompt_text
+from gdpo_verl.tasks.rows import tokenizer_of
 
 
 def model_path(model: Any) -> str | None:
@@ -32,19 +33,23 @@ def load_tokenizer(model: Any) -> Any:
     path = model_path(model)
     if path is None:
         return byte_tokenizer()
+    try:
+        return tokenizer_of(
+            path,
+            "actor_rollout_ref.model.path",
+            _as_verl_loads_it,
+            trust_remote_code=model.get("trust_remote_code", False),
+        )
+    except ValueError as error:
+        remedy = "With actor_rollout_ref.model.path=null bytes are counted for tokens."
+        raise ValueError(f"{error} {remedy}") from error
+
+
+def _as_verl_loads_it(path: str, **options: Any) -> Any:
     from verl.utils.fs import copy_to_local
     from verl.utils.tokenizer import hf_tokenizer
 
-    try:
-        return hf_tokenizer(
-            copy_to_local(path), trust_remote_code=model.get("trust_remote_code", False)
-        )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ValueError(
-            f"actor_rollout_ref.model.path: cannot load a tokenizer from {path!r}: "
-            f"{type(error).__name__}: {error}. Give the policy's directory, or "
-            "actor_rollout_ref.model.path=null to count bytes for tokens."
-        ) from error
+    return hf_tokenizer(copy_to_local(path), **options)
 
 
 def byte_tokenizer() -> Any:

@@ -8,7 +8,6 @@ that a new one costs little, and heads a session of its own, so that what it sta
 from __future__ import annotations
 
 import contextlib
-import copy
 import multiprocessing
 import os
 import random
@@ -26,6 +25,7 @@ from typing import Any
 
 from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.check_reward.tokens import load_tokenizer, prompt_ids, response_ids
+from gdpo_verl.plugin.batch import one_row
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.sandbox import protection
 
@@ -211,7 +211,7 @@ def _serve(
     for number, answer in enumerate(answers):
         ids = response_ids(tokenizer, answer)
         altered = tokenizer.decode(ids, skip_special_tokens=True) != answer.text
-        data = _data(rows[answer.row], prompt_ids(config, tokenizer, rows[answer.row]), ids)
+        data = one_row(prompt_ids(config, tokenizer, rows[answer.row]), ids, rows[answer.row])
         started = time.perf_counter()
         result: Mapping[str, Any] = {}
         error_text = None
@@ -241,32 +241,6 @@ def _end_with_the_command(connection: Connection) -> None:
         connection.close()
         command.join()
         os.killpg(0, signal.SIGKILL)
-
-
-def _data(row: Mapping[str, Any], prompt: Sequence[int], response: Sequence[int]) -> Any:
-    """One answer as an agent loop hands it to a reward manager."""
-    import numpy as np
-    import torch
-    from verl import DataProto
-
-    tensors = {
-        "prompts": torch.tensor([list(prompt)]),
-        "responses": torch.tensor([list(response)]),
-        "input_ids": torch.tensor([[*prompt, *response]]),
-    }
-    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
-    tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
-    # A manager may write into the columns, and verl's do.
-    columns = copy.deepcopy(dict(row)) | {
-        "__num_turns__": 2,
-        "tool_extra_fields": {},
-        "prompt_len": len(prompt),
-        "response_len": len(response),
-    }
-    boxes = {key: np.empty(1, dtype=object) for key in columns}
-    for key, value in columns.items():
-        boxes[key][0] = value
-    return DataProto.from_dict(tensors=tensors, non_tensors=boxes)
 
 
 def _last_line(error: BaseException) -> str:

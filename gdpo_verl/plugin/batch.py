@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -144,6 +145,34 @@ def read_components(
         for key in objective.keys
     ]
     return torch.tensor(np.array(columns), dtype=torch.float64).T.contiguous()
+
+
+def one_row(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> Any:
+    """Make the `DataProto` in which an agent loop hands one answer to a reward manager.
+
+    Args:
+      prompt, response: in tokens.
+      row: of the data; the manager gets a copy, since it may write into the columns.
+    """
+    from verl import DataProto
+
+    tensors = {
+        "prompts": torch.tensor([list(prompt)]),
+        "responses": torch.tensor([list(response)]),
+        "input_ids": torch.tensor([[*prompt, *response]]),
+    }
+    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
+    tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
+    columns = copy.deepcopy(dict(row)) | {
+        "__num_turns__": 2,
+        "tool_extra_fields": {},
+        "prompt_len": len(prompt),
+        "response_len": len(response),
+    }
+    boxes = {key: np.empty(1, dtype=object) for key in columns}
+    for key, value in columns.items():
+        boxes[key][0] = value
+    return DataProto.from_dict(tensors=tensors, non_tensors=boxes)
 
 
 _ABSENT = object()

@@ -125,7 +125,7 @@ def _trim_response(data: Any) -> int:
 def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
     """The reward of a data source that gdpo-verl prepares; the minimum for any other.
 
-    `checks.check_data_sources` looks for others before the first rollout.
+    `validation.check_data_sources` looks for others before the first rollout.
     """
     if data_source in REWARDS:
         return REWARDS[data_source](data_source, *args, **kwargs)

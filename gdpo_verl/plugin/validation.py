@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig, Objective, did_you_mean
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.batch import read_components
+from gdpo_verl.plugin.batch import one_row, read_components
 from gdpo_verl.rewards.components import Component, declared_components
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.run.memory import check_memory
@@ -36,7 +36,7 @@ FILTER_METRIC = "components"
 
 
 def is_gdpo(config: Any) -> bool:
-    """Whether the run asks for GDPO."""
+    """Tell whether the run asks for GDPO."""
     estimator = config.algorithm.get("adv_estimator")
     return str(getattr(estimator, "value", estimator)) == "gdpo"
 
@@ -127,7 +127,7 @@ def check_machine(config: Any) -> None:
 
 
 def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
-    """What the run optimises, or None when it has no components for us.
+    """The run's objective, or None when it has no components for us.
 
     A run with another estimator gets metrics when its reward declares components; if its
     declaration cannot be read, it is left alone.
@@ -293,27 +293,18 @@ def probe_reward(
     Raises:
       ValueError: it raised; the message has the key, the row and the reward's own words.
     """
-    from verl import DataProto
     from verl.trainer.ppo.reward import load_reward_manager
 
     if config.reward.reward_model.enable:
         return None
     row = dict(dataset[0])
-    tensors = {
-        "prompts": torch.zeros(1, 1, dtype=torch.int64),
-        "responses": torch.full((1, 1), tokenizer.eos_token_id, dtype=torch.int64),
-        "attention_mask": torch.ones(1, 2, dtype=torch.int64),
-    }
     columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
-    columns |= {"__num_turns__": 2, "response_len": 1}
     for complaint in unnamed_arguments(config):
         logger.warning(complaint)
     if warning := opened_thought_warning(config, prompt_text(config, tokenizer, row)):
         logger.warning(warning)
     manager = load_reward_manager(config, tokenizer)
-    data = DataProto.from_dict(
-        tensors=tensors, non_tensors={key: _boxed(value) for key, value in columns.items()}
-    )
+    data = one_row([0], [tokenizer.eos_token_id], columns)
     try:
         result = manager.loop.run_until_complete(manager.run_single(data))
     except Exception as error:
@@ -324,12 +315,6 @@ def probe_reward(
             "A reward function must return its components for any text."
         ) from error
     return dict(result.get("reward_extra_info") or {})
-
-
-def _boxed(value: Any) -> np.ndarray:
-    box = np.empty(1, dtype=object)
-    box[0] = value
-    return box
 
 
 def _warn_about_filter(config: Any) -> None:

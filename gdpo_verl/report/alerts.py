@@ -56,7 +56,7 @@ class Alert:
 
     @property
     def advice(self) -> str:
-        """What it means and what may help."""
+        """The meaning of the alert, and a remedy."""
         return {
             "dead": "From a group in which it is constant it teaches nothing: take more rollouts "
             "a prompt, or prompts that are neither always nor never solved.",

@@ -28,7 +28,7 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """How many advantages each estimator tells apart, and how often components conflict."""
+    """Panels of distinct advantages by estimator, and of conflicts between components."""
 
     def distinct(figure: Figure | SubFigure) -> None:
         axes = figure.subplots()
