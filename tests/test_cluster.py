@@ -261,7 +261,6 @@ class Cluster:
         """Start a raylet with so many logical GPUs and CPUs; jobs on it find its own Python."""
         path = f"{Path(python).parent}:{os.environ['PATH']}"
         number = number or len(self.nodes) + 1
-        log = self.directory / f"node{number}.{len(self.nodes)}.log"
         command = [
             *[python, "-m", "ray.scripts.scripts", "start", "--block", *options],
             *[f"--num-gpus={devices[0]}", f"--num-cpus={devices[1]}"],
@@ -269,9 +268,11 @@ class Cluster:
             *["--min-worker-port=0", "--max-worker-port=0"],
             *[f"--dashboard-agent-listen-port={free_port()}"],
         ]
-        with log.open("wb") as out:
-            self.nodes.append(
-                subprocess.Popen(
+        # Ray gives up after 30 s, within which a busy machine may not start a raylet.
+        for _ in range(3):
+            log = self.directory / f"node{number}.{len(self.nodes)}.log"
+            with log.open("wb") as out:
+                node = subprocess.Popen(
                     command,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -279,8 +280,10 @@ class Cluster:
                     start_new_session=True,
                     cwd=self.directory,
                 )
-            )
-        wait_for(lambda: "Ray runtime started" in log.read_text(), 90, log.read_text)
+            self.nodes.append(node)
+            if started(node, log):
+                return
+        raise AssertionError(log.read_text())
 
     def submit(self, run: Path, *arguments: str) -> subprocess.Popen[str]:
         """`scripts/submit.sh` with the toolbox recipe: five small steps on two nodes."""
@@ -394,6 +397,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def started(node: subprocess.Popen[bytes], log: Path) -> bool:
+    def says_so() -> bool:
+        return "Ray runtime started" in log.read_text()
+
+    wait_for(lambda: says_so() or node.poll() is not None, 300, log.read_text)
+    return says_so()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, state: Callable[[], str]) -> None:
