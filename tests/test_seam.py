@@ -359,13 +359,13 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
 ) -> None:
     from gdpo_verl.plugin import replay_buffer
 
-    read, fetch = [], replay_buffer.fetch
+    read, reward_infos = [], replay_buffer.reward_infos
 
-    def record(keys: list[str], partition_id: str, fields: list[str]) -> Any:
+    def record(keys: list[str], partition_id: str) -> list[dict[str, Any]]:
         read.append({key.split("_")[0] for key in keys})
-        return fetch(keys, partition_id, fields)
+        return reward_infos(keys, partition_id)
 
-    monkeypatch.setattr(replay_buffer, "fetch", record)
+    monkeypatch.setattr(replay_buffer, "reward_infos", record)
     config = recipe()
     config.algorithm.filter_groups.metric = "components"
     buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
