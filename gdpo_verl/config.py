@@ -55,11 +55,11 @@ class GdpoConfig:
         return cls(
             reward_keys=keys,
             reward_weights=_read_weights(algorithm.get("gdpo_reward_weights"), keys),
-            scale=_read_flag(algorithm, "norm_adv_by_std_in_grpo", "algorithm"),
-            whiten=_read_whiten(node.get("whiten", "token")),
-            epsilon=_read_epsilon(node.get("epsilon", 1e-6)),
+            scale=_read_flag("algorithm", algorithm, "norm_adv_by_std_in_grpo", cls.scale),
+            whiten=_read_whiten(node.get("whiten", cls.whiten)),
+            epsilon=_read_epsilon(node.get("epsilon", cls.epsilon)),
             conditions=_read_conditions(node.get("conditions")),
-            metrics=_read_flag(node, "metrics", "algorithm.gdpo"),
+            metrics=_read_flag("algorithm.gdpo", node, "metrics", cls.metrics),
         )
 
     def resolve(
@@ -209,8 +209,8 @@ def _read_conditions(conditions: Any) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _read_flag(node: Mapping[str, Any], key: str, where: str) -> bool:
-    value = node.get(key, True)
+def _read_flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = node.get(key, default)
     if not isinstance(value, bool):
         raise ValueError(f"{where}.{key}: expected true or false, found {value!r}")
     return value

@@ -223,7 +223,8 @@ def in_turns(
     times: dict[str, list[tuple[float, float]]] = {label: [] for label in runs}
     for turn in range(args.repeats + 1):
         for label, (actor, name) in runs.items():
-            measured = ray.get(actor.seconds.remote(name, args.part))
+            measured = wall, cpu = ray.get(actor.seconds.remote(name, args.part))
+            print(f"  turn {turn}  {label:20} wall {wall:8.3f} s  CPU {cpu:8.3f} s", flush=True)
             if turn:
                 times[label].append(measured)
     return times

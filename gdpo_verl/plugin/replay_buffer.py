@@ -25,7 +25,7 @@ from gdpo_verl.config import Objective
 from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.queue import fetch, reward_infos
+from gdpo_verl.plugin.queue import reward_infos
 from gdpo_verl.plugin.validation import FILTER_METRIC
 from gdpo_verl.row_key import RowKey
 
@@ -172,7 +172,7 @@ def _constant_groups(keys: list[str], partition_id: str, objective: Objective) -
     """The groups of several rows without a varying component, with their score."""
     if not keys:
         return {}
-    infos = reward_infos(fetch(keys, partition_id, ["extra_fields"])["extra_fields"])
+    infos = reward_infos(keys, partition_id)
     uids = [RowKey.parse(key).uid for key in keys]
     batch = RewardBatch(objective, infos, uids, keys)
     varies = groups_that_vary(batch.rewards[batch.last_rows], batch.group_ids)

@@ -76,8 +76,7 @@ class Seam:
     def _infos(self, batch: Any) -> list[dict[str, Any]]:
         model = self.config.reward.reward_model
         if not model.enable or model.enable_resource_pool:
-            fields = queue.fetch(batch.keys, batch.partition_id, ["extra_fields"])
-            return queue.reward_infos(fields["extra_fields"])
+            return queue.reward_infos(batch.keys, batch.partition_id)
         # A reward model that shares the trainer's devices runs after the rollout, and verl
         # writes what it returns into fields of the queue (`_compute_reward_colocate`).
         return queue.columns(batch.keys, batch.partition_id, self.objective.keys)
