@@ -377,7 +377,7 @@ class Proxy:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if self.header not in head.lower():
-            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
             writer.close()
             return
         back, forth = await asyncio.open_connection("127.0.0.1", self.upstream)
@@ -426,6 +426,24 @@ def running_cluster(**head: Any) -> Iterator[Cluster]:
         if cluster:
             cluster.end()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_certificate_and_headers_are_needed_and_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    proxy = Proxy(free_port(), tmp_path, "X-Team: gdpo")  # nothing answers behind it
+    given = {"verify": str(proxy.certificate), "headers": {"X-Team": "gdpo"}}
+    for options, refusal in (
+        ({}, "certificate verify failed"),
+        ({"verify": given["verify"]}, "407"),
+        ({**given, "headers": {"X-Team": "other"}}, "407"),
+        (given, "Connection aborted"),
+    ):
+        with pytest.raises(jobs.JobError, match=refusal):
+            jobs.Server(proxy.address, **options).connect()
 
 
 @pytest.fixture(scope="module")
@@ -580,7 +598,7 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
         certified = ["--verify", str(proxy.certificate)]
         through = [*certified, "--headers", '{"X-Team": "gdpo"}']
 
-        for options, refusal in (([], "certificate verify failed"), (certified, "403")):
+        for options, refusal in (([], "certificate verify failed"), (certified, "407")):
             output, _ = cluster.submit(Path("/run"), *options).communicate(timeout=120)
             assert refusal in output, output
 

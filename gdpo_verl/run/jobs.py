@@ -63,8 +63,10 @@ class Server:
         except (OSError, RuntimeError, ValueError, RayError) as error:
             environment = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
             named = [self.address, *map(os.environ.get, environment), "this machine"]
+            # Ray says no more than that it failed to connect; a certificate is named beneath.
+            beneath = f" ({error.__context__})" if error.__context__ else ""
             raise JobError(
-                f"Ray's job server at {next(filter(None, named))}: {error}\n"
+                f"Ray's job server at {next(filter(None, named))}: {error}{beneath}\n"
                 "Expected a running cluster: --address http://HEAD:8265 or "
                 "RAY_API_SERVER_ADDRESS, --verify where its certificate is your own, --headers "
                 "behind a proxy that asks for them, and RAY_AUTH_MODE=token with its token where "
