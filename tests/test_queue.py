@@ -1,4 +1,4 @@
-"""Reading a trainer's queue: the collector is kept from it. What is read: test_seam.py."""
+"""Reading a trainer's queue: rows in their order, no collection. On a real queue: test_seam.py."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ def test_the_collector_rests_while_rows_are_read_and_is_then_as_it_was(
             assert read() == [{"format": 1.0}]
         assert gc.isenabled() == collector
     assert seen == [False, False]
+
+
+def test_rows_are_in_the_order_of_the_keys_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = ["b_1_0", "a_0_0", "c_0_0", "a_1_0"]
+
+    def kv_batch_get(*, keys: Any, partition_id: str, select_fields: Any) -> dict[str, list[Any]]:
+        assert partition_id == "train"
+        infos = [{"reward_extra_info": {"format": key}} for key in keys]
+        columns = {"extra_fields": infos, "format": list(keys), "uid": list(keys)}
+        return {name: columns[name] for name in select_fields}
+
+    monkeypatch.setattr(queue.tq, "kv_batch_get", kv_batch_get)
+    expected = [{"format": key} for key in keys]
+    assert queue.reward_infos(keys, "train") == expected
+    assert queue.columns(keys, "train", ["format"]) == expected
