@@ -1049,7 +1049,7 @@ def test_an_infinite_reward_is_named_by_row_and_component() -> None:
         group_normalize(rewards, [0, 0])
 
 
-@pytest.mark.parametrize("whiten", ["batch", "Token", "", None])
+@pytest.mark.parametrize("whiten", ["batch", "Token", "", 1])
 def test_an_unknown_whitening_is_refused(whiten: Any) -> None:
     with pytest.raises(ValueError, match=r"^whiten: expected one of \['token', 'sequence', 'none'"):
         gdpo_advantages(**GOOD, whiten=whiten)

@@ -12,23 +12,30 @@ from __future__ import annotations
 
 from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
 from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.gdpo import decoupled_sum, gdpo_advantages, gdpo_scalars
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
 from gdpo_verl.advantage.grpo import grpo_advantages, grpo_scalars
 from gdpo_verl.advantage.tokens import MaskedRows
+from gdpo_verl.advantage.variant import Variant
+from gdpo_verl.advantage.variants import VARIANTS, find_variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten, whitening
 
 __all__ = [
     "NOISE_FLOOR",
+    "VARIANTS",
     "Decomposition",
+    "Gate",
     "Groups",
     "MaskedRows",
+    "Variant",
     "Whiten",
     "apply_conditions",
     "check_conditions",
     "decompose",
     "decoupled_sum",
     "factorize_groups",
+    "find_variant",
     "gdpo_advantages",
     "gdpo_scalars",
     "group_normalize",

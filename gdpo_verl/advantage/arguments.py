@@ -53,6 +53,30 @@ def check_weights(weights: Sequence[float] | Tensor | None, rewards: Tensor) -> 
     return values
 
 
+def check_ranges(
+    ranges: Sequence[tuple[float, float] | None] | None, rewards: Tensor
+) -> Tensor | None:
+    """Ranges as float64 of shape (K, 2), NaN for a component without; None where none is given.
+
+    Raises:
+      ValueError: not one a component, or not two finite numbers low < high.
+    """
+    if ranges is None:
+        return None
+    size, expected = rewards.shape[1], "pairs (low, high) of finite numbers, low < high, or None"
+    try:
+        given = [(math.nan, math.nan) if pair is None else tuple(pair) for pair in ranges]
+        values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}") from error
+    known = ~values.isnan()
+    if values.shape != (size, 2) or bool(
+        (known.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()
+    ):
+        raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}")
+    return values
+
+
 def check_epsilon(epsilon: float) -> None:
     """Raise ValueError unless epsilon is a finite number >= 0."""
     if not isinstance(epsilon, Real) or not 0 <= epsilon < math.inf:

@@ -1,15 +1,19 @@
-"""GDPO: normalise each component within its group, add, whiten over the batch."""
+"""The advantages of GDPO, or of the variant that is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from gdpo_verl.advantage.arguments import check_rewards, result_dtype
-from gdpo_verl.advantage.decomposition import decompose
+from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
+from gdpo_verl.advantage.variant import Ranges
+from gdpo_verl.advantage.variants import find_variant
 from gdpo_verl.advantage.whitening import Whiten
 
 
@@ -19,9 +23,13 @@ def gdpo_advantages(
     response_mask: Tensor,
     *,
     weights: Sequence[float] | None = None,
-    whiten: Whiten = "token",
+    whiten: Whiten | None = None,
     epsilon: float = 1e-6,
     scale: bool = True,
+    variant: str = "gdpo",
+    ranges: Ranges | None = None,
+    gate: Gate | int | None = None,
+    **options: Any,
 ) -> Tensor:
     """GDPO: normalise each component within its group, add, whiten over the batch.
 
@@ -29,23 +37,33 @@ def gdpo_advantages(
 
     where z is `group_normalize` (Eq. 4, 5 and 7 of https://arxiv.org/abs/2601.05242), and
     mean and unbiased variance run over all response tokens (``whiten="token"``, as the
-    paper's verl code does) or over all responses (``"sequence"``, Eq. 6).
+    paper's verl code does) or over all responses (``"sequence"``, Eq. 6). A `variant` makes
+    another a_i of the same rewards; its equation stands with its function.
 
     >>> import torch
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     >>> mask = torch.ones(4, 2)
     >>> gdpo_advantages(rewards, [0, 0, 1, 1], mask)[:, 0].round(decimals=4)
     tensor([ 0.5916, -0.5916,  1.1832, -1.1832])
+    >>> gdpo_advantages(rewards, [0, 0, 1, 1], mask, variant="dvao")[:, 0].round(decimals=4)
+    tensor([ 1., -1.,  1., -1.])
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
       response_mask: shape (B, T), 0 or 1 of any dtype, holes allowed.
-      weights: K finite numbers, not all zero; only their ratios matter unless
-        ``whiten="none"``. Default: all 1.
-      whiten: "token", "sequence" or "none".
+      weights: K finite numbers, not all zero; only their ratios matter when whitening. Default:
+        all 1.
+      whiten: "token", "sequence" or "none". Default: the variant's own, "token" for GDPO.
       epsilon: added to each group's standard deviation, in reward units.
       scale: False leaves out the division by the groups' standard deviations.
+      variant: "gdpo", "dvao", "sa_mrpo", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo",
+        or a function of your own as "pkg://module:function".
+      ranges: for each component the smallest and the largest value, in reward units, or None.
+      gate: the column of the outcome. In a group in which it does not vary, or in which with
+        ``Gate(column, "failed")`` it is not above 0 besides, all advantages are 0 and take no
+        part in whitening.
+      options: the variant's own settings.
 
     Returns:
       shape (B, T), unitless, on the mask's device, without a gradient, in the rewards' float
@@ -57,14 +75,32 @@ def gdpo_advantages(
       ValueError: an argument is no dense tensor where one is expected, shapes disagree, a
         reward is complex or larger than 1e300, group ids are not hashable, the mask is not
         0/1, the weights are not K finite numbers of which one is not zero, epsilon is not a
-        finite number >= 0, or `whiten` is none of the three.
+        finite number >= 0, `whiten` is none of the three, the variant or a setting is unknown,
+        or the variant is not defined for these weights, ranges or groups of two.
     """
     raw = check_rewards(rewards)
     rows = MaskedRows(response_mask, len(raw), result_dtype(rewards))
-    scalars = gdpo_scalars(
-        raw, group_ids, rows.counts, weights=weights, whiten=whiten, epsilon=epsilon, scale=scale
+    chosen = find_variant(variant)
+    found = decompose(
+        raw,
+        group_ids,
+        rows.counts,
+        weights=weights,
+        whiten=whiten,
+        epsilon=epsilon,
+        scale=scale,
+        variant=chosen.with_settings(options) if options else chosen,
+        ranges=ranges,
+        gate=gate,
     )
-    return rows.scale_(scalars)
+    _check_groups(found)
+    return rows.scale_(found.advantage)
+
+
+def _check_groups(found: Decomposition) -> None:
+    if found.variant.least_group > 1 and found.groups.number:
+        largest = int(found.groups.codes.bincount().max())
+        found.variant.check_group_size(largest, found.rewards.shape[1])
 
 
 def gdpo_scalars(
@@ -73,11 +109,11 @@ def gdpo_scalars(
     token_counts: Tensor,
     *,
     weights: Sequence[float] | None = None,
-    whiten: Whiten = "token",
+    whiten: Whiten | None = None,
     epsilon: float = 1e-6,
     scale: bool = True,
 ) -> Tensor:
-    """`gdpo_advantages` before the broadcast: one float64 advantage a response, shape (B,).
+    """GDPO's `gdpo_advantages` before the broadcast: one float64 advantage a response, shape (B,).
 
     Args:
       token_counts: shape (B,), the response tokens that each row stands for. A row with

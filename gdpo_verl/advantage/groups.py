@@ -66,12 +66,20 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
     return Groups(codes.to(rewards.device), len(seen))
 
 
+def groups_that(rows: Tensor, groups: Groups) -> Tensor:
+    """Groups of which a row is true, by column: bool, shape (B, K) to (groups, K)."""
+    counts = rows.new_zeros((groups.number, rows.shape[1]), dtype=torch.float32)
+    return counts.index_add_(0, groups.codes, rows.to(torch.float32)) > 0
+
+
 class Spread:
     """Each reward's deviation from its group's mean, and each group's standard deviation.
 
     Attributes:
       scored: bool, shape (B, K).
-      varies: bool, shape (B, K); scored, in a group in which the reward is not constant.
+      group_varies: bool, shape (B, K); in the row's group the reward is not constant.
+      varies: the same, where the row is scored.
+      count: float64, shape (B, K); the scored rows of the row's group.
       mean, std, deviation: float64, shape (B, K), in reward units; mean and unbiased standard
         deviation of the row's group over its scored rows. The deviation is 0 where not scored.
 
@@ -95,16 +103,24 @@ class Spread:
 
         self.scored = ~rewards.isnan()
         n = group_sum(self.scored.to(rewards))
+        self.count = n[codes]
         self.mean = (group_sum(rewards.nan_to_num(0.0)) / n.clamp(min=1))[codes]
         self.deviation = torch.where(self.scored, rewards - self.mean, 0.0)
         # A constant group is recognised by its values: its deviations are rounding, not zero.
         width = extreme(rewards, -torch.inf, "amax") - extreme(rewards, torch.inf, "amin")
         least = 0.0 if noise is None else extreme(noise, 0.0, "amax")
-        self.varies = (width > least)[codes] & self.scored
+        self.group_varies = (width > least)[codes]
+        self.varies = self.group_varies & self.scored
         # In units of the width no square over- or underflows.
         width = torch.where(width > 0, width, 1.0)
         squares = group_sum((self.deviation / width[codes]).square())
         self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[codes]
+
+    @property
+    def population_std(self) -> Tensor:
+        """The deviation that divides by n instead of n - 1, exactly 0 in a constant group."""
+        share = (self.count - 1).clamp(min=0) / self.count.clamp(min=1)
+        return torch.where(self.group_varies, self.std * share.sqrt(), 0.0)
 
     def normalized(self, epsilon: float, scale: bool) -> Tensor:
         """(r - mean) / (std + epsilon), or r - mean; NaN where not scored."""

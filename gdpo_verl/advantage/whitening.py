@@ -39,8 +39,10 @@ def whitening(
     return mean, float(torch.rsqrt(variance + WHITEN_EPSILON))
 
 
-def moments(values: Tensor, token_counts: Tensor, over: Whiten) -> tuple[float, Tensor | None]:
-    """Mean and unbiased variance over tokens or over rows; None with fewer than two of them."""
+def moments(
+    values: Tensor, token_counts: Tensor, over: Whiten, *, unbiased: bool = True
+) -> tuple[float, Tensor | None]:
+    """Mean and variance over tokens or over rows; None with fewer than two of them."""
     live = ~values.isnan()
     share = token_counts.to(values) if over == "token" else (token_counts > 0).to(values)
     share, values = torch.where(live, share, 0.0), torch.where(live, values, 0.0)
@@ -48,4 +50,4 @@ def moments(values: Tensor, token_counts: Tensor, over: Whiten) -> tuple[float, 
     if n < 2:
         return 0.0, None
     mean = (share * values).sum() / n
-    return float(mean), (share * (values - mean).square()).sum() / (n - 1)
+    return float(mean), (share * (values - mean).square()).sum() / (n - unbiased)

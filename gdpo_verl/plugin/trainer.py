@@ -108,7 +108,7 @@ class Seam:
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         if self.estimates:
-            mean, factor = decomposition.batch_step
+            mean, factor = decomposition.chosen.mean, decomposition.chosen.factor
             metrics["gdpo/whiten_shift"] = -mean * factor
         return metrics
 

@@ -1,0 +1,53 @@
+"""CorrGRPO: the centred sum, over the root of the sum of the rewards' correlations."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import Tensor
+
+from gdpo_verl.advantage.decomposition import Decomposition
+from gdpo_verl.advantage.variant import Variant
+
+logger = logging.getLogger(__name__)
+
+# A sum of correlations below its square is what rounding leaves of rewards that cancel.
+_CANCELS = 1e-4
+
+
+def corr_grpo(d: Decomposition) -> Tensor:
+    """CorrGRPO: the centred sum, over the root of the sum of the rewards' correlations.
+
+    A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / (sqrt(max(sum_kl rho_kl, 0)) + epsilon)
+
+    with the sample correlations rho of the weighted rewards in the group; a reward that is
+    constant there has none, not even with itself (https://arxiv.org/abs/2609.36820; its code has
+    epsilon within the root). Where correlations add up to 0 the formula divides by epsilon alone:
+    an advantage of some hundred thousand, or of rounding. These groups get 0, with a warning.
+
+    With one component it is Dr.GRPO, r - mean. It never equals GDPO in general: it keeps the
+    rewards' units, and whitens nothing.
+    """
+    spread = d.spread
+    weights = d.weights / d.unit
+    centred = (spread.deviation * weights).sum(dim=1)
+    if not d.scale:
+        return centred
+    # Σ rho_kl = Σ_i (Σ_k u[i, k])² with unit vectors u_k: no K × K matrix for each group.
+    length = spread.std * (spread.count - 1).clamp(min=1).sqrt()
+    unit_vectors = (spread.deviation / length).where(spread.varies, 0.0) * weights.sign()
+    codes, number = d.groups
+    total = centred.new_zeros(number).index_add_(0, codes, unit_vectors.sum(dim=1).square())
+    root = total.clamp(min=0.0).sqrt()[codes]
+    cancels = (root < _CANCELS) & spread.group_varies.any(dim=1)
+    if bool(cancels.any()):
+        logger.warning(
+            "variant corr_grpo: in %d of %d groups the rewards' correlations add up to 0, and the "
+            "formula has no finite value; their advantage is 0.",
+            len(codes[cancels].unique()),
+            number,
+        )
+    return (centred / (root + d.epsilon)).where(root >= _CANCELS, 0.0)
+
+
+VARIANT = Variant("corr_grpo", corr_grpo, whiten="none", in_reward_units=True, least_group=3)

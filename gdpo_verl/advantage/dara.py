@@ -1,0 +1,37 @@
+"""DARA: a reward counts more the fewer groups it varies in."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gdpo_verl.advantage.decomposition import Decomposition
+from gdpo_verl.advantage.groups import groups_that
+from gdpo_verl.advantage.variant import Variant
+
+
+def dara(d: Decomposition, *, w_max: float = 5.0, symmetric: bool = False) -> Tensor:
+    """DARA: a reward counts more the fewer groups it varies in.
+
+    a_i = sum_k c[i, k] + (v_k - 1) max(c[i, k], 0),  v_k = min(w_max, sqrt(max_l pi_l / pi_k))
+
+    with GDPO's terms c = w z, and pi_k the share of the groups in which component k varies; then
+    whitened (https://arxiv.org/abs/2610.00574). Only what speaks for a response is made larger;
+    ``symmetric=True``, the paper's other form, is a_i = sum_k v_k c[i, k]. The shares are taken
+    over the groups in which the component is scored, and a component varies by its values, not
+    by a normalised one above 1e-8, which rounding can be.
+
+    It equals GDPO where all components vary in equally many groups, and with one component.
+
+    Args:
+      w_max: the largest factor, at least 1.
+      symmetric: scale both signs.
+    """
+    varying = groups_that(d.spread.varies, d.groups).sum(dim=0)
+    scored = groups_that(d.spread.scored, d.groups).sum(dim=0)
+    share = varying / scored.clamp(min=1)
+    factor = (share.max() / share).sqrt().clamp(max=w_max).where(varying > 0, 1.0).to(d.terms)
+    larger = d.terms if symmetric else d.terms.clamp(min=0.0)
+    return (d.terms + (factor - 1.0) * larger).sum(dim=1)
+
+
+VARIANT = Variant("dara", dara, limits={"w_max": (1.0, 1e6)})

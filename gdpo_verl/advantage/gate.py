@@ -1,0 +1,54 @@
+"""The outcome gate: where the outcome says nothing, no other reward speaks in its place."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from gdpo_verl.advantage.groups import Spread
+
+When = Literal["constant", "failed"]
+
+
+class Gate(NamedTuple):
+    """The groups that get no advantage and take no part in the batch step.
+
+    In a group whose outcome is the same for all, a secondary reward such as length still has a
+    normalised value of full size, and a policy that fails everything is taught to fail briefly.
+    The advantage becomes 0 there, and not the mask, which is the loss's denominator.
+
+    Attributes:
+      column: of the outcome.
+      when: "constant": the outcome does not vary in the group; "failed": nor is it above 0.
+    """
+
+    column: int
+    when: When = "constant"
+
+    def closed(self, spread: Spread) -> Tensor:
+        """The rows of the groups that get no advantage: bool, shape (B,).
+
+        A group in which the outcome is not scored has none that could be constant.
+        """
+        varies, count = spread.group_varies[:, self.column], spread.count[:, self.column]
+        closed = ~varies & (count > 0)
+        return closed & (spread.mean[:, self.column] <= 0) if self.when == "failed" else closed
+
+
+def check_gate(gate: Gate | int | None, components: int) -> Gate | None:
+    """A gate on one of the components, in any way that it can be written.
+
+    Raises:
+      ValueError: no such column, or no such `when`.
+    """
+    if gate is None:
+        return None
+    found = gate if isinstance(gate, Gate) else Gate(gate)
+    if isinstance(found.column, bool) or not isinstance(found.column, int):
+        raise ValueError(f"gate: expected the column of the outcome, found {gate!r}")
+    if not 0 <= found.column < components:
+        raise ValueError(f"gate: expected a column from 0 to {components - 1}, found {gate!r}")
+    if found.when not in get_args(When):
+        raise ValueError(f"gate: expected when to be one of {list(get_args(When))}, found {gate!r}")
+    return found

@@ -1,0 +1,22 @@
+"""MO-GRPO: the sum of the normalised rewards as it is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gdpo_verl.advantage.decomposition import Decomposition
+from gdpo_verl.advantage.variant import Variant
+
+
+def mo_grpo(d: Decomposition) -> Tensor:
+    """MO-GRPO: the sum of the normalised rewards as it is.
+
+    A_i = sum_k w_k z[i, k]
+
+    without a batch step (https://arxiv.org/abs/2509.22047). It is GDPO with ``whiten="none"``,
+    exactly.
+    """
+    return d.combined
+
+
+VARIANT = Variant("mo_grpo", mo_grpo, whiten="none")

@@ -1,0 +1,146 @@
+"""A variant: an estimator that makes one number of a response's components in its own way."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gdpo_verl.advantage.whitening import Whiten
+
+if TYPE_CHECKING:
+    from gdpo_verl.advantage.decomposition import Decomposition
+
+Ranges = Sequence[tuple[float, float] | None]
+_SCALARS = (int, float)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A function of a `Decomposition`, and what has to be known to call it.
+
+    Attributes:
+      name: of `algorithm.gdpo.variant`.
+      combine: takes a `Decomposition` and its own settings as keyword arguments; returns float64,
+        shape (B,), before the batch step, with the largest weight as the unit.
+      settings: the keyword arguments, all of them.
+      limits: the smallest and the largest value of a setting that is a number.
+      whiten: the batch step that the method's authors take.
+      unbiased: the batch step divides the squares by n - 1, else by n.
+      linear: doubled weights double what `combine` stands for.
+      leaves_out: NaN in a live row takes it out of the batch step and gives it 0.
+      in_reward_units: a small deviation of the result means a small reward, not noise.
+      uses_epsilon: `epsilon` changes the result.
+      needs_ranges: every component has to declare its range.
+      weights: "any", "positive" (none below 0), or "equal" (all the same, above 0).
+      least_group: the responses that a group needs for more than one component.
+    """
+
+    name: str
+    combine: Callable[..., Tensor]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    whiten: Whiten = "token"
+    unbiased: bool = True
+    linear: bool = True
+    leaves_out: bool = False
+    in_reward_units: bool = False
+    uses_epsilon: bool = True
+    needs_ranges: bool = False
+    weights: str = "any"
+    least_group: int = 1
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The settings and their defaults: the keyword-only parameters of `combine`."""
+        parameters = inspect.signature(self.combine).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def __call__(self, decomposition: Decomposition) -> Tensor:
+        """`combine` with the settings."""
+        return self.combine(decomposition, **self.settings)
+
+    def with_settings(self, given: Mapping[str, Any], where: str = "") -> Variant:
+        """The variant with these settings, the others at their defaults.
+
+        Args:
+          given: by name.
+          where: what stands before a setting's name in an error.
+
+        Raises:
+          ValueError: an unknown setting, or a value of another kind or outside its limits.
+        """
+        for name, value in given.items():
+            if name not in self.defaults:
+                raise ValueError(
+                    f"{where}{name}: the variant {self.name!r} has no such setting; it has "
+                    f"{sorted(self.defaults)}.{did_you_mean(name, self.defaults)}"
+                )
+            self._check_setting(where + name, name, value)
+        return replace(self, settings={**self.defaults, **given})
+
+    def _check_setting(self, where: str, name: str, value: Any) -> None:
+        default = self.defaults[name]
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise ValueError(f"{where}: expected true or false, found {value!r}")
+        elif isinstance(default, _SCALARS):
+            low, high = self.limits.get(name, (-math.inf, math.inf))
+            number = isinstance(value, _SCALARS) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or not low <= value <= high:
+                raise ValueError(
+                    f"{where}: expected a finite number{_between(low, high)}, found {value!r}"
+                )
+
+    def check_weights(self, weights: Sequence[float], where: str = "weights") -> None:
+        """Raise ValueError where the method is not defined with these weights."""
+        if self.weights == "positive" and min(weights) < 0:
+            raise ValueError(
+                f"{where}: the variant {self.name!r} is defined for weights of at least 0, found "
+                f"{list(weights)}. Turn the reward round instead (1 - r, say)."
+            )
+        if self.weights == "equal" and (min(weights) != max(weights) or min(weights) <= 0):
+            raise ValueError(
+                f"{where}: the variant {self.name!r} takes the smallest of the normalised rewards "
+                f"and is undefined with weights, found {list(weights)}. Leave them out, or use "
+                "another variant."
+            )
+
+    def check_ranges(
+        self, ranges: Ranges | None, keys: Sequence[Any], where: str = "ranges"
+    ) -> None:
+        """Raise ValueError where the method needs the range of a component that has none."""
+        given = [None] * len(keys) if ranges is None else list(ranges)
+        missing = [key for key, pair in zip(keys, given, strict=True) if pair is None]
+        if self.needs_ranges and missing:
+            raise ValueError(
+                f"{where}: the variant {self.name!r} needs the smallest and the largest value of "
+                f"each component; none are known for {missing}."
+            )
+
+    def check_group_size(self, size: int, components: int, where: str = "group_ids") -> None:
+        """Raise ValueError where groups are too small for the method."""
+        if components > 1 and 1 < size < self.least_group:
+            raise ValueError(
+                f"{where}: the variant {self.name!r} takes correlations within a group, which are "
+                f"always 1 or -1 in groups of {size}; expected at least {self.least_group} "
+                "responses to a prompt."
+            )
+
+
+def _between(low: float, high: float) -> str:
+    if math.isinf(low) and math.isinf(high):
+        return ""
+    return f" >= {low:g}" if math.isinf(high) else f" from {low:g} to {high:g}"
+
+
+def did_you_mean(word: Any, known: Iterable[Any]) -> str:
+    """' Did you mean …?' when a known word is close, else the empty string."""
+    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

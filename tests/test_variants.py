@@ -1,0 +1,437 @@
+"""The variants: worked by hand, by property, against GDPO in their limits, on bad input.
+
+The example has two groups of four, r1 = 1 0 1 0 | 1 1 0 0 and r2 = 0 0 2 1 | 3 0 0 1. Unbiased
+deviations: r1 1/sqrt(3) in both groups, r2 sqrt(11/12) = .95743 and sqrt(2) = 1.41421; of the
+population: 1/2 in both, .82916 and 1.22474. Rewards less their means: r1 ±.5, r2 -.75 -.75 1.25 .25
+in the first group and 2 -1 -1 0 in the second.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gdpo_verl import gdpo_advantages
+from gdpo_verl.advantage import VARIANTS, Decomposition, Gate, decompose, find_variant
+from gdpo_verl.advantage.variant import Variant
+
+NAN = math.nan
+R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+R2 = [0.0, 0.0, 2.0, 1.0, 3.0, 0.0, 0.0, 1.0]
+EXAMPLE = torch.tensor([R1, R2], dtype=torch.float64).T
+GROUPS = [0] * 4 + [1] * 4
+RANGES = [(0.0, 1.0), (0.0, 3.0)]
+OTHERS = [name for name in VARIANTS if name != "gdpo"]
+
+
+def advantages(rewards: Tensor, groups: Any = GROUPS, **options: Any) -> Tensor:
+    """One advantage a response, of one token each."""
+    return gdpo_advantages(rewards, groups, torch.ones(len(rewards), 1), **options)[:, 0]
+
+
+def close(found: Tensor, expected: Any, tolerance: float = 6e-6) -> None:
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
+
+
+def needs(name: str, components: int = 2) -> dict[str, Any]:
+    """What a variant cannot do without."""
+    return {"ranges": [(-10.0, 10.0)] * components} if VARIANTS[name].needs_ranges else {}
+
+
+def with_first(*values: float) -> Tensor:
+    """The example with another first reward in its second group."""
+    changed = EXAMPLE.clone()
+    changed[4:, 0] = torch.tensor(values)
+    return changed
+
+
+# ---------------------------------------------------------------- worked by hand
+
+# DVAO: in group 1, (-.25 -1.25 1.75 -.25) / (.5 + .82916) and in group 2, (2.5 -.5 -1.5 -.5) /
+# (.5 + 1.22474).
+# CorrGRPO: rho = (.5 / 3) / (.57735 * .95743) = .30151 and (1 / 3) / (.57735 * 1.41421) = .40825,
+# so the same numerators over sqrt(2 + 2 rho) = 1.61339 and 1.67824.
+DIGITS = {
+    "dvao": (
+        {},
+        [-0.18809, -0.94045, 1.31662, -0.18809, 1.44949, -0.28990, -0.86969, -0.28990],
+    ),
+    # s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740.
+    "sa_mrpo": (
+        {"gamma": 0.25, "ranges": RANGES},
+        [0.00765, -1.15393, 1.53602, -0.38974, 1.61550, 0.06343, -1.09815, -0.58079],
+    ),
+    # w = .70711 and .84163.
+    "sa_mrpo, gamma .5": (
+        {"gamma": 0.5, "ranges": RANGES},
+        [-0.04242, -1.14987, 1.54730, -0.35501, 1.62997, 0.01560, -1.09185, -0.55373],
+    ),
+    # Both components vary in both groups.
+    "dara": (
+        {},
+        [0.05425, -1.08225, 1.42492, -0.39692, 1.49620, 0.10428, -1.03222, -0.56825],
+    ),
+    # Rows 1, 4 and 6 are in conflict; half of the first group and 3/4 of the second are kept.
+    "gd2po": (
+        {"hard": True},
+        [0.0, -0.66443, 0.82359, 0.0, 1.30990, 0.0, -0.94106, -0.52800],
+    ),
+    # Row 4's terms -.86602 and .26112 agree by .54: it stays.
+    "gd2po, tau .2": (
+        {"tau": 0.2},
+        [0.0, -0.89349, 1.22818, -0.31353, 1.28850, 0.0, -0.85115, -0.45852],
+    ),
+    # CV = .53452 / .5 and 1.12599 / .875, in shares of 2: .90755 and 1.09245.
+    "saw": (
+        {"ranges": RANGES},
+        [-0.04571, -1.07505, 1.44864, -0.32787, 1.52635, 0.00883, -1.02051, -0.51467],
+    ),
+    "corr_grpo": (
+        {},
+        [-0.15495, -0.77477, 1.08467, -0.15495, 1.48965, -0.29793, -0.89379, -0.29793],
+    ),
+    "rvpo": (
+        {},
+        [-0.20015, -0.92769, 1.52626, -0.44397, 1.57979, -0.11752, -0.88111, -0.53559],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIGITS)
+def test_the_example(case: str) -> None:
+    options, expected = DIGITS[case]
+    close(advantages(EXAMPLE, variant=case.partition(",")[0], **options), expected)
+
+
+def test_dara_raises_the_reward_that_varies_in_fewer_groups() -> None:
+    # r1 varies in one group of two: sqrt(1 / .5) = 1.41421 for it, 1 for r2.
+    constant = with_first(1, 1, 1, 1)
+    asymmetric = [0.26195, -1.29522, 1.81775, -0.51732, 0.98649, -0.59343, -0.59343, -0.06679]
+    symmetric = [0.30607, -1.39244, 1.75456, -0.66819, 0.98063, -0.49032, -0.49032, 0.0]
+    close(advantages(constant, variant="dara"), asymmetric)
+    close(advantages(constant, variant="dara", symmetric=True), symmetric)
+
+
+def test_dara_s_factor_is_limited() -> None:
+    close(
+        advantages(with_first(1, 1, 1, 1), variant="dara", w_max=1.0),
+        advantages(with_first(1, 1, 1, 1)),
+        1e-12,
+    )
+
+
+def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening() -> None:
+    failed, solved = with_first(0, 0, 0, 0), with_first(1, 1, 1, 1)
+    left = [0.05124, -1.02230, 1.34599, -0.37493, 0.0, 0.0, 0.0, 0.0]
+    close(advantages(failed, gate=0), left)
+    close(advantages(solved, gate=0), left)
+    close(advantages(failed, gate=Gate(0, "failed")), left)
+    close(advantages(solved, gate=Gate(0, "failed")), advantages(solved), 0.0)
+    assert float(advantages(failed)[4]) > 0.5  # the phantom: nobody succeeded
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_gate_closes_for_every_variant(name: str) -> None:
+    found = advantages(with_first(0, 0, 0, 0), gate=0, variant=name, **needs(name))
+    assert bool((found[4:] == 0).all())
+    alone = advantages(EXAMPLE[:4], [0] * 4, variant=name, **needs(name))
+    if name not in ("sa_mrpo", "saw", "dara"):  # their weights look at the whole batch
+        close(found[:4], alone, 1e-12)
+
+
+def test_the_gate_leaves_a_group_without_an_outcome_alone() -> None:
+    unscored = with_first(NAN, NAN, NAN, NAN)
+    close(advantages(unscored, gate=0), advantages(unscored), 0.0)
+
+
+# ---------------------------------------------------------------- GDPO in the stated limit
+
+TABLES = st.integers(0, 2**31 - 1)
+
+
+def random_batch(seed: int, groups: int = 5, size: int = 4, k: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 4, (groups * size, k), generator=generator).double()
+
+
+def ids(rewards: Tensor, size: int = 4) -> list[int]:
+    return [row // size for row in range(len(rewards))]
+
+
+def population(rewards: Tensor) -> float:
+    """From an unbiased to a population's batch deviation."""
+    return math.sqrt(len(rewards) / (len(rewards) - 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(TABLES)
+def test_limits_are_gdpo(seed: int) -> None:
+    rewards = random_batch(seed)
+    groups, weights = ids(rewards), [1.0, 0.5, 2.0]
+    gdpo = advantages(rewards, groups, weights=weights)
+    everywhere = [(-1e9, 1e9)] * 3
+    saturated = advantages(
+        rewards, groups, variant="sa_mrpo", gamma=0.0, ranges=everywhere, weights=weights
+    )
+    close(saturated, gdpo * population(rewards), 2e-5)
+    close(advantages(rewards, groups, variant="gd2po", tau=0.0, weights=weights), gdpo, 1e-12)
+    close(advantages(rewards, groups, variant="dara", w_max=1.0, weights=weights), gdpo, 1e-12)
+    close(
+        advantages(rewards, groups, variant="mo_grpo", weights=weights),
+        advantages(rewards, groups, whiten="none", weights=weights),
+        0.0,
+    )
+    equal = advantages(rewards, groups)
+    close(advantages(rewards, groups, variant="rvpo", k=1e-6), equal, 1e-4)
+    # Far from its zero, where every reward's deviation over its mean is nearly 0 and the same.
+    one = rewards[:, :1]
+    for name in ("saw", "dara"):
+        close(advantages(one, groups, variant=name), advantages(one, groups), 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TABLES)
+def test_tau_of_one_is_hard(seed: int) -> None:
+    rewards = random_batch(seed)
+    soft = advantages(rewards, ids(rewards), variant="gd2po", tau=1.0)
+    close(soft, advantages(rewards, ids(rewards), variant="gd2po", hard=True), 0.0)
+
+
+def test_dara_with_components_that_vary_equally_often_is_gdpo() -> None:
+    close(advantages(EXAMPLE, variant="dara"), advantages(EXAMPLE), 0.0)
+
+
+def test_saw_with_equal_variation_is_gdpo() -> None:
+    scaled = torch.stack([EXAMPLE[:, 1], 7.0 * EXAMPLE[:, 1].flip(0)], dim=1)
+    close(advantages(scaled, variant="saw"), advantages(scaled), 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TABLES)
+def test_one_component_alone(seed: int) -> None:
+    one = random_batch(seed, k=1)
+    centred = one - one.reshape(-1, 4, 1).mean(dim=1).repeat_interleave(4, dim=0)
+    deviation = one.reshape(-1, 4).std(dim=1, correction=0).repeat_interleave(4)
+    # CorrGRPO is Dr.GRPO up to its epsilon, DVAO is GRPO with the population's deviation.
+    close(advantages(one, ids(one), variant="corr_grpo"), centred[:, 0], 1e-5)
+    grpo = (centred[:, 0] / deviation).where(deviation > 1e-9, 0.0)
+    close(advantages(one, ids(one), variant="dvao"), grpo, 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TABLES)
+def test_dvao_is_at_most_grpo_and_equal_when_rewards_are_one(seed: int) -> None:
+    rewards = random_batch(seed)
+    total = rewards.sum(dim=1).reshape(-1, 4)
+    deviation = total.std(dim=1, correction=0, keepdim=True)
+    grpo = ((total - total.mean(dim=1, keepdim=True)) / deviation.clamp(min=1e-12)).reshape(-1)
+    found = advantages(rewards, ids(rewards), variant="dvao")
+    assert bool((found.abs() <= grpo.abs() + 1e-9).all())
+    same = rewards[:, :1].expand(-1, 3)
+    alone = advantages(rewards[:, :1], ids(rewards), variant="dvao")
+    close(advantages(same, ids(rewards), variant="dvao"), alone, 1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TABLES)
+def test_rvpo_with_a_large_k_is_the_smallest(seed: int) -> None:
+    rewards = random_batch(seed)
+    found = decompose(
+        rewards, ids(rewards), whiten="none", variant=find_variant("rvpo").with_settings({"k": 1e6})
+    )
+    close(found.advantage, found.normalized.amin(dim=1), 1e-5)
+
+
+# ---------------------------------------------------------------- what all have in common
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=15, deadline=None)
+@given(seed=TABLES)
+def test_order_of_rows_and_of_components_does_not_matter(name: str, seed: int) -> None:
+    rewards = random_batch(seed)
+    groups = ids(rewards)
+    found = advantages(rewards, groups, variant=name, **needs(name, 3))
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randperm(n, generator=generator) for n in rewards.shape)
+    moved = advantages(
+        rewards[rows][:, columns], [groups[row] for row in rows], variant=name, **needs(name, 3)
+    )
+    close(moved, found[rows], 1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ("dvao", "corr_grpo", "sa_mrpo")])
+@settings(max_examples=15, deadline=None)
+@given(seed=TABLES)
+def test_the_unit_of_a_reward_does_not_matter_where_it_is_normalised(name: str, seed: int) -> None:
+    rewards = random_batch(seed)
+    units = torch.tensor([30.0, 1.0, 0.1], dtype=torch.float64)
+    found = advantages(rewards, ids(rewards), variant=name, epsilon=0.0)
+    close(advantages(rewards * units, ids(rewards), variant=name, epsilon=0.0), found, 1e-9)
+
+
+def test_the_unit_of_a_reward_and_of_its_range_does_not_matter_to_sa_mrpo() -> None:
+    units = torch.tensor([30.0, 0.1], dtype=torch.float64)
+    scaled = [(low * u, high * u) for (low, high), u in zip(RANGES, units.tolist(), strict=True)]
+    found = advantages(EXAMPLE, variant="sa_mrpo", ranges=RANGES)
+    close(advantages(EXAMPLE * units, variant="sa_mrpo", ranges=scaled), found, 1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_common_factor_of_the_weights_changes_size_alone(name: str) -> None:
+    one = advantages(EXAMPLE, variant=name, weights=[1.0, 1.0], **needs(name))
+    ten = advantages(EXAMPLE, variant=name, weights=[10.0, 10.0], **needs(name))
+    factor = 10.0 if name in ("mo_grpo", "corr_grpo") else 1.0
+    close(ten, one * factor, 1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_constant_groups_singletons_padding_and_unscored_rewards(name: str) -> None:
+    third = torch.tensor([[0.3, 5.0]] * 7)  # seven times .3: their mean is not .3
+    single, unscored = torch.tensor([[1.0, 2.0]]), torch.full((2, 2), NAN)
+    some = torch.tensor([[NAN, 1.0], [1.0, NAN], [0.0, 3.0]])
+    rewards = torch.cat([EXAMPLE.float(), third, single, unscored, some])
+    groups = [*GROUPS, *[2] * 7, 3, 0, 4, *[5] * 3]
+    mask = (torch.arange(3) < torch.tensor([3, 1, 2, 3, 1, 2, 3, 1, *[2] * 13])[:, None]).long()
+    mask[9] = 0
+    found = gdpo_advantages(rewards, groups, mask, variant=name, whiten="none", **needs(name))
+    assert bool(found.isfinite().all())
+    assert not bool(found[mask == 0].any())
+    assert not bool(found[16:18].any())  # nothing scored
+    quiet = found[8:16, 0]
+    assert bool((quiet == 0).all())  # constant, and a group of one
+    assert bool(found[18:21, 0].any())
+    whitened = gdpo_advantages(rewards, groups, mask, variant=name, **needs(name))
+    assert bool(whitened.isfinite().all())
+    assert not bool(whitened[16:18].any())
+    # An unscored row changes nothing for the others but itself.
+    alone = gdpo_advantages(
+        rewards[:16], groups[:16], mask[:16], variant=name, whiten="none", **needs(name)
+    )
+    if name not in ("sa_mrpo", "saw", "dara"):
+        close(found[:16], alone.double(), 1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_empty_batch(name: str) -> None:
+    found = gdpo_advantages(torch.zeros(0, 2), [], torch.zeros(0, 5), variant=name, **needs(name))
+    assert found.shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("size", [1e-300, 1e-9, 1e9, 1e299])
+def test_sizes_at_the_ends_of_float64_stay_numbers(name: str, size: float) -> None:
+    options = {"ranges": [(0.0, size), (0.0, 3 * size)]} if needs(name) else {}
+    found = advantages(EXAMPLE * size, variant=name, epsilon=0.0, **options)
+    assert bool(found.isfinite().all())
+    if name != "corr_grpo":  # in reward units
+        assert 0.5 < float(found.abs().max()) < 3.0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_kept_response_or_none_does_not_fail(name: str) -> None:
+    opposite = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    groups = [0, 0, 0, 0, 1]
+    assert bool(advantages(opposite, groups, variant=name, **needs(name)).isfinite().all())
+
+
+def test_gd2po_without_a_kept_response_is_zero() -> None:
+    opposite = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert advantages(opposite, [0, 0], variant="gd2po", hard=True).tolist() == [0.0, 0.0]
+
+
+def test_corr_grpo_says_where_correlations_cancel(caplog: pytest.LogCaptureFixture) -> None:
+    # rho = -1 with unequal units: the formula gives ±.5 * 9 / 1e-6.
+    opposite = torch.tensor([[1.0, 0.0], [0.0, 10.0], [1.0, 0.0], [0.0, 10.0]])
+    rewards, groups = torch.cat([opposite, EXAMPLE.float()]), [2] * 4 + GROUPS
+    with caplog.at_level(logging.WARNING):
+        found = advantages(rewards, groups, variant="corr_grpo")
+    assert found[:4].tolist() == [0.0] * 4
+    assert "in 1 of 3 groups the rewards' correlations add up to 0" in caplog.text
+    close(found[4:], advantages(EXAMPLE, variant="corr_grpo"), 1e-6)
+
+
+def test_a_huge_advantage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        advantages(EXAMPLE * 1e4, variant="corr_grpo")
+    assert "variant corr_grpo: an advantage of size 1.49e+04" in caplog.text
+
+
+def test_float32_rewards_are_told_constant_by_their_values() -> None:
+    # 0.3 six times: z is .029 of rounding where it is taken for a difference.
+    third = torch.tensor([0.3] * 6 + [0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    rewards = torch.stack([third, torch.arange(12.0) % 5], dim=1)
+    groups = [0] * 6 + [1] * 6
+    for name in ("dara", "gd2po", "corr_grpo"):
+        exact = rewards.clone()
+        exact[:6, 0] = 0.0
+        found = advantages(rewards, groups, variant=name)
+        close(found, advantages(exact, groups, variant=name).double(), 1e-6)
+
+
+# ---------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "dvoa"}, "variant: expected one of .* Did you mean 'dvao'"),
+        ({"variant": 3}, "variant: expected one of"),
+        ({"variant": "dara", "wmax": 2.0}, "wmax: the variant .* Did you mean 'w_max'"),
+        ({"variant": "dara", "gamma": 0.5}, "gamma: the variant 'dara' has no such setting"),
+        ({"variant": "dara", "w_max": 0.5}, r"w_max: expected a finite number from 1 to 1e\+06"),
+        ({"variant": "dara", "w_max": NAN}, "w_max: expected a finite number"),
+        ({"variant": "dara", "symmetric": 1}, "symmetric: expected true or false, found 1"),
+        ({"variant": "gd2po", "tau": 2}, "tau: expected a finite number from 0 to 1, found 2"),
+        ({"variant": "rvpo", "k": 0}, "k: expected a finite number from 1e-06"),
+        ({"variant": "rvpo", "k": "1"}, "k: expected a finite number .* found '1'"),
+        ({"variant": "sa_mrpo"}, r"ranges: .* needs .* none are known for \[0, 1\]"),
+        ({"variant": "sa_mrpo", "ranges": [(0, 1), None]}, r"none are known for \[1\]"),
+        ({"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}, "ranges: expected 2 pairs"),
+        ({"variant": "saw", "ranges": [(0, 1)]}, "ranges: expected 2 pairs"),
+        ({"variant": "saw", "ranges": 3}, "ranges: expected 2 pairs"),
+        ({"variant": "rvpo", "weights": [1.0, 2.0]}, "weights: the variant 'rvpo' .* is undefined"),
+        ({"variant": "rvpo", "weights": [-1.0, -1.0]}, "weights: the variant 'rvpo'"),
+        ({"variant": "dvao", "weights": [1.0, -1.0]}, "weights: the variant 'dvao' is defined for"),
+        ({"gate": 2}, "gate: expected a column from 0 to 1, found 2"),
+        ({"gate": "correctness"}, "gate: expected the column of the outcome, found 'correctness'"),
+        ({"gate": Gate(0, "never")}, "gate: expected when to be one of"),
+        ({"tau": 0.5}, "tau: the variant 'gdpo' has no such setting"),
+    ],
+)  # fmt: skip
+def test_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        advantages(EXAMPLE, **options)
+
+
+def test_correlations_of_two_responses_are_refused() -> None:
+    pairs = [row // 2 for row in range(8)]
+    with pytest.raises(ValueError, match=r"group_ids: the variant 'corr_grpo' .* in groups of 2"):
+        advantages(EXAMPLE, pairs, variant="corr_grpo")
+    assert bool(advantages(EXAMPLE[:, :1], pairs, variant="corr_grpo").any())
+
+
+# ---------------------------------------------------------------- a function of one's own
+
+
+def test_a_function_s_result_is_checked() -> None:
+    def too_short(d: Decomposition) -> Tensor:
+        return d.combined[:-1]
+
+    def broken(d: Decomposition) -> Tensor:
+        return d.combined / 0.0
+
+    with pytest.raises(
+        ValueError, match=r"'mine': expected a tensor of shape \(8,\).*found \(7,\)"
+    ):
+        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", too_short)).advantage
+    with pytest.raises(ValueError, match=r"'mine': expected finite numbers, found inf"):
+        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", broken)).advantage
