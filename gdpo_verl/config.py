@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeGuard, get_args
 
-from gdpo_verl.advantage import Whiten, check_conditions
+from gdpo_verl.advantage import VARIANTS, Gate, Variant, Whiten, check_conditions, find_variant
 from gdpo_verl.advantage.arguments import LARGEST
+from gdpo_verl.advantage.gate import When
+from gdpo_verl.advantage.schedule import Schedule, check_schedules, read_schedules
+from gdpo_verl.advantage.variant import Ranges
+from gdpo_verl.advantage.variants import OWN, own_name
 from gdpo_verl.rewards.components import Component
+from gdpo_verl.text import did_you_mean
 
-_GDPO_KEYS = ("whiten", "epsilon", "conditions", "metrics")
+_GDPO_KEYS = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
+# Looked for, in this order, where neither a gate nor a condition names the outcome.
+_OUTCOMES = ("correctness", "accuracy", "pass", "outcome")
 
 
 @dataclass(frozen=True)
@@ -22,16 +29,22 @@ class GdpoConfig:
       reward_keys: `algorithm.gdpo_reward_keys`; None means the declared components.
       reward_weights: `algorithm.gdpo_reward_weights`, by component; None means all 1.
       scale: `algorithm.norm_adv_by_std_in_grpo`.
-      whiten, epsilon, conditions, metrics: the keys of `algorithm.gdpo`.
+      variant: `algorithm.gdpo.variant`, and `options`, its settings, as written.
+      whiten: None is the variant's own.
+      epsilon, conditions, gate, schedule, metrics: the keys of `algorithm.gdpo`.
     """
 
     reward_keys: tuple[str, ...] | None = None
     reward_weights: Mapping[str, float] | None = None
     scale: bool = True
-    whiten: Whiten = "token"
+    whiten: Whiten | None = None
     epsilon: float = 1e-6
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: bool = True
+    variant: str = "gdpo"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gate: Mapping[str, Any] | None = None
+    schedule: Mapping[str, Schedule] = field(default_factory=dict)
 
     @classmethod
     def from_algorithm(cls, algorithm: Mapping[str, Any]) -> GdpoConfig:
@@ -45,22 +58,32 @@ class GdpoConfig:
         node = {} if node is None else node
         if not isinstance(node, Mapping):
             raise ValueError(f"algorithm.gdpo: expected a mapping, found {node!r}")
-        for key in node:
-            if key not in _GDPO_KEYS:
-                raise ValueError(
-                    f"algorithm.gdpo.{key}: unknown key; known are {list(_GDPO_KEYS)}."
-                    f"{did_you_mean(key, _GDPO_KEYS)}"
-                )
+        variant, options = _read_variant(node)
         keys = _read_keys(algorithm.get("gdpo_reward_keys"))
         return cls(
             reward_keys=keys,
             reward_weights=_read_weights(algorithm.get("gdpo_reward_weights"), keys),
             scale=_read_flag("algorithm", algorithm, "norm_adv_by_std_in_grpo", cls.scale),
-            whiten=_read_whiten(node.get("whiten", cls.whiten)),
+            variant=variant,
+            options=options,
+            whiten=_read_whiten(node["whiten"]) if "whiten" in node else None,
             epsilon=_read_epsilon(node.get("epsilon", cls.epsilon)),
             conditions=_read_conditions(node.get("conditions")),
+            gate=_read_gate(node.get("gate")),
+            schedule=read_schedules(node.get("schedule")),
             metrics=_read_flag("algorithm.gdpo", node, "metrics", cls.metrics),
         )
+
+    @cached_property
+    def estimator(self) -> Variant:
+        """The variant with its settings; a function of the user's own is imported.
+
+        Raises:
+          ValueError: it cannot be imported, or has no such setting.
+        """
+        where = f"algorithm.gdpo.{own_name(self.variant)}."
+        found = find_variant(self.variant, "algorithm.gdpo.variant")
+        return found.with_settings(self.options, where) if self.options else found
 
     def resolve(
         self, declared: Sequence[Component], returned: Sequence[str] | None = None
@@ -104,7 +127,34 @@ class GdpoConfig:
         chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
         if not any(chosen):
             raise ValueError(f"algorithm.gdpo_reward_weights: all are zero, found {list(chosen)}")
-        return Objective(keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self)
+        check_schedules(self.schedule, dict(zip(keys, chosen, strict=True)))
+        self._check_gate(keys)
+        objective = Objective(
+            keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self
+        )
+        self._check_variant(objective)
+        return objective
+
+    def _check_gate(self, keys: Sequence[str]) -> None:
+        if self.gate is not None and self.gate["on"] not in keys:
+            raise ValueError(
+                f"algorithm.gdpo.gate.on: {self.gate['on']!r} is not among the reward components "
+                f"{list(keys)}.{did_you_mean(self.gate['on'], keys)}"
+            )
+
+    def _check_variant(self, objective: Objective) -> None:
+        """Hold the components against a variant of ours; a user's own asks for nothing."""
+        if (variant := VARIANTS.get(self.variant)) is None:
+            return
+        for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:
+            variant.check_weights(objective.weights_at(step), "algorithm.gdpo_reward_weights")
+        try:
+            variant.check_ranges(objective.range_list, objective.keys, "algorithm.gdpo.variant")
+        except ValueError as error:
+            raise ValueError(
+                f"{error} Declare them beside the reward: @declares(Component(name, low, high)) of "
+                "gdpo_verl.rewards."
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -121,11 +171,42 @@ class Objective:
     ranges: Mapping[str, tuple[float, float]]
     config: GdpoConfig
 
+    def weights_at(self, step: int) -> tuple[float, ...]:
+        """The weights at a global step: the scheduled ones, and the others as they are."""
+        schedule = self.config.schedule
+        return tuple(
+            schedule[key].weight(step) if key in schedule else weight
+            for key, weight in zip(self.keys, self.weights, strict=True)
+        )
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """' Did you mean …?' when a known word is close, else the empty string."""
-    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    @property
+    def range_list(self) -> Ranges:
+        """The ranges in the order of the keys, None where there is none."""
+        return [self.ranges.get(key) for key in self.keys]
+
+    @property
+    def gate(self) -> Gate | None:
+        """The outcome gate, by column."""
+        gate = self.config.gate
+        return None if gate is None else Gate(self.keys.index(gate["on"]), gate["when"])
+
+    @property
+    def outcome(self) -> str | None:
+        """The component that says whether the task was solved, where that can be known.
+
+        The gate's, else the one that all conditions are on, else the first of the usual names.
+        """
+        if self.config.gate is not None:
+            return str(self.config.gate["on"])
+        on = {str(condition["on"]) for condition in self.config.conditions.values()}
+        if len(on) == 1:
+            return on.pop()
+        return next((name for name in _OUTCOMES if name in self.keys), None)
+
+    @property
+    def outcome_column(self) -> int | None:
+        """The column of the outcome."""
+        return None if self.outcome not in self.keys else self.keys.index(self.outcome)
 
 
 def _plain(node: Any) -> dict[str, Any]:
@@ -214,6 +295,63 @@ def _read_flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> 
     if not isinstance(value, bool):
         raise ValueError(f"{where}.{key}: expected true or false, found {value!r}")
     return value
+
+
+def _read_variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The variant and its settings; keys of other variants, and unknown ones, are refused."""
+    name = node.get("variant", "gdpo")
+    own = isinstance(name, str) and name.startswith(OWN)
+    chosen = own_name(name) if own else find_variant(name, "algorithm.gdpo.variant").name
+    known = [*_GDPO_KEYS, *([chosen] if own else []), *(v for v in VARIANTS if v != "gdpo")]
+    for key, value in node.items():
+        if key not in known:
+            raise ValueError(
+                f"algorithm.gdpo.{key}: unknown key; known are {list(_GDPO_KEYS)} and the names of "
+                f"variants.{did_you_mean(key, known)}"
+            )
+        if key not in (*_GDPO_KEYS, chosen):
+            first = f".{next(iter(value))}" if isinstance(value, Mapping) and value else ""
+            raise ValueError(
+                f"algorithm.gdpo.{key}{first}: a setting of the variant {key!r}, but "
+                f"algorithm.gdpo.variant is {name!r}. Remove it, or choose that variant."
+            )
+    options = node.get(chosen) or {}
+    if not isinstance(options, Mapping):
+        raise ValueError(f"algorithm.gdpo.{chosen}: expected a mapping, found {options!r}")
+    if not own:
+        VARIANTS[chosen].with_settings(options, f"algorithm.gdpo.{chosen}.")
+        _check_epsilon_counts(VARIANTS[chosen], node)
+    return name, dict(options)
+
+
+def _check_epsilon_counts(variant: Variant, node: Mapping[str, Any]) -> None:
+    if not variant.uses_epsilon and node.get("epsilon") is not None:
+        raise ValueError(
+            f"algorithm.gdpo.epsilon: the variant {variant.name!r} has none, so that it would have "
+            "no effect. Remove it."
+        )
+
+
+def _read_gate(gate: Any) -> dict[str, Any] | None:
+    where = "algorithm.gdpo.gate"
+    if gate is None:
+        return None
+    if not isinstance(gate, Mapping):
+        raise ValueError(f"{where}: expected {{on: component}}, found {gate!r}")
+    # YAML 1.1 reads an unquoted key `on` as true.
+    given = {"on" if key is True else key: value for key, value in gate.items()}
+    for key in given:
+        if key not in ("on", "when"):
+            raise ValueError(
+                f"{where}.{key}: unknown key; known are ['on', 'when']."
+                f"{did_you_mean(key, ('on', 'when'))}"
+            )
+    if not isinstance(given.get("on"), str):
+        raise ValueError(f"{where}.on: expected a component, found {given.get('on')!r}")
+    when = given.get("when", "constant")
+    if when not in get_args(When):
+        raise ValueError(f"{where}.when: expected one of {list(get_args(When))}, found {when!r}")
+    return {"on": given["on"], "when": when}
 
 
 def _read_whiten(value: Any) -> Whiten:

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, factorize_groups, group_normalize
-from gdpo_verl.advantage.groups import GroupIds
+from gdpo_verl.advantage import GDPO, Decomposition, factorize_groups, group_normalize
+from gdpo_verl.advantage.groups import GroupIds, groups_that
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 PARSE_ERROR_SHARE = "gdpo/parse_error/share"
@@ -204,13 +204,62 @@ def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
     unit = 1.0 if decomposition.scale else decomposition.unit
-    summed = torch.where(decomposition.scored, decomposition.grpo / unit, torch.nan)
+    summed = torch.where(decomposition.live, decomposition.grpo / unit, torch.nan)
     return {
         "gdpo/distinct_advantages/gdpo": distinct_advantages(
             decomposition.combined, decomposition.groups
         ),
         "gdpo/distinct_advantages/grpo": distinct_advantages(summed, decomposition.groups),
     }
+
+
+def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[str, float]:
+    """How often other rewards are trained where the outcome says nothing, as shares of the groups.
+
+    ``gdpo/phantom_groups``, the groups in which the outcome is the same for all, another reward
+    with a weight varies, and no gate keeps it from being trained;
+    ``gdpo/gated_groups``, those that the gate leaves without advantage, where there is one.
+    Empty without an outcome.
+
+    Args:
+      outcome: its column.
+    """
+    if outcome is None:
+        return {}
+    spread, groups = decomposition.spread, decomposition.groups
+    same = ~spread.group_varies[:, outcome] & (spread.count[:, outcome] > 1)
+    others = spread.group_varies & (decomposition.weights != 0)
+    others[:, outcome] = False
+    closed = decomposition.gated
+    rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
+    phantom, gated = groups_that(rows, groups).unbind(dim=1)
+    metrics: dict[str, float] = {"gdpo/phantom_groups": _share(phantom)}
+    if decomposition.gate is not None:
+        metrics["gdpo/gated_groups"] = _share(gated)
+    return metrics
+
+
+def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
+    """The chosen variant beside GDPO and GRPO; empty for GDPO itself.
+
+    ``gdpo/variant/<name>/zero_rows``, the share of responses to which it gives 0;
+    ``gdpo/variant/<name>/agrees_with_{gdpo,grpo}``, the correlation of its advantages with
+    theirs over the responses, absent where one of the two is constant.
+    """
+    if decomposition.variant is GDPO:
+        return {}
+    found = decomposition.advantage
+    where = f"gdpo/variant/{decomposition.variant.name}"
+    metrics: dict[str, float] = {f"{where}/zero_rows": _share(found == 0)}
+    others = {"gdpo": decomposition.gdpo, "grpo": decomposition.grpo}
+    for name, other in others.items():
+        pair = torch.stack([found, other])
+        pair = pair - pair.mean(dim=1, keepdim=True)
+        lengths = pair.square().sum(dim=1).sqrt()
+        if bool((lengths > 0).all()):
+            correlation = float((pair[0] / lengths[0]) @ (pair[1] / lengths[1]))
+            metrics[f"{where}/agrees_with_{name}"] = Weighted(correlation, len(found))
+    return metrics
 
 
 def _share(rows: Tensor) -> Weighted:

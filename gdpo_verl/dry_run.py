@@ -149,6 +149,7 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 
     if validation.is_gdpo(config):
         validation.check_settings(config)
+    validation.check_schedule(config)
     DumpSettings.of(config.trainer)
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -19,6 +21,12 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def did_you_mean(word: Any, known: Iterable[Any]) -> str:
+    """' Did you mean …?' when a known word is close, else the empty string."""
+    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def seconds_text(seconds: float) -> str:

@@ -11,7 +11,7 @@ float64 on any device; NaN in a reward means *not scored*.
 from __future__ import annotations
 
 from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
-from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.decomposition import GDPO, Decomposition, decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.gdpo import decoupled_sum, gdpo_advantages, gdpo_scalars
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
@@ -22,6 +22,7 @@ from gdpo_verl.advantage.variants import VARIANTS, find_variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten, whitening
 
 __all__ = [
+    "GDPO",
     "NOISE_FLOOR",
     "VARIANTS",
     "Decomposition",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gdpo_verl.advantage.whitening import Whiten
+from gdpo_verl.text import did_you_mean
 
 if TYPE_CHECKING:
     from gdpo_verl.advantage.decomposition import Decomposition
@@ -138,9 +138,3 @@ def _between(low: float, high: float) -> str:
     if math.isinf(low) and math.isinf(high):
         return ""
     return f" >= {low:g}" if math.isinf(high) else f" from {low:g} to {high:g}"
-
-
-def did_you_mean(word: Any, known: Iterable[Any]) -> str:
-    """' Did you mean …?' when a known word is close, else the empty string."""
-    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

@@ -8,7 +8,8 @@ from typing import Any
 
 from gdpo_verl.advantage import corr_grpo, dara, dvao, gd2po, mo_grpo, rvpo, sa_mrpo, saw
 from gdpo_verl.advantage.decomposition import GDPO
-from gdpo_verl.advantage.variant import Variant, did_you_mean
+from gdpo_verl.advantage.variant import Variant
+from gdpo_verl.text import did_you_mean
 
 VARIANTS: Mapping[str, Variant] = {
     variant.name: variant

@@ -42,6 +42,8 @@ def _check_before_ray_starts(config_module: Any) -> None:
         if validation.is_gdpo(config):
             validation.check_run(config)
             _announce()
+        else:
+            validation.check_schedule(config)
         return original(config, *args, **kwargs)
 
     wrap(config_module, "validate_config", validate_config)

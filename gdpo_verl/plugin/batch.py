@@ -76,26 +76,30 @@ class RewardBatch:
         counts = token_counts.to("cpu", torch.float64)[self.real]
         return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
 
-    def decompose(self, token_counts: Tensor | None = None) -> Decomposition:
-        """Compute what GDPO and GRPO make of the sessions.
+    def decompose(self, token_counts: Tensor | None = None, global_step: int = 0) -> Decomposition:
+        """Compute what the estimators make of the sessions.
 
         Args:
           token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
+          global_step: of the training, for scheduled weights.
         """
-        last, config = self.last_rows, self.objective.config
+        last, objective, config = self.last_rows, self.objective, self.objective.config
         return decompose(
             self.raw[last],
             self.group_ids,
             None if token_counts is None else self.session_tokens(token_counts),
             conditioned=self.rewards[last],
-            weights=self.objective.weights,
+            weights=objective.weights_at(global_step),
             whiten=config.whiten,
             epsilon=config.epsilon,
             scale=config.scale,
+            variant=config.estimator,
+            ranges=objective.range_list,
+            gate=objective.gate,
         )
 
     def score(self) -> Tensor:
-        """sum_k w_k r_k of each row, in reward units: float64, shape (B,)."""
+        """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
         return _weighted_sum(self.rewards, self.objective)
 
     def to_rows(self, advantage: Tensor) -> Tensor:

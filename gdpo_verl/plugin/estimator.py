@@ -28,6 +28,7 @@ class AdvantageStep:
       infos: what the reward returned for each row (verl's `reward_extra_info`).
       row_keys: verl's names of the rows.
       padding: the rows that verl added to fill the batch.
+      global_step: of the training.
       uids, response_mask, scores: as verl reads them: B uids, and two tensors of shape (B, T),
         the mask after rollout correction. None until the call has come so far.
       batch, decomposition: the rows joined to sessions, and what is computed from them.
@@ -37,6 +38,7 @@ class AdvantageStep:
     infos: Sequence[Mapping[str, Any]]
     row_keys: Sequence[str]
     padding: Sequence[bool]
+    global_step: int = 0
     uids: Sequence[Any] | None = None
     response_mask: Tensor | None = None
     scores: Tensor | None = None
@@ -51,7 +53,7 @@ class AdvantageStep:
         """Join the rows to sessions, and compute what is made of them."""
         assert self.uids is not None
         self.batch = RewardBatch(self.objective, self.infos, self.uids, self.row_keys, self.padding)
-        self.decomposition = self.batch.decompose(token_counts)
+        self.decomposition = self.batch.decompose(token_counts, self.global_step)
         return self.batch, self.decomposition
 
 
@@ -116,7 +118,7 @@ def gdpo(
     if step.uids is None and index is not None:
         step.see(index, response_mask, token_level_rewards)
     batch, decomposition = step.decompose(rows.counts)
-    advantage = rows.scale_(batch.to_rows(decomposition.gdpo))
+    advantage = rows.scale_(batch.to_rows(decomposition.advantage))
     return advantage, advantage
 
 

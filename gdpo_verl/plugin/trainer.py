@@ -21,7 +21,7 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Decomposition, MaskedRows
+from gdpo_verl.advantage import GDPO, Decomposition, MaskedRows
 from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer, validation
@@ -107,9 +107,14 @@ class Seam:
             decomposition.rewards, groups, failed_sessions=failed
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
+        metrics |= diagnostics.outcome_metrics(decomposition, self.objective.outcome_column)
         if self.estimates:
-            mean, factor = decomposition.chosen.mean, decomposition.chosen.factor
-            metrics["gdpo/whiten_shift"] = -mean * factor
+            chosen = decomposition.chosen
+            metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
+            metrics |= diagnostics.variant_metrics(decomposition)
+        if self.objective.config.schedule:
+            weights = decomposition.weights.tolist()
+            metrics |= {f"gdpo/{key}/weight": w for key, w in zip(keys, weights, strict=True)}
         return metrics
 
     def _check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
@@ -135,14 +140,20 @@ class Seam:
 
 
 class Dump:
-    """The columns that a rollout dump gets: components and both advantages of each row.
+    """The columns that a rollout dump gets: components and advantages of each row.
+
+    These are GDPO's, GRPO's, and those of a variant where one is chosen.
 
     verl dumps a step's rows together when all its mini-batches are done. What a trainer never
     dumps is forgotten at its next step.
     """
 
     def __init__(self, objective: Objective) -> None:
+        variant = objective.config.estimator
+        # By the chosen one's name; a user's function may have any.
+        self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
         self.names = [*objective.keys, "gdpo_advantage", "grpo_advantage"]
+        self.names += [self.variant] if self.variant else []
         self._step = -1
         self._tables: list[torch.Tensor] = []
         self._rows: dict[str, int] = {}
@@ -161,7 +172,9 @@ class Dump:
         if global_step != self._step:
             self.clear()
             self._step = global_step
-        advantages = (batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo))
+        advantages = [batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo)]
+        if self.variant:
+            advantages.append(batch.to_rows(decomposition.advantage))
         table = torch.cat([batch.raw, torch.stack(advantages, dim=1)], dim=1)[batch.real]
         for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
             self._rows[row_keys[place]] = row
@@ -252,10 +265,11 @@ def _with_components(
         step = seam.step(batch)
     if step is None:
         return original(trainer, batch, metrics)
+    step.global_step = getattr(trainer, "global_steps", 0)
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
     with _given_up_on_error(trainer):
-        seam.report(step, getattr(trainer, "global_steps", 0), metrics)
+        seam.report(step, step.global_step, metrics)
     return result
 
 
@@ -347,4 +361,5 @@ def _init_legacy(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None
     original(trainer, *args, **kwargs)
     if validation.is_gdpo(trainer.config):
         returned = validation.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
+        validation.check_schedule(trainer.config, legacy=True)
         estimator.legacy_objective.set(validation.objective_of(trainer.config, returned))

@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.config import GdpoConfig, Objective, did_you_mean
+from gdpo_verl.advantage import VARIANTS
+from gdpo_verl.advantage.trial import try_variant
+from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.batch import one_row, read_components
 from gdpo_verl.rewards.components import Component, declared_components
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.run.memory import check_memory
 from gdpo_verl.tasks.catalog import command_for
-from gdpo_verl.text import VLLM
+from gdpo_verl.text import VLLM, did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ def check_settings(config: Any) -> None:
     if reason := contract.misfit():
         raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
     settings = GdpoConfig.from_algorithm(config.algorithm)
+    with _random_state_kept():
+        _ = settings.estimator
     if config.algorithm.get("use_kl_in_reward", False):
         raise ValueError(
             "algorithm.use_kl_in_reward: true has no effect under GDPO, which reads the reward "
@@ -123,7 +127,55 @@ def check_machine(config: Any) -> None:
     """
     _check_rollout_engine(config.actor_rollout_ref.rollout.name)
     check_data_files(config.data)
-    GdpoConfig.from_algorithm(config.algorithm).resolve(declared_reward(config))
+    objective = GdpoConfig.from_algorithm(config.algorithm).resolve(declared_reward(config))
+    check_estimator(objective, config.actor_rollout_ref.rollout.n)
+
+
+def check_estimator(objective: Objective, group_size: int) -> None:
+    """Refuse a variant that cannot work with these components and groups; try one's own.
+
+    Raises:
+      ValueError: names the configuration key in full.
+    """
+    settings, where = objective.config, "algorithm.gdpo.variant"
+    settings.estimator.check_group_size(
+        group_size, len(objective.keys), "actor_rollout_ref.rollout.n"
+    )
+    if settings.variant not in VARIANTS:
+        with _random_state_kept():
+            try_variant(
+                settings.estimator,
+                where,
+                weights=objective.weights,
+                ranges=objective.range_list,
+                epsilon=settings.epsilon,
+                scale=settings.scale,
+            )
+
+
+def check_schedule(config: Any, *, legacy: bool = False) -> None:
+    """Refuse scheduled weights where they would have no effect.
+
+    Args:
+      legacy: the trainer does not tell an estimator the global step.
+
+    Raises:
+      ValueError: says why.
+    """
+    if OmegaConf.select(config, "algorithm.gdpo.schedule") is None:
+        return
+    if not is_gdpo(config):
+        raise ValueError(
+            "algorithm.gdpo.schedule: the weights of a schedule act after each component is "
+            f"normalised, which algorithm.adv_estimator={config.algorithm.get('adv_estimator')} "
+            "does not do: it optimises the reward's score as it is. Remove the schedule, or set "
+            "algorithm.adv_estimator=gdpo."
+        )
+    if legacy:
+        raise ValueError(
+            "algorithm.gdpo.schedule: verl's legacy trainer does not tell an estimator the global "
+            "step. Set trainer.use_v1=true, or remove the schedule."
+        )
 
 
 def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
@@ -135,7 +187,11 @@ def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Obje
     Args:
       config: verl's whole configuration.
       returned: a dict that the reward returned, where one is known.
+
+    Raises:
+      ValueError: what a GDPO run needs is missing, or another estimator has scheduled weights.
     """
+    check_schedule(config)
     try:
         settings = GdpoConfig.from_algorithm(config.algorithm)
         declared = declared_reward(config)

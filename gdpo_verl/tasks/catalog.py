@@ -156,7 +156,7 @@ def open_benchmark(
       ValueError: there is none; names a close one.
     """
     if name not in BENCHMARKS:
-        from gdpo_verl.config import did_you_mean
+        from gdpo_verl.text import did_you_mean
 
         known = list(BENCHMARKS)
         raise ValueError(
