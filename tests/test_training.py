@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import STOCK, Training, run_cli
 
-from gdpo_verl.advantage import decoupled_sum, gdpo_scalars, grpo_scalars
+from gdpo_verl.advantage import VARIANTS, decompose, decoupled_sum, gdpo_scalars, grpo_scalars
 from gdpo_verl.diagnostics import groups_that_vary
 
 pytestmark = pytest.mark.real
@@ -192,3 +192,34 @@ def probability_change(policy: Path, checkpoint: Path, run: Training) -> float:
     weights = {name: torch.cat([shard[name].to_local() for shard in shards]) for name in shards[0]}
     model.load_state_dict(weights)
     return float((probabilities() - before).abs().max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "gdpo"])
+def test_each_variant_trains_on_the_advantages_that_it_says(
+    name: str, train: Callable[..., Training]
+) -> None:
+    run = train(
+        "toolbox/gdpo", f"+algorithm.gdpo.variant={name}", "+algorithm.gdpo.whiten=sequence"
+    )
+    assert sorted(run.metrics()) == [1, 2]
+    for step, metrics in run.metrics().items():
+        rows = run.rollouts(step)
+        rewards = components(rows, ["format", "correctness"])
+        found = decompose(
+            rewards,
+            groups(rows),
+            torch.ones(len(rows)),
+            whiten="sequence",
+            variant=VARIANTS[name],
+            ranges=[(0.0, 1.0), (-3.0, 3.0)],
+        )
+        dumped = torch.tensor([row[f"{name}_advantage"] for row in rows], dtype=torch.float64)
+        assert bool(dumped.any())
+        torch.testing.assert_close(dumped, found.advantage, rtol=0, atol=1e-5)
+        gdpo = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
+        torch.testing.assert_close(gdpo, found.gdpo, rtol=0, atol=1e-5)
+        assert metrics["critic/advantages/max"] == pytest.approx(float(dumped.max()), abs=1e-5)
+        assert metrics["critic/advantages/min"] == pytest.approx(float(dumped.min()), abs=1e-5)
+        assert f"gdpo/variant/{name}/zero_rows" in metrics
+        assert "gdpo/phantom_groups" in metrics
