@@ -9,6 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.trainer import Seam
@@ -18,8 +19,12 @@ PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="u
 
 
 def emitted(estimator: str, component: Component) -> set[str]:
-    """The names of one batch's metrics, with <component> in place of the component's name."""
-    objective = GdpoConfig().resolve([component])
+    """The names of one batch's metrics, with <component> and <variant> in place of the names."""
+    objective = GdpoConfig(
+        variant="dara",
+        gate={"on": component.name, "when": "constant"},
+        schedule={component.name: Schedule((0, 10), (1.0, 2.0))},
+    ).resolve([component])
     config = OmegaConf.create({"algorithm": {"adv_estimator": estimator}, "trainer": {}})
     infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
     step = AdvantageStep(objective, infos, ["a_0_0", "a_1_0", "b_0_0"], [False] * 3)
@@ -28,7 +33,9 @@ def emitted(estimator: str, component: Component) -> set[str]:
     metrics: dict[str, float] = {}
     Seam(config, objective).report(step, 1, metrics)
     return {
-        name.replace(f"/{component.name}/", "/<component>/").replace("code_4", "code_<code>")
+        name.replace(f"/{component.name}/", "/<component>/")
+        .replace("code_4", "code_<code>")
+        .replace("/dara/", "/<variant>/")
         for name in metrics
     }
 
@@ -45,6 +52,8 @@ def test_the_page_names_no_other_metric() -> None:
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_only_what_the_page_limits_is_ever_missing(estimator: str) -> None:
     ranged = emitted(estimator, Component("format", 0, 1))
-    limited = {"gdpo/whiten_shift"} if estimator == "grpo" else set()
+    everything = emitted("gdpo", Component("format", 0, 1))
+    of_gdpo = {name for name in everything if "variant" in name} | {"gdpo/whiten_shift"}
+    limited = of_gdpo if estimator == "grpo" else set()
     assert emitted("gdpo", Component("format", 0, 1)) - ranged == limited
     assert ranged - emitted(estimator, Component("format")) == {"gdpo/<component>/saturation"}
