@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import decompose, decoupled_sum, grpo_scalars
+from gdpo_verl.advantage import Gate, decompose, decoupled_sum, find_variant, grpo_scalars
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import (
     collapse_metrics,
@@ -19,7 +19,9 @@ from gdpo_verl.diagnostics import (
     coverage_metrics,
     distinct_advantages,
     groups_that_vary,
+    outcome_metrics,
     parse_error_metrics,
+    variant_metrics,
 )
 from gdpo_verl.rewards.components import Component
 
@@ -461,3 +463,45 @@ def test_the_decoupled_sum_reads_epsilon() -> None:
     # The deviation of 1 and 0 is 0.7071: ±0.5 / (0.7071 + 0.2929).
     found = decoupled_sum(torch.tensor([[1.0], [0.0]]), [0, 0], epsilon=1 - math.sqrt(0.5))
     torch.testing.assert_close(found, torch.tensor([0.5, -0.5], dtype=torch.float64))
+
+
+# ---------------------------------------------------------------- outcomes and variants
+
+
+def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, float]:
+    return outcome_metrics(decompose(rewards, groups, **options), 0)
+
+
+def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
+    # The outcome is the same in a (others vary), in b (nothing varies), and in d, alone; it varies
+    # in c; in e it is not scored.
+    rewards = torch.tensor(
+        [[0, 1], [0, 2], [1, 5], [1, 5], [1, 0], [0, 0], [1, 1], [NAN, 1], [NAN, 2]],
+        dtype=torch.float64,
+    )
+    groups = [0, 0, 1, 1, 2, 2, 3, 4, 4]
+    assert phantom(rewards, groups) == {"gdpo/phantom_groups": pytest.approx(1 / 5)}
+    assert phantom(rewards, groups, gate=0) == {
+        "gdpo/phantom_groups": 0.0,
+        "gdpo/gated_groups": pytest.approx(3 / 5),
+    }
+    # b and d are solved; the gate for failures leaves them.
+    failed = phantom(rewards, groups, gate=Gate(0, "failed"))
+    assert failed["gdpo/gated_groups"] == pytest.approx(1 / 5)
+    assert phantom(rewards, groups, weights=[1.0, 0.0]) == {"gdpo/phantom_groups": 0.0}
+
+
+def test_without_an_outcome_there_is_no_phantom() -> None:
+    assert outcome_metrics(decompose(torch.ones(2, 1), [0, 0]), None) == {}
+
+
+def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
+    rewards = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=torch.float64)
+    counts = torch.ones(4)
+    conflicts = find_variant("gd2po").with_settings({"hard": True})
+    found = variant_metrics(decompose(rewards, [0] * 4, counts, variant=conflicts))
+    # Two of four contradict themselves; the others are a, -a, as GDPO and GRPO have them.
+    assert found["gdpo/variant/gd2po/zero_rows"] == 0.5
+    assert found["gdpo/variant/gd2po/agrees_with_gdpo"] == pytest.approx(1.0)
+    assert found["gdpo/variant/gd2po/agrees_with_grpo"] == pytest.approx(1.0)
+    assert variant_metrics(decompose(rewards, [0] * 4, counts)) == {}

@@ -30,6 +30,7 @@ def test_the_thresholds_and_limits_of_the_docs_are_those_of_the_code() -> None:
         ("stuck", "saturation", f"≤ {alerts.STUCK}"),
     ):
         assert f"| {kind} | `gdpo/<component>/{metric}` | {threshold} |" in PAGE
+    assert f"| phantom | `gdpo/phantom_groups` | ≥ {alerts.PHANTOM_SHARE} |" in PAGE
     words = " ".join(PAGE.split())
     assert f"a mean over {alerts.MANY_STEPS} consecutive logged steps" in words
     assert f"at most {rows.DUMP_BYTES >> 20} MiB of a dump" in words
@@ -252,3 +253,15 @@ def test_kl_is_that_to_the_reference_policy_where_it_is_logged(tmp_path: Path) -
         panels = training_panels(group_by_recipe([read_run(tmp_path / name)]))
         titles = {"with": "KL to the reference policy", "without": "KL over the updates of a step"}
         assert titles[name] in [panel.title for panel in panels]
+
+
+def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_set() -> None:
+    metrics = {step: {"gdpo/phantom_groups": 0.4} for step in range(1, 21)}
+    (alert,) = find_alerts(metrics, ["style"])
+    assert alert == Alert("the outcome", "phantom", 1, 20, pytest.approx(0.4), None, ongoing=True)
+    assert str(alert) == (
+        "the outcome is the same for all in 40% of the groups, which train other rewards, since "
+        "step 1"
+    )
+    assert "algorithm.gdpo.gate={on:" in alert.advice
+    assert not find_alerts({step: {"gdpo/phantom_groups": 0.2} for step in metrics}, ["style"])

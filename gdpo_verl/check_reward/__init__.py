@@ -21,8 +21,9 @@ from gdpo_verl.check_reward.answers import inside_thought
 from gdpo_verl.check_reward.broken import STEP_SECONDS
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.check_reward.worker import score_twice
+from gdpo_verl.check_reward.worker import Scored, score_twice
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin import validation
 from gdpo_verl.plugin.validation import MANAGER_NAME, opened_thought_warning, prompt_text
 from gdpo_verl.rewards.thought import opened_thought
 
@@ -149,9 +150,27 @@ def check(
         ]
         scored = score_twice(config, columns, chosen, timeout)
     report = measure(chosen, scored, settings, step_seconds)
+    report = replace(report, problems=[*report.problems, *_estimator_problems(config, scored)])
     if opened:
         report = replace(report, notes=[_about_thought(config, prompts[opened[0]]), *report.notes])
     return Checked(report, _about(config, len(dataset), len(columns), chosen))
+
+
+def _estimator_problems(config: Any, scored: Scored) -> list[str]:
+    """Complain of a variant that cannot work with what the reward returns, or of a schedule.
+
+    What is wrong with the components themselves is in the report already.
+    """
+    try:
+        validation.check_schedule(config)
+        objective = GdpoConfig.from_algorithm(config.algorithm).resolve(scored.declared)
+    except ValueError as error:
+        return [str(error)] if "algorithm.gdpo.schedule:" in str(error) else []
+    try:
+        validation.check_estimator(objective, config.actor_rollout_ref.rollout.n)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _about_thought(config: Any, prompt: str) -> str:
@@ -246,14 +265,28 @@ def _about(config: Any, total: int, rows: int, chosen: Sequence[answers.Answer])
     manager = config.reward.reward_manager
     kinds = ", ".join(dict.fromkeys(answer.kind for answer in chosen))
     path = model_path(config.actor_rollout_ref.model)
+    estimator = {"estimator": text} if (text := _estimator(config)) else {}
     return {
         "reward": f"{function.path}:{function.name}" if function.path else "the manager's own",
         "manager": manager.name
         if manager.source == "register"
         else f"{manager.module.path}:{manager.name}",
         "data": f"{_files(config)}: {rows} of {total} rows, {len(chosen)} answers ({kinds})",
+        **estimator,
         "tokens": path or "bytes, for there is no actor_rollout_ref.model.path here",
     }
+
+
+def _estimator(config: Any) -> str:
+    """The variant, gate and schedules of a GDPO run; empty for GDPO alone."""
+    settings = GdpoConfig.from_algorithm(config.algorithm)
+    parts = [] if settings.variant == "gdpo" else [settings.variant]
+    if settings.options:
+        parts.append(", ".join(f"{key}={value}" for key, value in settings.options.items()))
+    if settings.gate is not None:
+        parts.append(f"gate on {settings.gate['on']} ({settings.gate['when']})")
+    parts += [f"scheduled weight of {key}" for key in settings.schedule]
+    return "; ".join(parts)
 
 
 def _files(config: Any) -> str:

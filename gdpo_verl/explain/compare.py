@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import (
+    VARIANTS,
     apply_conditions,
+    decompose,
     decoupled_sum,
     gdpo_scalars,
     group_normalize,
@@ -85,6 +87,40 @@ def compare(
     )
     grpo = grpo_scalars(counted, group, weights=weights)
     return mark_ties(names, counted.tolist(), grpo.tolist(), gdpo.tolist())
+
+
+def variant_advantages(
+    rewards: Tensor,
+    keys: Sequence[str],
+    variant: str,
+    *,
+    highest: Sequence[float],
+    weights: Sequence[float] | None = None,
+    conditions: Mapping[str, Mapping[str, Any]] | None = None,
+    whiten: bool = True,
+) -> list[float]:
+    """A variant's advantage of each rollout of one group, in their order.
+
+    Args:
+      rewards, keys, weights, conditions: as in `compare`.
+      variant: its name, at its default settings.
+      highest: the largest value of each reward, whose smallest is 0.
+      whiten: over this group, where the variant whitens.
+
+    Raises:
+      ValueError: the variant is not defined for these weights.
+    """
+    found = decompose(
+        rewards,
+        [0] * len(rewards),
+        torch.ones(len(rewards)),
+        conditioned=apply_conditions(rewards, list(keys), conditions or {}),
+        weights=weights,
+        whiten="sequence" if whiten and VARIANTS[variant].whiten != "none" else "none",
+        variant=VARIANTS[variant],
+        ranges=[(0.0, value) for value in highest],
+    )
+    return found.advantage.tolist()
 
 
 def mark_ties(

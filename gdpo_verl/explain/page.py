@@ -17,7 +17,7 @@ with app.setup:
     import marimo as mo
     import torch
 
-    from gdpo_verl.advantage import grpo_scalars
+    from gdpo_verl.advantage import VARIANTS, grpo_scalars
     from gdpo_verl.explain import charts, compare, conclusions, dumps, examples, study, toy
 
     # Threads cost more than they bring on tensors as small as these.
@@ -84,11 +84,14 @@ def answers_form():
         }
     )
     whiten = mo.ui.switch(value=True, label="whiten over this group")
-    return conditions, scales, verdicts, weights, whiten
+    variant = mo.ui.dropdown(
+        list(VARIANTS), value="gdpo", label="beside them", allow_select_none=False
+    )
+    return conditions, scales, variant, verdicts, weights, whiten
 
 
 @app.cell
-def answers_widgets(conditions, scales, verdicts, weights, whiten):
+def answers_widgets(conditions, scales, variant, verdicts, weights, whiten):
     _answers = [
         mo.vstack(
             [
@@ -118,30 +121,59 @@ def answers_widgets(conditions, scales, verdicts, weights, whiten):
             ),
             mo.hstack(list(scales.values()), wrap=True, justify="start"),
             mo.hstack(list(weights.values()), wrap=True, justify="start"),
-            mo.hstack([*conditions.values(), whiten], wrap=True, justify="start"),
+            mo.hstack([*conditions.values(), whiten, variant], wrap=True, justify="start"),
         ]
     )
     return
 
 
 @app.cell
-def answers(conditions, scales, verdicts, weights, whiten):
+def answers(conditions, scales, variant, verdicts, weights, whiten):
     _weights = [weights.value[_key] for _key in examples.KEYS]
 
-    def _compare(worth):
+    def _rewards(worth):
         rewards = [
             [verdicts.value[f"{key} {i}"] * worth[key] for key in examples.KEYS]
             for i in range(1, len(examples.ANSWERS) + 1)
         ]
+        return torch.tensor(rewards, dtype=torch.float64)
+
+    def _options(worth):
         on = {"on": "correctness", "at_least": worth["correctness"]}
-        return compare.compare(
-            [str(i) for i in range(1, len(rewards) + 1)],
-            torch.tensor(rewards, dtype=torch.float64),
+        return {
+            "weights": _weights,
+            "conditions": {key: on for key, chosen in conditions.value.items() if chosen},
+            "whiten": whiten.value,
+        }
+
+    def _compare(worth):
+        names = [str(i) for i in range(1, len(examples.ANSWERS) + 1)]
+        return compare.compare(names, _rewards(worth), examples.KEYS, **_options(worth))
+
+    def _beside(group):
+        if variant.value == "gdpo":
+            return []
+        worth = scales.value
+        found = compare.variant_advantages(
+            _rewards(worth),
             examples.KEYS,
-            weights=_weights,
-            conditions={key: on for key, chosen in conditions.value.items() if chosen},
-            whiten=whiten.value,
+            variant.value,
+            highest=[worth[key] for key in examples.KEYS],
+            **_options(worth),
         )
+        rows = [
+            (
+                each.name,
+                f"{each.grpo:+.3f}",
+                f"{each.gdpo:+.3f}",
+                f"{found[int(each.name) - 1]:+.3f}",
+            )
+            for each in group
+        ]
+        return [
+            charts.heading(3, f"{variant.value}, beside them"),
+            charts.table(("answer", "GRPO", "GDPO", variant.value), rows),
+        ]
 
     try:
         _group = _compare(scales.value)
@@ -152,6 +184,7 @@ def answers(conditions, scales, verdicts, weights, whiten):
             charts.bars(_group, texts=[examples.ANSWERS[int(each.name) - 1] for each in _group]),
             charts.heading(3, "Why, for one pair of each tie"),
             *[conclusions.pair_sentence(_pair, examples.KEYS) for _pair in _pairs],
+            *_beside(_group),
         ]
     except ValueError as _error:
         _parts = [f"No advantages: {_error}"]

@@ -1,4 +1,4 @@
-"""Alerts about reward components that died or saturated; the console and the report share them."""
+"""Alerts about rewards that died, saturated or run on alone; console and report share them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ MANY_STEPS = 20
 DEAD_SHARE = 0.8
 SATURATED = 0.95
 STUCK = 0.05
+# The share of groups in which the outcome is the same for all and another reward is trained.
+PHANTOM_SHARE = 0.3
 THRESHOLDS = (
     f"dead from {DEAD_SHARE:.0%} of groups without variation, saturated from {SATURATED:.0%} and "
-    f"stuck up to {STUCK:.0%} of the declared range, on average"
+    f"stuck up to {STUCK:.0%} of the declared range, phantom from {PHANTOM_SHARE:.0%} of groups "
+    "that train without an outcome, on average"
 )
 
-Kind = Literal["dead", "saturated", "stuck"]
+Kind = Literal["dead", "saturated", "stuck", "phantom"]
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A component that taught little from one step to another.
+    """A component that taught little, or others without it, from one step to another.
 
     Attributes:
-      component: its name.
+      component: its name; "the outcome" for "phantom".
       kind: "dead": it does not vary in most groups; "saturated" or "stuck": its mean is at the
-        upper or at the lower end of its declared range.
+        upper or at the lower end of its declared range; "phantom": where it is the
+        same for all, others are trained.
       first, last: the logged steps, the MANY_STEPS that raised it included.
       value: the mean over these steps of what `kind` looks at.
       mean: the component's mean over these steps; None where it was not logged.
@@ -49,6 +53,10 @@ class Alert:
             what = f"is dead: it does not vary in {self.value:.0%} of the groups{mean}"
         elif self.kind == "saturated":
             what = f"is saturated: {self.value:.0%} of its range reached{mean}"
+        elif self.kind == "phantom":
+            what = (
+                f"is the same for all in {self.value:.0%} of the groups, which train other rewards"
+            )
         else:
             what = f"is stuck: {self.value:.0%} of its range reached{mean}"
         when = f"since step {self.first}" if self.ongoing else f"steps {self.first} to {self.last}"
@@ -64,18 +72,22 @@ class Alert:
             "it on another reward. With a negative weight it is out of control instead.",
             "stuck": "Hardly any rollout earns it: take easier prompts, or grade it more finely. "
             "With a negative weight it has been learnt.",
+            "phantom": "What they teach there has nothing to do with the task; a policy that "
+            "always fails learns to fail briefly. Set algorithm.gdpo.gate={on: <the outcome>}, "
+            "condition the others on it, or take prompts of other difficulty.",
         }[self.kind]
 
 
 def find_alerts(
     metrics: Mapping[int, Mapping[str, float]], components: Iterable[str]
 ) -> list[Alert]:
-    """Every stretch of steps over which a component was dead, saturated or stuck.
+    """Every stretch of steps over which a component was dead, saturated, stuck or missing.
 
     A window of `MANY_STEPS` consecutive logged steps raises an alert when the mean of
 
       gdpo/<component>/constant_groups is at least `DEAD_SHARE` (dead),
-      gdpo/<component>/saturation is at least `SATURATED` or at most `STUCK`;
+      gdpo/<component>/saturation is at least `SATURATED` or at most `STUCK`,
+      gdpo/phantom_groups is at least `PHANTOM_SHARE` (phantom);
 
     overlapping windows are one alert.
 
@@ -91,12 +103,13 @@ def find_alerts(
         ("saturated", "saturation", SATURATED, float("inf")),
         ("stuck", "saturation", float("-inf"), STUCK),
     )
+    phantom = _stretches(metrics, "gdpo/phantom_groups", "", PHANTOM_SHARE, float("inf"))
     return [
         Alert(name, kind, *stretch)
         for name in components
         for kind, key, low, high in rules
         for stretch in _stretches(metrics, f"gdpo/{name}/{key}", f"gdpo/{name}/mean", low, high)
-    ]
+    ] + [Alert("the outcome", "phantom", *stretch) for stretch in phantom]
 
 
 def _stretches(

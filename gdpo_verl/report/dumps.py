@@ -39,6 +39,7 @@ STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
 DEAD_PROMPTS = 5
+_ADVANTAGE = "_advantage"
 _NO_SCORES = {"step", *ADVANTAGES}
 
 
@@ -178,21 +179,25 @@ def _shown_group(
     """A group as the page's script reads it.
 
     `keys` names the scores: the components, or without them every number of the rows. `constant`
-    names those that do not vary. Rows are in the order of GDPO's advantage; of many, evenly
-    spaced ones are kept.
+    names those that do not vary, `variant` the estimator whose advantages are there besides.
+    Rows are in the order of GDPO's advantage; of many, evenly spaced ones are kept.
     """
     keys = list(components)
     if not any(is_number(row.get(key)) for row in members for key in keys):
         keys = [key for key, value in members[0].items() if is_number(value)]
-        keys = [key for key in keys if key not in _NO_SCORES]
+        keys = [key for key in keys if key not in _NO_SCORES and not key.endswith(_ADVANTAGE)]
     vectors = [reward_vector(row, keys) for row in members]
     confused = {each.rewards for each in different if each.collapsed}
+    variant = next(
+        (key for key in members[0] if key.endswith(_ADVANTAGE) and key not in ADVANTAGES), ""
+    )
     order = sorted(range(len(members)), key=lambda i: -_number(members[i].get(ADVANTAGES[0])))
     return {
         "title": short_prompt(str(members[0].get("input", ""))),
         "prompt": cut(members[0].get("input"), TEXT_CHARACTERS),
         "expected": cut(members[0].get("gts"), TEXT_CHARACTERS),
         "keys": keys,
+        "variant": variant.removesuffix(_ADVANTAGE),
         "constant": [
             key
             for key, same in zip(keys, constant_components(vectors), strict=True)
@@ -205,6 +210,7 @@ def _shown_group(
                 "scores": vectors[i],
                 "gdpo": _or_none(members[i].get("gdpo_advantage")),
                 "grpo": _or_none(members[i].get("grpo_advantage")),
+                "variant": _or_none(members[i].get(variant)),
                 "collapsed": vectors[i] in confused and keys == list(components),
             }
             for i in thin(order, GROUP_ROWS)

@@ -28,7 +28,10 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Panels of distinct advantages by estimator, and of conflicts between components."""
+    """Panels of distinct advantages by estimator, and of conflicts between components.
+
+    Where an outcome is known, also of the groups in which others are trained without it.
+    """
 
     def distinct(figure: Figure | SubFigure) -> None:
         axes = figure.subplots()
@@ -36,12 +39,17 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
         _draw(axes, recipes, "gdpo/distinct_advantages/grpo", linestyle="--")
         _finish(axes, "solid GDPO, dashed GRPO")
 
+    logged = {key for run in _runs(recipes) for data in run.metrics.values() for key in data}
+    phantom = _metric_panel(
+        recipes, "Groups that train without an outcome", "gdpo/phantom_groups", percent=True
+    )
     return [
         Panel("Distinct advantages in a group", distinct),
         _metric_panel(
             recipes, "Rollouts with conflicting rewards", "gdpo/sign_conflicts", percent=True
         ),
         _metric_panel(recipes, "Shift of 0 by whitening", "gdpo/whiten_shift"),
+        *([phantom] if "gdpo/phantom_groups" in logged else []),
     ]
 
 
