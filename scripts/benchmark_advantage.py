@@ -11,6 +11,7 @@ processor time with `--threads 1 --clock cpu`.
 
 ours             gdpo_verl.gdpo_advantages, from an object array of uuid strings, as verl has it
 verl gdpo, …     verl.trainer.ppo.core_algos, as installed; its grpo gets the summed reward
+ours, dvao, …    the variants, with --variants
 floor            mask.sum(1), and the mask times a column: count and write, nothing checked
 
 Memory is the peak beside the inputs, the result included: on a GPU the allocator's, on a CPU the
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages
+from gdpo_verl.advantage import VARIANTS
 
 # B x T x K
 SIZES = ["256x1024x3", "4096x1024x3", "4096x8192x3", "16384x2048x8", "65536x1024x2", "65536x4096x8"]
@@ -46,7 +48,9 @@ LOOP_ROWS = 16384
 Contender = Callable[[], Any]
 
 
-def contenders(size: tuple[int, int, int], mask_dtype: torch.dtype, device: str) -> dict:
+def contenders(
+    size: tuple[int, int, int], mask_dtype: torch.dtype, device: str, variants: bool
+) -> dict:
     """The contenders, as functions without arguments over one random batch."""
     import verl.trainer.ppo.core_algos as verl
 
@@ -78,6 +82,13 @@ def contenders(size: tuple[int, int, int], mask_dtype: torch.dtype, device: str)
         "ours": lambda: gdpo_advantages(rewards, groups, mask),  # type: ignore[arg-type]
         "floor": floor,
     }
+    if variants:
+        ranges = [(0.0, 3.0)] * k
+        for name in VARIANTS:
+            if name != "gdpo":
+                options = {"variant": name, "ranges": ranges}
+                found[f"ours, {name}"] = partial(gdpo_advantages, rewards, groups, mask, **options)
+        return found
     summed = torch.zeros(b, t, device=device)
     summed[:, 0] = rewards.sum(1)
     found["verl grpo_vectorized"] = partial(
@@ -188,7 +199,7 @@ def report(size: tuple[int, int, int], mask_dtype: torch.dtype, args: argparse.N
     if gib > args.gib:
         print(f"  skipped: needs about {gib:.1f} GiB, --gib allows {args.gib:g}")
         return
-    runs = contenders(size, mask_dtype, args.device)
+    runs = contenders(size, mask_dtype, args.device, args.variants)
     for run in runs.values():
         run()
     times = in_turns(runs, args)
@@ -202,7 +213,7 @@ def report(size: tuple[int, int, int], mask_dtype: torch.dtype, args: argparse.N
             f"{peak_mib(run, args.device):6.0f} MiB",
             flush=True,
         )
-    if not loops:
+    if not loops and not args.variants:
         print(f"  verl grpo, verl gdpo: not run above B = {LOOP_ROWS:,}")
     moved = b * t * (2 * mask_dtype.itemsize + 4) / 1e9
     ours = min(times["ours"])
@@ -220,6 +231,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=2.0, help="seconds")
     parser.add_argument("--gib", type=float, default=8.0, help="leave out what needs more memory")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--variants", action="store_true", help="the variants beside GDPO alone")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import estimator
 from gdpo_verl.plugin.estimator import AdvantageStep
@@ -53,12 +54,12 @@ def seam_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) 
     )
 
 
-def step_of(seam: Seam) -> tuple[AdvantageStep, dict[str, float]]:
+def step_of(seam: Seam, global_step: int = 1) -> tuple[AdvantageStep, dict[str, float]]:
     """One step of verl's on ROWS between two rows of padding, and its metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in ROWS]
     keys = ["pad 0", *(key for key, *_ in ROWS), "pad 1"]
     padding = [key.startswith("pad") for key in keys]
-    step = AdvantageStep(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding)
+    step = AdvantageStep(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
     uids = ["a", *(key[0] for key, *_ in ROWS), "b"]
     tokens = torch.tensor([7, *(tokens for _, tokens, *_ in ROWS), 7])
     mask = torch.arange(7) < tokens[:, None]
@@ -67,7 +68,16 @@ def step_of(seam: Seam) -> tuple[AdvantageStep, dict[str, float]]:
     if seam.estimates:
         with estimator.advantage_step(step):
             advantages, _ = estimator.gdpo(scores, mask, uids)
-        pure = gdpo_advantages(COUNTED, GROUPS, lengths(), whiten=seam.objective.config.whiten)
+        config = seam.objective.config
+        pure = gdpo_advantages(
+            COUNTED,
+            GROUPS,
+            lengths(),
+            whiten=config.whiten,
+            variant=config.variant,
+            weights=seam.objective.weights_at(step.global_step),
+            gate=seam.objective.gate,
+        )
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
     else:
@@ -232,3 +242,39 @@ def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
 def test_scores_are_float32(weight: float, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
     step_of(seam_of("grpo", reward_weights={"format": weight}))
     assert bool(caplog.records) == warned
+
+
+@pytest.mark.parametrize("name", ["dvao", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo"])
+def test_a_variant_trains_and_is_dumped_beside_gdpo_and_grpo(name: str) -> None:
+    seam = seam_of(variant=name)
+    _, metrics = step_of(seam)  # holds the estimator against gdpo_advantages
+    keys = [key for key, *_ in ROWS]
+    columns = seam.dump.columns([*keys, "pad 0"])
+    variant = gdpo_advantages(COUNTED, GROUPS, lengths(), variant=name)[SESSION_OF_ROW, 0]
+    gdpo = gdpo_advantages(COUNTED, GROUPS, lengths())[SESSION_OF_ROW, 0]
+    assert columns[f"{name}_advantage"][-1] is None
+    assert columns[f"{name}_advantage"][:-1] == pytest.approx(variant.tolist(), abs=1e-9)
+    assert columns["gdpo_advantage"][:-1] == pytest.approx(gdpo.tolist())
+    assert f"gdpo/variant/{name}/zero_rows" in metrics
+
+
+def test_a_scheduled_weight_is_that_of_the_global_step_and_is_logged() -> None:
+    seam = seam_of(schedule={"format": Schedule((0, 10), (0.0, 1.0))})
+    step, metrics = step_of(seam, 3)
+    assert (metrics["gdpo/format/weight"], metrics["gdpo/correctness/weight"]) == (0.3, 1.0)
+    assert step.decomposition is not None
+    assert step.decomposition.weights.tolist() == [0.3, 1.0]
+    # A run that is resumed at the step has the same.
+    _, again = step_of(seam_of(schedule={"format": Schedule((0, 10), (0.0, 1.0))}), 3)
+    assert again == metrics
+
+
+def test_the_gate_is_one_on_the_named_component() -> None:
+    seam = seam_of(gate={"on": "correctness", "when": "constant"})
+    step, metrics = step_of(seam)
+    assert step.decomposition is not None
+    # b and c; d has no correctness.
+    # The sessions in the order of the rows: c_1, a_1, d_0, b_0, a_0, c_0, a_2, b_1.
+    expected = [True, False, False, True, False, True, False, True]
+    assert step.decomposition.gated.tolist() == expected
+    assert metrics["gdpo/gated_groups"] == 2 / 4

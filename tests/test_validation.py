@@ -346,3 +346,61 @@ def test_a_configuration_without_our_sections_asks_for_nothing() -> None:
         OmegaConf.create({"algorithm": {"filter_groups": {"enable": False}}})
     )
     assert validation.asks(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["+algorithm.gdpo.variant=dvoa"], r"algorithm\.gdpo\.variant: .* Did you mean 'dvao'"),
+        (
+            ["+algorithm.gdpo.variant=corr_grpo", "actor_rollout_ref.rollout.n=2"],
+            r"actor_rollout_ref\.rollout\.n: the variant 'corr_grpo' .* groups of 2",
+        ),
+        (
+            ["+algorithm.gdpo.variant=pkg://broken_module:nan"],
+            r"algorithm\.gdpo\.variant: 'nan' failed on a random batch.*found nan",
+        ),
+        (
+            ["+algorithm.gdpo.variant=pkg://broken_module:nothing"],
+            r"algorithm\.gdpo\.variant: cannot load 'nothing'",
+        ),
+        (
+            ["+algorithm.gdpo.gate={on: corectness}"],
+            r"algorithm\.gdpo\.gate\.on: 'corectness' .* Did you mean 'correctness'",
+        ),
+        (
+            ["+algorithm.gdpo.schedule={format: {from: 0.0, to: 1.0}}"],
+            r"algorithm\.gdpo\.schedule\.format\.steps: expected a number of steps",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=grpo",
+                "+algorithm.gdpo.schedule={format: {from: 0.0, to: 1.0, steps: 5}}",
+            ],
+            r"algorithm\.gdpo\.schedule: .*algorithm\.adv_estimator=grpo",
+        ),
+    ],
+)
+def test_a_variant_gate_or_schedule_that_cannot_work_is_refused_before_ray_starts(
+    compose: Callable,
+    overrides: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "broken_module.py").write_text(
+        "def nan(d):\n    return d.combined * float('nan')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken_module", raising=False)
+    with pytest.raises(ValueError, match=expected):
+        validate(compose(*overrides))
+
+
+def test_the_legacy_trainer_refuses_a_schedule(compose: Callable) -> None:
+    from gdpo_verl.plugin import validation
+
+    config = compose("+algorithm.gdpo.schedule={format: {from: 0.0, to: 1.0, steps: 5}}")
+    validation.check_schedule(config)
+    with pytest.raises(ValueError, match=r"algorithm\.gdpo\.schedule: .*trainer\.use_v1=true"):
+        validation.check_schedule(config, legacy=True)
