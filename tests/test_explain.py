@@ -21,6 +21,7 @@ import torch
 from browser import browser as browser
 from explain_pages import HOSTILE, WITH_ADVANTAGES, Elements, row, write_dump
 
+from gdpo_verl import gdpo_advantages
 from gdpo_verl.cli import main
 from gdpo_verl.explain import compare, conclusions, dumps, examples, study
 
@@ -284,3 +285,18 @@ def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server)
     assert server.process.wait(20) == 0
     assert [member for member in family if member.is_running()] == []
     view.page.context.close()
+
+
+@pytest.mark.parametrize("name", ["dvao", "gd2po", "saw"])
+def test_a_chosen_variant_is_the_library_s(name: str) -> None:
+    rewards = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.float64)
+    found = compare.variant_advantages(rewards, ["a", "b", "c"], name, highest=[1.0, 1.0, 1.0])
+    expected = gdpo_advantages(
+        rewards,
+        [0] * 4,
+        torch.ones(4, 1),
+        variant=name,
+        whiten="none" if name == "dvao" else "sequence",
+        ranges=[(0.0, 1.0)] * 3,
+    )
+    assert found == pytest.approx(expected[:, 0].tolist())

@@ -112,7 +112,8 @@ def _read_ramp(given: Mapping[str, Any], where: str) -> Schedule:
 
 
 def _read_list(given: Mapping[str, Any], where: str) -> Schedule:
-    steps, weights = given.get("steps"), given["weights"]
+    steps: Any = given.get("steps")
+    weights = given["weights"]
     if not _is_list(steps) or not all(isinstance(s, int) and s >= 0 for s in steps):
         raise ValueError(
             f"{where}.steps: expected a list of steps, as many as weights, found {steps!r}"
