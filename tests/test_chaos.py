@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -51,12 +52,11 @@ def is_over(victim: Victim, leader: int) -> bool:
     return not victim.running() or not session(leader)
 
 
-def hurt(victim: Victim, part: str, sign: signal.Signals) -> bool:
-    """Send the signal to one process of the part; false where there is none at this moment."""
-    pids = [pid for pid, args in session(victim.leader) if part in args]
-    for pid in pids[:1]:
-        os.kill(pid, sign)
-    return bool(pids)
+def there(victim: Victim) -> dict[str, list[int]]:
+    """The processes of each part that is there at this moment."""
+    members = session(victim.leader)
+    found = {part: [pid for pid, args in members if part in args] for part in PARTS}
+    return {part: pids for part, pids in found.items() if pids}
 
 
 @pytest.mark.real
@@ -64,10 +64,9 @@ def hurt(victim: Victim, part: str, sign: signal.Signals) -> bool:
 def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> None:
     chance = random.Random(SEED)
     print(f"CHAOS_SEED={SEED}")
-    victim.steps = 40
+    victim.steps = 60  # more than ten starts can make before their faults
     options = ["--retries", "20", "--hang-after", str(HANG_MINUTES), "trainer.save_freq=2"]
-    options.append("trainer.total_epochs=8")
-    stop_at, said = chance.randrange(FAULTS), ""
+    stop_at, faults, said = chance.randrange(FAULTS), 0, ""
 
     def running_driver() -> bool:
         if not victim.running():
@@ -78,7 +77,7 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
             return False
         return True
 
-    for number in range(FAULTS):
+    while faults < FAULTS and not (victim.run / "done").exists():
         if not victim.running():
             if victim.launcher:
                 said += victim.end()
@@ -89,18 +88,23 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
         if chance.random() > 1 / 3:
             wait_for(partial(has_advanced, victim, before), 900)
         time.sleep(chance.uniform(0, 10))
-        sign = signal.SIGSTOP if number == stop_at else signal.SIGKILL
-        parts = [part for part in PARTS if sign == signal.SIGKILL or part in MAY_STOP]
-        part = chance.choice(parts)
-        hit = victim.running() and hurt(victim, part, sign)
-        print(f"{number}: {sign.name} to {part}: {'done' if hit else 'not there'}")
-        if hit:
-            wait_for(partial(is_over, victim, leader), 60 * HANG_MINUTES + 120)
+        sign = signal.SIGSTOP if faults == stop_at else signal.SIGKILL
+        parts = there(victim)
+        choice = [part for part in parts if sign == signal.SIGKILL or part in MAY_STOP]
+        if not victim.running() or not choice:  # it ended of the fault before, or has just begun
+            continue
+        part = chance.choice(choice)
+        faults += 1
+        print(f"{faults}: {sign.name} to {part}")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parts[part][0], sign)
+        wait_for(partial(is_over, victim, leader), 60 * HANG_MINUTES + 120)
     if not victim.running():
         said += victim.end()
         victim.start(*options)
     said += victim.end(1200)
     print(said)
+    assert faults == FAULTS
     assert victim.launcher.returncode == 0, said
 
     expected = undisturbed(victim.run, policy, victim.steps)
