@@ -41,7 +41,10 @@ FORK = multiprocessing.get_context("fork")
 
 # The tests of each module (or package): those without Ray, and those with it.
 TESTS: dict[str, tuple[list[str], list[str]]] = {
-    "advantage": (["test_advantage.py", "test_diagnostics.py", "test_semantics.py"], []),
+    "advantage": (
+        ["test_advantage.py", "test_diagnostics.py", "test_semantics.py", "test_variants.py"],
+        [],
+    ),
     "batch": (["test_batch.py", "test_step.py"], ["test_seam.py"]),
     "config": (["test_config.py", "test_estimator.py"], []),
     "diagnostics": (["test_diagnostics.py", "test_step.py"], ["test_seam.py"]),
