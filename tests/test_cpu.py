@@ -58,10 +58,12 @@ result["pinned"] = transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory
 result["weight"] = layer.weight.numel()
 from verl.checkpoint_engine import CheckpointEngineRegistry
 result["engines"] = sorted(CheckpointEngineRegistry._registry)
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 import zmq
 condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://x")
 result["spins"] = condition.busy_loop_s
+result["looks again"] = shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS
 from omegaconf import OmegaConf
 from gdpo_verl.cpu import workers
 from verl.trainer import constants_ppo
@@ -108,6 +110,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
     assert applied["pinned"] is False
     assert applied["restored"] == 1.0
     assert applied["spins"] == 0
+    assert applied["looks again"] == 2
     assert applied["worker command"] == "WARN and own"
 
 
@@ -118,6 +121,7 @@ def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["poll"] > POLL_SECONDS, "poll_often can go"
     assert upstream["restored"] == 2.0, "copy_saved_weights can go"
     assert upstream["spins"] > 0, "wait_without_spinning can go"
+    assert upstream["looks again"] > 100, "a missed notification costs nothing any more"
     assert upstream["worker command"] is None, "fork_workers can go"
 
 

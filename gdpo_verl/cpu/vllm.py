@@ -13,6 +13,9 @@ from gdpo_verl.cpu import chosen
 from gdpo_verl.hooks import wrap
 
 
+RECHECK_MS = 2
+
+
 def apply() -> None:
     """Apply both departures to this process, on the CPU platform."""
     if chosen():
@@ -33,7 +36,8 @@ def keep_plain_weights() -> None:
 def wait_without_spinning() -> None:
     """vLLM's engine and its worker take turns, and the one that waits spins for a second before it
     sleeps (vllm/distributed/device_communicators/shm_broadcast.py, `SpinCondition`), on a core
-    that the agent loop needs."""
+    that the agent loop needs. A reader that sleeps may miss that it was notified, and looks again
+    by itself only after `SHM_READER_RECHECK_INTERVAL_MS`, 5 s, as long as several steps."""
     from vllm.distributed.device_communicators import shm_broadcast
 
     def initialize(original: Any, condition: Any, *args: Any, **kwargs: Any) -> None:
@@ -41,3 +45,4 @@ def wait_without_spinning() -> None:
         condition.busy_loop_s = 0.0
 
     wrap(shm_broadcast.SpinCondition, "__init__", initialize)
+    shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = RECHECK_MS
