@@ -12,7 +12,6 @@ from typing import Any
 from gdpo_verl.cpu import chosen
 from gdpo_verl.hooks import wrap
 
-
 RECHECK_MS = 2
 
 
