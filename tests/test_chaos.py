@@ -107,10 +107,15 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
     assert faults == FAULTS
     assert victim.launcher.returncode == 0, said
 
-    expected = undisturbed(victim.run, policy, victim.steps)
-    assert {step: prompts(victim.run, step) for step in range(1, victim.steps + 1)} == expected
-    # Each start goes on behind a whole checkpoint, and no step is left out within it.
+    # verl dumps a step after it saved it: killed in between, that step alone may have no dump.
     resumed = [0, *map(int, re.findall(r"goes on from step (\d+)\n", said))]
+    expected = undisturbed(victim.run, policy, victim.steps)
+    for step, wanted in expected.items():
+        dump = victim.run / "rollouts" / f"{step}.jsonl"
+        if step in resumed and not (dump.exists() and dump.read_text().count("\n") == 32):
+            continue
+        assert prompts(victim.run, step) == wanted
+    # Each start goes on behind a whole checkpoint, and no step is left out within it.
     for steps in starts_of(victim.run):
         if steps:
             assert steps[0] - 1 in resumed, (steps, resumed)
