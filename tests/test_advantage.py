@@ -493,10 +493,12 @@ def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None
 def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
     defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
     settings = GdpoConfig()
-    assert (settings.whiten, settings.epsilon, settings.scale) == ("token", 1e-6, True)
+    # whiten=None is the variant's own: GDPO's is over tokens.
+    assert (settings.variant, settings.estimator.whiten, settings.whiten) == ("gdpo", "token", None)
+    assert (settings.epsilon, settings.scale) == (1e-6, True)
     assert defaults["epsilon"] == settings.epsilon
     assert defaults["scale"] is settings.scale
-    assert defaults.get("whiten") in (settings.whiten, None)
+    assert defaults.get("whiten") is None
 
 
 def test_inputs_are_never_modified() -> None:
