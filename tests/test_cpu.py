@@ -63,6 +63,7 @@ from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 import zmq
 condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://x")
 result["spins"] = condition.busy_loop_s
+result["niceness of workers"] = os.environ.get("RAY_worker_niceness")
 result["looks again"] = shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS
 from omegaconf import OmegaConf
 from gdpo_verl.cpu import workers
@@ -111,6 +112,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
     assert applied["restored"] == 1.0
     assert applied["spins"] == 0
     assert applied["looks again"] == 2
+    assert applied["niceness of workers"] == "0"
     assert applied["worker command"] == "WARN and own"
 
 

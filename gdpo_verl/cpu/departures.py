@@ -20,6 +20,7 @@ POLL_SECONDS = 0.1
 def apply() -> None:
     """Apply all of them to this process."""
     use_fsdp_engine()
+    run_workers_at_full_priority()
     name_vllm()
     when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
@@ -64,6 +65,13 @@ def fork_workers(constants: Any) -> None:
         return chosen
 
     wrap(constants, "get_ppo_ray_runtime_env", runtime_env)
+
+
+def run_workers_at_full_priority() -> None:
+    """Ray runs its workers at niceness 15 (src/ray/common/ray_config_def.h, `worker_niceness`), so
+    on few cores the agent loop waits for whatever else runs, vLLM's engine included. The raylet
+    that the driver starts reads this variable."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def poll_often(replay_buffer: Any) -> None:

@@ -131,6 +131,7 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
+    os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize(
         ""
@@ -183,6 +184,7 @@ def stand_for(address: str, arguments: list[str]) -> None:
             "arguments": arguments,
             "environment": dict(os.environ),
             "directory": os.getcwd(),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "files": files,
         }
     ).encode()
