@@ -10,13 +10,13 @@
 # seed through verl's own PPO driver on Ray with vLLM rollouts. Run again after an interruption: what
 # is done is not done twice, and a training goes on from its last checkpoint.
 #
-# STEPS (24) training steps each; OUT (runs/quickstart) where everything goes.
+# STEPS (20) training steps each; OUT (runs/quickstart) where everything goes.
 set -euo pipefail
 # The path of a model stays as it is from here, before the change of directory; a hub id too.
 model=${1:+$(realpath -e "$1" 2>/dev/null || echo "$1")}
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-steps=${STEPS:-24}
+steps=${STEPS:-20}
 half=$(( (steps + 1) / 2 ))
 out=${OUT:-runs/quickstart}
 data=$PWD/data/toolbox
