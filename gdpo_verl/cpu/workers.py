@@ -131,7 +131,8 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
+    with contextlib.suppress(PermissionError):  # to be more urgent than the server
+        os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize(
         ""
