@@ -214,7 +214,7 @@ def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
 
 
 def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[str, float]:
-    """How often other rewards are trained where the outcome says nothing, as shares of the groups.
+    """Shares of the groups in which other rewards are trained and the outcome says nothing.
 
     ``gdpo/phantom_groups``, the groups in which the outcome is the same for all, another reward
     with a weight varies, and no gate keeps it from being trained;

@@ -133,7 +133,7 @@ class Decomposition:
 
     @cached_property
     def chosen(self) -> Estimate:
-        """What the chosen estimator makes of the batch."""
+        """The chosen estimator's numbers for the batch."""
         return self._gdpo if self.variant is GDPO else self._estimate(self.variant)
 
     @cached_property

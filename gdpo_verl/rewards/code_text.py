@@ -29,7 +29,7 @@ PUBLISHED_SETUP = (
     + "".join(f"import {module}\n" for module in PUBLISHED_IMPORTS[:-2])
     + "sys.setrecursionlimit(600_000)\n"
 )
-"""What verl's code rewards run ahead of every program (verl/utils/reward_score/prime_code)."""
+"""Run ahead of every program by verl's code rewards (verl/utils/reward_score/prime_code)."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from contextlib import suppress
 from typing import Any
 
 START_SECONDS = 120.0
-"""How long a worker may take to import what it needs, on a busy machine."""
+"""Seconds that a worker may take for its imports, on a busy machine."""
 MEMORY_BYTES = 2**30
-"""How much address space a worker may take."""
+"""Address space that a worker may take."""
 
 _READY = "ready"
 

@@ -29,7 +29,7 @@ class ParseError(IntEnum):
     UNCLOSED = 3
     """The thought, the answer, the last box or a block of calls has no end."""
     NOT_JSON = 4
-    """What stands between the call tags is not JSON."""
+    """The text between the call tags is not JSON."""
     NOT_A_CALL = 5
     """JSON, but not calls: name or parameters missing or of the wrong type, or no call."""
     DUPLICATE_KEY = 6
@@ -41,7 +41,7 @@ class ParseError(IntEnum):
     GROUND_TRUTH = 9
     """The row's ground truth is at fault, not the answer."""
     UNREADABLE = 10
-    """What stands in the answer's place is no number, no formula, or nothing."""
+    """The answer is no number and no formula, or missing."""
     TOO_LONG = 11
     """The box or the calls are longer than any answer asked for."""
     DEADLINE = 12

@@ -12,7 +12,7 @@ LOWEST, HIGHEST = -3.0, 3.0
 
 Same = Callable[[Any, Any], bool]
 Pairs = list[tuple[int, int, float]]
-"""Which call asked for is matched with which call made, and their similarity."""
+"""Pairs of a call asked for and a call made, with their similarity."""
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:

@@ -38,7 +38,7 @@ from gdpo_verl.sandbox import child, filters
 logger = logging.getLogger(__name__)
 
 used: set[str] = set()
-"""What protects the programs of this process: names of protections, or a service's URL."""
+"""The protection of this process's programs: names of protections, or a service's URL."""
 
 ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
 

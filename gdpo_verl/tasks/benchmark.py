@@ -139,7 +139,7 @@ class Benchmark(ABC):
     sampling: ClassVar[Sampling]
     """By default that of the validation in the recipe of the same task."""
     measures: ClassVar[tuple[str, ...]]
-    """What `score` returns; `ACCURACY` first."""
+    """Names of the measures in a `Score`; `ACCURACY` first."""
     averages: ClassVar[Averages] = {}
     """Unweighted means of parts. A part pools the questions of several categories, or is an
     average that stands before it."""

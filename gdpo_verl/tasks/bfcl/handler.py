@@ -27,7 +27,7 @@ from gdpo_verl.tasks.benchmark import Answer, Ask
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows this handler."""
 MODELS: dict[str, Any] = {}
-"""What stands in for bfcl-eval's table of models."""
+"""Our entry in place of bfcl-eval's table of models."""
 REQUIREMENTS = (
     f"{bfcl.REQUIREMENT} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
     "tree-sitter-javascript==0.21.4"
