@@ -31,7 +31,7 @@ types=$(mktemp)
 "$venv/bin/mypy" > "$types" & mypy=$!
 
 status=0
-"$venv/bin/python" -m pytest -m "$tier" -q -n 2 --dist loadscope --no-loadscope-reorder --durations 30 "$@" ||
+"$venv/bin/python" -m pytest -m "$tier" -q -n 3 --dist loadfile --no-loadscope-reorder --durations 30 "$@" ||
   status=$?
 wait $mypy || status=1
 cat "$types"

@@ -40,33 +40,17 @@ class Training:
         return [json.loads(line) for line in lines]
 
 
-# The files that start trainings, of which one can run at a time: two would share verl's socket.
-TRAININGS = (
-    *("test_training.py", "test_modes.py", "test_faults.py", "test_chaos.py"),
-    *("test_cluster.py", "test_wheel.py"),
+# pytest's workers begin with the files that take longest.
+LONGEST = (
+    *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py", "test_training.py"),
+    *("test_cluster.py", "test_modes.py", "test_recipes.py"),
 )
 
 
-def group_of(nodeid: str) -> str:
-    """The tests that one of xdist's workers runs one after the other: a file's, the trainings."""
-    file = nodeid.partition("::")[0]
-    return "trainings" if file.endswith(TRAININGS) else file
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the trainings, the longest, first."""
-    items.sort(key=lambda item: group_of(item.nodeid) != "trainings")
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out the groups; xdist 3.8's own `loadgroup` does not group under pytest 9.2."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Groups(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    return Groups(config, log)
+    """Put the longest files first, whole."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

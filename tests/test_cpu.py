@@ -45,6 +45,14 @@ try:
 except importlib.metadata.PackageNotFoundError:
     result["vllm"] = None
 result["engine_device"] = os.environ.get("VERL_ENGINE_DEVICE")
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+worker = vLLMColocateWorkerExtension.__new__(vLLMColocateWorkerExtension)
+worker.local_rank, worker.model_runner = 0, None
+sockets = set()
+for raylet in "12":  # two on one machine
+    os.environ["RAY_RAYLET_PID"] = raylet
+    sockets.add(worker._get_zmq_handle())
+result["sockets"] = len(sockets)
 import vllm.plugins
 vllm.plugins.load_general_plugins()
 from vllm.model_executor.layers import utils
@@ -112,6 +120,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
     assert applied["restored"] == 1.0
     assert applied["spins"] == 0
     assert applied["looks again"] == 2
+    assert applied["sockets"] == 2
     assert applied["niceness of workers"] == "0"
     assert applied["worker command"] == "WARN and own"
 
@@ -124,6 +133,7 @@ def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["restored"] == 2.0, "copy_saved_weights can go"
     assert upstream["spins"] > 0, "wait_without_spinning can go"
     assert upstream["looks again"] > 100, "a missed notification costs nothing any more"
+    assert upstream["sockets"] == 1, "name_senders_socket and name_receivers_socket can go"
     assert upstream["worker command"] is None, "fork_workers can go"
 
 

@@ -24,6 +24,8 @@ def apply() -> None:
     name_vllm()
     when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
+    when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout")(name_senders_socket)
+    when_imported("verl.workers.rollout.vllm_rollout.utils")(name_receivers_socket)
     when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
     when_imported("verl.utils.fsdp_utils")(copy_saved_weights)
     when_imported("verl.workers.engine.fsdp.transformer_impl")(offload_without_pinning)
@@ -72,6 +74,32 @@ def run_workers_at_full_priority() -> None:
     on few cores the agent loop waits for whatever else runs, vLLM's engine included. The raylet
     that the driver starts reads this variable."""
     os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+def name_senders_socket(vllm_rollout: Any) -> None:
+    """verl names the socket on which weights go to vLLM after Ray's job number (verl/workers/
+    rollout/vllm_rollout/vllm_rollout.py, `ServerAdapter.__init__`), which is 1 in each training
+    that starts a Ray of its own: two on one machine, and one of them hangs."""
+
+    def initialize(original: Any, adapter: Any, *args: Any, **kwargs: Any) -> None:
+        original(adapter, *args, **kwargs)
+        adapter.zmq_handle = _of_this_ray(adapter.zmq_handle)
+
+    wrap(vllm_rollout.ServerAdapter, "__init__", initialize)
+
+
+def name_receivers_socket(utils: Any) -> None:
+    """The same for vLLM's end of it (verl/workers/rollout/vllm_rollout/utils.py)."""
+    wrap(
+        utils.vLLMColocateWorkerExtension,
+        "_get_zmq_handle",
+        lambda original, worker: _of_this_ray(original(worker)),
+    )
+
+
+def _of_this_ray(socket: str) -> str:
+    """Add the raylet's process id, which Ray's workers and their children have as a variable."""
+    return socket.replace("-zmq-", f"-zmq-{os.environ['RAY_RAYLET_PID']}-")
 
 
 def poll_often(replay_buffer: Any) -> None:
