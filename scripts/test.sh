@@ -20,6 +20,8 @@ scripts/setup.sh cpu test data || {
 
 # Ray would run its workers at niceness 15, and the tests beside a training would starve it.
 export RAY_worker_niceness=0
+# PyTorch's threads would spin while they wait for one that another test keeps from its core.
+export OMP_WAIT_POLICY=passive
 
 tier="not slow"
 if [ "${1:-}" = --all ]; then tier="" && shift; fi
