@@ -526,7 +526,7 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     cluster.add(3, python=bare, PYTHONPATH=str(other.parent))
     run = tmp_path / "run"
 
-    job = cluster.submit(run)
+    job = cluster.submit(run, *inputs(toolbox, policy))
     output, _ = job.communicate(timeout=300)
 
     assert job.returncode == 1, output
@@ -605,7 +605,8 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
         # The driver is on the head, as Ray puts it there by default, and a file is missing.
         run = tmp_path / "run"
         missing = f"data.train_files={tmp_path}/none.parquet"
-        output, _ = cluster.submit(run, *through, missing).communicate(timeout=300)
+        others = inputs(toolbox, policy)[1:]
+        output, _ = cluster.submit(run, *through, missing, *others).communicate(timeout=300)
         assert "with --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
         assert re.search(rf"node 127.0.0.2 .*: {missing} not found", output), output
         assert "refused: 2 of 2 nodes cannot train" in output
