@@ -32,6 +32,7 @@ from gdpo_verl.run import cluster_nodes, jobs, submit
 from gdpo_verl.run.composition import RecipeError, compose
 
 SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
+HANGS = 1200.0  # seconds, on whatever machine
 
 HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
 
@@ -403,7 +404,7 @@ def started(node: subprocess.Popen[bytes], log: Path) -> bool:
     def says_so() -> bool:
         return "Ray runtime started" in log.read_text()
 
-    wait_for(lambda: says_so() or node.poll() is not None, 300, log.read_text)
+    wait_for(lambda: says_so() or node.poll() is not None, HANGS, log.read_text)
     return says_so()
 
 
@@ -478,10 +479,10 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
     training = Training(run, 0, "")
     done = run / "rollouts" / "3.jsonl"
-    wait_for(lambda: done.exists() or job.poll() is not None, 600, lambda: str(run))
+    wait_for(lambda: done.exists() or job.poll() is not None, HANGS, lambda: str(run))
     assert job.poll() is None, job.communicate()[0]
     cluster.kill_node(2)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=HANGS)
 
     assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 2
     nodes = cluster.actors()
@@ -496,7 +497,7 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     cluster.add(2, python=bare)
     first = training.metrics()
     job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
-    output, _ = job.communicate(timeout=600)
+    output, _ = job.communicate(timeout=HANGS)
     assert job.returncode == 0, output
     assert "goes on from step 2" in output
     assert sorted(training.metrics()) == [3, 4, 5]
@@ -527,7 +528,7 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     run = tmp_path / "run"
 
     job = cluster.submit(run, *inputs(toolbox, policy))
-    output, _ = job.communicate(timeout=300)
+    output, _ = job.communicate(timeout=HANGS)
 
     assert job.returncode == 1, output
     reported = {
@@ -549,10 +550,10 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
         seen += line
     assert seen.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 3, seen
     job.send_signal(signal.SIGINT)
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=HANGS)
     assert job.returncode == 130, seen + output
-    wait_for(lambda: not processes_of([str(run)]), 60, lambda: str(processes_of([str(run)])))
-    wait_for(lambda: not cluster.actors(alive=True), 60, lambda: str(cluster.actors(alive=True)))
+    wait_for(lambda: not processes_of([str(run)]), HANGS, lambda: str(processes_of([str(run)])))
+    wait_for(lambda: not cluster.actors(alive=True), HANGS, lambda: str(cluster.actors(alive=True)))
 
 
 @pytest.mark.real
@@ -563,7 +564,7 @@ def test_job_without_the_token_is_refused(
     wrong = {**cluster.environment, "RAY_AUTH_TOKEN": "0" * 64}
     monkeypatch.setattr(cluster, "environment", wrong)
     job = cluster.submit(Path("/run"))
-    output, _ = job.communicate(timeout=120)
+    output, _ = job.communicate(timeout=HANGS)
     assert job.returncode == 1
     assert "Invalid authentication token" in output
 
@@ -599,14 +600,14 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
         through = [*certified, "--headers", '{"X-Team": "gdpo"}']
 
         for options, refusal in (([], "certificate verify failed"), (certified, "407")):
-            output, _ = cluster.submit(Path("/run"), *options).communicate(timeout=120)
+            output, _ = cluster.submit(Path("/run"), *options).communicate(timeout=HANGS)
             assert refusal in output, output
 
         # The driver is on the head, as Ray puts it there by default, and a file is missing.
         run = tmp_path / "run"
         missing = f"data.train_files={tmp_path}/none.parquet"
         others = inputs(toolbox, policy)[1:]
-        output, _ = cluster.submit(run, *through, missing, *others).communicate(timeout=300)
+        output, _ = cluster.submit(run, *through, missing, *others).communicate(timeout=HANGS)
         assert "with --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
         assert re.search(rf"node 127.0.0.2 .*: {missing} not found", output), output
         assert "refused: 2 of 2 nodes cannot train" in output
@@ -615,18 +616,18 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
         chosen += ["--submission-id", "mine", "--no-wait", "trainer.nnodes=1"]
         chosen += ["trainer.total_training_steps=2", f"{CODE}=rewards/mine.py"]
         job = cluster.submit(run, *through, *chosen, *inputs(toolbox, policy))
-        output, _ = job.communicate(timeout=120)
+        output, _ = job.communicate(timeout=HANGS)
         assert job.returncode == 0, output
         assert "`gdpo-verl attach mine` shows its log" in output
         first = cluster.attach("mine", *through)
-        wait_for(lambda: (run / "train.log").exists(), 300, lambda: str(run))
+        wait_for(lambda: (run / "train.log").exists(), HANGS, lambda: str(run))
         first.send_signal(signal.SIGINT)
-        output, _ = first.communicate(timeout=60)
+        output, _ = first.communicate(timeout=HANGS)
         assert first.returncode == 130
         assert "job mine goes on" in output
 
         again = cluster.attach("mine", *through)
-        output, _ = again.communicate(timeout=600)
+        output, _ = again.communicate(timeout=HANGS)
         assert again.returncode == 0, output
         assert "holds no worker, for it has neither CPU nor GPU for Ray; not asked" in output
         assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 1
@@ -636,6 +637,6 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
         assert len(set.union(*actors.values())) == 1, actors
 
         unknown = cluster.attach("another", *through)
-        output, _ = unknown.communicate(timeout=60)
+        output, _ = unknown.communicate(timeout=HANGS)
         assert unknown.returncode == 1
         assert "another does not exist" in output
