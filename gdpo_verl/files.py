@@ -1,8 +1,9 @@
-"""Files and folders that a reader finds whole or not at all."""
+"""Files and folders that a reader finds whole or not at all, and their digests."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -36,6 +37,15 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8", errors="replace")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _remove(path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from gdpo_verl.policy.demonstrations import demonstrate
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
-from gdpo_verl.tasks import bfcl, parquet, prompt, toolbox
+from gdpo_verl.tasks import bfcl, generated, parquet, prompt, toolbox
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 
@@ -93,7 +93,7 @@ def test_toolbox_rows_have_verls_columns(toolbox_dir: Path) -> None:
 
 
 def test_toolbox_ground_truths_are_their_own_best_answers(toolbox_dir: Path) -> None:
-    for split in toolbox.SPLITS:
+    for split in generated.SPLITS:
         for row in read(toolbox_dir, split):
             assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
 
@@ -160,7 +160,7 @@ def test_toolbox_refuses_an_empty_split(tmp_path: Path, sizes: dict[str, int]) -
 def test_toolbox_says_when_the_questions_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolbox, "TOOLS", {"timer": toolbox.TOOLS["timer"]})
     monkeypatch.setattr(toolbox, "draw_example", lambda rng: toolbox.Example("Tea?", (), ()))
-    split = toolbox.split_of("Tea?")
+    split = generated.split_of("Tea?")
     with pytest.raises(ValueError, match=f"no new {split} question after 1"):
         list(toolbox.examples(split, seed=0))
 

@@ -28,7 +28,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM,
 from transformers.utils.logging import disable_progress_bar
 
 from gdpo_verl.files import replacing
-from gdpo_verl.policy.tasks import TASKS, Example, Settings, Task
+from gdpo_verl.policy.tasks import TASKS, Settings, Task
+from gdpo_verl.tasks.generated import Example
 
 log = logging.getLogger(__name__)
 

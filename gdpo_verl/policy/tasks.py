@@ -9,14 +9,15 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any
 
 from gdpo_verl.policy.demonstrations import BFCL_FLAWS, demonstrate, demonstrate_sum
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
 from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, toolbox
+from gdpo_verl.tasks.generated import draw_of
 from gdpo_verl.tasks.rows import Row
 
 _TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
@@ -37,21 +38,6 @@ _SCHEMA_PIECES = (
 _HIGHEST = 3.0  # correctness of tool calls
 # Of the leaderboard's questions the policy sees the short ones, in characters.
 _MOST_PROMPT, _MOST_ANSWER = 1200, 200
-
-
-class Example(Protocol):
-    """One question.
-
-    Attributes:
-      question: what no other question has, the fixed texts of a prompt left out.
-    """
-
-    @property
-    def question(self) -> str: ...
-    @property
-    def messages(self) -> list[dict[str, str]]: ...
-    @property
-    def ground_truth(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -97,16 +83,10 @@ class Task:
 
 
 def _toolbox() -> Task:
-    def draw(rng: random.Random) -> toolbox.Example:
-        while True:
-            example = toolbox.draw_example(rng)
-            if toolbox.split_of(example.question) == "train":
-                return example
-
     blocks = [tool.block for tool in toolbox.TOOLS.values()]
     return Task(
         phrases=(prompt.HEADER, *blocks, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES),
-        draw=draw,
+        draw=partial(draw_of, "train", toolbox.draw_example),
         held_out=lambda seed: toolbox.examples("validation", seed=seed),
         demonstrate=_flawed_calls,
         grade=_grade_calls,
@@ -116,12 +96,6 @@ def _toolbox() -> Task:
 
 
 def _reasoning_gym() -> Task:
-    def draw(rng: random.Random) -> reasoning_gym.Example:
-        while True:
-            example = reasoning_gym.draw_example(rng)
-            if toolbox.split_of(example.question) == "train":
-                return example
-
     def grade(response: str, ground_truth: str) -> tuple[bool, bool]:
         found = sums.compute_score("", response, ground_truth)
         return bool(found["format"]), bool(found["correctness"])
@@ -129,7 +103,7 @@ def _reasoning_gym() -> Task:
     before, _, behind = reasoning_gym.QUESTION.partition("{}")
     return Task(
         phrases=(gsm8k.SYSTEM, before, behind, THINK, END_THINK, sums.OPEN, sums.CLOSE),
-        draw=draw,
+        draw=partial(draw_of, "train", reasoning_gym.draw_example),
         held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
         demonstrate=lambda example, rng, settings: demonstrate_sum(
             example.expression,

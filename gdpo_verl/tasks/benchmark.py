@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gdpo_verl.files import sha256
 from gdpo_verl.tasks.rows import check_messages
 
 ACCURACY = "accuracy"
@@ -130,12 +131,12 @@ class Benchmark(ABC):
     """A benchmark; one file each.
 
     Args:
+      name: as `catalog.TASKS` has it.
       allow_unprotected: run programs of the model even where nothing protects the machine.
       prompt_from: parquet files of training rows; what is fixed in their prompts is asked with,
         where a benchmark's questions can be put in several ways.
     """
 
-    name: ClassVar[str]
     sampling: ClassVar[Sampling]
     """By default that of the validation in the recipe of the same task."""
     measures: ClassVar[tuple[str, ...]]
@@ -149,7 +150,10 @@ class Benchmark(ABC):
     context: ClassVar[int] = 0
     """Tokens that a dialogue may grow to, where the model allows as many."""
 
-    def __init__(self, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()
+    ) -> None:
+        self.name = name
         self.allow_unprotected = allow_unprotected
         self.prompt_from = prompt_from
 
@@ -172,15 +176,6 @@ class Benchmark(ABC):
     def score(self, question: Question, text: str, tokens: int) -> Score:
         """Judge an answer of so many tokens. Called from several threads. Never raises for a
         text."""
-
-
-def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
@@ -226,36 +221,32 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def prepared(path: Path) -> Questions:
-    """A prepared file as questions: the category is the data source, the truth its text."""
-    items = [
-        Question(
-            f"row {number}", row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]
-        )
-        for number, row in enumerate(read_rows(path))
-    ]
-    return Questions(items, {"file": str(path), "sha256": digest_of(path)})
+def prepared(path: Path, parse: Callable[[str], Any]) -> Questions:
+    """A prepared file as questions: the category is the data source, the truth its text.
 
-
-def refuse_faulty(questions: Questions, parse: Any) -> Questions:
-    """The same questions, if the reward's own parser reads every ground truth.
+    Args:
+      path: the file.
+      parse: the reward's own parser, which has to read every ground truth.
 
     Raises:
-      ValueError: it does not; names the first such question and counts them.
+      FileNotFoundError, ValueError: what `read_rows` raises, or a ground truth cannot be read;
+        names the first and counts them.
     """
-    faults = {}
-    for question in questions.items:
+    items, faults = [], {}
+    for number, row in enumerate(read_rows(path)):
+        name, truth = f"row {number}", row["reward_model"]["ground_truth"]
+        items.append(Question(name, row["data_source"], row["prompt"], truth))
         try:
-            parse(question.truth)
+            parse(truth)
         except ValueError as error:
-            faults[question.name] = error
+            faults[name] = error
     if faults:
         name, fault = next(iter(faults.items()))
         raise ValueError(
-            f"--data: {len(faults)} of {len(questions.items)} ground truths cannot be read. Is it "
-            f"this benchmark's data? The first, {name}: {fault}"
+            f"--data: {len(faults)} of {len(items)} ground truths cannot be read. Is it this "
+            f"benchmark's data? The first, {name}: {fault}"
         )
-    return questions
+    return Questions(items, {"file": str(path), "sha256": sha256(path)})
 
 
 def refuse_twins(questions: Sequence[Question]) -> None:

@@ -44,12 +44,12 @@ TASKS = {
     "deepscaler": Task("deepscaler", 1024),
     "eurus2-code": Task("eurus2_code", 1024),
     "math": Task("math_sets", benchmark="Boxed"),
-    "aime24": Task("math_sets", 1024, "Aime24", trained=False),
-    "aime25": Task("math_sets", 1024, "Aime25", trained=False),
-    "amc": Task("math_sets", 1024, "Amc", trained=False),
-    "math500": Task("math_sets", 1024, "Math500", trained=False),
-    "minerva": Task("math_sets", 1024, "Minerva", trained=False),
-    "olympiad": Task("math_sets", 1024, "Olympiad", trained=False),
+    "aime24": Task("math_sets", 1024, "Published", trained=False),
+    "aime25": Task("math_sets", 1024, "Published", trained=False),
+    "amc": Task("math_sets", 1024, "Published", trained=False),
+    "math500": Task("math_sets", 1024, "Published", trained=False),
+    "minerva": Task("math_sets", 1024, "Published", trained=False),
+    "olympiad": Task("math_sets", 1024, "Published", trained=False),
     "code": Task("eurus2_code", benchmark="Programs"),
     "humaneval": Task("humaneval", benchmark="HumanEval"),
 }
@@ -165,7 +165,7 @@ def open_benchmark(
     task = BENCHMARKS[name]
     inner, _, kind = str(task.benchmark).rpartition(":")
     found = getattr(_module(f"{task.module}.{inner}".rstrip(".")), kind)
-    benchmark: Benchmark = found(allow_unprotected=allow_unprotected, prompt_from=prompt_from)
+    benchmark: Benchmark = found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
     return benchmark
 
 

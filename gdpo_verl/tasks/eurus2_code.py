@@ -23,7 +23,6 @@ from gdpo_verl.tasks.benchmark import (
     Sampling,
     Score,
     prepared,
-    refuse_faulty,
 )
 from gdpo_verl.tasks.build import build
 from gdpo_verl.tasks.rows import BadRow, OtherTask, Row, check_messages, text_of
@@ -89,7 +88,6 @@ LIMIT = 4000
 class Programs(Benchmark):
     """Any prepared file whose ground truths are tests; Eurus-2's held-out rows by default."""
 
-    name = "code"
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
     measures = (ACCURACY, "tests_passed", f"within_{LIMIT}_tokens", "bug_free")
     pass_at = (4, 16, 64)
@@ -97,7 +95,7 @@ class Programs(Benchmark):
     def load(self, data: str | None) -> Questions:
         best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
         path = Path(data or "data/eurus2-code/validation.parquet").expanduser()
-        return refuse_faulty(prepared(path), code.parse_ground_truth)
+        return prepared(path, parse_ground_truth)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = code.compute_score(

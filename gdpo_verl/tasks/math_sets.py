@@ -9,10 +9,10 @@ the solution's last box.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import parse_ground_truth
@@ -25,7 +25,6 @@ from gdpo_verl.tasks.benchmark import (
     Sampling,
     Score,
     prepared,
-    refuse_faulty,
 )
 from gdpo_verl.tasks.build import Splits, build
 from gdpo_verl.tasks.deepscaler import REQUEST
@@ -33,25 +32,24 @@ from gdpo_verl.tasks.rows import BadRow, Row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 
-@dataclass(frozen=True)
-class Hub:
-    """The place where a set is published.
-
-    Attributes:
-      hub: its id on the hub.
-      config: the configuration there, where there are several.
-    """
+class Hub(NamedTuple):
+    """The place where a set is published: its id on the hub, and the configuration if need be."""
 
     hub: str
     config: str | None = None
 
 
 SETS = {
+    # The American Invitational Mathematics Examinations of two years.
     "aime24": Hub("HuggingFaceH4/aime_2024"),
     "aime25": Hub("math-ai/aime25"),
+    # The American Mathematics Competitions of 2022 and 2023, problems with whole numbers.
     "amc": Hub("AI-MO/aimo-validation-amc"),
+    # Five hundred test problems of MATH (https://arxiv.org/abs/2305.20050).
     "math500": Hub("HuggingFaceH4/MATH-500"),
+    # Problems of undergraduate courses (https://arxiv.org/abs/2206.14858).
     "minerva": Hub("math-ai/minervamath"),
+    # OlympiadBench's problems in English without images (https://arxiv.org/abs/2402.14008).
     "olympiad": Hub("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"),
 }
 
@@ -137,14 +135,17 @@ def _questions(
 class Boxed(Benchmark):
     """Any prepared file whose ground truths are LaTeX; DeepScaleR's held-out rows by default."""
 
-    name = "math"
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
     measures = (ACCURACY, f"within_{math_length.LIMIT}_tokens")
-    data: ClassVar[str] = "data/deepscaler/validation.parquet"
+
+    @property
+    def own(self) -> str:
+        """The file whose questions are asked by default."""
+        return "data/deepscaler/validation.parquet"
 
     def load(self, data: str | None) -> Questions:
-        path = Path(data or self.data).expanduser()
-        return refuse_faulty(prepared(path), cache(math_length.parse_ground_truth))
+        path = Path(data or self.own).expanduser()
+        return prepared(path, cache(math_length.parse_ground_truth))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         info = {"response_length": tokens, "question": question.prompt}
@@ -154,53 +155,15 @@ class Boxed(Benchmark):
 
 
 class Published(Boxed):
-    """A set that published tables name, of `gdpo_verl.tasks.math_sets`.
+    """One of `SETS`.
 
-    With k answers to each question the accuracy is what they call mean@k, avg@k, or pass@1 over
-    k samples.
+    With k answers to each question the accuracy is what published tables call mean@k, avg@k, or
+    pass@1 over k samples.
     """
 
     sampling = replace(Boxed.sampling, samples=16)
     pass_at = (4, 16, 64)
 
-
-class Aime24(Published):
-    """The American Invitational Mathematics Examinations of 2024."""
-
-    name = "aime24"
-    data = "data/aime24/test.parquet"
-
-
-class Aime25(Published):
-    """Those of 2025."""
-
-    name = "aime25"
-    data = "data/aime25/test.parquet"
-
-
-class Amc(Published):
-    """The American Mathematics Competitions of 2022 and 2023, problems with whole numbers."""
-
-    name = "amc"
-    data = "data/amc/test.parquet"
-
-
-class Math500(Published):
-    """Five hundred test problems of MATH (https://arxiv.org/abs/2305.20050)."""
-
-    name = "math500"
-    data = "data/math500/test.parquet"
-
-
-class Minerva(Published):
-    """Problems of undergraduate courses (https://arxiv.org/abs/2206.14858)."""
-
-    name = "minerva"
-    data = "data/minerva/test.parquet"
-
-
-class Olympiad(Published):
-    """OlympiadBench's problems in English without images (https://arxiv.org/abs/2402.14008)."""
-
-    name = "olympiad"
-    data = "data/olympiad/test.parquet"
+    @property
+    def own(self) -> str:
+        return f"data/{self.name}/test.parquet"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gdpo_verl
-from gdpo_verl.files import replacing
+from gdpo_verl.files import replacing, sha256
 
 PROVENANCE = "provenance.json"
 
@@ -70,8 +69,7 @@ def write(
         for split, rows in splits.items():
             path = pending.enter_context(replacing(out_dir / f"{split}.parquet"))
             _write_rows(rows, path)
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            files[f"{split}.parquet"] = {"rows": len(rows), "sha256": digest}
+            files[f"{split}.parquet"] = {"rows": len(rows), "sha256": sha256(path)}
         version = getattr(gdpo_verl, "__version__", "unknown")
         written = {**provenance, "gdpo_verl": version, "files": files}
         text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"

@@ -3,9 +3,6 @@
 https://github.com/open-thought/reasoning-gym, Apache-2.0. Two to four digits, added and
 subtracted. Kept are those with a result of 0 or more: to the rewards as published, -4 is no
 integer. The system message is GSM8K's.
-
-Whether a question belongs to training or to validation is a property of its text alone, as in
-`toolbox`, so no seed and no size can let one slip into the other.
 """
 
 from __future__ import annotations
@@ -15,13 +12,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.tasks import gsm8k, parquet
-from gdpo_verl.tasks.rows import PromptLength
-from gdpo_verl.tasks.toolbox import SPLITS, split_of
+from gdpo_verl.tasks import generated, gsm8k
 
 DATA_SOURCE = "reasoning-gym"
 REQUIREMENT = "reasoning-gym==0.1.25"
@@ -85,66 +79,29 @@ def draw_example(rng: random.Random) -> Example:
 
 
 def examples(split: str, *, seed: int) -> Iterator[Example]:
-    """Examples of a split with no question twice, in an order that follows from the seed.
-
-    Raises:
-      ValueError: ``split`` is unknown.
-      ModuleNotFoundError: the package is not installed.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split: expected one of {list(SPLITS)}, found {split!r}")
-    rng = random.Random(f"{DATA_SOURCE}/{split}/{seed}")
-    seen: set[str] = set()
-    while True:
-        example = draw_example(rng)
-        if split_of(example.question) == split and example.question not in seen:
-            seen.add(example.question)
-            yield example
-
-
-def prepare(
-    out_dir: Path,
-    *,
-    train: int = 2048,
-    validation: int = 256,
-    seed: int = 0,
-    length: PromptLength | None = None,
-) -> dict[str, Any]:
-    """Write the sums to ``out_dir`` and return their provenance.
-
-    Args:
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
-      train: number of training rows.
-      validation: number of held-out rows.
-      seed: decides every row.
-      length: the longest prompt, unchecked without it.
+    """Examples of a split, as `generated.examples` draws them.
 
     Raises:
       ModuleNotFoundError: the package is not installed.
-      ValueError: a split without rows, or a prompt too long.
     """
-    splits = {
-        split: [
-            parquet.row(
-                DATA_SOURCE,
-                example.messages,
-                example.ground_truth,
-                ability="math",
-                extra_info={"index": index, "split": split, "expression": example.expression},
-            )
-            for index, example in enumerate(islice(examples(split, seed=seed), size))
-        ]
-        for split, size in {"train": train, "validation": validation}.items()
-    }
-    if length:
-        for row in splits["train"] + splits["validation"]:
-            length.check(row["prompt"])
-    provenance = {
-        "data_source": DATA_SOURCE,
-        "source": f"reasoning-gym {importlib.metadata.version('reasoning-gym')} from PyPI, "
+    return generated.examples(DATA_SOURCE, split, draw_example, seed=seed)
+
+
+def prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+    """Write the sums to ``out_dir`` and return their provenance; see `generated.write`.
+
+    Raises:
+      ModuleNotFoundError: the package is not installed.
+    """
+    generator()  # says how to install the package, whose version is asked for below
+    return generated.write(
+        out_dir,
+        DATA_SOURCE,
+        draw_example,
+        ability="math",
+        extra=lambda example: {"expression": example.expression},
+        source=f"reasoning-gym {importlib.metadata.version('reasoning-gym')} from PyPI, "
         "https://github.com/open-thought/reasoning-gym",
-        "license": "Apache-2.0",
-        "settings": {"train": train, "validation": validation, "seed": seed},
-        "generator": {"name": GENERATOR, **OPTIONS, "results": "0 or more"},
-    }
-    return parquet.write(out_dir, splits, provenance)
+        about={"generator": {"name": GENERATOR, **OPTIONS, "results": "0 or more"}},
+        **options,
+    )

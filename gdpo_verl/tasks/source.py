@@ -7,7 +7,6 @@ order of the file: the same source gives the same rows in the same order.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from gdpo_verl.files import sha256
 
 _BATCH = 256  # rows held at a time; one programming task may carry megabytes of tests
 
@@ -115,7 +116,7 @@ def _open_path(path: Path, given: str, config: str | None) -> Source:
     names = [file.relative_to(root).as_posix() for file in files]
     provenance: dict[str, Any] = {
         "path": given,
-        "files": {name: _sha256(file) for name, file in zip(names, files, strict=True)},
+        "files": {name: sha256(file) for name, file in zip(names, files, strict=True)},
     }
     if left_out:
         provenance["files_left_out"] = left_out
@@ -154,14 +155,6 @@ def split_of(path: Path) -> str | None:
         if match := _SPLIT_NAME.fullmatch(name.lower()):
             return _SPLITS[match[1]]
     return None
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _records(files: list[Path], names: list[str], splits: list[str | None]) -> Iterator[Record]:

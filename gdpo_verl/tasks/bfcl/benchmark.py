@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gdpo_verl.files import sha256
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
@@ -31,7 +32,6 @@ from gdpo_verl.tasks.benchmark import (
     Sampling,
     Score,
     Stopped,
-    digest_of,
     read_rows,
 )
 from gdpo_verl.tasks.bfcl.frame import frame_of
@@ -53,7 +53,6 @@ PROMPT_TOO_LONG = "prompt too long"
 class Bfcl(Benchmark):
     """Every question of version 3, or those in a file of `prepare bfcl`, or of ids."""
 
-    name = "bfcl"
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
     measures = (ACCURACY, "format")
     context = 32_768
@@ -85,7 +84,7 @@ class Bfcl(Benchmark):
         path = Path(data).expanduser()
         choose = _by_ids if path.suffix == ".json" else _by_rows
         items = list(choose(path, known, package))
-        return Questions(items, {"file": str(path), "sha256": digest_of(path), **about})
+        return Questions(items, {"file": str(path), "sha256": sha256(path), **about})
 
     def dialogue(self, question: Question) -> Dialogue | None:
         if question.category not in MULTI_TURN:

@@ -1,0 +1,138 @@
+"""Rows that are drawn and not read: no question twice, none in both splits.
+
+A question belongs to training or to validation by its text alone (a hash), so no seed and no size
+can let one slip into the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.rows import PromptLength
+
+SPLITS = ("train", "validation")
+
+_MAX_DUPLICATES_IN_A_ROW = 10_000
+
+
+class Example(Protocol):
+    """One question.
+
+    Attributes:
+      question: unlike any other's; the fixed texts of a prompt are left out.
+    """
+
+    @property
+    def question(self) -> str: ...
+    @property
+    def messages(self) -> list[dict[str, str]]: ...
+    @property
+    def ground_truth(self) -> str: ...
+
+
+AnExample = TypeVar("AnExample", bound=Example)
+Draw = Callable[[random.Random], AnExample]
+
+
+def split_of(question: str) -> str:
+    """The split a question belongs to: one in eight is validation."""
+    digest = hashlib.sha256(question.encode()).digest()
+    return "validation" if digest[0] % 8 == 0 else "train"
+
+
+def draw_of(split: str, draw: Draw[AnExample], rng: random.Random) -> AnExample:
+    """Draw until the question belongs to ``split``."""
+    while split_of((example := draw(rng)).question) != split:
+        pass
+    return example
+
+
+def examples(name: str, split: str, draw: Draw[AnExample], *, seed: int) -> Iterator[AnExample]:
+    """Examples of a split with no question twice, in an order that follows from the seed.
+
+    Raises:
+      ValueError: ``split`` is unknown, or there are no new questions left.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {list(SPLITS)}, found {split!r}")
+    rng = random.Random(f"{name}/{split}/{seed}")
+    seen: set[str] = set()
+    duplicates = 0
+    while duplicates < _MAX_DUPLICATES_IN_A_ROW:
+        example = draw_of(split, draw, rng)
+        if example.question in seen:
+            duplicates += 1
+            continue
+        duplicates = 0
+        seen.add(example.question)
+        yield example
+    raise ValueError(
+        f"{name}: no new {split} question after {len(seen)}; ask for fewer rows than that"
+    )
+
+
+def write(
+    out_dir: Path,
+    name: str,
+    draw: Draw[AnExample],
+    *,
+    ability: str,
+    extra: Callable[[AnExample], Mapping[str, Any]],
+    source: str,
+    about: Mapping[str, Any],
+    train: int = 2048,
+    validation: int = 256,
+    seed: int = 0,
+    length: PromptLength | None = None,
+) -> dict[str, Any]:
+    """Write drawn examples to ``out_dir`` and return their provenance.
+
+    Args:
+      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      name: the data source.
+      draw: one example.
+      ability: of each row, verl's word.
+      extra: what a row's ``extra_info`` holds besides index and split.
+      source: where the examples come from, for the provenance, as `about` besides.
+      train: number of training rows.
+      validation: number of held-out rows.
+      seed: decides every row.
+      length: the longest prompt, unchecked without it.
+
+    Raises:
+      ValueError: a size below 1, more rows than there are questions, or a prompt too long.
+    """
+    sizes = {"train": train, "validation": validation}
+    for split, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{split}: expected at least 1 row, found {size}")
+
+    def row(index: int, split: str, example: AnExample) -> dict[str, Any]:
+        if length:
+            length.check(example.messages)
+        info = {"index": index, "split": split, **extra(example)}
+        return parquet.row(
+            name, example.messages, example.ground_truth, ability=ability, extra_info=info
+        )
+
+    splits = {
+        split: [
+            row(index, split, example)
+            for index, example in enumerate(islice(examples(name, split, draw, seed=seed), size))
+        ]
+        for split, size in sizes.items()
+    }
+    provenance = {
+        "data_source": name,
+        "source": source,
+        "license": "Apache-2.0",
+        "settings": {**sizes, "seed": seed},
+        **about,
+    }
+    return parquet.write(out_dir, splits, provenance)
