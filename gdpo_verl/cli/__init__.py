@@ -1,0 +1,37 @@
+"""The command `gdpo-verl`; each command stands beside its parser."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gdpo_verl import __version__
+from gdpo_verl.cli import measuring, pages, setting_up, training
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    # Hydra's overrides may stand before and behind our own options.
+    options.overrides = rest
+    if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return int(options.command(options) or 0)
+    except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
+        print(f"gdpo-verl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gdpo-verl", description="GDPO for verl.")
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(takes_overrides=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for kind in (setting_up, training, measuring, pages):
+        kind.add_commands(commands)
+    return parser

@@ -1,0 +1,172 @@
+"""A reward or a model measured: check-reward, evaluate, compare."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gdpo_verl.tasks.catalog import BENCHMARKS
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    """Add these commands to the parser."""
+    check = commands.add_parser(
+        "check-reward",
+        help="try a reward on rows of the data, before a training",
+        usage="gdpo-verl check-reward [-h] [--recipe RECIPE | --function PATH:NAME] [--data FILE] "
+        "[OPTIONS] [HYDRA OVERRIDES]",
+    )
+    check.add_argument("--recipe", help="for example toolbox/gdpo; default: verl's own ppo_trainer")
+    check.add_argument("--config-dir", type=Path, help="where the recipe is, if not in gdpo-verl")
+    check.add_argument(
+        "--function", metavar="PATH:NAME", help="pkg://package.module:name or a file"
+    )
+    check.add_argument("--data", metavar="FILE", action="append", help="for data.train_files")
+    check.add_argument("--rows", type=int, help="default: 64; with --answers all of its prompts")
+    given = check.add_mutually_exclusive_group()
+    given.add_argument("--answers", metavar="FILE", type=Path, help="JSON lines, or a rollout dump")
+    given.add_argument("--column", help="answers in a column of the data, for example extra_info.x")
+    given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
+    check.add_argument("--timeout", type=float, default=20.0, help="seconds for one answer")
+    check.add_argument(
+        "--step-seconds",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="of a training step, of which an answer may take 5 %%; default: 60",
+    )
+    check.add_argument(
+        "--json", metavar="FILE", type=Path, help="write the report with each answer"
+    )
+    check.set_defaults(command=_check_reward, takes_overrides=True)
+
+    evaluate = commands.add_parser("evaluate", help="measure a model on held-out questions")
+    evaluate.add_argument(
+        "model", help="a run, one of its checkpoints, a Hugging Face folder, or a hub id[@revision]"
+    )
+    evaluate.add_argument(
+        "benchmarks", metavar="BENCHMARK", nargs="+", help=f"of {', '.join(BENCHMARKS)}"
+    )
+    evaluate.add_argument("--out", metavar="FILE.json", type=Path, required=True)
+    evaluate.add_argument(
+        "--data",
+        metavar="[BENCHMARK=]SOURCE",
+        action="append",
+        default=[],
+        help="questions in place of the benchmark's own, for example data/bfcl/validation.parquet",
+    )
+    evaluate.add_argument("--limit", metavar="N", type=int, help="so many questions, spread evenly")
+    for option, kind, about in (
+        ("--samples", int, "answers to each question; default: 1"),
+        ("--temperature", float, "default: that of the recipe's validation"),
+        ("--top-p", float, "default: that of the recipe's validation"),
+        ("--max-tokens", int, "of an answer; default: the recipe's"),
+        ("--seed", int, "of the sampling; default: 0"),
+    ):
+        evaluate.add_argument(option, type=kind, help=about)
+    evaluate.add_argument(
+        "--chat-template", metavar="FILE", type=Path, help="in place of the model's own"
+    )
+    evaluate.add_argument(
+        "--prompt-from",
+        metavar="FILE",
+        help="training rows whose prompt to ask bfcl with; default: those of the run",
+    )
+    evaluate.add_argument(
+        "--allow-unprotected",
+        action="store_true",
+        help="run the model's programs even where nothing protects this machine",
+    )
+    evaluate.add_argument("--dtype", help="default: float32 on CPU, else vLLM's for the model")
+    evaluate.add_argument("--tensor-parallel-size", metavar="GPUS", type=int, default=1)
+    evaluate.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9)
+    evaluate.set_defaults(command=_evaluate)
+
+    compare = commands.add_parser(
+        "compare",
+        help="two evaluations on the same questions",
+        usage="gdpo-verl compare [-h] A.json B.json [--json FILE]\n"
+        "       gdpo-verl compare A1.json A2.json … --to B1.json B2.json … [--json FILE]",
+    )
+    compare.add_argument("evaluations", metavar="FILE.json", type=Path, nargs="+")
+    compare.add_argument(
+        "--to", metavar="FILE.json", type=Path, nargs="+", help="the other side, if several"
+    )
+    compare.add_argument("--json", metavar="FILE", type=Path, help="write all the numbers")
+    compare.set_defaults(command=_compare)
+
+
+def _check_reward(options: argparse.Namespace) -> int:
+    from gdpo_verl import check_reward
+
+    config = check_reward.compose(options.recipe, options.overrides, options.config_dir)
+    check_reward.point_at(config, options.function, options.data or [])
+    source = check_reward.Source(options.answers, options.column, options.model)
+    checked = check_reward.check(
+        config,
+        source,
+        rows=options.rows,
+        timeout=options.timeout,
+        step_seconds=options.step_seconds,
+    )
+    print(checked.to_text())
+    if options.json:
+        options.json.write_text(checked.to_json(), encoding="utf-8")
+    return int(bool(checked.report.problems))
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from gdpo_verl.evaluate.result import answers_path, to_text
+    from gdpo_verl.evaluate.run import Request, evaluate
+    from gdpo_verl.evaluate.sampling import EngineOptions
+
+    names = ("samples", "temperature", "top_p", "max_tokens", "seed")
+    chosen = {name: getattr(options, name) for name in names}
+    request = Request(
+        options.model,
+        options.benchmarks,
+        _data(options.data, options.benchmarks),
+        {name: value for name, value in chosen.items() if value is not None},
+        options.limit,
+        options.chat_template,
+        options.prompt_from,
+        options.allow_unprotected,
+        EngineOptions(options.dtype, options.tensor_parallel_size, options.gpu_memory_utilization),
+    )
+    print(to_text(evaluate(request, options.out)))
+    print(f"\n{options.out}, and every answer in {answers_path(options.out)}")
+
+
+def _data(given: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
+    """``--data``: for a benchmark by its name, or, where there is one alone, for that."""
+    found = {}
+    for each in given:
+        name, equals, source = each.partition("=")
+        if not equals or name not in BENCHMARKS:
+            if len(benchmarks) > 1:
+                raise ValueError(
+                    f"--data: with several benchmarks expected BENCHMARK=SOURCE, found {each!r}"
+                )
+            name, source = benchmarks[0], each
+        if name in found:
+            raise ValueError(f"--data: expected one source for {name}, found two")
+        found[name] = source
+    return found
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from gdpo_verl.evaluate.compare import compare
+
+    files, other = options.evaluations, options.to
+    if not other:
+        if len(files) != 2:
+            raise ValueError(
+                f"compare: expected two files, or --to before those of the other side, found "
+                f"{len(files)} files"
+            )
+        files, other = files[:1], files[1:]
+    found = compare(files, other)
+    print(found.to_text())
+    if options.json:
+        options.json.write_text(found.to_json(), encoding="utf-8")

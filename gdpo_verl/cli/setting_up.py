@@ -1,0 +1,78 @@
+"""What comes before a training: doctor, prepare, make-policy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gdpo_verl.tasks.catalog import DATASETS
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    """Add these commands to the parser."""
+    doctor = commands.add_parser("doctor", help="would GDPO run here, and if not, what to do")
+    doctor.set_defaults(command=_doctor)
+
+    prepare = commands.add_parser("prepare", help="write a data set in verl's columns")
+    prepare.add_argument("dataset", choices=list(DATASETS))
+    prepare.add_argument(
+        "--from", dest="source", metavar="SOURCE", help="hub id, file or folder; default: the hub"
+    )
+    prepare.add_argument("--out", type=Path, help="default: data/DATASET")
+    prepare.add_argument("--seed", type=int, default=0)
+    prepare.add_argument(
+        "--validation", metavar="ROWS", type=int, help="to hold out where there is no such split"
+    )
+    prepare.add_argument("--model", help="whose tokenizer counts the prompts; default: uncounted")
+    prepare.add_argument(
+        "--max-prompt-length", metavar="TOKENS", type=int, help="default: the recipe's"
+    )
+    prepare.set_defaults(command=_prepare)
+
+    policy = commands.add_parser("make-policy", help="train the tiny policy that RL starts from")
+    policy.add_argument("--task", choices=["toolbox", "reasoning-gym", "bfcl"], default="toolbox")
+    policy.add_argument("--out", type=Path, help="default: models/TASK")
+    policy.add_argument("--seed", type=int, default=0)
+    policy.set_defaults(command=_make_policy)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from gdpo_verl.doctor import diagnose
+
+    findings = diagnose()
+    for finding in findings:
+        print(f"{'FAIL' if finding.remedy else 'ok':4}  {finding.subject:20}  {finding.state}")
+        if finding.remedy:
+            print(f"      -> {finding.remedy}")
+    return int(any(finding.remedy for finding in findings))
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from gdpo_verl.tasks import catalog
+
+    out = options.out or Path("data") / options.dataset
+    provenance = catalog.prepare(
+        options.dataset,
+        out,
+        source=options.source,
+        seed=options.seed,
+        validation=options.validation,
+        model=options.model,
+        max_prompt_length=options.max_prompt_length,
+    )
+    for name, file in provenance["files"].items():
+        print(f"{out / name}: {file['rows']} rows")
+    for line in catalog.remarks(provenance):
+        print(line, file=sys.stderr)
+
+
+def _make_policy(options: argparse.Namespace) -> None:
+    from gdpo_verl.policy import make_policy
+
+    out = options.out or Path("models") / options.task
+    result = make_policy(out, task=options.task, seed=options.seed)
+    for decoding in ("sampled", "greedy"):
+        share = result[decoding]
+        print(f"{decoding}: correct format {share['format']:.1%}, exact {share['exact']:.1%}")
+    print(f"{out}: trained in {result['seconds']:.0f} s from seed {options.seed}")

@@ -1,0 +1,155 @@
+"""A training here or on a cluster: train, submit, attach."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gdpo_verl.run import jobs
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    """Add these commands to the parser."""
+    train = commands.add_parser(
+        "train",
+        help="train a recipe in a directory of its own",
+        usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
+    )
+    train.add_argument("recipe", help="for example toolbox/gdpo")
+    train.add_argument("--run", type=Path, help="default: runs/RECIPE")
+    train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
+    _add_retries(train)
+    train.add_argument(
+        "--hang-after",
+        metavar="MINUTES",
+        type=float,
+        default=120.0,
+        help="without a logged step or validation, a training is ended; default: 120",
+    )
+    _add_dry_run(train)
+    train.set_defaults(command=_train, takes_overrides=True)
+
+    submit = commands.add_parser(
+        "submit",
+        help="train a recipe on a Ray cluster",
+        usage="gdpo-verl submit [-h] --run RUN [OPTIONS] RECIPE [HYDRA OVERRIDES]",
+    )
+    submit.add_argument("recipe", help="for example tool_call/gdpo")
+    submit.add_argument(
+        "--run", type=Path, required=True, help="a directory that every node can write"
+    )
+    jobs.add_server_options(submit)
+    jobs.add_entrypoint_options(submit)
+    submit.add_argument(
+        "--working-dir", metavar="DIR", help="to send to every node; the job's processes run in it"
+    )
+    submit.add_argument(
+        "--no-wait", action="store_true", help="print the job's id and end; see attach"
+    )
+    submit.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="a variable for every process of the job; a name alone takes its value here",
+    )
+    submit.add_argument(
+        "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
+    )
+    _add_retries(submit)
+    _add_dry_run(submit)
+    submit.set_defaults(command=_submit, takes_overrides=True)
+
+    attach = commands.add_parser("attach", help="show a submitted job's log until the job ends")
+    attach.add_argument("job", help="as submit prints it")
+    jobs.add_server_options(attach)
+    attach.set_defaults(command=_attach)
+
+
+def _add_retries(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--retries",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="starts after a failure, from the last whole checkpoint; default: 0",
+    )
+
+
+def _add_dry_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check all that needs no GPU, say what would run and what it needs, and end",
+    )
+    command.add_argument(
+        "--card",
+        metavar="GIB",
+        type=float,
+        help="memory of one GPU for --dry-run; default: this machine's, else the recipe's",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of starts: 0, 1, 2, …")
+    return int(text)
+
+
+def _train(options: argparse.Namespace) -> int:
+    run = options.run or Path("runs") / options.recipe
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        from gdpo_verl.run.launch import composed
+
+        config, _ = composed(options.recipe, run, options.overrides)
+        print(OmegaConf.to_yaml(config), end="")
+        return 0
+    if options.dry_run:
+        return _dry_run(options, run, options.overrides)
+    from gdpo_verl.run.launch import train
+
+    train(
+        options.recipe,
+        run,
+        options.overrides,
+        retries=options.retries,
+        hang_after=60 * options.hang_after,
+    )
+    return 0
+
+
+def _dry_run(
+    options: argparse.Namespace, run: Path, overrides: Sequence[str], *, elsewhere: bool = False
+) -> int:
+    from gdpo_verl.dry_run import dry_run
+
+    found = dry_run(options.recipe, run, overrides, card=options.card, elsewhere=elsewhere)
+    print(found.to_text())
+    return int(bool(found.problems))
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from gdpo_verl.run import submit
+
+    if options.dry_run:
+        overrides = submit.absolute(options.recipe, options.overrides, options.working_dir)
+        return _dry_run(options, options.run, overrides, elsewhere=True)
+    return submit.submit(
+        options.recipe,
+        options.run,
+        options.overrides,
+        server=jobs.server_of(options),
+        env=options.env,
+        upload=options.upload,
+        working_dir=options.working_dir,
+        entrypoint=jobs.entrypoint_of(options),
+        retries=options.retries,
+        wait=not options.no_wait,
+    )
+
+
+def _attach(options: argparse.Namespace) -> int:
+    return jobs.attach(jobs.server_of(options), options.job)
