@@ -1,0 +1,176 @@
+"""The keys of verl's `algorithm` node, each checked by itself and named in full when refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard, get_args
+
+from gdpo_verl.advantage import VARIANTS, Variant, Whiten, find_variant
+from gdpo_verl.advantage.arguments import LARGEST
+from gdpo_verl.advantage.gate import When
+from gdpo_verl.advantage.variants import OWN, own_name
+from gdpo_verl.text import did_you_mean
+
+_GDPO_KEYS = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
+_KEYS, _WEIGHTS = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
+
+
+def plain(node: Any) -> dict[str, Any]:
+    """A mapping or an omegaconf DictConfig as a dict, interpolations resolved."""
+    from omegaconf import DictConfig, OmegaConf
+
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node, resolve=True)
+    return dict(node or {})
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Tell whether it is a finite number that can be computed with; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def gdpo_node(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`algorithm.gdpo`."""
+    return _mapping("algorithm.gdpo", algorithm.get("gdpo"))
+
+
+def reward_keys(keys: Any) -> tuple[str, ...] | None:
+    """`algorithm.gdpo_reward_keys`."""
+    if keys is None:
+        return None
+    is_list = isinstance(keys, Sequence) and not isinstance(keys, str) and keys
+    _expect(is_list, _KEYS, "a list of component names", keys)
+    named = all(isinstance(key, str) for key in keys)
+    _expect(
+        named and len(set(keys)) == len(keys) and "score" not in keys,
+        _KEYS,
+        "distinct names of components, 'score' (their sum) not among them",
+        list(keys),
+    )
+    return tuple(keys)
+
+
+def reward_weights(weights: Any, keys: tuple[str, ...] | None) -> dict[str, float] | None:
+    """`algorithm.gdpo_reward_weights`; a list goes by the order of the keys."""
+    if weights is None:
+        return None
+    if not isinstance(weights, Mapping):
+        is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
+        _expect(is_list, _WEIGHTS, "a list or {component: weight}", weights)
+        if keys is None:
+            raise ValueError(
+                f"{_WEIGHTS}: a list of weights needs {_KEYS}, which gives their order. Set it, or "
+                "write {component: weight}."
+            )
+        if len(weights) != len(keys):
+            raise ValueError(
+                f"{_WEIGHTS}: expected {len(keys)} weights, one for each of {_KEYS} {list(keys)}, "
+                f"found {len(weights)}: {list(weights)}"
+            )
+        weights = dict(zip(keys, weights, strict=True))
+    for key, weight in weights.items():
+        if not is_number(weight):
+            raise ValueError(f"{_WEIGHTS}: expected finite numbers, found {weight!r} for {key!r}")
+    # Without keys the components, and so the weights that stay 1, are known only to `resolve`.
+    if keys is not None and set(weights) >= set(keys) and not any(weights.values()):
+        raise ValueError(f"{_WEIGHTS}: all are zero, nothing would be learnt: {weights}")
+    return dict(weights)
+
+
+def flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> bool:
+    """A key that is true or false."""
+    value = node.get(key, default)
+    _expect(isinstance(value, bool), f"{where}.{key}", "true or false", value)
+    return bool(value)
+
+
+def whiten(node: Mapping[str, Any]) -> Whiten | None:
+    """`algorithm.gdpo.whiten`; None where it is left to the variant."""
+    if "whiten" not in node:
+        return None
+    known, found = list(get_args(Whiten)), node["whiten"]
+    _expect(found in known, "algorithm.gdpo.whiten", f"one of {known}", found)
+    return found  # type: ignore[no-any-return]
+
+
+def epsilon(value: Any) -> float:
+    """`algorithm.gdpo.epsilon`."""
+    sound = is_number(value) and value >= 0
+    _expect(sound, "algorithm.gdpo.epsilon", "a number >= 0", value)
+    return float(value)
+
+
+def conditions(node: Any) -> dict[str, Mapping[str, Any]]:
+    """`algorithm.gdpo.conditions`; what each holds is checked when the components are known."""
+    found = _mapping("algorithm.gdpo.conditions", node)
+    return {name: _with_on(each) for name, each in found.items()}
+
+
+def gate(node: Any) -> dict[str, Any] | None:
+    """`algorithm.gdpo.gate`."""
+    where = "algorithm.gdpo.gate"
+    if node is None:
+        return None
+    _expect(isinstance(node, Mapping), where, "{on: component}", node)
+    given = {"when": "constant", **_with_on(node)}
+    for key in given:
+        if key not in ("on", "when"):
+            raise ValueError(
+                f"{where}.{key}: unknown key; known are ['on', 'when']."
+                f"{did_you_mean(key, ('on', 'when'))}"
+            )
+    known = list(get_args(When))
+    _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
+    _expect(given["when"] in known, f"{where}.when", f"one of {known}", given["when"])
+    return given
+
+
+def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The variant and its settings; keys of other variants, and unknown ones, are refused."""
+    name = node.get("variant", "gdpo")
+    own = isinstance(name, str) and name.startswith(OWN)
+    chosen = own_name(name) if own else find_variant(name, "algorithm.gdpo.variant").name
+    known = [*_GDPO_KEYS, *([chosen] if own else []), *(v for v in VARIANTS if v != "gdpo")]
+    for key, value in node.items():
+        if key not in known:
+            raise ValueError(
+                f"algorithm.gdpo.{key}: unknown key; known are {list(_GDPO_KEYS)} and the names of "
+                f"variants.{did_you_mean(key, known)}"
+            )
+        if key not in (*_GDPO_KEYS, chosen):
+            first = f".{next(iter(value))}" if isinstance(value, Mapping) and value else ""
+            raise ValueError(
+                f"algorithm.gdpo.{key}{first}: a setting of the variant {key!r}, but "
+                f"algorithm.gdpo.variant is {name!r}. Remove it, or choose that variant."
+            )
+    options = _mapping(f"algorithm.gdpo.{chosen}", node.get(chosen) or {})
+    if not own:
+        VARIANTS[chosen].with_settings(options, f"algorithm.gdpo.{chosen}.")
+        _check_epsilon_counts(VARIANTS[chosen], node)
+    return name, dict(options)
+
+
+def _check_epsilon_counts(chosen: Variant, node: Mapping[str, Any]) -> None:
+    if not chosen.uses_epsilon and node.get("epsilon") is not None:
+        raise ValueError(
+            f"algorithm.gdpo.epsilon: the variant {chosen.name!r} has none, so that it would have "
+            "no effect. Remove it."
+        )
+
+
+def _mapping(where: str, node: Any) -> Mapping[str, Any]:
+    found = {} if node is None else node
+    _expect(isinstance(found, Mapping), where, "a mapping", found)
+    return found  # type: ignore[no-any-return]
+
+
+def _with_on(node: Any) -> Any:
+    """YAML 1.1 reads an unquoted key `on` as true."""
+    if not isinstance(node, Mapping):
+        return node
+    return {"on" if key is True else key: value for key, value in node.items()}
+
+
+def _expect(sound: Any, where: str, wanted: str, found: Any) -> None:
+    if not sound:
+        raise ValueError(f"{where}: expected {wanted}, found {found!r}")
