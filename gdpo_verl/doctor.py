@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gdpo_verl import __version__, text
-from gdpo_verl.plugin import contract, validation
+from gdpo_verl.plugin import contract
+from gdpo_verl.plugin.reward import MANAGER_NAME
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -162,11 +163,11 @@ def _seam(found: Any) -> Finding:
 
 
 def _manager(found: Any) -> Finding:
-    if isinstance(found, list) and validation.MANAGER_NAME in found:
-        return Finding("reward manager", validation.MANAGER_NAME)
+    if isinstance(found, list) and MANAGER_NAME in found:
+        return Finding("reward manager", MANAGER_NAME)
     return Finding(
         "reward manager",
-        f"{validation.MANAGER_NAME} is missing: {_state(found)}",
+        f"{MANAGER_NAME} is missing: {_state(found)}",
         "reinstall gdpo-verl",
     )
 

@@ -41,6 +41,7 @@ FORK = multiprocessing.get_context("fork")
 
 # The tests of each module (or package): those without Ray, and those with it.
 TESTS: dict[str, tuple[list[str], list[str]]] = {
+    "aggregation": (["test_step.py", "test_diagnostics.py"], ["test_seam.py"]),
     "advantage": (
         ["test_advantage.py", "test_diagnostics.py", "test_semantics.py", "test_variants.py"],
         [],
@@ -49,6 +50,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "config": (["test_config.py", "test_estimator.py"], []),
     "diagnostics": (["test_diagnostics.py", "test_step.py"], ["test_seam.py"]),
     "estimator": (["test_estimator.py", "test_step.py"], ["test_seam.py"]),
+    "plugin/dumps": (["test_step.py"], ["test_seam.py"]),
     "replay_buffer": ([], ["test_seam.py"]),
     "trainer": (["test_step.py", "test_diagnostics.py"], ["test_seam.py"]),
 }

@@ -274,7 +274,7 @@ def test_unknown_data_sources_are_refused_before_the_first_rollout(
 ) -> None:
     import datasets
 
-    from gdpo_verl.plugin.validation import check_data_sources
+    from gdpo_verl.plugin.reward import check_data_sources
 
     with hydra.initialize_config_dir(str(RECIPES), version_base=None):
         config = hydra.compose("toolbox/gdpo", settings)

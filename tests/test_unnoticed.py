@@ -47,7 +47,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy's tokenizer and configuration, rows, and two reward files of a user's."""
     from transformers import Qwen2Config
 
-    from gdpo_verl.policy import train_tokenizer
+    from gdpo_verl.policy.model import train_tokenizer
     from gdpo_verl.policy.tasks import TASKS
 
     directory = tmp_path_factory.mktemp("unnoticed")

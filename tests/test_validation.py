@@ -176,9 +176,9 @@ ROW = {
 
 
 def probe(config: DictConfig, tokenizer: object) -> object:
-    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin import reward, validation
 
-    returned = validation.probe_reward(config, tokenizer, [ROW])
+    returned = reward.probe_reward(config, tokenizer, [ROW])
     return validation.objective_of(config, returned)
 
 
@@ -191,18 +191,18 @@ def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer:
 def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_a_misspelt_argument(
     compose: Callable, tokenizer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin import reward
 
     thinker = copy.deepcopy(tokenizer)
     thinker.chat_template = "{{ messages[0].content }}<think>\n"
     row = ROW | {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}
     misspelt = "+reward.custom_reward_function.reward_kwargs.stric=false"
-    validation.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
+    reward.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
     assert "reward.reward_manager.name=naive: the prompt ends in '<think>" in caplog.text
     assert "reward_kwargs.stric: pkg://gdpo_verl.rewards.tool_call:compute_score" in caplog.text
     caplog.clear()
-    validation.probe_reward(compose(), thinker, [row])
-    validation.probe_reward(compose("reward.reward_manager.name=naive"), tokenizer, [row])
+    reward.probe_reward(compose(), thinker, [row])
+    reward.probe_reward(compose("reward.reward_manager.name=naive"), tokenizer, [row])
     assert caplog.text == ""
 
 
@@ -241,10 +241,10 @@ def test_reward_is_called_once_before_the_first_rollout(
 
 
 def test_manager_makes_the_score_the_weighted_sum(compose: Callable, tokenizer: object) -> None:
-    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin import reward
 
     config = compose("+algorithm.gdpo_reward_weights={format:0.5,correctness:2}")
-    returned = validation.probe_reward(config, tokenizer, [ROW])
+    returned = reward.probe_reward(config, tokenizer, [ROW])
     # An empty answer: format 0, correctness -3.
     assert (returned["format"], returned["correctness"]) == (0.0, -3.0)
     assert returned["score"] == 0.5 * 0.0 + 2 * -3.0

@@ -24,7 +24,7 @@ from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import Scored, score_twice
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.validation import MANAGER_NAME, opened_thought_warning, prompt_text
+from gdpo_verl.plugin.reward import MANAGER_NAME, opened_thought_warning, prompt_text
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.check_reward.answers import Answer
-from gdpo_verl.plugin.validation import prompt_text
+from gdpo_verl.plugin.reward import prompt_text
 from gdpo_verl.tasks.rows import tokenizer_of
 
 

@@ -198,7 +198,7 @@ def _serve(
     try:
         from verl.trainer.ppo.reward import load_reward_manager
 
-        from gdpo_verl.plugin.validation import declared_reward, unnamed_arguments
+        from gdpo_verl.plugin.reward import declared_reward, unnamed_arguments
 
         loaded = Scored(declared_reward(config), [], unnamed=unnamed_arguments(config))
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)

@@ -1,4 +1,4 @@
-"""The choice of the steps and prompts whose rollouts are dumped.
+"""Rollout dumps: the columns that they get, and the choice of their steps and prompts.
 
 verl dumps every response of every step (verl/trainer/ppo/v1/trainer_base.py, `fit` and
 `_log_rollout_data`): for 65,000 rollouts a step that is more time than a step's update, and tens
@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from gdpo_verl.advantage import GDPO, Decomposition
+from gdpo_verl.config import Objective
+from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.row_key import RowKey
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
@@ -77,3 +82,81 @@ def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: An
         if dumps.prompts is not None:
             batch = batch.select_keys(dumps.chosen(batch.keys))
         original(trainer, batch, *args, **kwargs)
+
+
+class Dump:
+    """The columns that a rollout dump gets: components and advantages of each row.
+
+    These are GDPO's, GRPO's, and those of a variant where one is chosen.
+
+    verl dumps a step's rows together when all its mini-batches are done. What a trainer never
+    dumps is forgotten at its next step.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        variant = objective.config.estimator
+        # By the chosen one's name; a user's function may have any.
+        self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
+        self.names = [*objective.keys, "gdpo_advantage", "grpo_advantage"]
+        self.names += [self.variant] if self.variant else []
+        self._step = -1
+        self._tables: list[torch.Tensor] = []
+        self._rows: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keep(
+        self,
+        batch: RewardBatch,
+        decomposition: Decomposition,
+        row_keys: Sequence[str],
+        global_step: int,
+    ) -> None:
+        """Keep the rows of one mini-batch of a step."""
+        if global_step != self._step:
+            self.clear()
+            self._step = global_step
+        advantages = [batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo)]
+        if self.variant:
+            advantages.append(batch.to_rows(decomposition.advantage))
+        table = torch.cat([batch.raw, torch.stack(advantages, dim=1)], dim=1)[batch.real]
+        for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
+            self._rows[row_keys[place]] = row
+        self._tables.append(table)
+
+    def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
+        """The columns of these rows, None for padding and what is not scored; empty for others."""
+        if self._rows.keys().isdisjoint(row_keys):
+            return {}
+        nothing = torch.full((1, len(self.names)), torch.nan, dtype=torch.float64)
+        table = torch.cat([*self._tables, nothing])[
+            [self._rows.get(key, len(self._rows)) for key in row_keys]
+        ]
+        values = table.numpy().astype(object)
+        values[table.isnan().numpy()] = None
+        return {name: column.tolist() for name, column in zip(self.names, values.T, strict=True)}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._tables.clear()
+        self._rows.clear()
+
+
+# Of verl's `_dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)`.
+_COLUMNS, _COLUMNS_PLACE = "reward_extra_infos_dict", 4
+
+
+def with_columns(
+    dump: Dump, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Add the dump's columns to the arguments; validation's dump has its own."""
+    place = _COLUMNS_PLACE
+    given = kwargs[_COLUMNS] if _COLUMNS in kwargs else args[place]
+    columns = dump.columns(given.get("uid", []))
+    if not columns:
+        return args, kwargs
+    dump.clear()
+    if _COLUMNS in kwargs:
+        return args, kwargs | {_COLUMNS: given | columns}
+    return (*args[:place], given | columns, *args[place + 1 :]), kwargs

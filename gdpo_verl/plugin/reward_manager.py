@@ -23,7 +23,7 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin.batch import score_of
-from gdpo_verl.plugin.validation import MANAGER_NAME
+from gdpo_verl.plugin.reward import MANAGER_NAME
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
 from gdpo_verl.rewards.parse_error import ParseError
@@ -125,7 +125,7 @@ def _trim_response(data: Any) -> int:
 def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
     """The reward of a data source that gdpo-verl prepares; the minimum for any other.
 
-    `validation.check_data_sources` looks for others before the first rollout.
+    `reward.check_data_sources` looks for others before the first rollout.
     """
     if data_source in REWARDS:
         return REWARDS[data_source](data_source, *args, **kwargs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,12 +21,20 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import GDPO, Decomposition, MaskedRows
+from gdpo_verl.advantage import Decomposition, MaskedRows
 from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
-from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer, validation
+from gdpo_verl.plugin import (
+    aggregation,
+    estimator,
+    liveness,
+    queue,
+    replay_buffer,
+    reward,
+    validation,
+)
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.dumps import DumpSettings, log_rollout_data
+from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.run import checkpoints
 
@@ -47,9 +55,7 @@ def install(v1: Any) -> None:
     wrap(trainer, "fit", _fit)
     base = sys.modules[trainer.__module__]
     wrap(base, "compute_advantage_for_multi_trajectories", estimator.see_batch)
-    wrap(base.MetricsAggregator, "_get_aggregation_type", _aggregation)
-    wrap(base.MetricsAggregator, "_get_metric_weight", _metric_weight)
-    wrap(base.MetricsAggregator, "_aggregate_single_metric", _aggregate)
+    aggregation.install(base.MetricsAggregator)
 
 
 def install_legacy(ray_trainer: Any) -> None:
@@ -135,67 +141,8 @@ class Seam:
                 float(scores[row]),
                 list(self.objective.keys),
                 float(sums[row]),
-                validation.MANAGER_NAME,
+                reward.MANAGER_NAME,
             )
-
-
-class Dump:
-    """The columns that a rollout dump gets: components and advantages of each row.
-
-    These are GDPO's, GRPO's, and those of a variant where one is chosen.
-
-    verl dumps a step's rows together when all its mini-batches are done. What a trainer never
-    dumps is forgotten at its next step.
-    """
-
-    def __init__(self, objective: Objective) -> None:
-        variant = objective.config.estimator
-        # By the chosen one's name; a user's function may have any.
-        self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
-        self.names = [*objective.keys, "gdpo_advantage", "grpo_advantage"]
-        self.names += [self.variant] if self.variant else []
-        self._step = -1
-        self._tables: list[torch.Tensor] = []
-        self._rows: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def keep(
-        self,
-        batch: RewardBatch,
-        decomposition: Decomposition,
-        row_keys: Sequence[str],
-        global_step: int,
-    ) -> None:
-        """Keep the rows of one mini-batch of a step."""
-        if global_step != self._step:
-            self.clear()
-            self._step = global_step
-        advantages = [batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo)]
-        if self.variant:
-            advantages.append(batch.to_rows(decomposition.advantage))
-        table = torch.cat([batch.raw, torch.stack(advantages, dim=1)], dim=1)[batch.real]
-        for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
-            self._rows[row_keys[place]] = row
-        self._tables.append(table)
-
-    def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
-        """The columns of these rows, None for padding and what is not scored; empty for others."""
-        if self._rows.keys().isdisjoint(row_keys):
-            return {}
-        nothing = torch.full((1, len(self.names)), torch.nan, dtype=torch.float64)
-        table = torch.cat([*self._tables, nothing])[
-            [self._rows.get(key, len(self._rows)) for key in row_keys]
-        ]
-        values = table.numpy().astype(object)
-        values[table.isnan().numpy()] = None
-        return {name: column.tolist() for name, column in zip(self.names, values.T, strict=True)}
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._tables.clear()
-        self._rows.clear()
 
 
 def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,8 +160,8 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     buffer = getattr(trainer, "replay_buffer", None)
     replay_buffer.filter_by_components(buffer, None if seam is None else seam.objective)
     if validation.is_gdpo(config):
-        validation.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
-        returned = validation.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
+        reward.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
+        returned = reward.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
         validation.objective_of(config, returned)
     if seam is not None and buffer is not None:
         seam.failures = replay_buffer.SessionFailures(
@@ -278,31 +225,12 @@ def _token_counts(step: AdvantageStep) -> torch.Tensor:
     return MaskedRows(step.response_mask, len(step.row_keys), torch.float32).counts
 
 
-# Of verl's `_dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)`.
-_COLUMNS, _COLUMNS_PLACE = "reward_extra_infos_dict", 4
-
-
 def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
     if seam is not None and len(seam.dump):
         with _given_up_on_error(trainer):
-            args, kwargs = _with_columns(seam.dump, args, kwargs)
+            args, kwargs = with_columns(seam.dump, args, kwargs)
     return original(trainer, *args, **kwargs)
-
-
-def _with_columns(
-    dump: Dump, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add the dump's columns to the arguments; validation's dump has its own."""
-    place = _COLUMNS_PLACE
-    given = kwargs[_COLUMNS] if _COLUMNS in kwargs else args[place]
-    columns = dump.columns(given.get("uid", []))
-    if not columns:
-        return args, kwargs
-    dump.clear()
-    if _COLUMNS in kwargs:
-        return args, kwargs | {_COLUMNS: given | columns}
-    return (*args[:place], given | columns, *args[place + 1 :]), kwargs
 
 
 def _save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -328,38 +256,9 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
-    # verl decides by substrings of the whole name, so a component named "summary" would be summed
-    # over mini-batches (verl/trainer/ppo/v1/utils.py, `_get_aggregation_type`).
-    if not metric_name.startswith("gdpo/"):
-        return original(aggregator, metric_name)
-    return {"min": "min", "max": "max"}.get(metric_name.rpartition("/")[2], "weighted_avg")
-
-
-def _metric_weight(
-    original: Any, aggregator: Any, metric_name: str, metrics: dict[str, Any], sample_count: int
-) -> Any:
-    # verl weighs each mean by the rows of its mini-batch (`_get_metric_weight`), also one that is
-    # taken over few of them.
-    value = metrics.get(metric_name)
-    if isinstance(value, diagnostics.Weighted):
-        return value.weight
-    return original(aggregator, metric_name, metrics, sample_count)
-
-
-def _aggregate(original: Any, aggregator: Any, metric_name: str, values: list[float]) -> Any:
-    # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`); a
-    # code that no answer of it has is 0 there.
-    if not metric_name.startswith(diagnostics.PARSE_ERROR_CODE):
-        return original(aggregator, metric_name, values)
-    weights = aggregator.metric_weights
-    rows = sum(weights[diagnostics.PARSE_ERROR_SHARE])
-    return sum(v * w for v, w in zip(values, weights[metric_name], strict=True)) / rows
-
-
 def _init_legacy(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     original(trainer, *args, **kwargs)
     if validation.is_gdpo(trainer.config):
-        returned = validation.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
+        returned = reward.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
         validation.check_schedule(trainer.config, legacy=True)
         estimator.legacy_objective.set(validation.objective_of(trainer.config, returned))

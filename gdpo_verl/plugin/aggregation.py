@@ -1,0 +1,44 @@
+"""The aggregation of our metrics over the mini-batches of a step, by verl's `MetricsAggregator`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdpo_verl import diagnostics
+from gdpo_verl.hooks import wrap
+
+
+def install(aggregator: Any) -> None:
+    """Wrap the methods that decide about one metric; those of others stay verl's."""
+    wrap(aggregator, "_get_aggregation_type", _aggregation)
+    wrap(aggregator, "_get_metric_weight", _metric_weight)
+    wrap(aggregator, "_aggregate_single_metric", _aggregate)
+
+
+def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
+    # verl decides by substrings of the whole name, so a component named "summary" would be summed
+    # over mini-batches (verl/trainer/ppo/v1/utils.py, `_get_aggregation_type`).
+    if not metric_name.startswith("gdpo/"):
+        return original(aggregator, metric_name)
+    return {"min": "min", "max": "max"}.get(metric_name.rpartition("/")[2], "weighted_avg")
+
+
+def _metric_weight(
+    original: Any, aggregator: Any, metric_name: str, metrics: dict[str, Any], sample_count: int
+) -> Any:
+    # verl weighs each mean by the rows of its mini-batch (`_get_metric_weight`), also one that is
+    # taken over few of them.
+    value = metrics.get(metric_name)
+    if isinstance(value, diagnostics.Weighted):
+        return value.weight
+    return original(aggregator, metric_name, metrics, sample_count)
+
+
+def _aggregate(original: Any, aggregator: Any, metric_name: str, values: list[float]) -> Any:
+    # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`); a
+    # code that no answer of it has is 0 there.
+    if not metric_name.startswith(diagnostics.PARSE_ERROR_CODE):
+        return original(aggregator, metric_name, values)
+    weights = aggregator.metric_weights
+    rows = sum(weights[diagnostics.PARSE_ERROR_SHARE])
+    return sum(v * w for v, w in zip(values, weights[metric_name], strict=True)) / rows

@@ -1,0 +1,104 @@
+"""The tiny policy's tokenizer and network, its prompt as text, and its answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from gdpo_verl.policy.tasks import Task
+from gdpo_verl.tasks.generated import Example
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+MAX_POSITIONS = 4096
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{START}{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{END}\n"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
+)
+
+
+def train_tokenizer(task: Task, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
+    """Qwen2's byte-level BPE, single digits included, with a small vocabulary of its own.
+
+    Any text in Unicode's normal form C survives encoding and decoding (Qwen2
+    normalises the rest to it); text unlike the task's only takes more tokens.
+    The class has to be Qwen2's: for this architecture AutoTokenizer builds it
+    whatever was saved, and splits words by its rules.
+    """
+    rng = random.Random(f"policy/tokenizer/{seed}")
+    examples = (task.draw(rng) for _ in range(2000))
+    texts = [f" {example.question} {example.ground_truth}" for example in examples]
+    tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
+        texts,
+        vocabulary - len(task.phrases),
+        new_special_tokens=[START, END],
+        show_progress=False,
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
+    tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.padding_side = "left"
+    tokenizer.model_max_length = MAX_POSITIONS
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 for ``tokenizer``."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=MAX_POSITIONS,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+            # The usual 0.02 belongs to wide models: at this width it takes
+            # many times longer until the model copies digits from the prompt.
+            initializer_range=0.08,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    )
+
+
+def chat(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
+    """The prompt's text, up to where the assistant begins."""
+    text = tokenizer.apply_chat_template(
+        example.messages, tokenize=False, add_generation_prompt=True
+    )
+    return str(text)
+
+
+def generate(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sample: bool,
+) -> list[str]:
+    """One response for each prompt, special tokens removed."""
+    batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
+    how = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
+    model.eval()
+    generator: Any = model  # its stubs know generation only for a narrower self
+    with torch.inference_mode():
+        out = generator.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=max_new_tokens,
+            **how,
+        )
+    responses = out[:, batch["input_ids"].shape[1] :]
+    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))
