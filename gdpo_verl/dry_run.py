@@ -135,8 +135,8 @@ def _unknown_model(path: str, problems: list[str]) -> str:
             f"config.json in {path!r}"
         )
     return (
-        f"memory   not known: the configuration of {path!r} cannot be had here. Where the training "
-        "runs it must be: fetch it with `hf download`"
+        f"memory   not known: the configuration of {path!r} is not available here. Where "
+        "the training runs it must be: fetch it with `hf download`"
     )
 
 

@@ -26,7 +26,7 @@ class RowKey(NamedTuple):
         RowKey(uid='a_b', session=0, output=12)
 
         Raises:
-          ValueError: it is no such key.
+          ValueError: it is not such a key.
         """
         try:
             uid, session, output = key.rsplit("_", 2)
@@ -40,7 +40,7 @@ class RowKey(NamedTuple):
 
 
 def uid_of(name: str) -> str:
-    """The prompt's uid in a key; a name that is no key is one itself.
+    """The prompt's uid in a key; a name that is not a key is a uid itself.
 
     >>> uid_of("a_b_0_12"), uid_of("question_7")
     ('a_b', 'question_7')

@@ -173,7 +173,7 @@ def test_questions_of_the_training_data_are_left_out_unless_they_were_chosen(tmp
     kept, notes = run._unseen(benchmark, both, training, chosen=False)
     assert list(kept) == list(of_validation)
     assert notes == [
-        "training data that cannot be read, so not looked at: gone.parquet",
+        "training data that cannot be read, so not checked: gone.parquet",
         "1 questions left out, because they are in the training data",
     ]
     kept, notes = run._unseen(benchmark, both, training, chosen=True)

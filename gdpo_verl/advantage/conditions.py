@@ -19,7 +19,7 @@ def apply_conditions(
     r_k <- r_k where r_l >= t, else 0 (Eq. 8 of https://arxiv.org/abs/2601.05242), on raw
     rewards. Where r_l is not scored, r_k becomes not scored; where r_l fails, r_k is 0 also
     where it was not scored. Values and thresholds are compared as float32, or in the rewards'
-    own half precision: 0.7 meets 0.7 in whichever of these it was written.
+    own half precision: 0.7 meets a threshold of 0.7 in any of them.
 
     >>> rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     >>> condition = {"length": {"on": "correctness", "at_least": 1.0}}

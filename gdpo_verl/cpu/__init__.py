@@ -18,7 +18,7 @@ def chosen() -> bool:
 
 
 def activate() -> None:
-    """Register the platform and mend what keeps verl from running on it."""
+    """Register the platform and fix what keeps verl from running on it."""
     from gdpo_verl.cpu import departures, platform
 
     platform.register()

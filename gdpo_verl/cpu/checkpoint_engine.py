@@ -27,8 +27,9 @@ _END = "null"
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts one weight after the other from the first trainer process to all replicas.
 
-    The group lives for one update and is apart from torch's default group, in which the trainer's
-    processes and those of a replica already are. Names, shapes and dtypes go through its store.
+    The group lives for one update and is separate from torch's default group, which the
+    trainer's processes and those of a replica already use. Names, shapes and dtypes go
+    through its store.
 
     Args:
       bucket_size: verl gives it to every engine; without buckets it means nothing here.

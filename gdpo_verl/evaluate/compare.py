@@ -3,7 +3,7 @@
 Each question's answers are averaged first, then the evaluations of a side (as of several training
 seeds), and the interval is over questions. It says how the difference would vary with other
 questions of the kind, not with another training: the spread over the evaluations of a side is
-shown apart.
+shown separately.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> Comparison:
       side_b: the same of the other kind.
 
     Raises:
-      ValueError: a file is no evaluation, or they were not asked the same questions.
+      ValueError: a file is not an evaluation, or they were not asked the same questions.
       FileNotFoundError: a file is missing.
     """
     sides = [[Evaluation(path, *result.read(path)) for path in side] for side in (side_a, side_b)]

@@ -90,6 +90,6 @@ def _answer_round(
     answers: Sequence[Answer | None] = [None] * len(places)
     try:
         answers = answer_all([(place, asked[place]) for place in places])
-    finally:  # threads that wait for ever would keep the process from ending
+    finally:  # threads that wait forever would keep the process from ending
         for place, answer in zip(places, answers, strict=True):
             replies[place].put(answer)

@@ -51,7 +51,7 @@ def wilson(successes: float, total: int) -> tuple[float, float]:
 def bootstrap(
     strata: Sequence[Sequence[float]], weights: Sequence[float] | None = None
 ) -> tuple[float, float] | None:
-    """The percentile interval of the weighted sum of the strata's means, over questions drawn anew.
+    """The percentile interval of the weighted sum of the strata's means, over resampled questions.
 
     Questions are drawn with replacement within each stratum, `RESAMPLES` times from `SEED`.
 

@@ -222,14 +222,14 @@ def _from_hub(given: str) -> Model:
         )
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise ConnectionError(
-            f"model: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is no "
-            "path here either. For a private or gated model, log in with `hf auth login` and "
+            f"model: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is "
+            "not a path here either. For a private or gated model, log in with `hf auth login` and "
             "accept its terms."
         ) from error
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise ConnectionError(
-            f"model: cannot load {given!r} from the hub: {first_line(error)}. It is no path here "
-            f"either. Without a network: `hf download {hub_id} --local-dir DIR` where there is "
-            "one, copy DIR here, and give DIR."
+            f"model: cannot load {given!r} from the hub: {first_line(error)}. It is not a path "
+            f"here either. Without a network: `hf download {hub_id} --local-dir DIR` where there "
+            "is one, copy DIR here, and give DIR."
         ) from error
     return _hugging_face(given, folder, hub=hub_id, revision=folder.name)

@@ -162,7 +162,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
 
     Raises:
       FileNotFoundError: one of the files is missing.
-      ValueError: it is no evaluation, or the answers are not those that it was made of.
+      ValueError: it is not an evaluation, or the answers are not those that it was made from.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
         raise FileNotFoundError(f"{path}: its answers, {beside}, are missing; keep them beside it")
     data = beside.read_bytes()
     if hashlib.sha256(data).hexdigest() != record["answers"]["sha256"]:
-        raise ValueError(f"{beside}: not the answers that {path} was made of, or altered since")
+        raise ValueError(f"{beside}: not the answers that {path} was made from, or changed since")
     text = data.decode("utf-8", "surrogatepass")
     # Not splitlines: an answer may hold what other than JSON takes for the end of a line.
     return record, [json.loads(line) for line in text.split("\n")[:-1]]

@@ -191,7 +191,7 @@ def _unseen(
     if training is None:
         return list(loaded.items), []
     notes = [
-        f"training data that cannot be read, so not looked at: {path}" for path in training.missing
+        f"training data that cannot be read, so not checked: {path}" for path in training.missing
     ]
     unseen = [question for question in loaded.items if question.prompt not in training.prompts]
     seen = len(loaded.items) - len(unseen)

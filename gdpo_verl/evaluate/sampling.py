@@ -56,8 +56,8 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
         tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
     if not tokenizer.chat_template:
         raise ValueError(
-            f"model: the tokenizer in {folder} has no chat template, so it is not known how the "
-            "model wants to be asked. Give the one that it was trained with: --chat-template FILE"
+            f"model: the tokenizer in {folder} has no chat template, so it is not known how to "
+            "ask the model. Give the one that it was trained with: --chat-template FILE"
         )
     return tokenizer
 

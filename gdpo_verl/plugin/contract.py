@@ -28,7 +28,7 @@ class Use:
       module: where it is defined, below `verl`.
       name: a function, a class, a method as Class.method, or a variable of the module.
       parameters: those of a function in verl's order, as our wrapper takes them or we pass them;
-        after "..." there may be others, before it there is no other.
+        after "..." there may be others, before it none.
       reads: what else we read of it: names that its source has to hold.
     """
 

@@ -1,6 +1,6 @@
 """End a training in which a process has died, and say which.
 
-verl 0.9.1 goes on without one, or waits for it without limit:
+verl 0.9.1 carries on without one, or waits for it forever:
 
 - the sessions of a dead reward worker or vLLM fail one by one, and the step is trained and saved
   on what is left (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`; replay_buffer.py,
@@ -30,7 +30,7 @@ from gdpo_verl.run import deaths
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-# What the trainer has, from a death on, to end by itself with a traceback.
+# The time the trainer has after a death to end by itself with a traceback.
 GRACE_SECONDS = 15.0
 # From the first call that fails until Ray knows why. By default a node is dead to it after five
 # failed health checks, one every three seconds.

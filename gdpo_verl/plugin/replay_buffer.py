@@ -2,7 +2,7 @@
 
 *Failures.* verl 0.9.1 logs the exception of a session in the worker it failed in and goes on
 (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
-an error that does not name the cause, the asynchronous ones refill for ever.
+an error that does not name the cause, the asynchronous ones refill forever.
 
 *Filter.* verl drops a group when one metric, by default the summed reward, is the same in all of
 its rows (verl/trainer/ppo/v1/replay_buffer.py, `_dapo_filtered_keys`). GDPO still learns from
@@ -110,7 +110,7 @@ class SessionFailures:
         failed |= buffer.failure_keys[partition]
         waiting = len(buffer.pending_keys[partition]) + len(buffer.running_keys[partition])
         # The synchronous trainer waits until nothing runs any more; the others refill what failed
-        # and would go on for ever.
+        # and would go on forever.
         refills = buffer.trainer_mode != "sync"
         if failed and (not waiting or (refills and len(failed) > 2 * waiting)):
             raise RuntimeError(

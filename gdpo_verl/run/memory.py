@@ -75,7 +75,7 @@ class Bound:
 def check_memory(config: Any, *, on_cpu: bool) -> None:
     """Refuse a model that cannot fit on this machine's devices.
 
-    Says nothing where it cannot know: a model whose configuration cannot be had or is not a
+    Says nothing where it cannot know: a model whose configuration is not available or is not a
     language model's, engines other than FSDP, a GPU that `nvidia-smi` does not know.
 
     Args:

@@ -192,7 +192,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
     Raises:
       FileNotFoundError: there is no file.
-      ValueError: it is no parquet file, has no row, or a row lacks what verl's columns hold.
+      ValueError: it is not a parquet file, has no rows, or a row lacks one of verl's columns.
     """
     if not path.is_file():
         from gdpo_verl.tasks.catalog import command_for
@@ -203,7 +203,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         rows = pq.read_table(path).to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"--data: {path} is no parquet file, or a damaged one: {error}") from error
+        raise ValueError(f"--data: {path} is not a parquet file, or is damaged: {error}") from error
     if not rows:
         raise ValueError(f"--data: expected at least one row, found none in {path}")
     for number, row in enumerate(rows):

@@ -45,7 +45,7 @@ def open_hub(source: str, config: str | None) -> Source:
         ) from error
     except (OSError, httpx.HTTPError) as error:
         raise ConnectionError(
-            f"--from: cannot load {source!r} from the hub: {first_line(error)}. It is no path "
+            f"--from: cannot load {source!r} from the hub: {first_line(error)}. It is not a path "
             f"here either. Without a network: `hf download --repo-type dataset {hub_id} "
             "--local-dir DIR` where there is one, copy DIR here, and give --from DIR."
         ) from error

@@ -35,7 +35,7 @@ REQUIREMENTS = (
 INSTALL = f"pip install --no-deps {REQUIREMENTS}"
 MOST_DIGITS = 10_000
 """The largest exponent and precision with which the simulated calculator computes here; with any
-larger ones it may compute for ever."""
+larger ones it may compute forever."""
 
 log = logging.getLogger(__name__)
 # bfcl-eval makes folders for its results and locks when it is imported.
