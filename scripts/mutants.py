@@ -39,20 +39,30 @@ PACKAGE = ROOT / "gdpo_verl"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 FORK = multiprocessing.get_context("fork")
 
+
+def named(start: str) -> list[str]:
+    return sorted(path.name for path in (ROOT / "tests").glob(f"{start}*.py"))
+
+
+DIAGNOSTICS, SEAM = named("test_diagnostics"), named("test_seam")
 # The tests of each module (or package): those without Ray, and those with it.
 TESTS: dict[str, tuple[list[str], list[str]]] = {
-    "aggregation": (["test_step.py", "test_diagnostics.py"], ["test_seam.py"]),
     "advantage": (
-        ["test_advantage.py", "test_diagnostics.py", "test_semantics.py", "test_variants.py"],
+        [
+            *named("test_advantage"),
+            *DIAGNOSTICS,
+            *("test_semantics.py", "test_variants.py", "test_variants_own.py"),
+        ],
         [],
     ),
-    "batch": (["test_batch.py", "test_step.py"], ["test_seam.py"]),
-    "config": (["test_config.py", "test_estimator.py"], []),
-    "diagnostics": (["test_diagnostics.py", "test_step.py"], ["test_seam.py"]),
-    "estimator": (["test_estimator.py", "test_step.py"], ["test_seam.py"]),
-    "plugin/dumps": (["test_step.py"], ["test_seam.py"]),
-    "replay_buffer": ([], ["test_seam.py"]),
-    "trainer": (["test_step.py", "test_diagnostics.py"], ["test_seam.py"]),
+    "aggregation": (["test_step.py", *DIAGNOSTICS], SEAM),
+    "batch": (["test_batch.py", "test_step.py"], SEAM),
+    "config": ([*named("test_config"), "test_estimator.py"], []),
+    "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
+    "estimator": (["test_estimator.py", "test_step.py"], SEAM),
+    "plugin/dumps": (["test_step.py"], SEAM),
+    "replay_buffer": ([], SEAM),
+    "trainer": (["test_step.py", *DIAGNOSTICS], SEAM),
 }
 
 SWAPPED: dict[type, type] = {

@@ -1,0 +1,120 @@
+"""Eq. 8: which rewards count, and thresholds in every dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from advantages import NAN, TWO_GROUPS, S, close
+
+from gdpo_verl import apply_conditions, gdpo_advantages
+
+LENGTH_IF_CORRECT = {"length": {"on": "correctness", "at_least": 1.0}}
+
+
+def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold() -> None:
+    rewards = torch.tensor([[1.0, 0.5], [0.9, 0.5], [2.0, -0.5], [0.0, -0.5]])
+    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
+    close(found, [[1.0, 0.5], [0.9, 0.0], [2.0, -0.5], [0.0, 0.0]], 1e-6)
+
+
+def test_a_condition_on_an_unscored_component_leaves_the_conditioned_one_unscored() -> None:
+    rewards = torch.tensor([[NAN, 0.5], [1.0, NAN], [1.0, 0.5]])
+    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
+    assert found.isnan().tolist() == [[True, True], [False, True], [False, False]]
+    assert found[2].tolist() == [1.0, 0.5]
+
+
+def test_a_failed_condition_scores_what_was_not_scored_with_zero() -> None:
+    # Whatever the length is, it would not count; with a correct answer it is not known.
+    rewards = torch.tensor([[0.0, NAN], [1.0, NAN], [0.0, 2.0]])
+    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
+    assert found.isnan().tolist() == [[False, False], [False, True], [False, False]]
+    assert found.nan_to_num(9.0).tolist() == [[0.0, 0.0], [1.0, 9.0], [0.0, 0.0]]
+
+
+def test_several_components_may_hang_on_one() -> None:
+    conditions = {
+        "length": {"on": "correctness", "at_least": 1},
+        "style": {"on": "correctness", "at_least": 0},
+    }
+    rewards = torch.tensor([[7.0, 0.0, 8.0], [7.0, -1.0, 8.0], [7.0, 1.0, 8.0]])
+    found = apply_conditions(rewards, ("length", "correctness", "style"), conditions)
+    assert found.tolist() == [[0.0, 0.0, 8.0], [0.0, -1.0, 0.0], [7.0, 1.0, 8.0]]
+
+
+def test_no_conditions_change_nothing() -> None:
+    assert torch.equal(apply_conditions(TWO_GROUPS, ["a", "b"], {}), TWO_GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        pytest.param(
+            {"a": {"on": "b", "at_least": 1}, "b": {"on": "c", "at_least": 1}},
+            r"conditions\.a\.on: 'b' is conditioned itself",
+            id="chain",
+        ),
+        pytest.param(
+            {"a": {"on": "b", "at_least": 1}, "b": {"on": "a", "at_least": 1}},
+            r"conditions\.a\.on: 'b' is conditioned itself",
+            id="cycle",
+        ),
+        pytest.param(
+            {"a": {"on": "a", "at_least": 1}},
+            r"conditions\.a\.on: 'a' is conditioned itself",
+            id="on itself",
+        ),
+        pytest.param({"d": {"on": "a", "at_least": 1}}, r"conditions\.d: 'd' is not", id="unknown"),
+        pytest.param({"a": {"on": "d", "at_least": 1}}, r"conditions\.a: 'd' is not", id="on none"),
+        pytest.param({"a": {"on": "b"}}, r"conditions\.a: expected \{on", id="no threshold"),
+        pytest.param(
+            {"a": {"on": "b", "at_least": 1, "at_most": 2}}, r"conditions\.a: ex", id="more"
+        ),
+        pytest.param({"a": "b"}, r"conditions\.a: expected \{on", id="not a mapping"),
+        pytest.param(["a"], r"conditions: expected a mapping", id="a list"),  # type: ignore
+        pytest.param({"a": {"on": "b", "at_least": "1"}}, r"conditions\.a\.at_least", id="text"),
+        pytest.param({"a": {"on": "b", "at_least": True}}, r"conditions\.a\.at_least", id="bool"),
+        pytest.param({"a": {"on": "b", "at_least": NAN}}, r"conditions\.a\.at_least", id="nan"),
+    ],
+)
+def test_bad_conditions_are_refused(conditions: dict[str, Any], message: str) -> None:
+    rewards, keys = torch.zeros(2, 3), ["a", "b", "c"]
+    apply_conditions(rewards, keys, {"a": {"on": "b", "at_least": 1}})
+    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.{message}"):
+        apply_conditions(rewards, keys, conditions)
+
+
+@pytest.mark.parametrize("rewards", [[[1.0, 0.0]], torch.zeros(2), torch.zeros(2, 3)], ids=str)
+def test_conditions_need_one_column_a_component(rewards: Any) -> None:
+    with pytest.raises(ValueError, match=r"^rewards: expected a tensor of shape \(B, 2\)"):
+        apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
+
+
+PLAIN_DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", PLAIN_DTYPES, ids=str)
+def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype: torch.dtype) -> None:
+    condition = {"length": {"on": "quality", "at_least": 0.7}}
+    rewards = torch.tensor([[0.7, 1.0], [0.69, 1.0]], dtype=dtype)
+    found = apply_conditions(rewards, ["quality", "length"], condition)
+    assert found[:, 1].tolist() == [1.0, 0.0]
+    if dtype.itemsize > 2:  # halves are read as they were written (tests/test_batch.py)
+        found = apply_conditions(rewards.double(), ["quality", "length"], condition)
+        assert found[:, 1].tolist() == [1.0, 0.0]
+
+
+def test_a_threshold_beyond_float32_is_compared_as_it_is() -> None:
+    condition = {"b": {"on": "a", "at_least": 1e200}}
+    rewards = torch.tensor([[1e199, 1.0], [1e200, 1.0]], dtype=torch.float64)
+    assert apply_conditions(rewards, ["a", "b"], condition)[:, 1].tolist() == [0.0, 1.0]
+
+
+def test_the_largest_reward_and_threshold_are_taken() -> None:
+    rewards = torch.tensor([[1e300, 1.0], [-1e300, 1.0]], dtype=torch.float64)
+    close(gdpo_advantages(rewards, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
+    for sign, counted in ((1.0, [1.0, 0.0]), (-1.0, [1.0, 1.0])):
+        condition = {"b": {"on": "a", "at_least": sign * 1e300}}
+        assert apply_conditions(rewards, ["a", "b"], condition)[:, 1].tolist() == counted

@@ -1,0 +1,227 @@
+"""The estimator's arguments: what they may be, and what is refused by its name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from advantages import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, lengths
+
+from gdpo_verl import advantage, apply_conditions, gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl.config import GdpoConfig
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "result_dtype"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.int64, torch.float32),
+        (torch.bool, torch.float32),
+    ],
+    ids=str,
+)
+def test_the_result_has_the_dtype_of_float_rewards(
+    given_dtype: torch.dtype, result_dtype: torch.dtype
+) -> None:
+    rewards, mask = TWO_GROUPS.to(given_dtype), lengths(3, 1, 1, 1)
+    # bfloat16 keeps eight bits: 1.55 is off by at most 0.004.
+    tolerance = {torch.float16: 1e-3, torch.bfloat16: 4e-3}.get(given_dtype, 1e-5)
+    found = gdpo_advantages(rewards, PAIRS, mask)
+    assert found.dtype == result_dtype
+    close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983], tolerance)
+    control = grpo_advantages(rewards, PAIRS, mask)
+    assert control.dtype == result_dtype
+    close(by_row(control, mask), [S, -S, S, -S], tolerance)
+    normalized = group_normalize(rewards, PAIRS)
+    assert normalized.dtype == result_dtype
+    close(normalized, [[S, 0.0], [-S, 0.0], [S, S], [-S, -S]], tolerance)
+
+
+@pytest.mark.parametrize(
+    "group_ids",
+    [
+        ["b", "a", "b", "a"],
+        ("uid-1", "uid-0", "uid-1", "uid-0"),
+        [7, -3, 7, -3],
+        [(1, "x"), None, (1, "x"), None],
+        np.array(["b", "a", "b", "a"], dtype=object),
+        np.array([2, 1, 2, 1]),
+        torch.tensor([9, 4, 9, 4]),
+        torch.tensor([0.5, 0.25, 0.5, 0.25]),
+    ],
+    ids=["list", "tuple", "int", "objects", "object array", "int array", "tensor", "floats"],
+)
+def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None:
+    rewards = torch.tensor([[1.0], [5.0], [2.0], [3.0]])
+    # Groups 1, 2 and 5, 3.
+    close(group_normalize(rewards, group_ids), [[-S], [S], [S], [-S]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(group_normalize, gdpo_advantages, grpo_advantages, advantage.decoupled_sum),
+        *(advantage.gdpo_scalars, advantage.grpo_scalars, advantage.decompose),
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    settings = GdpoConfig()
+    # whiten=None is the variant's own: GDPO's is over tokens.
+    assert (settings.variant, settings.estimator.whiten, settings.whiten) == ("gdpo", "token", None)
+    assert (settings.epsilon, settings.scale) == (1e-6, True)
+    assert defaults["epsilon"] == settings.epsilon
+    assert defaults["scale"] is settings.scale
+    assert defaults.get("whiten") is None
+
+
+def test_inputs_are_never_modified() -> None:
+    rewards = torch.tensor([[1.0, NAN], [0.0, 2.0], [NAN, NAN], [3.0, 1.0]], dtype=torch.float64)
+    groups, mask, weights = torch.tensor([1, 1, 0, 1]), torch.ones(4, 3).double(), [0.5, 2.0]
+    conditions = {"a": {"on": "b", "at_least": 1.0}}
+    before = [x.clone() for x in (rewards, groups, mask)]
+    for whiten in WHITEN:
+        gdpo_advantages(rewards, groups, mask, weights=weights, whiten=whiten).fill_(8)
+    grpo_advantages(rewards, groups, mask, weights=weights).fill_(8)
+    group_normalize(rewards, groups).fill_(8)
+    apply_conditions(rewards, ["a", "b"], conditions).fill_(8)
+    apply_conditions(rewards, ["a", "b"], {}).fill_(8)
+    for found, expected in zip((rewards, groups, mask), before, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert weights == [0.5, 2.0]
+    assert conditions == {"a": {"on": "b", "at_least": 1.0}}
+
+
+GOOD: dict[str, Any] = {
+    "rewards": TWO_GROUPS,
+    "group_ids": PAIRS,
+    "response_mask": torch.ones(4, 3),
+}
+FRACTIONS = torch.tensor([[1.0, 0.5, 0.0]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        pytest.param("rewards", torch.zeros(4, 1), torch.zeros(4), id="rewards in one dimension"),
+        pytest.param("rewards", torch.zeros(4, 1), torch.zeros(4, 0), id="no components"),
+        pytest.param(
+            "rewards", torch.full((4, 2), NAN), torch.full((4, 2), math.inf), id="infinite rewards"
+        ),
+        pytest.param("rewards", torch.zeros(4, 1), torch.tensor(0.0), id="one reward"),
+        pytest.param("rewards", torch.zeros(4, 1), [[0.0]] * 4, id="rewards in a list"),
+        pytest.param(
+            "rewards", torch.ones(4, 1).bool(), torch.ones(4, 1) * 1j, id="complex rewards"
+        ),
+        pytest.param(
+            "rewards",
+            torch.full((4, 1), 65504.0).half(),
+            torch.full((4, 1), math.inf).half(),
+            id="infinite half rewards",
+        ),
+        pytest.param("group_ids", [(0,), (1,)] * 2, [[0], [1]] * 2, id="unhashable groups"),
+        pytest.param("group_ids", torch.ones(4), torch.tensor(1), id="one group"),
+        pytest.param("group_ids", torch.ones(4), list(torch.ones(4)), id="groups in many tensors"),
+        pytest.param("group_ids", range(4), iter(range(4)), id="groups of unknown number"),
+        pytest.param("group_ids", np.arange(4), np.array(0), id="groups in no dimension"),
+        pytest.param("group_ids", "abab", "aba", id="too few groups"),
+        pytest.param("group_ids", [0, 1, 0, 1], [0, 1, 0, 1, 0], id="too many groups"),
+        pytest.param("group_ids", torch.ones(4), torch.ones(4, 2), id="groups in two dimensions"),
+        pytest.param("response_mask", torch.ones(4, 1), torch.ones(4), id="mask in one dimension"),
+        pytest.param("response_mask", torch.ones(4, 0), torch.ones(3, 2), id="too few masks"),
+        pytest.param("response_mask", FRACTIONS.round(), FRACTIONS, id="a fraction in the mask"),
+        pytest.param(
+            "response_mask", torch.ones(4, 1).int(), -torch.ones(4, 1).int(), id="-1 in the mask"
+        ),
+        pytest.param(
+            "response_mask", torch.ones(4, 1), torch.full((4, 1), NAN), id="NaN in the mask"
+        ),
+        pytest.param("response_mask", torch.ones(4, 1), torch.tensor(1), id="one mask"),
+        pytest.param("response_mask", torch.ones(4, 1), [[1]] * 4, id="mask in a list"),
+        pytest.param(
+            "response_mask", torch.ones(4, 1), torch.ones(4, 1) * (1 + 0j), id="a complex mask"
+        ),
+        pytest.param(
+            "response_mask", torch.ones(4, 1).half(), torch.full((4, 1), math.inf), id="inf"
+        ),
+        pytest.param("weights", [1.0, 0.0], [1.0], id="too few weights"),
+        pytest.param("weights", [1, 2], [1, 2, 3], id="too many weights"),
+        pytest.param("weights", (0.0, -1e-9), (0.0, 0.0), id="all weights zero"),
+        pytest.param("weights", [1e300, 1.0], [math.inf, 1.0], id="an infinite weight"),
+        pytest.param("weights", None, [NAN, 1.0], id="a weight that is NaN"),
+        pytest.param("weights", np.array([1.0, 2.0]), np.ones((2, 2)), id="weights in two dims"),
+        pytest.param("weights", torch.tensor([1.0, 2.0]), torch.tensor(1.0), id="one weight"),
+        pytest.param("weights", [1, True], [1, "1"], id="a weight in words"),
+        pytest.param("weights", (0.5, 2), ([0.5], [2, 1]), id="nested weights"),
+        pytest.param("weights", [1.0, 2.0], [1.0, None], id="a weight that is None"),
+        pytest.param("weights", [1.0, 2.0], [1.0, 2j], id="a complex weight"),
+        pytest.param("weights", [2**70, 1], 1.0, id="a bare number"),
+        pytest.param("epsilon", 0.0, -1e-6, id="a negative epsilon"),
+        pytest.param("epsilon", np.float32(0.5), "1e-6", id="an epsilon in words"),
+        pytest.param("epsilon", 1e300, math.inf, id="an infinite epsilon"),
+        pytest.param("epsilon", 1e-6, None, id="no epsilon"),
+        pytest.param("epsilon", 1, NAN, id="an epsilon that is NaN"),
+    ],
+)
+@pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
+def test_bad_input_is_refused_by_its_name(
+    function: Any, name: str, valid: Any, invalid: Any
+) -> None:
+    assert bool(function(**GOOD | {name: valid}).isfinite().all())
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        function(**GOOD | {name: invalid})
+
+
+def test_the_result_has_no_gradient() -> None:
+    rewards, mask = TWO_GROUPS.clone().requires_grad_(), torch.ones(4, 1).requires_grad_()
+    weights = torch.ones(2, requires_grad=True)
+    for function in (gdpo_advantages, grpo_advantages):
+        found = function(rewards, PAIRS, mask, weights=weights)
+        assert not found.requires_grad
+    assert not group_normalize(rewards, PAIRS).requires_grad
+
+
+def test_an_infinite_reward_is_named_by_row_and_component() -> None:
+    rewards = torch.tensor([[0.0, 1.0], [0.0, -math.inf]])
+    with pytest.raises(ValueError, match=r"^rewards: .* found -inf at row 1, component 1"):
+        group_normalize(rewards, [0, 0])
+
+
+@pytest.mark.parametrize("whiten", ["batch", "Token", "", 1])
+def test_an_unknown_whitening_is_refused(whiten: Any) -> None:
+    with pytest.raises(ValueError, match=r"^whiten: expected one of \['token', 'sequence', 'none'"):
+        gdpo_advantages(**GOOD, whiten=whiten)
+
+
+@pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
+def test_rewards_whose_sums_overflow_are_refused_and_not_taken_for_unscored(function: Any) -> None:
+    rewards = torch.tensor([[9e307], [0.0]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^rewards: expected finite numbers of at most 1e\+300"):
+        function(rewards, [0, 0], torch.ones(2, 1))
+    close(function(rewards / 9e7, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
+
+
+def test_a_weighted_sum_beyond_float64_is_refused() -> None:
+    rewards = torch.tensor([[1e250], [0.0]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^weights: with \[1e\+100\] the sum of row 0"):
+        grpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])
+    close(gdpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])[:, 0], [S, -S])
+
+
+@pytest.mark.parametrize("name", ["rewards", "response_mask"])
+@pytest.mark.parametrize("layout", ["sparse", "nested"])
+def test_tensors_that_are_not_dense_are_refused_by_name(name: str, layout: str) -> None:
+    dense = torch.ones(2, 1)
+    nested = torch.nested.nested_tensor(list(dense.unbind()))
+    other = dense.to_sparse() if layout == "sparse" else nested
+    arguments = {"rewards": dense, "group_ids": [0, 0], "response_mask": dense}
+    with pytest.raises(ValueError, match=f"^{name}: expected a dense tensor, found"):
+        gdpo_advantages(**arguments | {name: other})

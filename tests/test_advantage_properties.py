@@ -1,0 +1,233 @@
+"""The estimator against the equations on random batches, and what leaves it unchanged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from advantages import NAN, WHITEN, close, lengths
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl.advantage import Whiten
+
+
+class Batch(NamedTuple):
+    rewards: list[list[float]]
+    groups: list[int]
+    mask: list[list[int]]
+    weights: list[float]
+
+    def advantages(self, whiten: Whiten, epsilon: float = 1e-6) -> Tensor:
+        return gdpo_advantages(
+            torch.tensor(self.rewards, dtype=torch.float64),
+            self.groups,
+            torch.tensor(self.mask),
+            weights=self.weights,
+            whiten=whiten,
+            epsilon=epsilon,
+        )
+
+
+@st.composite
+def batches(draw: st.DrawFn, min_components: int = 1, amplitudes: bool = False) -> Batch:
+    """Groups of 1 to 5 in any order, some rewards unscored, masks with holes or empty."""
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    groups = draw(st.permutations([group for group, size in enumerate(sizes) for _ in range(size)]))
+    count = draw(st.integers(min_components, 3))
+    scales = [10 ** draw(st.floats(-3, 6)) if amplitudes else 1.0 for _ in range(count)]
+    offsets = [draw(st.integers(-5, 5)) for _ in range(count)]
+    reward = st.one_of(st.integers(-4, 4), st.integers(0, 1), st.just(NAN))
+    rewards = [
+        [scale * (offset + draw(reward)) for scale, offset in zip(scales, offsets, strict=True)]
+        for _ in groups
+    ]
+    tokens = st.lists(st.integers(0, 1), min_size=4, max_size=4)
+    mask = [draw(tokens) for _ in groups]
+    weight = st.sampled_from([1.0, 0.1, 0.3, -0.7, 2.0])
+    return Batch(rewards, list(groups), mask, [draw(weight) for _ in range(count)])
+
+
+def column_by_the_equation(
+    column: Sequence[float], groups: Sequence[int], epsilon: float = 1e-6
+) -> list[float]:
+    """Eq. 4 in exact fractions; NaN where not scored."""
+    result = []
+    for reward, group in zip(column, groups, strict=True):
+        peers = [Fraction(r) for r, g in zip(column, groups, strict=True) if g == group and r == r]
+        if reward != reward or len(set(peers)) < 2:
+            result.append(reward * 0.0)
+            continue
+        mean = sum(peers) / len(peers)
+        variance = sum((r - mean) ** 2 for r in peers) / (len(peers) - 1)
+        result.append(float(Fraction(reward) - mean) / (math.sqrt(variance) + epsilon))
+    return result
+
+
+def sums_by_the_equation(batch: Batch, unit: float, epsilon: float) -> list[float]:
+    """Eq. 7 with weights in this unit; NaN where nothing is scored."""
+    columns = [
+        column_by_the_equation(column, batch.groups, epsilon)
+        for column in zip(*batch.rewards, strict=True)
+    ]
+    sums = []
+    for row in zip(*columns, strict=True):
+        terms = [w / unit * z for w, z in zip(batch.weights, row, strict=True) if z == z]
+        sums.append(math.fsum(terms) if terms else NAN)
+    return sums
+
+
+def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float]]:
+    unit = 1.0 if whiten == "none" else max(map(abs, batch.weights))
+    sums = sums_by_the_equation(batch, unit, 1e-6)
+
+    def entries(sums: Sequence[float]) -> list[float]:
+        return [
+            a
+            for a, kept in zip(sums, batch.mask, strict=True)
+            for _ in range(sum(kept) if whiten == "token" else int(any(kept)))
+            if a == a
+        ]
+
+    exact = sums_by_the_equation(batch, unit, 0.0)
+    if whiten == "none":
+        final = sums
+    elif len(entries(sums)) < 2 or any(statistics.stdev(entries(x)) < 1e-4 for x in (sums, exact)):
+        final = [0.0] * len(sums)
+    else:
+        mean, variance = statistics.fmean(entries(sums)), statistics.variance(entries(sums))
+        final = [(a - mean) / math.sqrt(variance + 1e-8) for a in sums]
+    return [
+        [kept * (a if a == a else 0.0) for kept in row]
+        for a, row in zip(final, batch.mask, strict=True)
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches(amplitudes=True), st.sampled_from(WHITEN))
+def test_it_agrees_with_the_equations_at_any_amplitude(batch: Batch, whiten: Whiten) -> None:
+    expected = advantages_by_the_equations(batch, whiten)
+    close(batch.advantages(whiten), expected, 1e-8)
+
+
+@pytest.mark.parametrize("size", [1e-250, 1e-6, 1e-4, 0.5, 1e6, 1e250])
+@pytest.mark.parametrize("whiten", ["token", "sequence"])
+def test_only_the_ratios_of_the_weights_matter(size: float, whiten: Whiten) -> None:
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]])
+    found = gdpo_advantages(rewards, [0, 0, 1, 1], mask, weights=[size, -3 * size], whiten=whiten)
+    expected = gdpo_advantages(rewards, [0, 0, 1, 1], mask, weights=[1.0, -3.0], whiten=whiten)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert expected.abs().max() > 0.5
+
+
+@pytest.mark.parametrize("size", [1e-250, 1e-3, 1e3, 1e250])
+def test_deviations_neither_overflow_nor_underflow(size: float) -> None:
+    rewards = size * torch.tensor([[1.0], [0.0], [3.0]], dtype=torch.float64)
+    # 1, 0 and 3 deviate from 4/3 by sqrt(7/3) on average.
+    expected = torch.tensor([[-1 / 3], [-4 / 3], [5 / 3]], dtype=torch.float64) / math.sqrt(7 / 3)
+    found = group_normalize(rewards, ["a"] * 3, epsilon=0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-8, 1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("size", [10.0, 1.0, 0.1, 0.01, 1e-3])
+@pytest.mark.parametrize("whiten", ["token", "sequence"])
+def test_components_that_cancel_give_zero_at_any_size_and_epsilon(
+    size: float, epsilon: float, whiten: Whiten
+) -> None:
+    correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    rewards = torch.stack([size * correct, 1 - correct], dim=1)
+    mask = torch.ones(4, 3)
+    found = gdpo_advantages(rewards, [0] * 4, mask, epsilon=epsilon, whiten=whiten)
+    assert torch.equal(found, torch.zeros(4, 3, dtype=torch.float64))
+    # Unequal weights leave the first component: ±0.866 before whitening, over sequences and after.
+    found = gdpo_advantages(
+        rewards, [0] * 4, mask, weights=[2.0, 1.0], epsilon=epsilon, whiten=whiten
+    )
+    assert found.abs().min() > 0.8
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches(), st.sampled_from(WHITEN), st.randoms(use_true_random=False))
+def test_permuting_rows_groups_or_components_permutes_the_result(
+    batch: Batch, whiten: Whiten, random: Any
+) -> None:
+    found = batch.advantages(whiten)
+    rows = random.sample(range(len(batch.rewards)), len(batch.rewards))
+    columns = random.sample(range(len(batch.weights)), len(batch.weights))
+    names = random.sample(range(100, 200), len(batch.rewards))
+    permuted = Batch(
+        [[batch.rewards[row][column] for column in columns] for row in rows],
+        [names[batch.groups[row]] for row in rows],
+        [batch.mask[row] for row in rows],
+        [batch.weights[column] for column in columns],
+    )
+    close(permuted.advantages(whiten), found[rows], 1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    batches(min_components=2),
+    st.sampled_from(WHITEN),
+    st.floats(0.01, 1e4),
+    st.floats(-10.0, 10.0),
+)
+def test_scale_and_shift_of_one_reward_leave_the_result_unchanged(
+    batch: Batch, whiten: Whiten, scale: float, shift: float
+) -> None:
+    moved = [[scale * (row[0] + shift), *row[1:]] for row in batch.rewards]
+    # Rewards that vary at all deviate by 1e-3 or more; epsilon stays far below.
+    found = batch._replace(rewards=moved).advantages(whiten, epsilon=1e-13)
+    close(found, batch.advantages(whiten, epsilon=1e-13), 1e-6)
+
+
+def test_scale_of_one_reward_changes_grpo() -> None:
+    # Sums 1, 1, 0 and 10, 1, 0: GRPO lets the larger reward drown the other.
+    rewards, mask = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), lengths(1, 1, 1)
+    louder = rewards * torch.tensor([10.0, 1.0])
+    # Deviation sqrt(1/3) about the mean 2/3; then 19/3, -8/3, -11/3 about 11/3, deviation
+    # sqrt(546/9/2) = sqrt(273)/3.
+    close(grpo_advantages(rewards, [0] * 3, mask)[:, 0], [0.57735, 0.57735, -1.15470])
+    close(grpo_advantages(louder, [0] * 3, mask)[:, 0], [1.14993, -0.48418, -0.66575])
+    same = gdpo_advantages(louder, [0] * 3, mask) - gdpo_advantages(rewards, [0] * 3, mask)
+    close(same[:, 0], [0.0, 0.0, 0.0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches(), st.booleans())
+def test_one_component_not_whitened_is_grpo(batch: Batch, scale: bool) -> None:
+    rewards = torch.tensor(batch.rewards, dtype=torch.float64)[:, :1]
+    mask = torch.tensor(batch.mask)
+    found = gdpo_advantages(rewards, batch.groups, mask, whiten="none", scale=scale)
+    assert torch.equal(found, grpo_advantages(rewards, batch.groups, mask, scale=scale))
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches(), st.sampled_from(WHITEN))
+def test_masked_tokens_are_exactly_zero_and_a_row_has_one_advantage(
+    batch: Batch, whiten: Whiten
+) -> None:
+    found, mask = batch.advantages(whiten), torch.tensor(batch.mask)
+    assert not bool(found[mask == 0].any())
+    for row, kept in zip(found, mask, strict=True):
+        assert len(row[kept != 0].unique()) <= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches())
+def test_whitened_over_tokens_they_have_mean_zero_and_deviation_one(batch: Batch) -> None:
+    scored = ~torch.tensor(batch.rewards).isnan().all(dim=1)
+    kept = torch.tensor(batch.mask).bool() & scored[:, None]
+    tokens = batch.advantages("token")[kept]
+    if bool(tokens.any()):
+        close(tokens.mean(), 0.0, 1e-9)
+        # A little less than 1: whitening adds 1e-8 to the variance.
+        close(tokens.std(), 1.0, 1e-3)
