@@ -53,6 +53,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    """A TransferQueue on a Ray of its own."""
+    import ray
+    import transfer_queue as tq
+    from seams import recipe
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    tq.init(recipe().transfer_queue)
+    yield tq
+    tq.close()
+    ray.shutdown()
+
+
 @pytest.fixture(scope="session")
 def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared toolbox task."""

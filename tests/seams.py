@@ -1,0 +1,82 @@
+"""verl's trainer on a real TransferQueue, without rollouts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig, open_dict
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
+    with hydra.initialize_config_dir(str(RECIPES), version_base=None):
+        config = hydra.compose("toolbox/gdpo")
+    with open_dict(config):
+        config.algorithm.adv_estimator = estimator
+        config.algorithm.gdpo = algorithm
+        config.trainer.rollout_data_dir = "rollouts"
+    return config
+
+
+def trainer_of(config: DictConfig, *, seam: bool = True) -> Any:
+    """verl's trainer with nothing set up but what its advantage step and its dump read."""
+    from verl.trainer.ppo.v1 import PPOTrainerSync
+
+    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin.trainer import Seam
+
+    trainer = object.__new__(PPOTrainerSync)
+    trainer.config = config
+    trainer.global_steps = 1
+    trainer.gdpo_seam = Seam(config, validation.objective_of(config)) if seam else None
+    return trainer
+
+
+def put(queue: Any, rows: list[tuple[str, list[int], dict[str, Any] | None]]) -> Any:
+    """Rows of (key, response mask, components) as an agent loop leaves them in the queue."""
+    from transfer_queue import KVBatchMeta
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    fields, tags = [], []
+    for key, mask, info in rows:
+        length = len(mask)
+        score = torch.zeros(length)
+        if info is not None:
+            score[-1] = sum(info[name] or 0.0 for name in ("format", "correctness") if name in info)
+        fields.append(
+            {
+                "uid": key.rsplit("_", 2)[0],
+                "prompts": torch.ones(3, dtype=torch.int64),
+                "responses": torch.ones(length, dtype=torch.int64),
+                "input_ids": torch.ones(3 + length, dtype=torch.int64),
+                "position_ids": torch.arange(3 + length),
+                "response_mask": torch.tensor(mask),
+                "loss_mask": torch.tensor(mask),
+                "rm_scores": score,
+                "old_log_probs": torch.full((length,), -0.5),
+                "rollout_log_probs": torch.full((length,), -0.5),
+                "extra_fields": {} if info is None else {"reward_extra_info": info},
+            }
+        )
+        tags.append(
+            {"status": "success", "prompt_len": 3, "response_len": length, "seq_len": 3 + length}
+        )
+    keys = [key for key, _, _ in rows]
+    queue.kv_batch_put(
+        keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags
+    )
+    return KVBatchMeta(partition_id="train", keys=keys, tags=copy.deepcopy(tags))
+
+
+def advantages(queue: Any, batch: Any) -> list[list[float]]:
+    data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])
+    return [row.tolist() for row in data["advantages"].unbind()]
+
+
+def info(form: float | None, correctness: float | None) -> dict[str, Any]:
+    return {"score": (form or 0) + (correctness or 0), "format": form, "correctness": correctness}

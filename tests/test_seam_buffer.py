@@ -1,0 +1,269 @@
+"""The replay buffer on a real TransferQueue: the filter by components, and failed sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from seams import info, put, recipe, trainer_of
+
+pytestmark = pytest.mark.real
+
+
+def buffer_of(queue: Any, config: DictConfig, groups: dict[str, list[dict[str, Any]]]) -> Any:
+    """verl's replay buffer on a queue in which these groups have finished."""
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    buffer = ReplayBuffer(
+        trainer_mode="sync",
+        trainer_config=config.trainer.v1.sync,
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs={},
+        refill_fn=lambda count: None,
+        filter_groups_metric=config.algorithm.filter_groups.metric,
+        train_batch_size=1,
+        gen_batch_size=1,
+    )
+    for uid, infos in groups.items():
+        put(queue, [(f"{uid}_{i}_0", [1], info) for i, info in enumerate(infos)])
+        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+        queue.kv_put(key=uid, partition_id="train", tag=tag)
+    return buffer
+
+
+GROUPS = {
+    "same": [info(1.0, -1.0)] * 3,
+    "cancels": [info(1.0, 0.0), info(0.0, 1.0)],
+    "varies": [info(1.0, 3.0), info(1.0, 1.0)],
+    "lonely": [info(1.0, 3.0)],
+    # Under the condition that the test sets the format counts for neither row.
+    "conditioned": [info(1.0, -3.0), info(0.0, -3.0)],
+}
+
+
+def test_group_is_filtered_only_if_every_component_is_constant(queue: Any) -> None:
+    from gdpo_verl.plugin.replay_buffer import filter_by_components
+
+    config = recipe(conditions={"format": {"on": "correctness", "at_least": -2.0}})
+    seam = trainer_of(config).gdpo_seam
+    dropped = {}
+    for metric in ("reward", "components"):
+        config.algorithm.filter_groups.metric = metric
+        buffer = buffer_of(queue, config, GROUPS)
+        filter_by_components(buffer, seam.objective)
+        buffer._sync_metadata_from_transfer_queue()
+        dropped[metric], counts = buffer._dapo_filtered_keys("train")
+        assert buffer._dapo_filtered_keys("val") == (set(), {})
+        # The classification of a finished group is kept, and forgotten with the group.
+        assert buffer._dapo_filtered_keys("train")[0] == dropped[metric]
+        buffer._clear_groups("train", set(GROUPS))
+        assert buffer._dapo_filtered_keys("train")[0] == set()
+
+    assert dropped["reward"] == {"same", "cancels"}
+    assert dropped["components"] == {"same", "conditioned"}
+    assert counts == {0.0: 1, -3.0: 1}  # the groups' scores
+
+
+def test_filter_reads_each_group_once_and_leaves_validation_alone(
+    queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gdpo_verl.plugin import replay_buffer
+
+    read, reward_infos = [], replay_buffer.reward_infos
+
+    def record(keys: list[str], partition_id: str) -> list[dict[str, Any]]:
+        read.append({key.split("_")[0] for key in keys})
+        return reward_infos(keys, partition_id)
+
+    monkeypatch.setattr(replay_buffer, "reward_infos", record)
+    config = recipe()
+    config.algorithm.filter_groups.metric = "components"
+    buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
+    replay_buffer.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective)
+    for _ in range(2):
+        buffer._sync_metadata_from_transfer_queue()
+        assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
+    buffer_of(queue, config, {"cancels": GROUPS["cancels"]})
+    buffer._sync_metadata_from_transfer_queue()
+    assert buffer._dapo_filtered_keys("train")[0] == {"same"}
+    assert read == [{"same", "varies"}, {"cancels"}]
+
+    # As if the same groups were validation's.
+    buffer.finished_keys["val"] = buffer.finished_keys["train"]
+    buffer.partitions["val"] = buffer.partitions["train"]
+    assert buffer._dapo_filtered_keys("val") == (set(), {})
+    # What is sampled leaves the queue, and is not remembered either.
+    buffer.finished_keys["train"] = {"varies", "cancels"}
+    assert buffer._dapo_filtered_keys("train") == (set(), {})
+    assert buffer._dapo_classification_cache["train"].keys() == {"varies", "cancels"}
+    buffer._clear_groups("train", {"same", "varies", "cancels"})
+
+
+def test_filter_by_components_needs_components(queue: Any) -> None:
+    from gdpo_verl.plugin.replay_buffer import filter_by_components
+
+    config = recipe("grpo")
+    config.algorithm.filter_groups.metric = "components"
+    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
+        filter_by_components(buffer_of(queue, config, {}), None)
+    config.algorithm.filter_groups.metric = "reward"
+    filter_by_components(buffer_of(queue, config, {}), None)
+
+
+def test_failed_sessions_are_counted_once(queue: Any) -> None:
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {"whole": [info(1.0, 3.0)] * 3})
+    failures = SessionFailures(buffer, 3, stop=False)
+    buffer._sync_metadata_from_transfer_queue()
+    assert failures.take() == 0
+
+    # Of three sessions one left two outputs, then none of another prompt any.
+    put(queue, [("half_0_0", [1], info(1.0, 3.0)), ("half_0_1", [1], info(1.0, 3.0))])
+    for uid, partition in (("half", "train"), ("none", "train"), ("held-out", "val")):
+        tag = {"is_prompt": True, "status": "failure", "global_steps": 1}
+        queue.kv_put(key=uid, partition_id=partition, tag=tag)
+    for _ in range(2):
+        buffer._sync_metadata_from_transfer_queue()
+    assert failures.take() == 2 + 3
+    assert failures.take() == 0
+    queue.kv_clear(keys=["held-out"], partition_id="val")
+    queue.kv_clear(
+        keys=["whole", "half", "none", "whole_0_0", "whole_1_0", "whole_2_0"],
+        partition_id="train",
+    )
+    queue.kv_clear(keys=["half_0_0", "half_0_1"], partition_id="train")
+
+
+def status(queue: Any, status: str, *uids: str) -> None:
+    for uid in uids:
+        tag = {"is_prompt": True, "status": status, "global_steps": 1}
+        queue.kv_put(key=uid, partition_id="train", tag=tag)
+
+
+def test_sessions_beyond_the_group_are_not_subtracted_from_those_that_failed(queue: Any) -> None:
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {"many": [info(1.0, 3.0)] * 4})
+    status(queue, "failure", "many", "none")
+    failures = SessionFailures(buffer, 3, stop=False)
+    buffer._sync_metadata_from_transfer_queue()
+    assert failures.take() == 3
+    buffer._clear_groups("train", {"many", "none"})
+
+
+def test_counting_failed_sessions_is_given_up_when_it_fails(
+    queue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {})
+    failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
+    status(queue, "failure", "p")
+    for _ in range(2):
+        buffer._sync_metadata_from_transfer_queue()
+    (record,) = (record for record in caplog.records if "failed_sessions" in record.getMessage())
+    assert record.exc_info is not None
+    assert failures.take() == 0
+    queue.kv_clear(keys=["p"], partition_id="train")
+
+
+def worker_in_which_fails(*messages: str) -> Any:
+    """An actor under the name of an agent loop worker, after sessions that raised these errors."""
+    import ray
+
+    @ray.remote
+    class Worker:
+        async def fail(self) -> int:
+            import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
+
+            async def session(message: str) -> None:
+                raise KeyError(message)
+
+            tasks = [asyncio.ensure_future(session(message)) for message in messages]
+            return len(await agent_loop_tq._settle_session_tasks(tasks))
+
+    worker = Worker.options(name="agent_loop_worker_0_ab12", num_cpus=0).remote()
+    assert ray.get(worker.fail.remote()) == len(messages)
+    return worker
+
+
+def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
+    import ray
+
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {})
+    SessionFailures(buffer, 3, stop=True)
+    worker = worker_in_which_fails("no such table")
+    uids = [f"p{i}" for i in range(8)]
+    status(queue, "failure", *uids[:7])
+    status(queue, "running", uids[7])
+    buffer._sync_metadata_from_transfer_queue()  # one may still answer
+    status(queue, "failure", uids[7])
+    with pytest.raises(
+        RuntimeError, match=r"session failed: 8 prompts .*KeyError: 'no such table'"
+    ):
+        buffer._sync_metadata_from_transfer_queue()
+    queue.kv_clear(keys=uids, partition_id="train")
+    ray.kill(worker)
+
+
+def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
+    queue: Any,
+) -> None:
+    from gdpo_verl.plugin.replay_buffer import SessionFailures
+
+    buffer = buffer_of(queue, recipe(), {})
+    buffer.trainer_mode = "separate_async"
+    SessionFailures(buffer, 3, stop=True)
+    status(queue, "running", "w0")
+    status(queue, "pending", "w1")
+    status(queue, "failure", "p0", "p1", "p2")
+    buffer._sync_metadata_from_transfer_queue()
+    # verl takes the failed ones out of the queue, and puts new ones in.
+    queue.kv_clear(keys=["p0", "p1", "p2"], partition_id="train")
+    status(queue, "failure", "q0")
+    buffer._sync_metadata_from_transfer_queue()  # four, and two wait
+    # One answer, and it starts anew.
+    put(queue, [("w0_0_0", [1], info(1.0, 3.0))])
+    buffer._sync_metadata_from_transfer_queue()
+    queue.kv_clear(keys=["w0_0_0"], partition_id="train")
+    status(queue, "failure", "q1", "q2", "q3")
+    buffer._sync_metadata_from_transfer_queue()
+    status(queue, "failure", "q4")
+    with pytest.raises(RuntimeError, match=r"session failed: 5 prompts of the partition 'train'"):
+        buffer._sync_metadata_from_transfer_queue()
+    keys = ["w0", "w1", "q0", "q1", "q2", "q3", "q4"]
+    queue.kv_clear(keys=keys, partition_id="train")
+
+
+def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    import gdpo_verl.plugin.trainer  # noqa: F401
+    from gdpo_verl.diagnostics import coverage_metrics
+
+    # Four failed before the first of two mini-batches of eight.
+    aggregator = MetricsAggregator()
+    for failed in (4, 0):
+        metrics = coverage_metrics(torch.zeros(8, 2), [0] * 8, failed_sessions=failed)
+        aggregator.add_step_metrics(metrics, sample_count=8)
+    assert aggregator.get_aggregated_metrics()["gdpo/failed_sessions"] == pytest.approx(0.2)
+
+
+def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: Any) -> None:
+    import ray
+
+    from gdpo_verl.plugin import replay_buffer
+
+    assert replay_buffer._last_error() == "unknown"
+    before = queue.kv_list()
+    worker = worker_in_which_fails("no such table", "no such tool")
+    assert replay_buffer._last_error() == "KeyError: 'no such tool'"
+    assert queue.kv_list() == before
+    ray.kill(worker)
