@@ -1,0 +1,187 @@
+"""A submission before any cluster is asked: options, paths, and what a node is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdpo_verl import __version__
+from gdpo_verl.cli import main
+from gdpo_verl.run import cluster_nodes, jobs, submit
+from gdpo_verl.run.composition import RecipeError, compose
+
+CODE = "reward.custom_reward_function.path"
+HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
+
+
+def test_node_with_the_same_software_has_no_problem() -> None:
+    assert cluster_nodes.problems(HEALTHY, "0.1.0", "0.9.1") == []
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ({"gdpo-verl": None, "loaded": False}, "gdpo-verl is missing, expected 0.1.0. Install"),
+        ({"gdpo-verl": "0.0.9"}, "gdpo-verl 0.0.9, expected 0.1.0. Install that version"),
+        ({"verl": "0.9.0"}, "verl 0.9.0, expected 0.9.1 as on the driver's node"),
+        ({"verl": None, "loaded": False}, "verl is missing. Install it there"),
+        ({"loaded": False}, "does not load gdpo-verl's plug-in. Run `gdpo-verl doctor`"),
+        ({"absent": ["data.train_files=/x"]}, "data.train_files=/x not found. Put it where every"),
+        ({"error": "GetTimeoutError: no"}, "could not be asked: GetTimeoutError: no"),
+    ],
+    ids=["missing", "other version", "other verl", "no verl", "not loaded", "file", "silent"],
+)
+def test_node_with_other_software_is_told_the_remedy(found: dict, problem: str) -> None:
+    (text,) = cluster_nodes.problems({**HEALTHY, **found}, "0.1.0", "0.9.1")
+    assert problem in text
+
+
+def test_node_without_cpu_and_gpu_holds_no_worker() -> None:
+    head = {"memory": 1e9, "node:10.0.0.1": 1.0, "node:__internal_head__": 1.0}
+    assert not cluster_nodes.can_hold_workers({"Resources": head})
+    assert cluster_nodes.can_hold_workers({"Resources": {**head, "CPU": 1.0}})
+    assert cluster_nodes.can_hold_workers({"Resources": {**head, "GPU": 8.0}})
+
+
+def test_node_is_asked_for_files(tmp_path: Path) -> None:
+    here, absent = f"data.val_files={tmp_path}", f"data.train_files={tmp_path}/a=b.parquet"
+    assert cluster_nodes.look([here, absent])["absent"] == [absent]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "run", "env", "error", "message"),
+    [
+        ("toolbox/gdop", "/run", [], RecipeError, r"'toolbox/gdop' does not exist"),
+        ("toolbox/gdpo", "run", [], jobs.JobError, r"--run: 'run' is relative"),
+        ("toolbox/gdpo", "/run", ["NOT_SET"], jobs.JobError, r"--env: NOT_SET is not set"),
+        ("toolbox/gdpo", "/run", ["A=b"], jobs.JobError, r"job server at http://127.0.0.1:9:"),
+    ],
+    ids=["recipe", "relative run", "variable", "no cluster"],
+)
+def test_job_that_cannot_be_submitted_is_refused(
+    recipe: str, run: str, env: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        submit.submit(recipe, Path(run), env=env, server=jobs.Server("http://127.0.0.1:9"))
+
+
+def test_retries_are_the_job_s() -> None:
+    command = submit._command("toolbox/gdpo", Path("/run"), ["a=1"], ["k=/a b"], 2)
+    assert command.startswith(f"python -m cluster_nodes {__version__} 'k=/a b' && exec ")
+    assert " train toolbox/gdpo --run /run --retries 2 " in command
+    assert command.endswith(" a=1")
+
+
+def test_relative_paths_are_made_absolute_when_submitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my models").mkdir()
+    reward = "reward.custom_reward_function.path=pkg://mine"
+    given = ["data.val_files=[a.parquet,/b.parquet]", "actor_rollout_ref.model.path=my models"]
+    overrides = submit.absolute("tool_call/gdpo", [*given, reward])
+    assert overrides == [
+        *given,
+        reward,
+        f"data.train_files={tmp_path}/data/rlla/train.parquet",
+        f"data.val_files=[{tmp_path}/a.parquet,/b.parquet]",
+        f"actor_rollout_ref.model.path='{tmp_path}/my models'",
+    ]
+    # A hub's id and a package stay as they are.
+    assert not any("model.path" in each for each in submit.absolute("tool_call/gdpo", []))
+
+
+def test_package_that_is_sent_is_whole(tmp_path: Path) -> None:
+    package, metadata = map(Path, submit._package(tmp_path))
+    here = Path(jobs.__file__).parents[1]
+    sources = {file.relative_to(here) for file in here.rglob("*.py")}
+    assert sources <= {file.relative_to(package) for file in package.rglob("*.py")}
+    assert (package / "recipes" / "toolbox" / "gdpo.yaml").exists()
+    assert "verl.plugins" in (metadata / "entry_points.txt").read_text()
+
+
+def test_code_in_the_working_directory_keeps_its_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sent").mkdir()
+    for place in ("sent/mine.py", "here.py"):
+        (tmp_path / place).touch()
+    data = f"data.train_files={tmp_path}/data/rlla/train.parquet"
+    for file, kept in (("mine.py", True), ("here.py", False)):
+        overrides = submit.absolute("tool_call/gdpo", [f"{CODE}={file}"], "sent")
+        assert data in overrides  # what a run learns from is not sent
+        assert (f"{CODE}={tmp_path}/{file}" in overrides) != kept
+    archive = "s3://bucket/code.zip"
+    overrides = submit.absolute("tool_call/gdpo", [f"{CODE}=other.py"], archive)
+    assert not any(each.startswith(f"{CODE}={tmp_path}") for each in overrides)
+
+
+@pytest.mark.parametrize("working_dir", [None, "sent"])
+def test_relative_path_of_code_that_is_nowhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, working_dir: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = " nor in --working-dir sent" if working_dir else ""
+    expected = rf"{CODE}: 'mine.py' is relative and not in {tmp_path}{there}\. Give a path"
+    with pytest.raises(jobs.JobError, match=expected):
+        submit.absolute("tool_call/gdpo", [f"{CODE}=mine.py"], working_dir)
+
+
+def test_nodes_are_asked_for_what_is_a_file() -> None:
+    overrides = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files=/v.parquet"]
+    config = compose("tool_call/gdpo", overrides)
+    assert submit._files(config) == ["data.train_files=/a.parquet", "data.val_files=/v.parquet"]
+    config = compose("tool_call/gdpo", [*overrides, f"{CODE}=mine.py", f"{MODEL}=/models/x"])
+    assert submit._files(config)[2:] == [f"{CODE}=mine.py", f"{MODEL}=/models/x"]
+
+
+MODEL = "actor_rollout_ref.model.path"
+
+
+def test_options_are_those_of_ray_job_submit() -> None:
+    from gdpo_verl.cli import _parser
+
+    given = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "1000"]
+    given += ["--entrypoint-resources", '{"head": 0.5}', "--submission-id", "mine"]
+    given += ["--headers", '{"X-Team": "a"}', "--verify", "false"]
+    options = _parser().parse_args(["submit", "toolbox/gdpo", "--run", "/run", *given])
+    assert jobs.entrypoint_of(options) == {
+        "submission_id": "mine",
+        "entrypoint_num_cpus": 1.0,
+        "entrypoint_memory": 1000,
+        "entrypoint_resources": {"head": 0.5},
+    }
+    assert jobs.server_of(options) == jobs.Server(None, {"X-Team": "a"}, False)
+
+    from ray.dashboard.modules.job.cli import submit as ray_job_submit
+
+    theirs = {option for parameter in ray_job_submit.params for option in parameter.opts}
+    assert {"--no-wait", "--working-dir", "--address", *given[::2]} <= theirs
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--headers", "X-Team: a", '{"KEY": "VALUE"}, found \'X-Team: a\''),
+        ("--entrypoint-resources", '{"head": "one"}', '{"NAME": 1}'),
+    ],
+)
+def test_option_that_is_not_json_is_refused_with_an_example(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, expected: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["submit", "toolbox/gdpo", "--run", "/run", option, value])
+    assert f"argument {option}: expected JSON as {expected}" in capsys.readouterr().err
+
+
+def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
+    command += ["--address", "http://127.0.0.1:9", "hardware=cluster", "trainer.nnodes=3"]
+    command += ["data.train_files=/shared/none.parquet"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "tool_call/gdpo: gdpo on 3 node(s) × 8 GPU(s)" in printed
+    assert "not all on this machine, nor perhaps the reward; neither was tried" in printed
+    assert "num_data_storage_units=24" in printed
