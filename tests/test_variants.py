@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages
-from gdpo_verl.advantage import VARIANTS, Decomposition, Gate, decompose, find_variant
-from gdpo_verl.advantage.trial import try_variant
-from gdpo_verl.advantage.variant import Variant
+from gdpo_verl.advantage import VARIANTS, Gate, decompose, find_variant
 
 NAN = math.nan
 R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
@@ -56,8 +51,6 @@ def with_first(*values: float) -> Tensor:
     changed[4:, 0] = torch.tensor(values)
     return changed
 
-
-# ---------------------------------------------------------------- worked by hand
 
 # DVAO: in group 1, (-.25 -1.25 1.75 -.25) / (.5 + .82916) and in group 2, (2.5 -.5 -1.5 -.5) /
 # (.5 + 1.22474).
@@ -156,8 +149,6 @@ def test_the_gate_leaves_a_group_without_an_outcome_alone() -> None:
     close(advantages(unscored, gate=0), advantages(unscored), 0.0)
 
 
-# ---------------------------------------------------------------- GDPO in the stated limit
-
 TABLES = st.integers(0, 2**31 - 1)
 
 
@@ -252,9 +243,6 @@ def test_rvpo_with_a_large_k_is_the_smallest(seed: int) -> None:
         rewards, ids(rewards), whiten="none", variant=find_variant("rvpo").with_settings({"k": 1e6})
     )
     close(found.advantage, found.normalized.amin(dim=1), 1e-5)
-
-
-# ---------------------------------------------------------------- what all have in common
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -381,9 +369,6 @@ def test_float32_rewards_are_told_constant_by_their_values() -> None:
         close(found, advantages(exact, groups, variant=name).double(), 1e-6)
 
 
-# ---------------------------------------------------------------- refused
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -421,104 +406,3 @@ def test_correlations_of_two_responses_are_refused() -> None:
     with pytest.raises(ValueError, match=r"group_ids: the variant 'corr_grpo' .* in groups of 2"):
         advantages(EXAMPLE, pairs, variant="corr_grpo")
     assert bool(advantages(EXAMPLE[:, :1], pairs, variant="corr_grpo").any())
-
-
-# ---------------------------------------------------------------- a function of one's own
-
-
-def test_a_function_s_result_is_checked() -> None:
-    def too_short(d: Decomposition) -> Tensor:
-        return d.combined[:-1]
-
-    def broken(d: Decomposition) -> Tensor:
-        return d.combined / 0.0
-
-    with pytest.raises(
-        ValueError, match=r"'mine': expected a tensor of shape \(8,\).*found \(7,\)"
-    ):
-        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", too_short)).advantage
-    with pytest.raises(ValueError, match=r"'mine': expected finite numbers, found inf"):
-        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", broken)).advantage
-
-
-def my_variant_of_the_page() -> str:
-    page = (Path(__file__).parents[1] / "docs/variants.md").read_text(encoding="utf-8")
-    found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
-@pytest.fixture
-def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my_module.py").write_text(my_variant_of_the_page())
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "my_module", raising=False)
-    return tmp_path / "my_module.py"
-
-
-def test_the_page_s_ten_lines_are_a_variant(my_module: Path) -> None:
-    assert len(my_module.read_text().splitlines()) <= 10
-    address = "pkg://my_module:my_variant"
-    found = advantages(EXAMPLE, variant=address, more=0.5, whiten="none")
-    terms = decompose(EXAMPLE, GROUPS).terms
-    close(found, terms.sum(dim=1) + 0.5 * terms.amin(dim=1), 1e-12)
-    try_variant(find_variant(address), "algorithm.gdpo.variant", weights=[1.0, 0.5])
-
-
-BROKEN = """
-import torch
-
-def returns_nan(d):
-    return d.normalized.sum(dim=1) * float("nan")
-
-def forgets_unscored(d):
-    return d.normalized.sum(dim=1)
-
-def too_many(d):
-    return d.terms
-
-def no_tensor(d):
-    return 1.0
-
-def raises(d):
-    return d.term
-
-def in_place(d):
-    return d.terms.mul_(2.0).sum(dim=1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("returns_nan", "expected finite numbers, found nan"),
-        ("forgets_unscored", "expected finite numbers, found nan"),
-        ("too_many", r"expected a tensor of shape \(25,\), one number a response, found \(25, 2\)"),
-        ("no_tensor", r"one number a response, found float"),
-        ("raises", "AttributeError: .*'term'"),
-        ("in_place", "changed the decomposition that it was given"),
-    ],
-)
-def test_a_broken_function_is_refused_with_the_key(
-    function: str, message: str, my_module: Path
-) -> None:
-    my_module.write_text(BROKEN)
-    variant = find_variant(f"pkg://my_module:{function}", "algorithm.gdpo.variant")
-    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.variant: '{function}'.*{message}"):
-        try_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("pkg://my_module", "expected pkg://module:function"),
-        ("pkg://my_module:nothing", "cannot load 'nothing' of the module 'my_module'"),
-        ("pkg://no_such_module:f", "cannot load 'f' .* ModuleNotFoundError"),
-        ("pkg://my_module:torch", "is module, not a function"),
-    ],
-)
-def test_an_address_without_a_function_is_refused(
-    address: str, message: str, my_module: Path
-) -> None:
-    with pytest.raises(ValueError, match=f"^algorithm.gdpo.variant: .*{message}"):
-        find_variant(address, "algorithm.gdpo.variant")

@@ -1,0 +1,113 @@
+"""A variant that is a function of one's own: the page's ten lines, and broken ones."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from test_variants import EXAMPLE, GROUPS, advantages, close
+from torch import Tensor
+
+from gdpo_verl.advantage import Decomposition, decompose, find_variant
+from gdpo_verl.advantage.trial import try_variant
+from gdpo_verl.advantage.variant import Variant
+
+
+def test_a_function_s_result_is_checked() -> None:
+    def too_short(d: Decomposition) -> Tensor:
+        return d.combined[:-1]
+
+    def broken(d: Decomposition) -> Tensor:
+        return d.combined / 0.0
+
+    with pytest.raises(
+        ValueError, match=r"'mine': expected a tensor of shape \(8,\).*found \(7,\)"
+    ):
+        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", too_short)).advantage
+    with pytest.raises(ValueError, match=r"'mine': expected finite numbers, found inf"):
+        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", broken)).advantage
+
+
+def my_variant_of_the_page() -> str:
+    page = (Path(__file__).parents[1] / "docs/variants.md").read_text(encoding="utf-8")
+    found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_module.py").write_text(my_variant_of_the_page())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    return tmp_path / "my_module.py"
+
+
+def test_the_page_s_ten_lines_are_a_variant(my_module: Path) -> None:
+    assert len(my_module.read_text().splitlines()) <= 10
+    address = "pkg://my_module:my_variant"
+    found = advantages(EXAMPLE, variant=address, more=0.5, whiten="none")
+    terms = decompose(EXAMPLE, GROUPS).terms
+    close(found, terms.sum(dim=1) + 0.5 * terms.amin(dim=1), 1e-12)
+    try_variant(find_variant(address), "algorithm.gdpo.variant", weights=[1.0, 0.5])
+
+
+BROKEN = """
+import torch
+
+def returns_nan(d):
+    return d.normalized.sum(dim=1) * float("nan")
+
+def forgets_unscored(d):
+    return d.normalized.sum(dim=1)
+
+def too_many(d):
+    return d.terms
+
+def no_tensor(d):
+    return 1.0
+
+def raises(d):
+    return d.term
+
+def in_place(d):
+    return d.terms.mul_(2.0).sum(dim=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("returns_nan", "expected finite numbers, found nan"),
+        ("forgets_unscored", "expected finite numbers, found nan"),
+        ("too_many", r"expected a tensor of shape \(25,\), one number a response, found \(25, 2\)"),
+        ("no_tensor", r"one number a response, found float"),
+        ("raises", "AttributeError: .*'term'"),
+        ("in_place", "changed the decomposition that it was given"),
+    ],
+)
+def test_a_broken_function_is_refused_with_the_key(
+    function: str, message: str, my_module: Path
+) -> None:
+    my_module.write_text(BROKEN)
+    variant = find_variant(f"pkg://my_module:{function}", "algorithm.gdpo.variant")
+    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.variant: '{function}'.*{message}"):
+        try_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("pkg://my_module", "expected pkg://module:function"),
+        ("pkg://my_module:nothing", "cannot load 'nothing' of the module 'my_module'"),
+        ("pkg://no_such_module:f", "cannot load 'f' .* ModuleNotFoundError"),
+        ("pkg://my_module:torch", "is module, not a function"),
+    ],
+)
+def test_an_address_without_a_function_is_refused(
+    address: str, message: str, my_module: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"^algorithm.gdpo.variant: .*{message}"):
+        find_variant(address, "algorithm.gdpo.variant")
