@@ -57,6 +57,7 @@ def ask(task: Task, engine: Engine, tokenizer: Any) -> list[list[Answer]]:
             place, sample = pairs[number]
             question = replace(task.questions[place], messages=messages)
             prompts.append(prompt_tokens(tokenizer, question))
+            # By the dialogue's own count of steps: rounds differ with what else is asked.
             of_step.append(question_seed(seeds[place] + sample, f"step {steps[number]}"))
             steps[number] += 1
         return [each for (each,) in engine.ask(prompts, of_step, single, progress=False)]

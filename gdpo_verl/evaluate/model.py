@@ -77,6 +77,7 @@ def find_model(given: str) -> Model:
     if not path.is_dir():
         raise ValueError(f"model: expected a folder or a hub id, found the file {given!r}")
     path = path.resolve()
+    # From the inside out: a model, a step's folder, its actor, then a run or its checkpoints.
     if (path / "config.json").is_file():
         return _hugging_face(given, path)
     if (path / "actor").is_dir():

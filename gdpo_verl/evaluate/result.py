@@ -108,7 +108,7 @@ def summarise(lines: Sequence[Line], averages: Averages, pass_at: Sequence[int])
     """The numbers of one benchmark from its answers.
 
     Args:
-      lines: those of `answer_line`; not empty.
+      lines: one for each answer; not empty.
       averages: the benchmark's.
       pass_at: the k to estimate pass@k for.
     """

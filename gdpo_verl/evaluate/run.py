@@ -166,6 +166,7 @@ def _task(
     questions, notes = _unseen(benchmark, loaded, training, chosen=chosen)
     total = len(questions)
     count = min(request.limit or total, total)
+    # Spread, because the questions of one category stand together.
     questions = [questions[number * total // count] for number in range(count)]
     if benchmark.not_covered:
         notes.append(f"not covered: {benchmark.not_covered}")

@@ -87,6 +87,7 @@ def question_seed(seed: int, name: str) -> int:
 
     It depends on nothing else, so that a limit on the questions changes no answer's draw.
     """
+    # 48 bits leave room in torch's 64 for the numbers that are added.
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:6], "big")
 
 

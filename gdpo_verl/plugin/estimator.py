@@ -14,6 +14,7 @@ from gdpo_verl.advantage import Decomposition, MaskedRows
 from gdpo_verl.advantage.arguments import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.row_key import RowKey
 
 
 @dataclass
@@ -145,7 +146,7 @@ def _step_of_arguments(
     infos = [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
-    keys = [f"{uid}_{row}_0" for row, uid in enumerate(index)]
+    keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(index)]
     return AdvantageStep(objective, infos or [{} for _ in keys], keys, [False] * len(keys))
 
 

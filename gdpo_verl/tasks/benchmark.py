@@ -88,6 +88,34 @@ class Questions:
     items: Sequence[Question]
     about: Mapping[str, Any]
 
+    @classmethod
+    def read(cls, path: Path, parse: Callable[[str], Any]) -> Questions:
+        """The questions of a prepared file: the category is the data source, the truth its text.
+
+        Args:
+          path: the file.
+          parse: the reward's own parser, which has to read every ground truth.
+
+        Raises:
+          FileNotFoundError, ValueError: what `read_rows` raises, or a ground truth cannot be read;
+            names the first and counts them.
+        """
+        items, faults = [], {}
+        for number, row in enumerate(read_rows(path)):
+            name, truth = f"row {number}", row["reward_model"]["ground_truth"]
+            items.append(Question(name, row["data_source"], row["prompt"], truth))
+            try:
+                parse(truth)
+            except ValueError as error:
+                faults[name] = error
+        if faults:
+            name, fault = next(iter(faults.items()))
+            raise ValueError(
+                f"--data: {len(faults)} of {len(items)} ground truths cannot be read. Is it this "
+                f"benchmark's data? The first, {name}: {fault}"
+            )
+        return cls(items, {"file": str(path), "sha256": sha256(path)})
+
 
 @dataclass(frozen=True)
 class Score:
@@ -219,34 +247,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"--data: {path}, row {number}: {error}") from error
     return list(rows)
-
-
-def prepared(path: Path, parse: Callable[[str], Any]) -> Questions:
-    """A prepared file as questions: the category is the data source, the truth its text.
-
-    Args:
-      path: the file.
-      parse: the reward's own parser, which has to read every ground truth.
-
-    Raises:
-      FileNotFoundError, ValueError: what `read_rows` raises, or a ground truth cannot be read;
-        names the first and counts them.
-    """
-    items, faults = [], {}
-    for number, row in enumerate(read_rows(path)):
-        name, truth = f"row {number}", row["reward_model"]["ground_truth"]
-        items.append(Question(name, row["data_source"], row["prompt"], truth))
-        try:
-            parse(truth)
-        except ValueError as error:
-            faults[name] = error
-    if faults:
-        name, fault = next(iter(faults.items()))
-        raise ValueError(
-            f"--data: {len(faults)} of {len(items)} ground truths cannot be read. Is it this "
-            f"benchmark's data? The first, {name}: {fault}"
-        )
-    return Questions(items, {"file": str(path), "sha256": sha256(path)})
 
 
 def refuse_twins(questions: Sequence[Question]) -> None:

@@ -77,7 +77,7 @@ def build(
         read += 1
         place = {"file": record.file, "row": record.row}
         try:
-            row = _converted(record, convert, length)
+            row = converted(record, convert, length)
         except OtherTask as other:
             others[str(other)] += 1
         except ValueError as error:
@@ -89,6 +89,7 @@ def build(
             if reason := doubt(row):
                 doubtful.append({**place, "reason": reason})
     kept = sum(map(len, by_split.values()))
+    # A split that was rejected whole would otherwise be missing without a word.
     if (
         not kept
         or len(rejected) > MOST_REJECTED * (kept + len(rejected))
@@ -132,9 +133,10 @@ def prompt_text(row: Row) -> str:
     return "\n".join(message["content"] for message in row["prompt"])
 
 
-def _converted(
-    record: Record, convert: Callable[[Record], Row], length: PromptLength | None
+def converted(
+    record: Record, convert: Callable[[Record], Row], length: PromptLength | None = None
 ) -> Row:
+    """The row that ``convert`` makes of a record; raises ValueError for one that cannot be used."""
     if record.values is None:
         raise BadRow("unreadable", record.problem)
     row = convert(record)
@@ -196,6 +198,7 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
     wanted = max(1, min(size, len(rows) // 10))
     times = Counter(texts)
     chosen: set[str] = set()
+    # Without the last, so that training keeps a prompt however many rows each has.
     for text in sorted(times, key=lambda text: _hash(seed, text))[:-1]:
         if wanted <= 0:
             break

@@ -15,15 +15,7 @@ from gdpo_verl.rewards import code
 from gdpo_verl.rewards.code import parse_ground_truth
 from gdpo_verl.sandbox import best_protection
 from gdpo_verl.tasks import parquet
-from gdpo_verl.tasks.benchmark import (
-    ACCURACY,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    Score,
-    prepared,
-)
+from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 from gdpo_verl.tasks.build import build
 from gdpo_verl.tasks.rows import BadRow, OtherTask, Row, check_messages, text_of
 from gdpo_verl.tasks.source import Record, open_source
@@ -95,7 +87,7 @@ class Programs(Benchmark):
     def load(self, data: str | None) -> Questions:
         best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
         path = Path(data or "data/eurus2-code/validation.parquet").expanduser()
-        return prepared(path, parse_ground_truth)
+        return Questions.read(path, parse_ground_truth)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = code.compute_score(

@@ -14,16 +14,8 @@ from typing import Any
 from gdpo_verl.rewards import gsm8k as reward
 from gdpo_verl.rewards.gsm8k import HASHES, parse_ground_truth
 from gdpo_verl.tasks import parquet
-from gdpo_verl.tasks.benchmark import (
-    ACCURACY,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    Score,
-    prepared,
-)
-from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
+from gdpo_verl.tasks.build import build, converted
 from gdpo_verl.tasks.rows import Row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
@@ -69,7 +61,7 @@ class Gsm8k(Benchmark):
     def load(self, data: str | None) -> Questions:
         path = Path(data).expanduser() if data else None
         if path and path.suffix == ".parquet":
-            return prepared(path, parse_ground_truth)
+            return Questions.read(path, parse_ground_truth)
         return _unprepared(data or HUB_ID)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
@@ -91,9 +83,7 @@ def _unprepared(source: str) -> Questions:
             continue
         place = f"{record.file} row {record.row}"
         try:
-            if record.values is None:
-                raise ValueError(record.problem)
-            row = convert(record)
+            row = converted(record, convert)
         except ValueError as error:
             rejected.append({"question": place, "reason": str(error)})
             continue

@@ -17,15 +17,7 @@ from typing import Any, NamedTuple
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import parse_ground_truth
 from gdpo_verl.tasks import parquet
-from gdpo_verl.tasks.benchmark import (
-    ACCURACY,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    Score,
-    prepared,
-)
+from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 from gdpo_verl.tasks.build import Splits, build
 from gdpo_verl.tasks.deepscaler import REQUEST
 from gdpo_verl.tasks.rows import BadRow, Row, text_of
@@ -145,7 +137,7 @@ class Boxed(Benchmark):
 
     def load(self, data: str | None) -> Questions:
         path = Path(data or self.own).expanduser()
-        return prepared(path, cache(math_length.parse_ground_truth))
+        return Questions.read(path, cache(math_length.parse_ground_truth))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         info = {"response_length": tokens, "question": question.prompt}

@@ -162,6 +162,7 @@ def _records(files: list[Path], names: list[str], splits: list[str | None]) -> I
         rows = _READERS[file.suffix](file)
         row = 0
         while True:
+            # Not a for loop: a damaged file raises at any of its rows, and is to be named.
             try:
                 values = next(rows)
             except StopIteration:

@@ -16,15 +16,7 @@ from typing import Any
 
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.tasks import generated, prompt
-from gdpo_verl.tasks.benchmark import (
-    ACCURACY,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    Score,
-    prepared,
-)
+from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 
 DATA_SOURCE = "toolbox"
 
@@ -201,7 +193,7 @@ class Toolbox(Benchmark):
 
     def load(self, data: str | None) -> Questions:
         if data is not None:
-            return prepared(Path(data).expanduser(), tool_call.parse_ground_truth)
+            return Questions.read(Path(data).expanduser(), tool_call.parse_ground_truth)
         items = [
             Question(f"row {number}", DATA_SOURCE, example.messages, example.ground_truth)
             for number, example in enumerate(islice(examples("validation", seed=0), QUESTIONS))
