@@ -159,22 +159,15 @@ def split_of(path: Path) -> str | None:
 
 def _records(files: list[Path], names: list[str], splits: list[str | None]) -> Iterator[Record]:
     for file, name, split in zip(files, names, splits, strict=True):
-        rows = _READERS[file.suffix](file)
-        row = 0
-        while True:
-            # Not a for loop: a damaged file raises at any of its rows, and is to be named.
-            try:
-                values = next(rows)
-            except StopIteration:
-                break
-            except (pa.ArrowException, UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise _damaged(file, error) from error
-            if isinstance(values, dict):
-                yield Record(name, row, split, values)
-            elif values is not _BLANK:
-                problem = values if isinstance(values, _Unreadable) else f"found {values!a:.100}"
-                yield Record(name, row, split, None, f"expected an object, {problem}")
-            row += 1
+        try:
+            for row, values in enumerate(_READERS[file.suffix](file)):
+                if isinstance(values, dict):
+                    yield Record(name, row, split, values)
+                elif values is not _BLANK:
+                    fault = values if isinstance(values, _Unreadable) else f"found {values!a:.100}"
+                    yield Record(name, row, split, None, f"expected an object, {fault}")
+        except (pa.ArrowException, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise _damaged(file, error) from error
 
 
 def _guarded(file: Path, read: Callable[[Path], int]) -> int:
