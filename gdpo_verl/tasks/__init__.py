@@ -2,5 +2,6 @@
 
 A task's ``prepare(out_dir, …)`` writes rows in verl's parquet columns with their provenance; its
 `Benchmark` asks a model held-out questions. `catalog` names both. Tasks with outside rows share
-`source` (where rows come from), `rows` (what a usable row is) and `build`.
+`source` (where rows come from), `rows` (what a usable row is) and `build`; those that draw their
+rows, `generated`.
 """
