@@ -161,7 +161,7 @@ def _check_epsilon_counts(chosen: Variant, node: Mapping[str, Any]) -> None:
 def _mapping(where: str, node: Any) -> Mapping[str, Any]:
     found = {} if node is None else node
     _expect(isinstance(found, Mapping), where, "a mapping", found)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _with_on(node: Any) -> Any:
