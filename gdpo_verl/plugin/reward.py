@@ -1,6 +1,6 @@
 """The configured reward before the first rollout: what it declares, and what it returns.
 
-Loading one runs code of the user's, which leaves the trainer's random numbers as they were.
+Loading one runs the user's code, so the trainer's random state is kept.
 """
 
 from __future__ import annotations
