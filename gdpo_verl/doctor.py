@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gdpo_verl import __version__, text
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.reward import MANAGER_NAME
+from gdpo_verl.run.cluster_nodes import installed_version
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -102,7 +102,7 @@ def diagnose() -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    found = {name: _version(name) for name in PACKAGES}
+    found = {name: installed_version(name) for name in PACKAGES}
     yield Finding("python", sys.version.split()[0])
     yield Finding("gdpo-verl", __version__)
     for name, installed in found.items():
@@ -219,10 +219,3 @@ def _sandbox() -> Finding:
 
 def _state(found: Any) -> str:
     return str(found.get("error", found)) if isinstance(found, dict) else str(found)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

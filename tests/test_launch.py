@@ -120,10 +120,10 @@ def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
 def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
     from fnmatch import fnmatchcase
 
-    from gdpo_verl.run.composition import _flat
+    from gdpo_verl.report.recipes import flattened
 
     config = compose("toolbox/gdpo")
-    keys = [key for key, _ in _flat("", OmegaConf.to_container(config, resolve=False))]
+    keys = [key for key, _ in flattened("", OmegaConf.to_container(config, resolve=False))]
     unknown = [p for p in NOT_SCIENCE if not any(fnmatchcase(key, p) for key in keys)]
     assert unknown == []
 

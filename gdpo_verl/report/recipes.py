@@ -103,14 +103,15 @@ def _settings(run: Run) -> dict[str, str]:
     """Dotted keys to values as text, without names and with the run's own directory as RUN."""
     own = str(run.path.resolve())
     # Interpolations stay as they are written: what they mean may need verl's resolvers.
-    flat = _flatten("", OmegaConf.to_container(run.config, resolve=False))
+    flat = flattened("", OmegaConf.to_container(run.config, resolve=False))
     return {key: str(value).replace(own, "RUN") for key, value in flat if key and key not in _NAMES}
 
 
-def _flatten(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Each value of a nested configuration under its full key."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _flatten(f"{prefix}.{key}" if prefix else str(key), value)
+            yield from flattened(f"{prefix}.{key}" if prefix else str(key), value)
     else:
         yield prefix, node
 

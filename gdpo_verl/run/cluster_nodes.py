@@ -28,7 +28,7 @@ def look(files: Sequence[str] = ()) -> dict[str, Any]:
       "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
       "absent": those of the files that are not there.
     """
-    found: dict[str, Any] = {name: _version(name) for name in ("gdpo-verl", "verl")}
+    found: dict[str, Any] = {name: installed_version(name) for name in ("gdpo-verl", "verl")}
     found["absent"] = [each for each in files if not os.path.exists(each.partition("=")[2])]
     found["loaded"] = False
     if found["verl"]:
@@ -38,7 +38,8 @@ def look(files: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of a package, None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -124,7 +125,7 @@ def main(expected: str, *files: str) -> int:
     found = survey([n for n in nodes if can_hold_workers(n) or n["NodeID"] == here], files)
     ray.shutdown()
     versions = [answer["verl"] for answer in found.values() if answer.get("verl")]
-    verl = _version("verl") or max(versions, default=None)
+    verl = installed_version("verl") or max(versions, default=None)
     refused = 0
     for node in sorted(nodes, key=lambda each: str(each["NodeManagerAddress"])):
         state = "holds no worker, for it has neither CPU nor GPU for Ray; not asked"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 import importlib.resources
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from gdpo_verl.report.recipes import flattened
 from gdpo_verl.text import did_you_mean
 
 # Keys that may change between two starts of a run. The rest decides what is learned.
@@ -140,7 +141,9 @@ def changed_science(before: DictConfig, after: DictConfig) -> list[str]:
 
     The number of steps is among them where the learning rate depends on it.
     """
-    old, new = (dict(_flat("", OmegaConf.to_container(c, resolve=False))) for c in (before, after))
+    old, new = (
+        dict(flattened("", OmegaConf.to_container(c, resolve=False))) for c in (before, after)
+    )
     different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     steps = () if _rate_is_constant(after) else _STEPS
     return [key for key in different if key in steps or not _is_free(key)]
@@ -154,11 +157,3 @@ def _rate_is_constant(config: DictConfig) -> bool:
     optim = config.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
     return optim.lr_scheduler_type == "constant" and not warms_up
-
-
-def _flat(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(f"{prefix}.{key}" if prefix else str(key), value)
-    else:
-        yield prefix, node
