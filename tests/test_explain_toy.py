@@ -26,7 +26,10 @@ def test_independent_rewards_reproduce_the_known_figures(method, middle, end):
 def test_gdpo_does_not_see_the_scales_of_the_rewards():
     scaled = toy.Skills(scales=(10.0, 1.0, 0.1))
     torch.testing.assert_close(
-        toy.train(scaled, toy.GDPO).quality, toy.train(toy.Skills(), toy.GDPO).quality, atol=1e-3, rtol=0
+        toy.train(scaled, toy.GDPO).quality,
+        toy.train(toy.Skills(), toy.GDPO).quality,
+        atol=1e-3,
+        rtol=0,
     )
     assert toy.train(scaled, toy.GRPO).slowest[149].max() < 0.8
 
