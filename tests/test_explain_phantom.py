@@ -73,7 +73,9 @@ def test_without_a_remedy_the_length_reward_costs_the_correctness():
 def test_the_sentences_follow_the_ends():
     ends = dict(zip(phantom.METHODS, (0.2, 0.3, 0.2, 0.6, 0.25), strict=True))
     found = {
-        method: toy.Training(torch.tensor([0.5, end]).repeat(2, 3, 1).mT.double(), 1.0)
+        method: toy.Training(
+            torch.tensor([0.5, end]).double().reshape(2, 1, 1).expand(2, 3, 2), 1.0
+        )
         for method, end in ends.items()
     }
     head, falls, remedies = phantom.training_sentences(found, 0.25)
@@ -83,6 +85,7 @@ def test_the_sentences_follow_the_ends():
         "Correctness ends below its beginning with GRPO, GDPO, GRPO + condition, GDPO + gate."
     )
     assert remedies == (
-        "On GRPO the condition makes no difference that these seeds could show. On GDPO the "
-        "condition raises the end by 0.3000. On GDPO the gate lowers the end by 0.0500."
+        "Added to GRPO, the condition makes no difference that these seeds could show. Added to "
+        "GDPO, the condition raises the end by 0.3000. Added to GDPO, the gate lowers the end by "
+        "0.0500."
     )

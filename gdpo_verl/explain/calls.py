@@ -13,7 +13,7 @@ from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
 from gdpo_verl.rewards.tool_text import read
 
 KEYS = ("format", "correctness")
-PROMPT = "What will 1,000 euros be worth in 10 years at 3 % a year, compounded monthly?"
+PROMPT = "What will 1,000 euros be worth in 10 years at 3% a year, compounded monthly?"
 
 
 def future_value(principal: float, rate: float, years: float, per_year: int) -> float:
@@ -23,7 +23,7 @@ def future_value(principal: float, rate: float, years: float, per_year: int) -> 
 
 TOOLS: Mapping[str, Callable[..., float]] = {"future_value": future_value}
 
-_THOUGHT = "<think>Compound interest: 3 % is a rate of 0.03, and monthly is 12 a year.</think>\n"
+_THOUGHT = "<think>Compound interest: 3% is a rate of 0.03, and monthly is 12 a year.</think>\n"
 _ARGUMENTS = '"principal": 1000, "rate": 0.03, "years": 10, "per_year": 12'
 
 

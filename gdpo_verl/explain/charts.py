@@ -26,12 +26,15 @@ STYLE = """<style>
 .gx h1 { font-size: 1.7rem; line-height: 1.25; font-weight: 700; padding-right: 2.5rem; }
 .gx h2 { font-size: 1.3rem; font-weight: 700; margin: 1.5rem 0 .5rem; }
 .gx h3 { font-size: 1.05rem; font-weight: 700; margin: 1.2rem 0 .4rem; }
+.gx h4 { font-size: 1rem; font-weight: 600; margin: .8rem 0 .2rem; }
 .gx p { max-width: 46rem; margin: .6rem 0; }
 .gx table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .gx th, .gx td { border-bottom: 1px solid var(--gx-grid); padding: .25rem .6rem .25rem 0;
   text-align: left; vertical-align: top; font-weight: normal; white-space: nowrap; }
 .gx thead th { color: var(--gx-soft); }
 .gx .wide { overflow-x: auto; margin: .8rem 0; }
+.gx .prose { overflow-wrap: normal; }
+.gx .prose td { white-space: normal; }
 .gx pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0;
   font: .78rem/1.4 ui-monospace, Menlo, Consolas, monospace; }
 .gx .row { border-bottom: 1px solid var(--gx-grid); padding: .35rem .4rem; }
@@ -52,7 +55,8 @@ STYLE = """<style>
 .gx .figures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
 .gx .figures > div { max-width: 34rem; }
-.gx .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(10.5rem, 100%), 1fr)); }
+.gx .figures.small { grid-template-columns: repeat(auto-fill, minmax(max(10.5rem, 30%), 1fr)); }
+.gx a { color: var(--gx-gdpo); text-decoration: underline; }
 .gx svg { width: 100%; height: auto; display: block; }
 .gx .gaps td, .gx .gaps th { border: 0; padding: .1rem; text-align: center; font-size: .72rem; }
 .gx .gaps td { min-width: 2rem; }
@@ -161,16 +165,18 @@ def _bar(kind: str, name: str, advantage: float, largest: float) -> Markup:
     ).format(kind, name, left, width, advantage)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """A table of plain text that scrolls by itself where it is too wide."""
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, prose: bool = False) -> Markup:
+    """A table of plain text that scrolls by itself where it is too wide; prose is wrapped."""
 
     def line(tag: str, cells: Sequence[object]) -> Markup:
         cell = Markup(f"<{tag}>{{}}</{tag}>")
         return Markup("<tr>{}</tr>").format(Markup().join(map(cell.format, cells)))
 
-    return Markup(
-        '<div class="wide"><table><thead>{}</thead><tbody>{}</tbody></table></div>'
-    ).format(line("th", head), Markup().join(line("td", row) for row in rows))
+    return Markup('<div class="{}"><table><thead>{}</thead><tbody>{}</tbody></table></div>').format(
+        "wide prose" if prose else "wide",
+        line("th", head),
+        Markup().join(line("td", row) for row in rows),
+    )
 
 
 def gaps(values: Tensor) -> Markup:

@@ -46,13 +46,19 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
 
 
 def curves(
-    title: str, ylabel: str, lines: Mapping[Method, Tensor], *, size: tuple[float, float] = SIZE
+    title: str,
+    ylabel: str,
+    lines: Mapping[Method, Tensor],
+    *,
+    of: str = "",
+    size: tuple[float, float] = SIZE,
 ) -> Markup:
     """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
 
     Args:
-      title: with `ylabel`, unlike any other picture's of the page.
+      title, ylabel, of: together unlike any other picture's of the page; `of` is read aloud alone.
       lines: each method's values, shape (epochs, seeds).
+      size: in inches.
     """
 
     def draw(axes: Axes) -> None:
@@ -65,7 +71,7 @@ def curves(
             axes.plot(epochs, mean.tolist(), label=method.name, **style)
         axes.set_xlabel("epoch")
 
-    return _picture(title, ylabel, draw, size)
+    return _picture(title, ylabel, draw, of=of, size=size)
 
 
 def over_units(
@@ -81,12 +87,18 @@ def over_units(
         axes.minorticks_off()
         axes.set_xlabel("unit of the first reward")
 
-    return _picture(title, ylabel, draw, SIZE)
+    return _picture(title, ylabel, draw)
 
 
 def _picture(
-    title: str, ylabel: str, draw: Callable[[Axes], None], size: tuple[float, float]
+    title: str,
+    ylabel: str,
+    draw: Callable[[Axes], None],
+    *,
+    of: str = "",
+    size: tuple[float, float] = SIZE,
 ) -> Markup:
+    name = ", ".join(filter(None, (of, title, ylabel)))
     with matplotlib.rc_context(FIGURE_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
@@ -96,4 +108,4 @@ def _picture(
         axes.set_ylim(0, 1)
         axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
-        return Markup(f"<div>{inline_svg(figure, f'{title}, {ylabel}', _COLORS)}</div>")
+        return Markup(f"<div>{inline_svg(figure, name, _COLORS)}</div>")

@@ -197,10 +197,13 @@ def _group(
         [advantages[i][1] for i in members],
     )
     places = [members[int(each.name) - 1] for each in rollouts]
-    others = [rows[i].get(column) for i in places]
     return Group(
         cut(rows[members[0]].get("input"), MAX_CHARACTERS),
         tuple(rollouts),
         tuple(cut(rows[i].get("output"), MAX_CHARACTERS) for i in places),
-        tuple(float(other) if is_number(other) else None for other in others),
+        tuple(_or_none(rows[i].get(column)) for i in places),
     )
+
+
+def _or_none(value: Any) -> float | None:
+    return float(value) if is_number(value) else None

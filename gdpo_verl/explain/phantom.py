@@ -158,5 +158,5 @@ def _remedies(ends: dict[Method, Figure]) -> list[str]:
             -1: f"lowers the end by {-gain:.4f}",
         }[verdict(figure, ends[alone])]
         remedy = "the condition" if method.conditioned else "the gate"
-        sentences.append(f"On {alone.name} {remedy} {told}.")
+        sentences.append(f"Added to {alone.name}, {remedy} {told}.")
     return [" ".join(sentences)]

@@ -207,7 +207,8 @@ def train(
 
 def start(task: Task, seeds: int) -> Tensor:
     """The probabilities before training: float64, shape (S, P, N)."""
-    return torch.atleast_2d(torch.tensor(task.start, dtype=torch.float64)).repeat(seeds, 1, 1)
+    by_prompt = torch.tensor(task.start, dtype=torch.float64)
+    return by_prompt.reshape(-1, by_prompt.shape[-1]).repeat(seeds, 1, 1)
 
 
 def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ def heading() -> str:
         f"“{calls.PROMPT}” There is one tool, future_value(principal, rate, years, per_year), and "
         "seven answers. Their format (0 or 1) and correctness (−3 to 3) come from this package's "
         "own reward for tool calls, and every call that can be read has been executed.",
-        charts.table(*calls.table()),
+        charts.table(*calls.table(), prose=True),
     )
 
 

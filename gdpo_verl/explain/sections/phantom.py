@@ -55,8 +55,8 @@ def training_heading() -> str:
         "phantoms-heading",
         charts.heading(3, "A policy trained on such groups"),
         "An answer is correct when it has the right idea and writes out the work, and brief when "
-        f"it does not. Of {phantom.PROMPTS} prompts, hard ones start with the probabilities "
-        f"{hard}, the others with {easy}. {phantom.SEEDS} seeds.",
+        f"it leaves the work out. Of {phantom.PROMPTS} prompts, hard ones start with the "
+        f"probabilities {hard}, the others with {easy}. {phantom.SEEDS} seeds.",
     )
 
 

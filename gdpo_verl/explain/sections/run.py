@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import marimo as mo
@@ -27,12 +28,12 @@ def training() -> str:
     return charts.block(
         "training",
         charts.heading(2, "10. In your own training"),
-        "One override, on verl's own command; its reward function returns a number for each reward "
-        "and declares their names.",
+        "One override of verl's own command. The reward function returns one number for each "
+        "reward and declares their names.",
         charts.command(
             "python -m verl.trainer.main_ppo algorithm.adv_estimator=gdpo …   # instead of grpo"
         ),
-        "What this page has played with are settings beside it:",
+        "The settings that this page plays with stand beside it:",
         charts.command(
             "'+algorithm.gdpo_reward_weights={correctness: 2.0}'\n"
             "'+algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1.0}}'\n"
@@ -71,7 +72,7 @@ def find(path: str) -> tuple[Mapping[str, Any], str]:
     if not path:
         return {}, ""
     try:
-        return {f"step {step}": dump for step, dump in dumps.find_dumps(path).items()}, ""
+        return {f"step {step}": dump for step, dump in dumps.find_dumps(Path(path)).items()}, ""
     except (ValueError, OSError) as error:
         return {}, str(error)
 

@@ -17,9 +17,10 @@ def heading() -> str:
         "toy-heading",
         charts.heading(2, "6. A toy policy, trained while you wait"),
         "Three logits, three skills; an epoch draws one group of "
-        f"{toy.BATCH} rollouts and takes one step, {toy.EPOCHS} epochs in all. Shown is the "
-        "slowest skill's probability: the mean over the seeds and a band of one standard "
-        "deviation. With one group a batch, whitening does nothing but set the scale.",
+        f"{toy.BATCH} rollouts and takes one step, {toy.EPOCHS} epochs in all. The curves show "
+        "probabilities, first of the slowest skill and then of each: the mean over the seeds and a "
+        "band of one standard deviation. With one group a batch, whitening does nothing but set "
+        "the scale.",
     )
 
 
@@ -60,18 +61,23 @@ def show(cases: Sequence[study.Case]) -> str:
     )
 
 
-def _each(case: study.Case) -> tuple[Markup, str]:
+def _each(case: study.Case) -> tuple[Markup, Markup, str]:
     """Every skill of a case under both methods, and where they differ most."""
     pictures = [
         curves.curves(
             skill,
-            case.name.lower(),
+            "probability",
             {method: case.trainings[method].each(k) for method in (toy.GRPO, toy.GDPO)},
+            of=case.name,
             size=curves.SMALL,
         )
         for k, skill in enumerate(case.skills)
     ]
-    return curves.figures(pictures, small=True), f"{case.name}. {study.skills_sentence(case)}"
+    return (
+        charts.heading(4, case.name),
+        curves.figures(pictures, small=True),
+        study.skills_sentence(case),
+    )
 
 
 def when(cases: Sequence[study.Case]) -> str:

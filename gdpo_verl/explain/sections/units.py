@@ -18,7 +18,7 @@ def heading() -> str:
         f"Two skills that are equally hard; both start at {units.START}. A reward function may "
         "count a success of the first as 1, as 10 points or as a tenth: the skill is the same. "
         "Choose the unit, and a static weight on that reward for GRPO. "
-        f"{units.SEEDS} seeds.",
+        f"Every number is a mean over {units.SEEDS} seeds.",
     )
 
 
