@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions, decompose
 from gdpo_verl.diagnostics import outcome_metrics
-from gdpo_verl.explain.compare import Rollout, compare
+from gdpo_verl.explain.compare import Rollout, compare, variant_advantages
 from gdpo_verl.explain.toy import (
     GDPO,
     GRPO,
@@ -29,6 +28,7 @@ CONDITIONS = {"brevity": {"on": "correctness", "at_least": 1.0}}
 LIMIT = 256
 # Tokens of eight answers to one prompt.
 TOKENS = (40, 64, 88, 120, 152, 184, 216, 248)
+NAMES = [f"{tokens} tokens" for tokens in TOKENS]
 REMEDIES = ("none", "condition", "gate")
 
 PROMPTS = 4
@@ -55,30 +55,26 @@ def rewards(right: int) -> Tensor:
 
 def group(right: int) -> list[Rollout]:
     """GRPO's and GDPO's advantages of the eight, without a remedy."""
-    return compare([f"{tokens} tokens" for tokens in TOKENS], rewards(right), KEYS)
+    return compare(NAMES, rewards(right), KEYS)
 
 
 def remedied(right: int, remedy: str) -> dict[str, float]:
     """GDPO's advantages under a remedy, by the rollouts' names."""
-    found = rewards(right)
-    chosen = CONDITIONS if remedy == "condition" else {}
-    advantage = decompose(
-        found,
-        [0] * len(found),
-        torch.ones(len(found)),
-        conditioned=apply_conditions(found, list(KEYS), chosen),
-        whiten="sequence",
+    advantages = variant_advantages(
+        rewards(right),
+        KEYS,
+        "gdpo",
+        highest=(1.0, 1.0),
+        conditions=CONDITIONS if remedy == "condition" else None,
         gate=KEYS.index("correctness") if remedy == "gate" else None,
-    ).advantage
-    names = [f"{tokens} tokens" for tokens in TOKENS]
-    return dict(zip(names, advantage.tolist(), strict=True))
+    )
+    return dict(zip(NAMES, advantages, strict=True))
 
 
 def group_sentence(right: int, remedy: str) -> str:
     """Say what the group teaches, and what the remedy leaves of it."""
     by_name = {each.name: each for each in group(right)}
-    ordered = [by_name[f"{tokens} tokens"] for tokens in TOKENS]
-    short, long = ordered[0], ordered[-1]
+    short, long = by_name[NAMES[0]], by_name[NAMES[-1]]
     told = (
         f"GRPO gives the shortest {short.grpo:+.3f} and the longest {long.grpo:+.3f}, GDPO "
         f"{short.gdpo:+.3f} and {long.gdpo:+.3f}. "
