@@ -65,6 +65,7 @@ STYLE = """<style>
   .gx .gaps td { min-width: 1.6rem; }
 }
 .gx pre.command { border: 1px solid var(--gx-grid); border-radius: .3rem; padding: .6rem .8rem; }
+.gx ul { list-style: disc; padding-left: 1.3rem; }
 .gx li { max-width: 46rem; }
 .gx details summary { cursor: pointer; }
 </style>"""
