@@ -23,7 +23,7 @@ from explain_pages import HOSTILE, WITH_ADVANTAGES, Elements, row, write_dump
 
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.cli import main
-from gdpo_verl.explain import compare, conclusions, dumps, examples, study
+from gdpo_verl.explain import compare, conclusions, dumps, examples, phantom, study, units
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,16 @@ def static(tmp_path_factory):
 
 
 def test_the_static_page_holds_every_picture_and_asks_nobody(static):
-    names = ("introduction", "answers", "trades", "ranking", "distinct", "count", "toy", "when")
-    assert all(f'id="{name}"' in static for name in names)
+    names = ("introduction", "answers", "calls", "trades", "ranking", "distinct", "count", "toy")
+    names += ("when", "units", "phantom", "phantoms", "training", "run")
+    assert [name for name in names if f'id="{name}"' not in static] == []
     found = Elements(static)
     assert not {"script", "link", "img", "iframe"} & found.names
     assert not any(name.startswith("marimo") for name in found.names)
-    assert all(address.startswith("#") for address in found.addresses)
+    from gdpo_verl.explain.sections.run import REFERENCES
+
+    references = {address for address in found.addresses if not address.startswith("#")}
+    assert references == {f"https://arxiv.org/abs/{number}" for number in REFERENCES}
     assert "@import" not in static
     assert found.text.count("GRPO, learning rate ×") >= 5
 
@@ -67,6 +71,9 @@ def test_a_port_that_is_taken_is_refused_by_name(capsys):
 
 # ---------------------------------------------------------------- the browser
 
+# How long to wait for what a busy machine may be slow to train, in milliseconds.
+PATIENCE = 240_000
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
@@ -82,7 +89,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE / 1000
         while not (found := re.search(r"http://[\w.:]+/?\?access_token=[\w-]+", log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -97,6 +104,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
 def opened(browser: Any, address: str, **options: Any) -> SimpleNamespace:
     """A page, the hosts it asked, and what its console reported as an error."""
     page = browser.new_context(**options).new_page()
+    page.set_default_timeout(PATIENCE)
     hosts: set[str] = set()
     errors: list[str] = []
     page.on("request", lambda request: hosts.add(request.url))
@@ -110,6 +118,18 @@ def opened(browser: Any, address: str, **options: Any) -> SimpleNamespace:
 def hosts(view: SimpleNamespace) -> set[str]:
     found = {re.match(r"\w+:(?://)?([^/?]*)", url)[1] for url in view.hosts}
     return {host for host in found if not host.startswith(("image", "font", "text"))}
+
+
+def widget(page: Any, kind: str, label: str) -> Any:
+    """A slider or dropdown by its label."""
+    role = {"slider": "slider", "dropdown": "combobox"}[kind]
+    return page.locator(f"marimo-{kind}").filter(has_text=label).get_by_role(role)
+
+
+def press(page: Any, label: str, key: str, times: int = 1) -> None:
+    widget(page, "slider", label).focus()
+    for _ in range(times):
+        page.keyboard.press(key)
 
 
 def advantages(page: Any, block: str, method: str) -> dict[str, float]:
@@ -150,15 +170,12 @@ def twelve(scale: float = 1.0, weights: tuple[float, ...] = (1, 1, 1), **options
 def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
-    page.wait_for_selector("#when h3", timeout=30_000)
+    page.wait_for_selector("#when h3")
     check_bars(page, "answers", twelve())
 
-    slider = page.get_by_role("slider")
-    slider.nth(0).focus()
-    page.keyboard.press("ArrowRight")  # correctness is worth 1.5
+    press(page, "correctness is worth", "ArrowRight")  # 1.5
     check_bars(page, "answers", twelve(scale=1.5))
-    slider.nth(3).focus()
-    page.keyboard.press("ArrowLeft")  # its weight is 0.9
+    press(page, "weight of correctness", "ArrowLeft")  # 0.9
     check_bars(page, "answers", twelve(1.5, (0.9, 1, 1)))
     page.get_by_text("conciseness counts only in correct answers").click()
     condition = {"conciseness": {"on": "correctness", "at_least": 1.5}}
@@ -174,22 +191,18 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     for pair in compare.tied_pairs(changed, weights=(0.9, 1, 1)):
         assert conclusions.pair_sentence(pair, examples.KEYS) in shown
 
-    slider.nth(6).focus()
-    page.keyboard.press("ArrowLeft")  # ranking A: relevance 0.9
+    press(page, "A: relevance", "ArrowLeft")  # 0.9
     rankings = {**examples.RANKINGS, "A": (0.9, *examples.RANKINGS["A"][1:])}
     keys = [scale.name for scale in examples.RANGES]
     rewards = torch.tensor(list(rankings.values()), dtype=torch.float64)
     check_bars(page, "ranking", compare.compare(list(rankings), rewards, keys))
 
-    slider.nth(21).focus()
-    page.keyboard.press("ArrowLeft")  # 2 rewards, 6 rollouts
+    press(page, "rewards", "ArrowLeft")  # 2 rewards, 6 rollouts
     page.locator("#count").filter(has_text=conclusions.count_sentence(2, 6)).wait_for()
     table = page.locator("#distinct table").nth(1).inner_text()
     assert "GDPO\t4\t14\t45\t127\t318" in table
 
-    slider.nth(23).focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowLeft")  # 5 seeds
+    press(page, "seeds", "ArrowLeft", 3)  # 5
     cases = study.study_all(seeds=5)
     page.locator("#toy").filter(has_text=study.whitening_sentence(cases[0])).wait_for()
     page.get_by_text("All numbers").click()
@@ -204,17 +217,58 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
 
 
 @pytest.mark.real
+def test_the_selector_sets_a_variant_beside_the_two(browser, server):
+    view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
+    page = view.page
+    page.wait_for_selector("#answers [data-rollout]")
+    assert page.locator("#answers [data-third]").count() == 0
+    widget(page, "dropdown", "beside them").select_option(label="dvao")
+    page.wait_for_selector("#answers [data-third]")
+    rewards = torch.tensor([examples.score(answer) for answer in examples.ANSWERS])
+    found = compare.variant_advantages(rewards, examples.KEYS, "dvao", highest=[1.0] * 3)
+    expected = {str(i): advantage for i, advantage in enumerate(found, start=1)}
+    assert advantages(page, "answers", "third") == pytest.approx(expected, abs=1e-6)
+    assert set(page.locator("#answers .third span:first-child").all_inner_texts()) == {"dvao"}
+    widget(page, "dropdown", "beside them").select_option(label="gdpo")
+    page.wait_for_selector("#answers [data-third]", state="detached")
+    assert view.errors == []
+    page.context.close()
+
+
+@pytest.mark.real
+def test_units_and_phantoms_follow_their_widgets(browser, server):
+    view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
+    page = view.page
+    page.wait_for_selector("#phantoms svg")
+    page.wait_for_selector("#units svg")
+    press(page, "a success of the first counts", "ArrowRight")  # 30
+    page.locator("#units").filter(has_text=units.unit_sentence(30.0)).wait_for()
+    press(page, "GRPO's weight on it", "ArrowLeft", 2)  # 0.033
+    page.locator("#units").filter(has_text=units.weight_sentence(30.0, 0.033)).wait_for()
+    widget(page, "dropdown", "remedy").select_option(label="gate")
+    page.locator("#phantom").filter(has_text=phantom.group_sentence(0, "gate")).wait_for()
+    press(page, "right answers", "ArrowRight")
+    page.locator("#phantom").filter(has_text=phantom.group_sentence(1, "gate")).wait_for()
+    press(page, "hard prompts", "ArrowLeft", 2)  # none
+    share = phantom.share_of_phantoms(0, 8)
+    sentence = phantom.training_sentences(phantom.trainings(0, 8, 1.0), share)[0]
+    page.locator("#phantoms").filter(has_text=sentence).wait_for()
+    assert view.errors == []
+    page.context.close()
+
+
+@pytest.mark.real
 def test_the_users_rollouts_are_shown_and_their_text_is_text(browser, server):
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
     expected = dumps.read_dump(server.run / "rollouts" / "1.jsonl").groups[0]
-    page.wait_for_selector("#run [data-rollout]", timeout=30_000)
+    page.wait_for_selector("#run [data-rollout]")
     check_bars(page, "run", list(expected.rollouts))
     page.locator('#run [data-rollout="3"] summary').click()
     assert page.locator('#run [data-rollout="3"] pre').inner_text() == HOSTILE
     page.get_by_text("The prompt", exact=True).click()
     assert HOSTILE in page.locator("#run").inner_text()
-    page.get_by_role("combobox").first.select_option(label="step 2")
+    widget(page, "dropdown", "step 1").select_option(label="step 2")
     page.wait_for_selector("#run :text('both are computed')")
     check_bars(
         page, "run", list(dumps.read_dump(server.run / "rollouts" / "2.jsonl").groups[0].rollouts)
@@ -239,8 +293,8 @@ def test_the_page_fits_its_reader(browser, server, tmp_path, name, width, scheme
     size = {"width": width, "height": 900}
     view = opened(browser, server.address, viewport=size, color_scheme=scheme)
     page = view.page
-    page.wait_for_selector("#run [data-rollout]", timeout=30_000)
-    page.wait_for_selector("#when h3", timeout=30_000)
+    page.wait_for_selector("#run [data-rollout]")
+    page.wait_for_selector("#when h3")
     right = page.evaluate(
         "Math.max(...[...document.querySelectorAll('.gx')]"
         ".map(element => element.getBoundingClientRect().right))"
@@ -274,15 +328,13 @@ def test_the_static_page_opens_without_asking_anyone(browser, static, tmp_path):
 @pytest.mark.real
 def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server):
     view = opened(browser, server.address)
-    view.page.wait_for_selector("#when h3", timeout=30_000)
-    view.page.get_by_role("slider").nth(23).focus()
-    for _ in range(6):
-        view.page.keyboard.press("ArrowRight")
+    view.page.wait_for_selector("#when h3")
+    press(view.page, "seeds", "ArrowRight", 6)
     time.sleep(0.7)  # the interrupt comes while 50 seeds are being trained
     process = psutil.Process(server.process.pid)
     family = [process, *process.children(recursive=True)]
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(PATIENCE / 1000) == 0
     assert [member for member in family if member.is_running()] == []
     view.page.context.close()
 

@@ -67,10 +67,10 @@ def test_the_pair_that_explains_a_tie_is_the_one_farthest_apart():
     assert pair.gap == pytest.approx(2 - math.sqrt(3), abs=1e-5)
     assert pair.deviations == pytest.approx((0.5, 1 / math.sqrt(3)))
     assert conclusions.pair_sentence(pair, ["style", "speed"]) == (
-        "a [1, 0] and b [0, 1]: GRPO adds first, and both sums are 1, so both get +0.500 whatever "
-        "the rest of the group does. GDPO divides each reward by its own deviation first: style "
-        "is worth +1.500 and -0.500 (σ 0.500); speed is worth -0.866 and +0.866 (σ 0.577); the "
-        "sums differ by 0.268 before whitening."
+        "a [1, 0] and b [0, 1]: GRPO adds first, and both sums are 1, so both get +0.500, and "
+        "they stay equal whatever the rest of the group does. GDPO divides each reward by its own "
+        "deviation first: style is worth +1.500 and -0.500 (σ 0.500); speed is worth -0.866 and "
+        "+0.866 (σ 0.577); the sums differ by 0.268 before whitening."
     )
 
 

@@ -104,3 +104,10 @@ def test_a_folder_without_dumps_is_refused_with_what_it_holds(tmp_path):
     write_dump(tmp_path / "grpo")
     with pytest.raises(ValueError, match=r"several runs\. Give one of them: gdpo, grpo"):
         dumps.find_dumps(tmp_path)
+
+
+def test_a_variant_s_advantages_are_a_third_bar_and_no_component(tmp_path):
+    rows = [each | {"dvao_advantage": i / 4} for i, each in enumerate(WITH_ADVANTAGES)]
+    dump = dumps.read_dump(write_dump(tmp_path, *rows))
+    assert (dump.components, dump.variant) == (("style", "speed"), "dvao")
+    assert [group.variant for group in dump.groups] == [(0.0, 0.25, 0.5), (0.75,)]

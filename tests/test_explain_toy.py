@@ -18,21 +18,24 @@ from gdpo_verl.explain import study, toy
 )
 def test_independent_rewards_reproduce_the_known_figures(method, middle, end):
     # A separate program's means over 20 other seeds at epochs 50 and 149.
-    curve = toy.train(toy.Task(), method).mean.mean(dim=1)
+    curve = toy.train(toy.Skills(), method).mean.mean(dim=1)
     assert float(curve[50]) == pytest.approx(middle, abs=0.004)
     assert float(curve[149]) == pytest.approx(end, abs=0.002)
 
 
 def test_gdpo_does_not_see_the_scales_of_the_rewards():
-    scaled = toy.Task(scales=(10.0, 1.0, 0.1))
+    scaled = toy.Skills(scales=(10.0, 1.0, 0.1))
     torch.testing.assert_close(
-        toy.train(scaled, toy.GDPO).skill, toy.train(toy.Task(), toy.GDPO).skill, atol=1e-3, rtol=0
+        toy.train(scaled, toy.GDPO).quality,
+        toy.train(toy.Skills(), toy.GDPO).quality,
+        atol=1e-3,
+        rtol=0,
     )
     assert toy.train(scaled, toy.GRPO).slowest[149].max() < 0.8
 
 
 def test_rewards_that_show_another_skill_alone_teach_no_skill_of_their_own():
-    skill = toy.train(toy.Task(correlation=1.0), toy.GDPO).skill[149].mean(dim=0)
+    skill = toy.train(toy.Skills(correlation=1.0), toy.GDPO).quality[149].mean(dim=0)
     assert skill[0] > 0.95
     torch.testing.assert_close(
         skill[1:], torch.full((2,), 0.5, dtype=torch.float64), atol=0.05, rtol=0
@@ -40,7 +43,7 @@ def test_rewards_that_show_another_skill_alone_teach_no_skill_of_their_own():
 
 
 def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_three():
-    case = study.study("even", "", toy.Task(), seeds=20, learning_rate=0.15)
+    case = study.study("even", "", toy.Skills(), seeds=20, learning_rate=0.15)
     assert case.faster.faster == pytest.approx(math.sqrt(3), abs=0.01)
     assert case.mean(case.faster, 50).mean == pytest.approx(
         case.mean(toy.UNWHITENED, 50).mean, abs=0.005
@@ -48,7 +51,7 @@ def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_thre
 
 
 def test_a_noise_reward_is_no_skill():
-    assert toy.train(toy.Task(noise=0.1), toy.GRPO).skill.shape == (150, 20, 2)
+    assert toy.train(toy.Skills(noise=0.1), toy.GRPO).quality.shape == (150, 20, 2)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def case_of(gdpo: float, grpo: float, unwhitened: float, faster: float) -> study
     control = toy.Method("faster", decoupled=False, faster=1.5)
     trainings = {toy.GRPO: grpo, toy.GDPO: gdpo, toy.UNWHITENED: unwhitened, control: faster}
     return study.Case(
-        "Name", "something", toy.Task(), {m: still(v) for m, v in trainings.items()}, "Do this."
+        "Name", "something", toy.Skills(), {m: still(v) for m, v in trainings.items()}, "Do this."
     )
 
 

@@ -114,6 +114,37 @@ def test_bars_show_sign_and_size_of_both_advantages(page: SimpleNamespace) -> No
     assert widths == [full, left, none, none, left, full]
 
 
+def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    rows = [
+        rollout("a_0_0", 1.0, 1.0, 0.5, 0.5) | {"corr_grpo_advantage": -2.0},
+        rollout("a_1_0", 0.0, 2.0, -0.5, 0.5) | {"corr_grpo_advantage": 1.0},
+    ]
+    write_lines(run / "rollouts/2.jsonl", rows)
+    opened = browser.new_page(viewport={"width": 400, "height": 800})
+    opened.goto(write_report([run], tmp_path / "report").as_uri())
+
+    def of_each(selector: str, function: str) -> list[list[str]]:
+        return [
+            card.eval_on_selector_all(selector, f"all => all.map({function})")
+            for card in opened.query_selector_all(".rollout")
+        ]
+
+    assert of_each(".who", "each => each.textContent") == [["GDPO", "GRPO", "corr_grpo"]] * 2
+    assert of_each(".number", "each => each.textContent") == [
+        ["+0.500", "+0.500", "−2.000"],
+        ["−0.500", "+0.500", "+1.000"],
+    ]
+    # The largest of all three kinds fills its half.
+    assert of_each(".fill", "each => each.style.left + ' ' + each.style.width") == [
+        ["50% 12.5%", "50% 12.5%", "0% 50%"],
+        ["37.5% 12.5%", "50% 12.5%", "50% 25%"],
+    ]
+    assert len({*of_each(".fill", "each => getComputedStyle(each).backgroundColor")[0]}) == 3
+    assert not any(map(any, of_each(".who", "each => each.scrollWidth > each.clientWidth")))
+    opened.close()
+
+
 def test_other_run_and_held_out_rollouts_are_a_choice_away(page: SimpleNamespace) -> None:
     page.page.select_option("#browse-run", label="grpo")
     assert page.page.inner_text("#browse-step") == "step 2"

@@ -136,7 +136,7 @@ def test_the_verdict_of_a_short_run_claims_no_trend(tmp_path: Path) -> None:
     (sentence, _) = verdict_of(tmp_path, training(1, 0.25, 0.0), training(2, 0.5, 0.0))
     assert sentence == (
         "format went from 0.25 to 0.5; 2 steps are too few to tell a trend from noise. It does "
-        "not vary in 25% of the groups of the last 1 steps."
+        "not vary in 25% of the groups of the last step."
     )
 
 

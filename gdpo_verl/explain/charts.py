@@ -1,4 +1,4 @@
-"""The page's pictures as HTML: bars and tables, and curves that matplotlib draws as SVG.
+"""The page's pictures as HTML: text, bars and tables.
 
 Nothing here runs a script or asks another host, so that the same markup serves the running
 page and the static one. Colours come from `STYLE`, which knows light and dark.
@@ -7,46 +7,43 @@ page and the static one. Colours come from `STYLE`, which knows light and dark.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import matplotlib
 from markupsafe import Markup, escape
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 from gdpo_verl.explain.compare import Rollout
 from gdpo_verl.explain.conclusions import vector
-from gdpo_verl.explain.study import Case
-from gdpo_verl.explain.toy import GDPO, GRPO, UNWHITENED, Method
-from gdpo_verl.report.svg import BLUE, GRID, VERMILION, inline_svg
-from gdpo_verl.report.svg import STYLE as FIGURE_STYLE
 
 STYLE = """<style>
 :root { --gx-gdpo: #0072b2; --gx-grpo: #d55e00; --gx-grid: #c9d1d9; --gx-mark: #fff3d1;
-  --gx-soft: #59636e; }
+  --gx-soft: #59636e; --gx-third: #007a5a; }
 @media (prefers-color-scheme: dark) {
   :root { --gx-gdpo: #56b4e9; --gx-grpo: #ff8c42; --gx-grid: #444c56; --gx-mark: #44370d;
-    --gx-soft: #9aa5b1; }
+    --gx-soft: #9aa5b1; --gx-third: #2fc497; }
 }
 .gx { font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 .gx h1 { font-size: 1.7rem; line-height: 1.25; font-weight: 700; padding-right: 2.5rem; }
 .gx h2 { font-size: 1.3rem; font-weight: 700; margin: 1.5rem 0 .5rem; }
 .gx h3 { font-size: 1.05rem; font-weight: 700; margin: 1.2rem 0 .4rem; }
+.gx h4 { font-size: 1rem; font-weight: 600; margin: .8rem 0 .2rem; }
 .gx p { max-width: 46rem; margin: .6rem 0; }
 .gx table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .gx th, .gx td { border-bottom: 1px solid var(--gx-grid); padding: .25rem .6rem .25rem 0;
   text-align: left; vertical-align: top; font-weight: normal; white-space: nowrap; }
 .gx thead th { color: var(--gx-soft); }
 .gx .wide { overflow-x: auto; margin: .8rem 0; }
+.gx .prose { overflow-wrap: normal; }
+.gx .prose td { white-space: normal; }
 .gx pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0;
   font: .78rem/1.4 ui-monospace, Menlo, Consolas, monospace; }
 .gx .row { border-bottom: 1px solid var(--gx-grid); padding: .35rem .4rem; }
 .gx .row.collapsed { background: var(--gx-mark); }
 .gx .tie { border: 1px solid currentColor; border-radius: .3rem; padding: 0 .35rem;
   margin-left: .4rem; font-size: .8rem; }
-.gx .bar { display: grid; grid-template-columns: 3.2rem 1fr 4.2rem; align-items: center;
+.gx .bar { display: grid; grid-template-columns: 4.8rem 1fr 4.2rem; align-items: center;
   gap: .4rem; font-size: .8rem; }
+.gx .bar span { overflow: hidden; text-overflow: ellipsis; }
 .gx .bar b { text-align: right; font-variant-numeric: tabular-nums; font-weight: normal; }
 .gx .track { position: relative; height: .85rem; background:
   linear-gradient(var(--gx-grid), var(--gx-grid)) center / 1px 100% no-repeat; }
@@ -54,9 +51,12 @@ STYLE = """<style>
 .gx .grpo i { background: repeating-linear-gradient(135deg, var(--gx-grpo) 0 4px,
   color-mix(in srgb, var(--gx-grpo) 70%, transparent) 4px 6px); }
 .gx .gdpo i { background: var(--gx-gdpo); }
+.gx .third i { background: var(--gx-third); }
 .gx .figures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
 .gx .figures > div { max-width: 34rem; }
+.gx .figures.small { grid-template-columns: repeat(auto-fill, minmax(max(10.5rem, 30%), 1fr)); }
+.gx a { color: var(--gx-gdpo); text-decoration: underline; }
 .gx svg { width: 100%; height: auto; display: block; }
 .gx .gaps td, .gx .gaps th { border: 0; padding: .1rem; text-align: center; font-size: .72rem; }
 .gx .gaps td { min-width: 2rem; }
@@ -64,6 +64,9 @@ STYLE = """<style>
   .gx .gaps td, .gx .gaps th { font-size: .58rem; padding: .1rem 0; }
   .gx .gaps td { min-width: 1.6rem; }
 }
+.gx pre.command { border: 1px solid var(--gx-grid); border-radius: .3rem; padding: .6rem .8rem; }
+.gx ul { list-style: disc; padding-left: 1.3rem; }
+.gx li { max-width: 46rem; }
 .gx details summary { cursor: pointer; }
 </style>"""
 
@@ -84,6 +87,21 @@ def heading(level: int, title: str) -> Markup:
     return Markup("<h{0}>{1}</h{0}>").format(level, title)
 
 
+def link(title: str, address: str) -> Markup:
+    return Markup('<a href="{}">{}</a>').format(address, title)
+
+
+def listed(items: Sequence[str]) -> Markup:
+    """A list of lines of text or markup."""
+    line = Markup("<li>{}</li>").format
+    return Markup("<ul>{}</ul>").format(Markup().join(map(line, items)))
+
+
+def command(text: str) -> Markup:
+    """A command line, to be copied."""
+    return Markup("<pre class='command'>{}</pre>").format(text)
+
+
 def folded(title: str, body: str, *, preformatted: bool = False, opened: bool = False) -> Markup:
     """A block that opens and closes on a click: markup, or any text as it stands."""
     inner = Markup("<pre>{}</pre>").format(body) if preformatted else escape(body)
@@ -91,56 +109,75 @@ def folded(title: str, body: str, *, preformatted: bool = False, opened: bool = 
     return start + Markup("<summary>{}</summary>{}</details>").format(title, inner)
 
 
-def bars(group: Sequence[Rollout], *, texts: Sequence[str] = ()) -> Markup:
+def bars(
+    group: Sequence[Rollout],
+    *,
+    texts: Sequence[str] = (),
+    third: tuple[str, Sequence[float | None]] | None = None,
+) -> Markup:
     """Each rollout's GRPO and GDPO advantage, one below the other, in the order of the group.
 
     Args:
       group: what `compare` returned.
       texts: the rollouts' completions in the same order, any text; shown on a click.
+      third: another estimator's name and its advantages in the same order, shown below the two;
+        None where there is none.
     """
+    name, others = third or ("", [None] * len(group))
+    known = [a for each in group for a in (each.grpo, each.gdpo)]
+    known += [a for a in others if a is not None]
     # At least 1, so that groups that teach nothing look like it.
-    largest = max([1.0, *(abs(a) for each in group for a in (each.grpo, each.gdpo))])
+    largest = max([1.0, *map(abs, known)])
     rows = []
     for i, each in enumerate(group):
-        tie = Markup()
-        if each.tie:
-            told = "collapse" if each.split else "tie in both"
-            tie = Markup('<span class="tie">{} {}</span>').format(told, each.tie)
-        label = Markup("<strong>{}</strong> <code>{}</code>{}").format(
-            each.name, vector(each.rewards), tie
-        )
+        label = _label(each)
+        lines = [_bar("grpo", "GRPO", each.grpo, largest), _bar("gdpo", "GDPO", each.gdpo, largest)]
+        if (other := others[i]) is not None:
+            lines.append(_bar("third", name, other, largest))
         rows.append(
-            Markup('<div class="row {}" data-rollout="{}">{}{}{}</div>').format(
+            Markup('<div class="row {}" data-rollout="{}">{}{}</div>').format(
                 "collapsed" if each.split else "",
                 each.name,
                 folded(label, texts[i], preformatted=True) if texts else label,
-                _bar("grpo", each.grpo, largest),
-                _bar("gdpo", each.gdpo, largest),
+                Markup().join(lines),
             )
         )
     return Markup().join(rows)
 
 
-def _bar(name: str, advantage: float, largest: float) -> Markup:
-    width = 50.0 * abs(advantage) / largest
-    left = 50.0 if advantage >= 0 else 50.0 - width
-    return Markup(
-        f'<div class="bar {name}"><span>{name.upper()}</span><span class="track">'
-        f'<i style="left:{left:.2f}%;width:{width:.2f}%"></i></span>'
-        f'<b data-{name}="{advantage:.6f}">{advantage:+.3f}</b></div>'
+def _label(rollout: Rollout) -> Markup:
+    """Its name, its rewards, and whether GRPO takes it for equal to another."""
+    tie = Markup()
+    if rollout.tie:
+        told = "collapse" if rollout.split else "tie in both"
+        tie = Markup('<span class="tie">{} {}</span>').format(told, rollout.tie)
+    return Markup("<strong>{}</strong> <code>{}</code>{}").format(
+        rollout.name, vector(rollout.rewards), tie
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """A table of plain text that scrolls by itself where it is too wide."""
+def _bar(kind: str, name: str, advantage: float, largest: float) -> Markup:
+    width = 50.0 * abs(advantage) / largest
+    left = 50.0 if advantage >= 0 else 50.0 - width
+    return Markup(
+        '<div class="bar {0}"><span>{1}</span><span class="track">'
+        '<i style="left:{2:.2f}%;width:{3:.2f}%"></i></span>'
+        '<b data-{0}="{4:.6f}">{4:+.3f}</b></div>'
+    ).format(kind, name, left, width, advantage)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, prose: bool = False) -> Markup:
+    """A table of plain text that scrolls by itself where it is too wide; prose is wrapped."""
 
     def line(tag: str, cells: Sequence[object]) -> Markup:
         cell = Markup(f"<{tag}>{{}}</{tag}>")
         return Markup("<tr>{}</tr>").format(Markup().join(map(cell.format, cells)))
 
-    return Markup(
-        '<div class="wide"><table><thead>{}</thead><tbody>{}</tbody></table></div>'
-    ).format(line("th", head), Markup().join(line("td", row) for row in rows))
+    return Markup('<div class="{}"><table><thead>{}</thead><tbody>{}</tbody></table></div>').format(
+        "wide prose" if prose else "wide",
+        line("th", head),
+        Markup().join(line("td", row) for row in rows),
+    )
 
 
 def gaps(values: Tensor) -> Markup:
@@ -163,39 +200,3 @@ def gaps(values: Tensor) -> Markup:
         f'<div class="wide gaps"><table><thead><tr><th>n₁\\n₂</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
-
-
-def figures(cases: Sequence[Case]) -> Markup:
-    """`curves` of each case, side by side where there is room."""
-    return Markup('<div class="figures">{}</div>').format(Markup().join(map(curves, cases)))
-
-
-_COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
-_LINES: dict[Method, dict[str, Any]] = {
-    GRPO: {"color": VERMILION, "linewidth": 2.2},
-    GDPO: {"color": BLUE, "linewidth": 2.2},
-    UNWHITENED: {"color": BLUE, "linewidth": 1.6, "linestyle": "--"},
-}
-_FASTER: dict[str, Any] = {"color": VERMILION, "linewidth": 1.6, "linestyle": ":"}
-
-
-def curves(case: Case) -> Markup:
-    """The slowest skill of a case over the epochs: mean over seeds, band of one deviation."""
-    with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(4.6, 3.3), layout="constrained")
-        axes = figure.subplots()
-        for method, training in case.trainings.items():
-            line = _LINES.get(method, _FASTER)
-            mean, spread = training.slowest.mean(dim=1), training.slowest.std(dim=1)
-            low, high = (mean - spread).tolist(), (mean + spread).tolist()
-            axes.fill_between(
-                range(len(low)), low, high, color=line["color"], alpha=0.15, linewidth=0
-            )
-            axes.plot(mean.tolist(), label=method.name, **line)
-        axes.set_title(case.name, loc="left", fontweight="bold")
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("slowest skill")
-        axes.set_ylim(0, 1)
-        axes.grid(axis="y")
-        axes.legend(frameon=False, fontsize=8, loc="best")
-        return Markup(f"<div>{inline_svg(figure, case.name, _COLORS)}</div>")

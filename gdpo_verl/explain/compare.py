@@ -97,6 +97,7 @@ def variant_advantages(
     highest: Sequence[float],
     weights: Sequence[float] | None = None,
     conditions: Mapping[str, Mapping[str, Any]] | None = None,
+    gate: int | None = None,
     whiten: bool = True,
 ) -> list[float]:
     """A variant's advantage of each rollout of one group, in their order.
@@ -105,6 +106,7 @@ def variant_advantages(
       rewards, keys, weights, conditions: as in `compare`.
       variant: its name, at its default settings.
       highest: the largest value of each reward, whose smallest is 0.
+      gate: the column of the outcome, if there is a gate.
       whiten: over this group, where the variant whitens.
 
     Raises:
@@ -119,6 +121,7 @@ def variant_advantages(
         whiten="sequence" if whiten and VARIANTS[variant].whiten != "none" else "none",
         variant=VARIANTS[variant],
         ranges=[(0.0, value) for value in highest],
+        gate=gate,
     )
     return found.advantage.tolist()
 

@@ -61,8 +61,8 @@ def pair_sentence(pair: Pair, keys: Sequence[str]) -> str:
     ]
     text = (
         f"{first.name} {vector(first.rewards)} and {second.name} {vector(second.rewards)}: GRPO "
-        f"adds first, and both sums are {number(pair.sums[0])}, so both get {first.grpo:+.3f} "
-        "whatever the rest of the group does. "
+        f"adds first, and both sums are {number(pair.sums[0])}, so both get {first.grpo:+.3f}, "
+        "and they stay equal whatever the rest of the group does. "
     )
     changes = " ".join(
         f"{keys[k]} is worth {pair.terms[0][k]:+.3f} and {pair.terms[1][k]:+.3f} "

@@ -28,6 +28,7 @@ from gdpo_verl.report.rows import (
     is_padding,
     read_rows,
     short_prompt,
+    variant_of,
 )
 from gdpo_verl.report.runs import read_run
 
@@ -39,11 +40,12 @@ _NOT_COMPONENTS = {"score", "step", "acc", "reward", "parse_error", *ADVANTAGES}
 
 @dataclass(frozen=True)
 class Group:
-    """The rollouts of one prompt, with their texts in the same order."""
+    """The rollouts of one prompt, with their texts and a variant's advantages in the same order."""
 
     prompt: str
     rollouts: tuple[Rollout, ...]
     texts: tuple[str, ...]
+    variant: tuple[float | None, ...] = ()
 
     @property
     def title(self) -> str:
@@ -54,11 +56,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Dump:
-    """One step's groups, those with the most to show first."""
+    """One step's groups, those with the most to show first.
+
+    Attributes:
+      variant: the estimator whose advantages the dump holds beside GDPO's and GRPO's; may be "".
+    """
 
     components: tuple[str, ...]
     groups: tuple[Group, ...]
     notes: tuple[str, ...]
+    variant: str = ""
 
 
 def find_dumps(path: Path) -> dict[int, Path]:
@@ -112,7 +119,8 @@ def read_dump(path: Path, known: Sequence[str] = ()) -> Dump:
         )
     elif broken:
         notes.append(f"Lines of {path.name} that are no whole rows: {len(broken)}; left out.")
-    numbers = _numbers(rows)
+    variant, column = variant_of(rows[0]) if rows else ("", "")
+    numbers = tuple(key for key in _numbers(rows) if key != column)
     components = tuple(key for key in known if key in numbers) or numbers
     if missing := [key for key in known if key not in numbers]:
         notes.append(f"{path.name} lacks what the run's metrics name: {', '.join(missing)}.")
@@ -133,9 +141,11 @@ def read_dump(path: Path, known: Sequence[str] = ()) -> Dump:
     by_group: dict[tuple[str, str], list[int]] = {}
     for i, row in enumerate(rows):
         by_group.setdefault(group_of(row), []).append(i)
-    groups = [_group(rows, advantages, members, components) for members in by_group.values()]
+    groups = [
+        _group(rows, advantages, members, components, column) for members in by_group.values()
+    ]
     groups.sort(key=_interest, reverse=True)
-    return Dump(components, tuple(groups), tuple(notes))
+    return Dump(components, tuple(groups), tuple(notes), variant)
 
 
 def _interest(group: Group) -> tuple[int, int]:
@@ -177,6 +187,7 @@ def _group(
     advantages: Sequence[tuple[float, float]],
     members: Sequence[int],
     components: Sequence[str],
+    column: str,
 ) -> Group:
     names = [str(n) for n in range(1, len(members) + 1)]
     rollouts = mark_ties(
@@ -185,10 +196,14 @@ def _group(
         [advantages[i][0] for i in members],
         [advantages[i][1] for i in members],
     )
-    texts = [cut(rows[i].get("output"), MAX_CHARACTERS) for i in members]
-    outputs = dict(zip(names, texts, strict=True))
+    places = [members[int(each.name) - 1] for each in rollouts]
     return Group(
         cut(rows[members[0]].get("input"), MAX_CHARACTERS),
         tuple(rollouts),
-        tuple(outputs[each.name] for each in rollouts),
+        tuple(cut(rows[i].get("output"), MAX_CHARACTERS) for i in places),
+        tuple(_or_none(rows[i].get(column)) for i in places),
     )
+
+
+def _or_none(value: Any) -> float | None:
+    return float(value) if is_number(value) else None

@@ -40,7 +40,7 @@ number; here they are left out.</p>
 
 
 def serve(run: Path | None = None, *, port: int | None = None, browser: bool = True) -> NoReturn:
-    """Be marimo's server on this machine until Ctrl-C; it prints the address.
+    """Run marimo's server on this machine until Ctrl-C; it prints the address.
 
     The page reads rollouts by their path, so the address carries a token: other users of the
     machine cannot open it.

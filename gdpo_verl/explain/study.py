@@ -16,7 +16,7 @@ from gdpo_verl.explain.toy import (
     UNWHITENED,
     Figure,
     Method,
-    Task,
+    Skills,
     Training,
     over_seeds,
     train,
@@ -39,7 +39,7 @@ class Case:
 
     name: str
     when: str
-    task: Task
+    task: Skills
     trainings: Mapping[Method, Training]
     advice: str = ""
 
@@ -54,6 +54,17 @@ class Case:
         return over_seeds(self.trainings[method].slowest.mean(dim=0))
 
     @property
+    def skills(self) -> list[str]:
+        """The counted skills, each with what sets it apart."""
+        task, count = self.task, self.trainings[GDPO].quality.shape[2]
+        names = [f"skill {k}" for k in range(1, count + 1)]
+        if len(set(task.scales)) > 1:
+            names = [f"{n}, worth {number(s)}" for n, s in zip(names, task.scales, strict=True)]
+        if len(set(task.start)) > 1:
+            names = [f"{n}, from {number(p)}" for n, p in zip(names, task.start, strict=True)]
+        return names
+
+    @property
     def verdict(self) -> int:
         """`toy.verdict` on the slowest skill throughout the training, GDPO against GRPO."""
         return verdict(self.throughout(GDPO), self.throughout(GRPO))
@@ -65,7 +76,7 @@ class Case:
 
 
 def study(
-    name: str, when: str, task: Task, *, seeds: int, learning_rate: float, advice: str = ""
+    name: str, when: str, task: Skills, *, seeds: int, learning_rate: float, advice: str = ""
 ) -> Case:
     """Train a task with GRPO, GDPO, GDPO without whitening, and a faster GRPO.
 
@@ -96,7 +107,7 @@ def study_all(
     even = study(
         "Independent rewards",
         "rewards are independent, equally scaled and equally hard",
-        Task(),
+        Skills(),
         **shared,  # type: ignore[arg-type]
     )
     towards = "the first skill's outcome" if correlation >= 0 else "the first skill's opposite"
@@ -104,13 +115,13 @@ def study_all(
         "Correlated rewards",
         f"rewards are correlated (in {abs(correlation):.0%} of the rollouts the second and the "
         f"third show {towards})",
-        Task(correlation=correlation),
+        Skills(correlation=correlation),
         **shared,  # type: ignore[arg-type]
     )
     scaled = study(
         "Different scales",
         f"rewards have different scales (worth {number(factor)}, 1 and {number(1 / factor)})",
-        Task(scales=(factor, 1.0, 1.0 / factor)),
+        Skills(scales=(factor, 1.0, 1.0 / factor)),
         advice=(
             "The scales are what is in the way: with all rewards brought to one scale by hand, "
             f"GRPO reaches {even.slowest(GRPO)}. GDPO does that by itself, and it also undoes "
@@ -121,13 +132,13 @@ def study_all(
     uneven = study(
         "Unequally hard",
         f"rewards are unequally hard (the skills start at {number(hard)}, 0.5 and 0.9)",
-        Task(start=(hard, 0.5, 0.9)),
+        Skills(start=(hard, 0.5, 0.9)),
         **shared,  # type: ignore[arg-type]
     )
     flip = study(
         "A reward that is noise",
         f"a reward is noise (a coin flip worth {number(noise)} beside two skills worth 1)",
-        Task(noise=noise),
+        Skills(noise=noise),
         advice=(
             "GDPO brings the coin flip to the size of the others, whatever it is worth: give a "
             "reward that measures nothing the weight 0."
@@ -151,6 +162,23 @@ def case_table(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
             ]
             rows.append([case.name, method.name, *figures])
     return head, rows
+
+
+def skills_sentence(case: Case) -> str:
+    """Say on which skill the two methods differ most over the training, and by how much."""
+
+    def average(method: Method, k: int) -> Figure:
+        return over_seeds(case.trainings[method].each(k).mean(dim=0))
+
+    pairs = [(average(GDPO, k), average(GRPO, k)) for k in range(len(case.skills))]
+    k = max(range(len(pairs)), key=lambda k: abs(pairs[k][0].mean - pairs[k][1].mean))
+    gdpo, grpo = pairs[k]
+    if not verdict(gdpo, grpo):
+        return "No skill's average over all epochs differs by more than these seeds could show."
+    return (
+        f"The two differ most on {case.skills[k]}: over all epochs it averages {gdpo} with GDPO "
+        f"and {grpo} with GRPO."
+    )
 
 
 def whitening_sentence(case: Case) -> str:

@@ -1,12 +1,15 @@
-"""A policy of three logits that earns three binary rewards, trained with each estimator.
+"""Policies of a few logits that earn several rewards, trained with each estimator.
 
-Reward k is a success b_k, 1 with probability sigmoid(x_k). An epoch draws one group of
-rollouts, takes their advantages A from `gdpo_verl.advantage` and moves the logits by
+A policy decides bits b for each prompt, bit n being 1 with probability sigmoid(x_n). An epoch
+draws one group of rollouts for each prompt, takes their advantages A from `gdpo_verl.advantage`
+and moves the prompt's logits by
 
-  x_k <- x_k + learning_rate * mean_i A_i (b_ik - sigmoid(x_k)),
+  x_n <- x_n + learning_rate * mean_i A_i (b_in - sigmoid(x_n)),
 
 which is the policy gradient of independent Bernoulli actions. All seeds are trained at once,
-each as a group of its own.
+each as a batch of its own.
+
+Dimensions: S seeds, P prompts, G rollouts in a group, N bits, K rewards.
 """
 
 from __future__ import annotations
@@ -14,48 +17,134 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, decoupled_sum, grpo_scalars, whitening
+from gdpo_verl.advantage import NOISE_FLOOR, Decomposition, apply_conditions, decompose, whitening
 
 EPOCHS = 150
 BATCH = 32
 LEARNING_RATE = 0.15
 
 
+class Task(Protocol):
+    """What the bits earn, and what counts as success."""
+
+    @property
+    def start(self) -> Any:
+        """The bits' probabilities before training: N numbers, or N for each prompt."""
+
+    @property
+    def group(self) -> int:
+        """G."""
+
+    def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
+        """Rewards, shape (S, P, G, K), of bits (S, P, G, N) and as many uniform draws."""
+
+    def quality(self, p: Tensor) -> Tensor:
+        """What is reported, shape (S, Q), each from 0 to 1, of probabilities (S, P, N)."""
+
+
 @dataclass(frozen=True)
-class Task:
-    """Three skills and how they are rewarded.
+class Skills:
+    """Skills and how they are rewarded: a bit each, one prompt.
 
     Attributes:
       start: the skills' probabilities before training.
       scales: what a success is worth, in reward units.
-      correlation: the share of rollouts in which the second and the third reward show the
-        first skill's outcome instead of their own; its opposite where negative.
+      correlation: the share of rollouts in which every reward but the first shows the first
+        skill's outcome instead of its own; its opposite where negative.
       noise: the size of the third reward's coin flip, in reward units; with it the third
         reward says nothing about any skill, and only the first two are counted.
     """
 
-    start: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    start: tuple[float, ...] = (0.5, 0.5, 0.5)
+    scales: tuple[float, ...] = (1.0, 1.0, 1.0)
     correlation: float = 0.0
     noise: float = 0.0
+    group: int = BATCH
 
-    @property
-    def skills(self) -> int:
-        return 2 if self.noise else 3
+    def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
+        first = bits[..., :1]
+        shown = first if self.correlation >= 0 else 1.0 - first
+        share = torch.tensor([0.0, *[abs(self.correlation)] * (len(self.start) - 1)])
+        rewards = torch.where(draws < share, shown, bits) * torch.tensor(self.scales)
+        if self.noise:
+            rewards[..., 2] = self.noise * (draws[..., 2] < 0.5)
+        return rewards
+
+    def quality(self, p: Tensor) -> Tensor:
+        return p[:, 0, : 2 if self.noise else len(self.start)]
+
+
+@dataclass(frozen=True)
+class Brevity:
+    """Correctness against length: the first reward takes a long answer, the second a short one.
+
+    The first bit is the right idea, the second the work written out. An answer is correct with
+    both, and brief without the second.
+
+    Attributes:
+      start: both probabilities before training, for each prompt.
+    """
+
+    start: tuple[tuple[float, float], ...]
+    group: int = 8
+
+    def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
+        idea, work = bits.unbind(dim=-1)
+        return torch.stack([idea * work, 1.0 - work], dim=-1)
+
+    def quality(self, p: Tensor) -> Tensor:
+        return torch.stack([p.prod(dim=2), 1.0 - p[..., 1]], dim=2).mean(dim=1)
 
 
 @dataclass(frozen=True)
 class Method:
-    """An estimator and the factor on its learning rate."""
+    """An estimator with its settings and the factor on its learning rate.
+
+    Attributes:
+      weights: of the rewards; empty: all 1.
+      conditioned: every reward but the first counts only where the first is 1 (Eq. 8).
+      gated: no advantage in groups in which the first reward is the same for all.
+    """
 
     name: str
     decoupled: bool
     whiten: bool = False
     faster: float = 1.0
+    weights: tuple[float, ...] = ()
+    conditioned: bool = False
+    gated: bool = False
+
+    def decompose(self, rewards: Tensor) -> Decomposition:
+        """The groups' rewards, shape (S, P, G, K), as one batch before any whitening."""
+        rows = rewards.reshape(-1, rewards.shape[3])
+        names = [str(k) for k in range(rewards.shape[3])]
+        condition = {"on": names[0], "at_least": 1.0}
+        return decompose(
+            rows,
+            torch.arange(len(rows)) // rewards.shape[2],
+            conditioned=apply_conditions(
+                rows, names, dict.fromkeys(names[1:] if self.conditioned else (), condition)
+            ),
+            weights=self.weights or None,
+            gate=0 if self.gated else None,
+        )
+
+    def combine(self, rewards: Tensor) -> Tensor:
+        """Advantages before whitening: shape (S, P, G); NaN where the gate is closed."""
+        found = self.decompose(rewards)
+        values = found.combined * found.unit if self.decoupled else found.grpo
+        return values.reshape(rewards.shape[:3])
+
+    def advantages(self, combined: Tensor) -> Tensor:
+        """What `combine` gave, whitened over each seed's batch: shape (S, P, G)."""
+        if self.whiten:
+            combined = torch.stack([_whiten(batch) for batch in combined])
+        return combined.nan_to_num(0.0)
 
 
 GRPO = Method("GRPO", decoupled=False)
@@ -68,26 +157,30 @@ class Training:
     """The result of one task and one method.
 
     Attributes:
-      skill: before each epoch, float64, shape (epochs, seeds, skills): the probabilities.
-      spread: the advantages' standard deviation in a group of the first epoch, before
+      quality: before each epoch, float64, shape (epochs, S, Q): the task's.
+      spread: the advantages' standard deviation in a batch of the first epoch, before
         whitening, mean over the seeds.
     """
 
-    skill: Tensor
+    quality: Tensor
     spread: float
 
     @property
     def mean(self) -> Tensor:
-        """The mean over the skills: shape (epochs, seeds)."""
-        return self.skill.mean(dim=2)
+        """The mean over the qualities: shape (epochs, S)."""
+        return self.quality.mean(dim=2)
 
     @property
     def slowest(self) -> Tensor:
-        """The lowest of the skills: shape (epochs, seeds)."""
-        return self.skill.amin(dim=2)
+        """The lowest of the qualities: shape (epochs, S)."""
+        return self.quality.amin(dim=2)
+
+    def each(self, index: int) -> Tensor:
+        """One of the qualities: shape (epochs, S)."""
+        return self.quality[:, :, index]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def train(
     task: Task,
     method: Method,
@@ -95,51 +188,45 @@ def train(
     seeds: int = 20,
     learning_rate: float = LEARNING_RATE,
     epochs: int = EPOCHS,
-    batch: int = BATCH,
 ) -> Training:
     """Train the policy `seeds` times; the same arguments give the same result."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.tensor(task.start, dtype=torch.float64)
-    logits = torch.logit(start).repeat(seeds, 1)
-    group_ids = torch.arange(seeds).repeat_interleave(batch)
+    logits = start(task, seeds).logit()
     history: list[Tensor] = []
     spread = 0.0
     for _ in range(epochs):
-        skill = logits.sigmoid()
-        history.append(skill[:, : task.skills])
-        success = (_uniform(generator, seeds, batch, 3) < skill[:, None]).to(torch.float64)
-        rewards = _rewards(task, success, generator).reshape(-1, 3)
-        estimate = decoupled_sum if method.decoupled else grpo_scalars
-        advantage = estimate(rewards, group_ids).reshape(seeds, batch)
-        spread = spread or float(advantage.std(dim=1).mean())
-        if method.whiten:
-            advantage = torch.stack([_whiten(group) for group in advantage])
-        gradient = (advantage[:, :, None] * (success - skill[:, None])).mean(dim=1)
-        logits = logits + learning_rate * method.faster * gradient
+        p = logits.sigmoid()
+        history.append(task.quality(p))
+        bits, rewards = draw(task, p, generator)
+        combined = method.combine(rewards)
+        spread = spread or float(combined.nan_to_num(0.0).flatten(1).std(dim=1).mean())
+        gradient = method.advantages(combined)[..., None] * (bits - p[:, :, None])
+        logits = logits + learning_rate * method.faster * gradient.mean(dim=2)
     return Training(torch.stack(history), spread)
 
 
-def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.rand(shape, generator=generator, dtype=torch.float64)
+def start(task: Task, seeds: int) -> Tensor:
+    """The probabilities before training: float64, shape (S, P, N)."""
+    by_prompt = torch.tensor(task.start, dtype=torch.float64)
+    return by_prompt.reshape(-1, by_prompt.shape[-1]).repeat(seeds, 1, 1)
 
 
-def _rewards(task: Task, success: Tensor, generator: torch.Generator) -> Tensor:
-    """Rewards of all rollouts, shape (seeds, batch, 3); every task draws as many numbers."""
-    draws = _uniform(generator, *success.shape)
-    first = success[:, :, :1]
-    shown = first if task.correlation >= 0 else 1.0 - first
-    replaced = draws < torch.tensor([0.0, abs(task.correlation), abs(task.correlation)])
-    rewards = torch.where(replaced, shown, success) * torch.tensor(task.scales)
-    if task.noise:
-        rewards[:, :, 2] = task.noise * (draws[:, :, 2] < 0.5)
-    return rewards
+def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One group for each prompt: bits, shape (S, P, G, N), and rewards, shape (S, P, G, K).
+
+    Every task draws as many numbers.
+    """
+    shape = (*p.shape[:2], task.group, p.shape[2])
+    bits, draws = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    success = (bits < p[:, :, None]).to(torch.float64)
+    return success, task.rewards(success, draws)
 
 
-def _whiten(advantage: Tensor) -> Tensor:
-    """GDPO's batch step over the sequences of one seed's group."""
-    ones = torch.ones_like(advantage)
-    mean, factor = whitening(advantage, ones, over="sequence", floor=NOISE_FLOOR)
-    return (advantage - mean) * factor
+def _whiten(batch: Tensor) -> Tensor:
+    """GDPO's batch step over the rollouts of one seed, shape (P, G)."""
+    values = batch.flatten()
+    mean, factor = whitening(values, torch.ones_like(values), over="sequence", floor=NOISE_FLOOR)
+    return (batch - mean) * factor
 
 
 @dataclass(frozen=True)

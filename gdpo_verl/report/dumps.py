@@ -30,6 +30,7 @@ from gdpo_verl.report.rows import (
     read_rows,
     short_prompt,
     thin,
+    variant_of,
 )
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
@@ -39,7 +40,6 @@ STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
 DEAD_PROMPTS = 5
-_ADVANTAGE = "_advantage"
 _NO_SCORES = {"step", *ADVANTAGES}
 
 
@@ -183,21 +183,19 @@ def _shown_group(
     Rows are in the order of GDPO's advantage; of many, evenly spaced ones are kept.
     """
     keys = list(components)
+    variant, column = variant_of(members[0])
     if not any(is_number(row.get(key)) for row in members for key in keys):
         keys = [key for key, value in members[0].items() if is_number(value)]
-        keys = [key for key in keys if key not in _NO_SCORES and not key.endswith(_ADVANTAGE)]
+        keys = [key for key in keys if key not in _NO_SCORES and key != column]
     vectors = [reward_vector(row, keys) for row in members]
     confused = {each.rewards for each in different if each.collapsed}
-    variant = next(
-        (key for key in members[0] if key.endswith(_ADVANTAGE) and key not in ADVANTAGES), ""
-    )
     order = sorted(range(len(members)), key=lambda i: -_number(members[i].get(ADVANTAGES[0])))
     return {
         "title": short_prompt(str(members[0].get("input", ""))),
         "prompt": cut(members[0].get("input"), TEXT_CHARACTERS),
         "expected": cut(members[0].get("gts"), TEXT_CHARACTERS),
         "keys": keys,
-        "variant": variant.removesuffix(_ADVANTAGE),
+        "variant": variant,
         "constant": [
             key
             for key, same in zip(keys, constant_components(vectors), strict=True)
@@ -210,7 +208,7 @@ def _shown_group(
                 "scores": vectors[i],
                 "gdpo": _or_none(members[i].get("gdpo_advantage")),
                 "grpo": _or_none(members[i].get("grpo_advantage")),
-                "variant": _or_none(members[i].get(variant)),
+                "variant": _or_none(members[i].get(column)),
                 "collapsed": vectors[i] in confused and keys == list(components),
             }
             for i in thin(order, GROUP_ROWS)

@@ -13,6 +13,7 @@ from gdpo_verl.row_key import uid_of
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
+_ADVANTAGE = "_advantage"
 # What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
 # laptop and is read in seconds.
 DUMP_BYTES = 64 << 20
@@ -59,6 +60,20 @@ def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
 def is_padding(row: Mapping[str, Any]) -> bool:
     """Tell a row that verl added to fill the batch: the plug-in writes null for its advantages."""
     return all(row.get(key, 0.0) is None for key in ADVANTAGES)
+
+
+def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The estimator whose advantages a row holds beside GDPO's and GRPO's, and their column.
+
+    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
+    ('dvao', 'dvao_advantage')
+
+    Two empty names where there is none.
+    """
+    for key in row:
+        if key.endswith(_ADVANTAGE) and key not in ADVANTAGES:
+            return key.removesuffix(_ADVANTAGE), key
+    return "", ""
 
 
 def group_of(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -99,8 +99,9 @@ def _learning(run: Run, name: str) -> str:
     first, last = fmean(values[:few]), fmean(values[-few:])
     went = f"{name} went from {first:.3g} to {last:.3g}"
     constant = [value for _, value in run.series(f"gdpo/{name}/constant_groups")][-few:]
+    ends = f"{few} steps" if few > 1 else "step"
     silent = (
-        f" It does not vary in {fmean(constant):.0%} of the groups of the last {few} steps."
+        f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
         if constant
         else ""
     )

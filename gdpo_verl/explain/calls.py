@@ -1,0 +1,110 @@
+"""Seven answers with real tool calls: scored by the tool-calling reward, and executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpo_verl.explain.compare import Rollout, compare, tied_pairs
+from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
+from gdpo_verl.rewards.tool_text import read
+
+KEYS = ("format", "correctness")
+PROMPT = "What will 1,000 euros be worth in 10 years at 3% a year, compounded monthly?"
+
+
+def future_value(principal: float, rate: float, years: float, per_year: int) -> float:
+    """The one tool: what a deposit has grown to."""
+    return float(principal * (1 + rate / per_year) ** (per_year * years))
+
+
+TOOLS: Mapping[str, Callable[..., float]] = {"future_value": future_value}
+
+_THOUGHT = "<think>Compound interest: 3% is a rate of 0.03, and monthly is 12 a year.</think>\n"
+_ARGUMENTS = '"principal": 1000, "rate": 0.03, "years": 10, "per_year": 12'
+
+
+def _answer(arguments: str, *, thought: str = _THOUGHT, end: str = "}}") -> str:
+    call = f'{{"name": "future_value", "parameters": {{{arguments}{end}'
+    return f"{thought}<tool_call>\n{call}\n</tool_call>"
+
+
+GROUND_TRUTH = _answer(_ARGUMENTS)
+ANSWERS = (
+    GROUND_TRUTH,
+    _answer(_ARGUMENTS, thought=""),
+    _answer(_ARGUMENTS.replace("0.03", "3")),
+    _answer(f'{_ARGUMENTS}, "currency": "EUR", "decimals": 2'),
+    _answer(_ARGUMENTS.partition(', "per_year"')[0]),
+    _answer(_ARGUMENTS, end="}"),
+    "<think>I can work that out myself.</think>\nAbout 1,350 euros.",
+)
+
+
+def rewards() -> Tensor:
+    """Format and correctness of each answer, by `tool_call.compute_score`: shape (7, 2)."""
+    scores = [compute_score("", answer, GROUND_TRUTH) for answer in ANSWERS]
+    return torch.tensor([[score[key] for key in KEYS] for score in scores], dtype=torch.float64)
+
+
+def execute(answer: str) -> str:
+    """Call the tool as an answer asks for it, and say what came back.
+
+    >>> execute(GROUND_TRUTH)
+    'returns 1,349.35'
+    """
+    reading = read(answer)
+    if not reading.calls:
+        return "no call" if not reading.error else "cannot be read"
+    (call,) = reading.calls
+    try:
+        return f"returns {TOOLS[call['name']](**call['parameters']):,.2f}"
+    except TypeError as error:
+        return f"refused: {str(error).removeprefix('future_value() ')}"
+
+
+def arguments(answer: str) -> str:
+    """Hold an answer's arguments against those asked for.
+
+    >>> arguments(GROUND_TRUTH)
+    'as asked'
+    """
+    calls = read(answer).calls
+    if not calls:
+        return "–"
+    given: dict[str, Any] = calls[0]["parameters"]
+    asked: dict[str, Any] = parse_ground_truth(GROUND_TRUTH).calls[0]["parameters"]
+    faults = {
+        "redundant": [name for name in given if name not in asked],
+        "missing": [name for name in asked if name not in given],
+        "wrong": [name for name in asked if name in given and given[name] != asked[name]],
+    }
+    told = [f"{fault}: {', '.join(names)}" for fault, names in faults.items() if names]
+    return "; ".join(told) or "as asked"
+
+
+def table() -> tuple[list[str], list[list[str]]]:
+    """Head and rows: each answer's rewards, its arguments, and what its call does."""
+    rows = [
+        [str(i), *[f"{value:.4g}" for value in scores], arguments(answer), execute(answer)]
+        for i, (answer, scores) in enumerate(zip(ANSWERS, rewards().tolist(), strict=True), 1)
+    ]
+    return ["answer", *KEYS, "arguments", "executed"], rows
+
+
+def order_sentence(group: Sequence[Rollout]) -> str:
+    """Say which of the two rollouts that GRPO takes for equal GDPO prefers, and from which
+    weight of correctness on it would prefer the other."""
+    (pair,) = tied_pairs(compare([str(i) for i in range(1, len(ANSWERS) + 1)], rewards(), KEYS))
+    form, correctness = (pair.terms[0][k] - pair.terms[1][k] for k in range(2))
+    place = {each.name: i for i, each in enumerate(group)}
+    first, second = sorted((pair.first.name, pair.second.name), key=place.__getitem__)
+    return (
+        f"With these weights GDPO puts answer {first} above answer {second}. It prefers answer "
+        f"{pair.second.name} once correctness weighs more than {-form / correctness:.2f} times as "
+        "much as format. Which of the two is the better answer, no estimator knows: say it with "
+        "the weights."
+    )

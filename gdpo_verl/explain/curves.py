@@ -1,0 +1,111 @@
+"""Trainings of the toy policies as curves, which matplotlib draws as SVG."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from gdpo_verl.explain.toy import Method
+from gdpo_verl.report.svg import BLUE, GRID, VERMILION, inline_svg
+from gdpo_verl.report.svg import STYLE as FIGURE_STYLE
+
+_COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
+SIZE, SMALL = (4.6, 3.3), (2.7, 2.3)  # inches
+EVERY = 3  # epochs from point to point: a third of the markup, and no eye sees the difference
+
+
+def figures(pictures: Iterable[Markup], *, small: bool = False) -> Markup:
+    """Pictures side by side where there is room."""
+    kind = "figures small" if small else "figures"
+    return Markup('<div class="{}">{}</div>').format(kind, Markup().join(pictures))
+
+
+_STYLES: tuple[dict[str, Any], ...] = (
+    {"linewidth": 2.2},
+    {"linewidth": 1.6, "linestyle": "--"},
+    {"linewidth": 1.6, "linestyle": ":"},
+)
+
+
+def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
+    """GDPO's kin in blue and GRPO's in vermilion; the first of a colour is drawn through."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for method in methods:
+        color = BLUE if method.decoupled else VERMILION
+        found[method] = {"color": color, **_STYLES[seen[color]]}
+        seen[color] += 1
+    return found
+
+
+def curves(
+    title: str,
+    ylabel: str,
+    lines: Mapping[Method, Tensor],
+    *,
+    of: str = "",
+    size: tuple[float, float] = SIZE,
+) -> Markup:
+    """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
+
+    Args:
+      title, ylabel, of: together unlike any other picture's of the page; `of` is read aloud alone.
+      lines: each method's values, shape (epochs, seeds).
+      size: in inches.
+    """
+
+    def draw(axes: Axes) -> None:
+        for method, style in styles(lines).items():
+            epochs = range(0, len(lines[method]), EVERY)
+            values = lines[method][::EVERY]
+            mean, spread = values.mean(dim=1), values.std(dim=1)
+            low, high = (mean - spread).tolist(), (mean + spread).tolist()
+            axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            axes.plot(epochs, mean.tolist(), label=method.name, **style)
+        axes.set_xlabel("epoch")
+
+    return _picture(title, ylabel, draw, of=of, size=size)
+
+
+def over_units(
+    title: str, ylabel: str, units: Sequence[float], lines: Mapping[Method, Sequence[float]]
+) -> Markup:
+    """Values from 0 to 1 for each unit that a reward is counted in."""
+
+    def draw(axes: Axes) -> None:
+        for method, style in styles(lines).items():
+            axes.plot(units, lines[method], marker="o", markersize=4, label=method.name, **style)
+        axes.set_xscale("log")
+        axes.set_xticks(units, [f"{unit:.2g}" for unit in units])
+        axes.minorticks_off()
+        axes.set_xlabel("unit of the first reward")
+
+    return _picture(title, ylabel, draw)
+
+
+def _picture(
+    title: str,
+    ylabel: str,
+    draw: Callable[[Axes], None],
+    *,
+    of: str = "",
+    size: tuple[float, float] = SIZE,
+) -> Markup:
+    name = ", ".join(filter(None, (of, title, ylabel)))
+    with matplotlib.rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        axes.set_title(title, loc="left", fontweight="bold", fontsize="medium")
+        axes.set_ylabel(ylabel)
+        axes.set_ylim(0, 1)
+        axes.grid(axis="y")
+        axes.legend(frameon=False, fontsize=8, loc="best")
+        return Markup(f"<div>{inline_svg(figure, name, _COLORS)}</div>")
