@@ -155,9 +155,10 @@ def count_real(made: Card, problems: list[Problem], rows: list[dict[str, str]]) 
             for row in rows if row["model"] == model and row["task_id"] in by_task
         ))  # fmt: skip
     made.sources.append(
-        "Real answers to HumanEval of Llama 3 8B and 70B as they stand, and programs of "
-        "Qwen2.5-Coder 7B in a fence (github.com/QwenLM/Qwen2.5-Coder, qwencoder-eval): those "
-        "that HumanEval's own tests call right."
+        f"{len(rows)} real answers to HumanEval of Llama 3 8B and 70B as they stand, and programs "
+        "of Qwen2.5-Coder 7B in a fence (github.com/QwenLM/Qwen2.5-Coder, qwencoder-eval): those "
+        "that HumanEval's own tests call right. What is refused of Llama ends in a second block "
+        "of Python, which shows how the function is used: the last block counts."
     )
 
 
