@@ -80,12 +80,12 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
     command = [sys.executable, "-m", "gdpo_verl.cli", "check-reward", "--function", "hangs.py"]
     process = subprocess.Popen([*command, "--data", "data.parquet", "--timeout", "500"])
     try:
-        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()), 120)
+        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()), 600)
     finally:
         process.kill()
         process.wait()
     worker = int((work / "pid").read_text())
-    wait_for(lambda: not runs(worker), 30)
+    wait_for(lambda: not runs(worker), 120)
 
 
 def runs(pid: int) -> bool:
