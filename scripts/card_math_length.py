@@ -49,7 +49,7 @@ def card(args: argparse.Namespace) -> Card:
         "strict, question unknown": lambda a: ours(a, {}),
         "strict=False": lambda a: ours(a, {}, strict=False),
         "verl math_verify": lambda a: (
-            math_verify.compute_score(a.text, a.truth, timeout=PATIENCE) == 1
+            math_verify.compute_score(a.text, a.truth, timeout=10 * PATIENCE) == 1
         ),
         "verl math_reward": lambda a: math_reward.compute_score(a.text, a.truth) == 1,
         "verl math_dapo": lambda a: math_dapo.compute_score(a.text, a.truth)["acc"],
