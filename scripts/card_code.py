@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from card import Answer, Card, others
+from card import Answer, Card, others, read_lines
 
 from gdpo_verl.rewards import code
 from gdpo_verl.sandbox import best_protection
@@ -21,6 +21,7 @@ WRONG_STEP = 4
 class Problem(NamedTuple):
     """A function that HumanEval asks for, with those of its tests that JSON can hold."""
 
+    task: str
     name: str
     solution: str
     body: str
@@ -102,6 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--habits", type=int, default=20, help="problems that each habit is tried on; default: 20"
     )
+    group.add_argument(
+        "--code-answers",
+        help="right answers of models: JSON lines with model, task_id (HumanEval/0) and answer",
+    )
 
 
 def card(args: argparse.Namespace) -> Card:
@@ -123,6 +128,8 @@ def card(args: argparse.Namespace) -> Card:
         "assert tests of all 164 are in tests/test_code.py."
     )
     count_right(made, problems, few)
+    if args.code_answers:
+        count_real(made, problems, read_lines(args.code_answers))
     count_wrong(made, problems, few)
     return made
 
@@ -137,6 +144,22 @@ def count_right(made: Card, problems: list[Problem], few: list[Problem]) -> None
     for name, form in FENCES.items():
         texts = (Answer(form.format(p.solution), calls(p)) for p in few)
         made.right(f"written: {name}", texts)
+
+
+def count_real(made: Card, problems: list[Problem], rows: list[dict[str, str]]) -> None:
+    """Answers of models as they wrote them, which HumanEval's own tests call right."""
+    by_task = {problem.task: problem for problem in problems}
+    for model in dict.fromkeys(row["model"] for row in rows):
+        made.right(f"real answers: {model}", (
+            Answer(row["answer"], calls(by_task[row["task_id"]]))
+            for row in rows if row["model"] == model and row["task_id"] in by_task
+        ))  # fmt: skip
+    made.sources.append(
+        f"{len(rows)} real answers to HumanEval of Llama 3 8B and 70B as they stand, and programs "
+        "of Qwen2.5-Coder 7B in a fence (github.com/QwenLM/Qwen2.5-Coder, qwencoder-eval): those "
+        "that HumanEval's own tests call right. What is refused of Llama ends in a second block "
+        "of Python, which shows how the function is used: the last block counts."
+    )
 
 
 def count_wrong(made: Card, problems: list[Problem], few: list[Problem]) -> None:
@@ -183,7 +206,8 @@ def read_problems() -> Iterator[Problem]:
             arguments, values = map(list, zip(*tests, strict=True))
             solution = row["prompt"] + row["canonical_solution"]
             body = row["canonical_solution"]
-            yield Problem(row["entry_point"], solution, body, arguments, values)
+            task, name = row["task_id"], row["entry_point"]
+            yield Problem(task, name, solution, body, arguments, values)
 
 
 def literal_tests(source: str) -> Iterator[tuple[list[Any], Any]]:

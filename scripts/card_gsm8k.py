@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from card import Answer, Card, others, read_lines
 from verl.utils.reward_score import gsm8k as verl_gsm8k
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("GSM8K")
     group.add_argument("--gsm8k", nargs="*", help="its splits: JSON lines with question and answer")
     group.add_argument("--gsm8k-answers", help="its example_model_solutions.jsonl")
+    group.add_argument(
+        "--abel", type=Path, help="outputs/gsm8k/ of github.com/GAIR-NLP/abel: 7b, 13b, 70b.jsonl"
+    )
 
 
 def card(args: argparse.Namespace) -> Card:
@@ -52,6 +56,8 @@ def card(args: argparse.Namespace) -> Card:
         )
         made.right("real answers, called right there", (a for a, right in real if right))
         made.wrong("real answers, called wrong there", (a for a, right in real if not right))
+    if args.abel:
+        count_abel(made, args.abel)
     made.notes.append(
         "Reasoning and number are written in the form that the task asks for; for verl's rule, "
         "which asks for another, the same number stands behind #### as well."
@@ -111,6 +117,24 @@ def real_answers(path: str) -> Iterator[tuple[Answer, bool]]:
             why, _, number = re.sub(r"<<.*?>>", "", found["solution"]).rpartition("\nA: ")
             truth = row["ground_truth"].rpartition("A: ")[2]
             yield Answer(form(why or "So.", number), truth), found["is_correct"]
+
+
+def count_abel(made: Card, folder: Path) -> None:
+    """Real answers of models made of Llama 2, in three sizes."""
+    for size in ("7b", "13b", "70b"):
+        rows = read_lines(str(folder / f"{size}.jsonl"))
+        pairs = [(row["response"].rpartition(HASHES), row) for row in rows]
+        for right, count in ((True, made.right), (False, made.wrong)):
+            called = "called right there" if right else "called wrong there"
+            count(f"real answers of Abel {size} (Llama 2), {called}", (
+                Answer(form(why or "So.", number), str(row["gold"]))
+                for (why, _, number), row in pairs if row["result"] is right
+            ))  # fmt: skip
+    made.sources.append(
+        "Real answers to its 1,319 test problems of Abel 7B, 13B and 70B "
+        "(github.com/GAIR-NLP/abel), with its own verdicts. The one that strict pays and they call "
+        "wrong is `10.` for 10."
+    )
 
 
 def form(why: str, number: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import random
 import re
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from importlib.metadata import version
 
@@ -17,6 +20,8 @@ from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import ParseError
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\$(.+?)\$", re.DOTALL)
+PATIENCE = 60
+"""Seconds for a verdict, on a machine that may be busy."""
 GENERATED = ("fraction_simplification", "gcd", "lcm", "chain_sum", "simple_equations")
 
 
@@ -36,11 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def card(args: argparse.Namespace) -> Card:
     # Strict and lenient ask math-verify the same.
     math_length._compare = cache(math_length._compare)
+    math_verify._pool = ProcessPoolExecutor(
+        4, multiprocessing.get_context("spawn"), initializer=count_processor_time
+    )
     rules = {
         "strict": lambda a: ours(a, {"question": a.question}),
         "strict, question unknown": lambda a: ours(a, {}),
         "strict=False": lambda a: ours(a, {}, strict=False),
-        "verl math_verify": lambda a: math_verify.compute_score(a.text, a.truth) == 1,
+        "verl math_verify": lambda a: (
+            math_verify.compute_score(a.text, a.truth, timeout=10 * PATIENCE) == 1
+        ),
         "verl math_reward": lambda a: math_reward.compute_score(a.text, a.truth) == 1,
         "verl math_dapo": lambda a: math_dapo.compute_score(a.text, a.truth)["acc"],
     }
@@ -59,15 +69,25 @@ def card(args: argparse.Namespace) -> Card:
             "(evaluation/data/eval_rm_maj_example), with its own verdicts."
         )
     made.notes += [
+        f"No answer is refused because the machine was busy: gdpo-verl's deadline is {PATIENCE} s "
+        "here, and the seconds within verl's are processor time.",
         "An echo is the question's last formula in a box, where it is not the ground truth's text.",
         f"math-verify {version('math-verify')}, verl {version('verl')}.",
     ]
     return made
 
 
+def count_processor_time() -> None:
+    """Have math-verify's own alarm, in a process of verl's, count processor time."""
+    signal.SIGALRM = signal.SIGPROF  # type: ignore[misc]
+    signal.alarm = lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds)  # type: ignore
+
+
 def ours(answer: Answer, info: dict, *, strict: bool = True) -> bool:
     info = {"response_length": 1, **info}
-    result = math_length.compute_score("", answer.text, answer.truth, info, strict=strict)
+    result = math_length.compute_score(
+        "", answer.text, answer.truth, info, strict=strict, deadline=PATIENCE
+    )
     return result["correctness"] == 1
 
 
@@ -126,8 +146,10 @@ def count(made: Card, name: str, rows: list[tuple[Answer, str]]) -> None:
 
 def can_be_right(truth: str) -> bool:
     info = {"response_length": 1}
-    code = math_length.compute_score("", boxed(truth), truth, info, strict=False)["parse_error"]
-    return code == ParseError.NONE
+    result = math_length.compute_score(
+        "", boxed(truth), truth, info, strict=False, deadline=PATIENCE
+    )
+    return result["parse_error"] == ParseError.NONE
 
 
 def echoes(rows: list[tuple[Answer, str]]) -> Iterator[Answer]:

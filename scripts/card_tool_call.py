@@ -9,19 +9,40 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from card import Answer, Card, others
+from card import Answer, Card, others, read_lines
 from verl.utils.reward_score import rlla
 
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, parse_ground_truth
+from gdpo_verl.rewards.tool_text import read
 from gdpo_verl.tasks import bfcl
 
 Calls = list[dict[str, Any]]
 THOUGHT = "<think>The user needs it.</think>"
 
 
+# What wrote the published answers, and its folder there.
+MODELS = {
+    "Hermes 2 Pro (Llama 3 8B)": "NousResearch_Hermes-2-Pro-Llama-3-8B",
+    "Hermes 2 Pro (Mistral 7B)": "NousResearch_Hermes-2-Pro-Mistral-7B",
+    "Llama 3 8B": "meta-llama_Meta-Llama-3-8B-Instruct",
+    "Mistral Large 2407": "mistral-large-2407",
+    "DeepSeek Coder 6.7B": "deepseek-ai_deepseek-coder-6.7b-instruct",
+}
+# A category, and its name in the files of answers.
+CATEGORIES = {
+    "simple_python": "simple",
+    "multiple": "multiple_function",
+    "parallel": "parallel_function",
+    "parallel_multiple": "parallel_multiple_function",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tool calling")
     group.add_argument("--toolrl", help="ToolRL's rlla_sft.json")
+    group.add_argument(
+        "--bfcl-results", type=Path, help="2024-08-11/ of github.com/HuanzhiMao/BFCL-Result"
+    )
 
 
 def card(args: argparse.Namespace) -> Card:
@@ -50,6 +71,20 @@ def card(args: argparse.Namespace) -> Card:
     made.right("BFCL: the last possible answer, where it is another", [
         written(last, first) for first, last in accepted if first != last
     ])  # fmt: skip
+    if args.bfcl_results:
+        for model, folder in MODELS.items():
+            made.right(
+                f"BFCL: real answers of {model}, called right there",
+                real_answers(args.bfcl_results, folder),
+            )
+        made.sources.append(
+            "Real answers to 1,000 of these questions with the leaderboard's own verdicts of "
+            "August 2024 (github.com/HuanzhiMao/BFCL-Result), behind a thought. The ground truth "
+            "takes the accepted values that stand in the answer, where its calls can be read. Of "
+            "these models only Hermes was asked for, and writes, the form that these rewards read; "
+            "what is refused of it are Python's single quotes, which are no JSON, and values that "
+            "the leaderboard takes for equal, as `Apple Inc` and `Apple Inc.`, or takes no more."
+        )
     made.notes += [
         "The formats are written from the documentation of the models' chat templates and of "
         "vLLM's tool parsers. Qwen's and Hermes' is the one asked for, but for `arguments` and a "
@@ -59,6 +94,37 @@ def card(args: argparse.Namespace) -> Card:
         f"verl {version('verl')}; where its rule raises, it paid nothing.",
     ]
     return made
+
+
+def real_answers(results: Path, folder: str) -> Iterator[Answer]:
+    for category, name in CATEGORIES.items():
+        file = f"gorilla_openfunctions_v1_test_{name}_result.json"
+        answers = read_lines(str(results / "result" / folder / file))
+        failed = read_lines(str(results / "score" / folder / f"{name}_score.json"))[1:]
+        wrong = {row["id"] - 1 for row in failed}
+        questions = list(bfcl.read(category))
+        for number, (row, question) in enumerate(zip(answers, questions, strict=True)):
+            if number not in wrong:
+                text = f"{THOUGHT}\n{row['result'].strip()}"
+                truth = bfcl.first_answer(list(nearest(question[2], read(text).calls)))
+                yield Answer(text, asked(as_calls(truth)))
+
+
+def nearest(accepted: Calls, made: Calls) -> Iterator[dict[str, Any]]:
+    """The accepted calls, with the values of the calls that were made in front."""
+    left = list(made)
+    for call in accepted:
+        ((name, given),) = call.items()
+        # The leaderboard lets models write _ for a point in a name.
+        own = next((c for c in left if c["name"] in (name, name.replace(".", "_"))), None)
+        if own is not None:
+            left.remove(own)
+            name, values = own["name"], own["parameters"]
+            given = {
+                key: sorted(choice, key=lambda value, key=key: value != values.get(key, ""))
+                for key, choice in given.items()
+            }
+        yield {name: given}
 
 
 def verls(answer: Answer) -> float:

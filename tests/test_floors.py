@@ -25,7 +25,7 @@ FLOORS = (
     ("sandbox",),
     ("advantage",),
     ("cpu",),
-    ("distinct", "files", "hooks", "row_key", "text", "__init__"),
+    ("child_process", "distinct", "files", "hooks", "row_key", "text", "__init__"),
 )
 FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
 FOREIGN = {"verl", "ray", "hydra", "vllm", "transfer_queue"}

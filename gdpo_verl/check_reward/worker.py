@@ -33,7 +33,9 @@ from gdpo_verl.sandbox import protection
 LOAD_SECONDS = 300.0
 # Answers that may end a process by hanging or by crashing before the rest is left unscored.
 MOST_LOST = 5
-_PRELOADED = ["verl.trainer.ppo.reward"]
+# Seconds by the clock for each of processor time, for an answer that waits or a busy machine.
+PATIENCE = 6
+_PRELOADED = "verl.trainer.ppo.reward"
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def score_all(
     Args:
       config: verl's whole configuration.
       rows: the columns of each row that an answer refers to.
-      timeout: seconds that one answer may take.
+      timeout: seconds of processor time that one answer may take, `PATIENCE` times as many by
+        the clock.
 
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
@@ -147,13 +150,26 @@ def _loaded(process: BaseProcess, connection: Connection) -> Scored:
 
 
 def _receive(process: BaseProcess, connection: Connection, timeout: float) -> Outcome:
-    if not connection.poll(timeout):
-        return Outcome(error=f"did not end within {timeout:g} s")
+    start, over = _processor_seconds(process), time.monotonic() + PATIENCE * timeout
+    left = timeout
+    while not connection.poll(max(0.1, left)):
+        left = timeout - (_processor_seconds(process) - start)
+        if left <= 0 or time.monotonic() >= over:
+            return Outcome(
+                error=f"did not end within {timeout:g} s of processor time, or {PATIENCE} times "
+                "as many by the clock"
+            )
     try:
         outcome: Outcome = connection.recv()
     except EOFError:
         return Outcome(error=_end_of(process))
     return outcome
+
+
+def _processor_seconds(process: BaseProcess) -> float:
+    """The processor time of its threads, without that of its children."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end_of(process: BaseProcess) -> str:
@@ -166,7 +182,7 @@ def _process(
     config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer]
 ) -> Iterator[tuple[BaseProcess, Connection]]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload([_PRELOADED])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(theirs, Path.cwd(), config, rows, answers))
     process.start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 
 from gdpo_verl.tasks.catalog import BENCHMARKS
@@ -28,7 +30,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     given.add_argument("--answers", metavar="FILE", type=Path, help="JSON lines, or a rollout dump")
     given.add_argument("--column", help="answers in a column of the data, for example extra_info.x")
     given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
-    check.add_argument("--timeout", type=float, default=20.0, help="seconds for one answer")
+    check.add_argument("--timeout", type=float, default=20.0, help="CPU seconds for one answer")
     check.add_argument(
         "--step-seconds",
         metavar="S",
@@ -98,6 +100,9 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 
 def _check_reward(options: argparse.Namespace) -> int:
+    # The server that scores imports verl, which takes seconds, while this process does.
+    multiprocessing.set_forkserver_preload(["verl.trainer.ppo.reward"])
+    forkserver.ensure_running()
     from gdpo_verl import check_reward
 
     config = check_reward.compose(options.recipe, options.overrides, options.config_dir)

@@ -172,14 +172,11 @@ def _is_name(name: Any) -> bool:
 
 
 def _as_text(lines: Any) -> str:
-    text = "\n".join(lines) if _all_text(lines) else lines
-    if not isinstance(text, str):
+    if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
+        return "\n".join(lines)
+    if not isinstance(lines, str):
         raise ValueError(f"ground_truth: expected a text or a list of lines, found {lines!a:.200}")
-    return text
-
-
-def _all_text(lines: Any) -> bool:
-    return isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+    return lines
 
 
 def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:

@@ -16,9 +16,7 @@ import atexit
 import json
 import os
 import resource
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,20 +25,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from gdpo_verl.child_process import ChildProcess
+
 START_SECONDS = 120.0
 """Seconds that a worker may take for its imports, on a busy machine."""
 MEMORY_BYTES = 2**30
 """Address space that a worker may take."""
-
-_READY = "ready"
-
-
-class Overdue(Exception):
-    """The deadline passed without an answer; the worker was killed."""
-
-
-class Died(Exception):
-    """The worker died of the question."""
 
 
 class DeadlinePool:
@@ -66,7 +56,7 @@ class DeadlinePool:
     def _start_afresh(self) -> None:
         self._places = threading.BoundedSemaphore(self.size)
         # The one used last comes first, so that workers are started only when they are needed.
-        self._idle: deque[_Worker] = deque()
+        self._idle: deque[ChildProcess] = deque()
 
     def ask(self, question: Any, deadline: float) -> Any:
         """The worker's answer.
@@ -76,92 +66,52 @@ class DeadlinePool:
           deadline: in seconds, from when a worker that has started gets the question.
 
         Raises:
-          Overdue: there was no answer within the deadline.
-          Died: two workers died while they were at work on it.
+          TimeoutError: there was no answer within the deadline; the worker was killed.
+          EOFError: two workers crashed while they were at work on it.
           RuntimeError: no worker can be started.
         """
         with self._places:
             try:
                 return self._ask_once(question, deadline)
-            except Died:  # of the question, or killed by anyone just before it
+            except EOFError:  # of the question, or killed by anyone just before it
                 return self._ask_once(question, deadline)
 
     def _ask_once(self, question: Any, deadline: float) -> Any:
-        worker = self._take_idle() or _Worker(self.module)
+        worker = self._take_idle() or _started(self.module)
         try:
-            reply = worker.ask(question, deadline)
+            reply = worker.ask([question, deadline], time.monotonic() + deadline)
         except BaseException:
-            worker.close()
+            worker.end()
             raise
         self._idle.append(worker)
         return reply
 
-    def _take_idle(self) -> _Worker | None:
-        with suppress(IndexError):
-            while True:
+    def _take_idle(self) -> ChildProcess | None:
+        while self._idle:
+            with suppress(IndexError):  # another thread was quicker
                 worker = self._idle.pop()
-                if worker.process.poll() is None:
+                if worker.poll() is None:
                     return worker
-                worker.close()
+                worker.end()
         return None
 
     def close(self) -> None:
         """End the workers that wait. The next question starts new ones."""
         while worker := self._take_idle():
-            worker.close()
+            worker.end()
 
 
-class _Worker:
-    def __init__(self, module: str) -> None:
-        # In a session of its own Ctrl-C does not reach it; it ends when its input does.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            started = json.loads(self._read_line(START_SECONDS))
-        except (Overdue, Died) as failure:
-            self.close()
-            raise RuntimeError(
-                f"python -m {module}: the worker did not start ({failure!r}). Its own words are "
-                "in this process's standard error."
-            ) from failure
-        assert started == _READY
-
-    def ask(self, question: Any, deadline: float) -> Any:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps([question, deadline]).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError as failure:
-            raise Died from failure
-        return json.loads(self._read_line(deadline))
-
-    def _read_line(self, seconds: float) -> bytes:
-        assert self.process.stdout is not None
-        pipe = self.process.stdout.fileno()
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        end = time.monotonic() + seconds
-        line = b""
-        while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-                raise Overdue
-            part = os.read(pipe, 65536)
-            if not part:
-                raise Died
-            line += part
-        return line
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):  # of a question that was never read
-                pipe.close()
+def _started(module: str) -> ChildProcess:
+    worker = ChildProcess([sys.executable, "-m", module])
+    try:
+        worker.ask("hello", time.monotonic() + START_SECONDS)
+    except (TimeoutError, EOFError) as failure:
+        worker.end()
+        raise RuntimeError(
+            f"python -m {module}: the worker did not start ({failure!r}). Its own words are "
+            "in this process's standard error."
+        ) from failure
+    return worker
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
@@ -169,7 +119,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
 
     Args:
       answer: from a question to its answer, both what JSON can hold. When it raises, the
-        worker dies of the question.
+        worker crashes on the question.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
@@ -179,7 +129,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     parent = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    print(json.dumps(_READY), file=parent, flush=True)
+    print(sys.stdin.readline().rstrip(), file=parent, flush=True)  # it is ready
     for line in sys.stdin:
         question, deadline = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, deadline + 1.0)

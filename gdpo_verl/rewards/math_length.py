@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from gdpo_verl.rewards.components import Component, declares
-from gdpo_verl.rewards.deadline import DeadlinePool, Died, Overdue
+from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.math_form import is_evaluated, other_base, tidied
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
@@ -177,9 +177,9 @@ def _last_box(text: str) -> tuple[str, ParseError]:
 def _compare(wanted: str, answer: str, deadline: float) -> tuple[bool, ParseError]:
     try:
         correct, error = _pool().ask((tidied(wanted), tidied(answer)), deadline)
-    except Overdue:
+    except TimeoutError:
         return False, ParseError.DEADLINE
-    except Died:
+    except EOFError:
         return False, ParseError.CRASHED
     return correct, ParseError(error)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
@@ -22,7 +23,7 @@ from gdpo_verl.rewards.tool_text import (
     LONGEST,
     OPEN,
     RESPONSE,
-    Call,
+    Reading,
     Unreadable,
     read,
 )
@@ -30,7 +31,6 @@ from gdpo_verl.rewards.tool_text import (
 __all__ = [
     "HIGHEST",
     "LOWEST",
-    "GroundTruth",
     "ParseError",
     "compute_score",
     "correctness_reward",
@@ -42,18 +42,6 @@ MOST_ASKED = 50
 """Calls of a ground truth; matching them takes the square of their number for each call made."""
 
 Verdict = tuple[float, float, ParseError]
-
-
-class GroundTruth(NamedTuple):
-    """The reference that an answer is measured against.
-
-    Attributes:
-      calls: the calls asked for, dicts of `name` and `parameters`; may be empty.
-      has_response: whether a `<response>` is asked for.
-    """
-
-    calls: list[Call]
-    has_response: bool
 
 
 @declares(Component("format", 0, 1), Component("correctness", LOWEST, HIGHEST))
@@ -135,7 +123,7 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
     return compute_score("", response, ground_truth, strict=strict)["correctness"]
 
 
-def parse_ground_truth(ground_truth: str) -> GroundTruth:
+def parse_ground_truth(ground_truth: str) -> Reading:
     """Read a ground truth, at data preparation, where a malformed one is an error.
 
     Calls, a response, or both, with or without a thought; or a thought alone.
@@ -165,12 +153,17 @@ def parse_ground_truth(ground_truth: str) -> GroundTruth:
         raise ValueError(
             f"ground_truth: expected at most {MOST_ASKED} calls, found {len(reading.calls)}"
         )
-    return GroundTruth(reading.calls, reading.has_response)
+    return reading
+
+
+# The answers of a group share a ground truth. What it returns is shared, too: only read it.
+_remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
     try:
-        wanted = parse_ground_truth(ground_truth)
+        text_alone = isinstance(ground_truth, str)  # anything else may have no hash
+        wanted = (_remembered if text_alone else parse_ground_truth)(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH

@@ -1,8 +1,10 @@
 """The program inside a sandbox: a small server that forks one process a program.
 
 It is started as a script, with nothing but the standard library, and never imported by what
-it runs. The server takes requests, one JSON object a line, from its standard input and
-answers each with one line on its standard output:
+it runs. It is one file: the only one of ours that a sandbox can read, or a service is sent.
+
+The server takes requests, one JSON object a line, from its standard input and answers each with
+one line on its standard output:
 
     {"start": "script", "setup": str, "code": str, "stdin": str}    -> event "exit", with the output
     {"start": "function", "setup": str, "code": str, "name": str}   -> event "reply" when loaded

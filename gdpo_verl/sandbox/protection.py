@@ -18,22 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import logging
 import os
 import re
 import shutil
-import stat
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.sandbox import child, filters
+from gdpo_verl.sandbox import filters, view
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +38,7 @@ used: set[str] = set()
 
 ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
 
-_PYTHON = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-_STDLIB = os.path.realpath(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
-_SERVER = [_PYTHON, "-I", "-S", "-X", "utf8", os.path.realpath(child.__file__)]
-_LIBRARIES = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
+_SERVER = [view.PYTHON, "-I", "-S", "-X", "utf8", view.SERVER]
 
 # Not /tmp: Python itself may be installed below it.
 _SCRATCH = "/.scratch"
@@ -146,8 +139,8 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--uid", "65534", "--gid", "65534"]
-    hidden = [path for path in _hidden(site_packages) if not os.path.islink(path)]
-    for path in _readable():
+    hidden = [path for path in view.hidden(site_packages) if not os.path.islink(path)]
+    for path in view.readable():
         command += _bind(path, as_root=as_root)
     for path in hidden:
         command += ["--tmpfs", path]
@@ -186,11 +179,11 @@ def _bubblewrap_version(program: str) -> tuple[int, ...]:
 
 def _landlock(site_packages: str | None) -> Protection:
     root = os.geteuid() == 0
-    own_user = root and _readable_by_all(_STDLIB)
+    own_user = root and view.readable_by_all(view.STDLIB)
     settings = _settings(threads=own_user, scratch=None, site_packages=site_packages)
-    hidden = _hidden(site_packages)
-    readable = _readable() + ([site_packages] if site_packages else [])
-    rules = [rule for path in readable for rule in _rules(os.path.realpath(path), hidden)]
+    hidden = view.hidden(site_packages)
+    readable = view.readable() + ([site_packages] if site_packages else [])
+    rules = [rule for path in readable for rule in view.rules(os.path.realpath(path), hidden)]
     rules = list(dict.fromkeys(rules))  # /lib may be /usr/lib
     settings |= {"landlock": rules, "drop_capabilities": root}
     return Protection("landlock", tuple(_SERVER), settings, own_user)
@@ -218,52 +211,6 @@ def _settings(
         "drop_capabilities": False,
         "uid": None,
     }
-
-
-def _readable() -> list[str]:
-    """The paths that a Python program must read: `_hidden` takes the packages out of them."""
-    shared = [str(path) for path in Path(_STDLIB).parent.glob("libpython*")]
-    system = [*_LIBRARIES, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
-    return [*system, _PYTHON, _STDLIB, _SERVER[-1], *shared]
-
-
-def _hidden(site_packages: str | None) -> list[str]:
-    """The packages in what is readable: they may carry data sets, and so the tests.
-
-    Every directory with the name that it has in the view and with its real one, but for what
-    is part of `site_packages`.
-    """
-    names = ("site-packages", "dist-packages")
-    beside = [os.path.join(_STDLIB, name) for name in names]
-    system = [f"{library}/*/{name}" for library in _LIBRARIES for name in names]
-    found = [path for pattern in system for path in glob.glob(pattern)]
-    found = [path for path in [*beside, *found] if os.path.isdir(path)]
-    found += [os.path.realpath(path) for path in found]
-    shown = os.path.join(os.path.realpath(site_packages), "") if site_packages else "\0"
-    return [
-        path
-        for path in dict.fromkeys(found)
-        if not os.path.join(os.path.realpath(path), "").startswith(shown)
-    ]
-
-
-def _rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
-    """Landlock cannot take back what it gave: name everything beside what is hidden."""
-    if path in hidden:
-        return
-    if not any(other.startswith(path + "/") for other in hidden):
-        yield path, True
-        return
-    yield path, False
-    for entry in os.scandir(path):
-        if not entry.is_symlink():  # a rule would open what it points to
-            yield from _rules(entry.path, hidden)
-
-
-def _readable_by_all(path: str) -> bool:
-    return all(
-        os.stat(parent).st_mode & stat.S_IXOTH for parent in [path, *map(str, Path(path).parents)]
-    )
 
 
 # ------------------------------------------------------------------ the probe

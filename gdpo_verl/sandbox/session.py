@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import math
-import os
-import select
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from gdpo_verl.child_process import ChildProcess
 from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.protection import Protection, with_user
 from gdpo_verl.sandbox.slots import SandboxError
@@ -112,7 +108,7 @@ class Sandbox:
         self.protection = protection
         self.imports = list(imports)
         self.deadline = time.monotonic() + limits.deadline
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ChildProcess | None = None
         self.last_status: int | None = None  # exit status of the last program that ended
 
     def __enter__(self) -> Sandbox:
@@ -165,15 +161,9 @@ class Sandbox:
 
     def close(self) -> None:
         """End everything in the sandbox."""
-        if self.process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe
-            pipe.close()
-        self.process = None
+        if self.process is not None:
+            self.process.end()
+            self.process = None
 
     def _text(self, request: dict[str, Any]) -> str:
         answer = self._ask(request) or {}
@@ -195,7 +185,11 @@ class Sandbox:
         try:
             if self.process is None:
                 self._start()
-            answer = self._exchange({"wall": wall, **request})
+            assert self.process
+            # "\\u0000" for every character.
+            most = 6 * self.limits.output_bytes + 4096
+            found = self.process.ask({"wall": wall, **request}, self.deadline, most=most)
+            answer: dict[str, Any] = found if isinstance(found, dict) else {}
             self.last_status = answer.get("status")
             return answer
         except TimeoutError:
@@ -218,60 +212,20 @@ class Sandbox:
         if time.monotonic() >= self.deadline:
             raise TimeoutError
         with tempfile.TemporaryFile() as errors:
-            self.process = subprocess.Popen(
+            self.process = ChildProcess(
                 protection.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
                 stderr=errors,
-                bufsize=0,
                 cwd="/",
                 # None of the trainer's, which may hold keys. An arena is 64 MiB of address space.
                 env={"LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"},
-                start_new_session=True,
             )
-            assert self.process.stdin
-            os.set_blocking(self.process.stdin.fileno(), False)
             try:
-                self._exchange(settings)
+                self.process.ask(settings, self.deadline)
             except EOFError:
                 self.close()
                 errors.seek(0)
                 said = errors.read()[-400:].decode(errors="replace").strip()
                 raise SandboxError(f"{protection.name} does not start: {said}") from None
-
-    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send one line and read one, before the deadline, of at most a size."""
-        assert self.process
-        assert self.process.stdin
-        assert self.process.stdout
-        source, sink = self.process.stdout.fileno(), self.process.stdin.fileno()
-        unsent, received = memoryview(json.dumps(request).encode() + b"\n"), bytearray()
-        most = 6 * self.limits.output_bytes + 4096  # "\\u0000" for every character
-        poll = select.poll()
-        poll.register(source, select.POLLIN)
-        poll.register(sink, select.POLLOUT)
-        while not received.endswith(b"\n"):
-            left = self.deadline - time.monotonic()
-            ready = dict(poll.poll(max(0.0, left) * 1000))
-            if not ready:
-                raise TimeoutError
-            if sink in ready:
-                try:
-                    unsent = unsent[os.write(sink, unsent) :]
-                except BrokenPipeError:
-                    raise EOFError from None
-                if not unsent:
-                    poll.unregister(sink)
-            if source in ready:
-                chunk = os.read(source, 1 << 20)
-                received += chunk
-                if not chunk or len(received) > most:
-                    raise EOFError
-        try:
-            answer = json.loads(received)
-        except (ValueError, RecursionError):
-            raise EOFError from None
-        return answer if isinstance(answer, dict) else {}
 
 
 def read_reply(text: str) -> Outcome:

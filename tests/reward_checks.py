@@ -1,0 +1,186 @@
+"""A directory with rewards, good and broken, and `gdpo-verl check-reward` in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpo_verl.cli import main
+from gdpo_verl.tasks import parquet
+
+REWARDS = """
+import asyncio, os, random, time
+from gdpo_verl.rewards import Component, declares
+
+@declares(Component("right", 0, 1), Component("short", 0, 1))
+def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right, short = float(solution_str == ground_truth), float(len(solution_str) < 4)
+    return {"score": right + short, "right": right, "short": short}
+
+@declares(Component("right", 0, 1), Component("short", 0, 1))
+async def good_async(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    await asyncio.sleep(0.001)
+    return good(data_source, solution_str, ground_truth)
+
+def undeclared(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def raises_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    1 / len(solution_str)
+    return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def sleeps_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    if not solution_str:
+        time.sleep(1000)
+    return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def holds_the_interpreter_on_empty(data_source, solution_str, *args, ground_truth, **kwargs):
+    if not solution_str:
+        sum(range(10 ** 12))
+    return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def dies_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    if not solution_str:
+        os._exit(7)
+    return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def prints(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    print("a reward that prints")
+    return good(data_source, solution_str, ground_truth)
+
+@declares("right", "short")
+def by_chance(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = random.random()
+    return {"score": right, "right": right, "short": 0.0}
+
+seen = []
+
+@declares("right", "short")
+def new_answers_only(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = float(solution_str == ground_truth) + (solution_str[:1] in seen) / 8
+    seen.append(solution_str[:1])
+    return {"score": right, "right": right, "short": 0.0}
+
+@declares("right", "short")
+def constant(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 1.0, "right": 1.0, "short": 0.0}
+
+@declares("right", "short")
+def inverted(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    wrong = float(solution_str != ground_truth)
+    return {"score": wrong, "right": wrong, "short": 0.0}
+
+@declares("right", "short")
+def text(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    result = good(data_source, solution_str, ground_truth)
+    return result | {"score": str(result["score"])}
+
+@declares("right", "short")
+def number(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return float(solution_str == ground_truth)
+
+@declares("right", "short")
+def slow(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    time.sleep(0.2)
+    return good(data_source, solution_str, ground_truth)
+
+@declares(Component("format", 0, 1), Component("right", 0, 1))
+def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, strict=True, **kwargs):
+    form = float(solution_str.startswith("<think>") and "</think>" in solution_str)
+    right = float(f"<answer>{ground_truth}</answer>" in solution_str)
+    return {"score": form + right, "format": form, "right": right}
+
+@declares("tokens", "mentions")
+def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    tokens = extra_info["response_length"]
+    return {"score": 0.0, "tokens": tokens, "mentions": float(ground_truth in solution_str)}
+"""
+MANAGER = """
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+
+class Doubling(NaiveRewardManager):
+    components = ("right", "twice")
+
+    async def run_single(self, data):
+        result = await super().run_single(data)
+        right = result["reward_score"]
+        info = {"right": right, "twice": 2 * right}
+        return {"reward_score": 3 * right, "reward_extra_info": info}
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with rewards.py, managers.py and data.parquet of three rows."""
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "managers.py").write_text(MANAGER)
+    write_data(tmp_path / "data.parquet")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_data(
+    path: Path,
+    *,
+    drop: str | None = None,
+    without_truth: int | None = None,
+    keep: int = 3,
+    truths: Sequence[str] = ("22", "44", "66"),
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        parquet.row(
+            "sums",
+            [{"role": "user", "content": f"what is {number} + {number}?"}],
+            truth,
+            ability="math",
+            extra_info={"index": number, "split": "train", "solved": [str(2 * number), "no"]},
+        )
+        for number, truth in zip((11, 22, 33), truths, strict=True)
+    ]
+    if without_truth is not None:
+        rows[without_truth]["reward_model"]["ground_truth"] = None
+    for row in rows:
+        row.pop(drop, None)
+    pq.write_table(pa.Table.from_pylist(rows)[:keep], path)
+
+
+@pytest.fixture
+def check(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+    """Run the command; returns its status, what it printed, and its JSON."""
+
+    def run(function: str | None, *options: str) -> tuple[int, str, dict[str, Any]]:
+        named = ["--function", f"rewards.py:{function}"] if function else []
+        data = [] if "--data" in options else ["--data", "data.parquet"]
+        # A busy machine is no slow reward. Of an option that is given twice the last counts.
+        patient = ("--step-seconds", "1e6", "--timeout", "600")
+        options = (*patient, "--json", "report.json", *options)
+        status = main(["check-reward", *named, *data, *options])
+        report = Path("report.json")
+        printed = capsys.readouterr()
+        shown = printed.out + "\n".join(
+            line for line in printed.err.splitlines() if line.startswith("gdpo-verl: ")
+        )
+        return status, shown, json.loads(report.read_text()) if report.exists() else {}
+
+    return run
+
+
+def scores(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    kinds: dict[str, list[float | None]] = {}
+    for answer in report["answers"]:
+        kinds.setdefault(answer["kind"], []).append(answer["score"])
+    return kinds

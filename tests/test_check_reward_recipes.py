@@ -1,0 +1,129 @@
+"""`gdpo-verl check-reward` on the recipes' rewards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reward_checks import check as check
+from reward_checks import scores, write_data
+from reward_checks import work as work
+
+from gdpo_verl.sandbox.protection import working_protections
+
+
+def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:
+    status, _, report = check(
+        None,
+        *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
+        *["--rows", "1000", "+algorithm.gdpo_reward_weights={format:0.5}"],
+    )
+    # Half of format's 1, and correctness 3; nothing in an empty answer is right. All 256 rows.
+    assert scores(report)["ground truth"] == [3.5] * 256
+    assert scores(report)["empty"] == [-3.0] * 256
+    assert status == 0
+
+
+TESTS = [
+    json.dumps({"inputs": [f"{number}\n"], "outputs": [f"{2 * number}\n"]}) for number in (1, 2, 3)
+]
+
+
+@pytest.fixture
+def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+    """Check a recipe's reward, without its model, on three rows of these ground truths."""
+
+    def run(
+        name: str, truths: list[str], *options: str, **reward_kwargs: object
+    ) -> tuple[int, str, dict[str, Any]]:
+        write_data(work / "rows.parquet", truths=truths)
+        overrides = [
+            f"+reward.custom_reward_function.reward_kwargs.{key}={value}"
+            for key, value in reward_kwargs.items()
+        ]
+        return check(
+            None,
+            *["--recipe", name, "--data", "rows.parquet", *options],
+            *["actor_rollout_ref.model.path=null", *overrides],
+        )
+
+    return run
+
+
+def test_gsm8k_reads_a_number_between_answer_tags(recipe: Callable) -> None:
+    status, _, report = recipe("gsm8k/gdpo_strict", ["22", "1,044", "-66"])
+    assert status == 0
+    # correctness, integer and format; a number without tags is no answer.
+    assert scores(report)["as an answer"] == [3.0] * 3
+    assert scores(report)["ground truth"] == [0.0] * 3
+    assert report["parse_errors"]["0"] == 6  # another row's number is read, too
+
+
+def test_gsm8k_as_published_reads_a_bare_number(recipe: Callable) -> None:
+    status, _, report = recipe("gsm8k/gdpo", ["22", "1,044", "-66"])
+    assert status == 0
+    # Published, an integer is digits alone, in tags or not.
+    assert scores(report)["as an answer"] == [3.0, 2.0, 2.0]
+    assert scores(report)["ground truth"] == [2.0, 1.0, 1.0]
+
+
+def test_mathematics_reads_a_formula_in_a_box(recipe: Callable) -> None:
+    status, shown, report = recipe("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"])
+    assert status == 0
+    assert scores(report)["in a box"] == [2.0] * 3  # right, and within 4,000 tokens
+    assert scores(report)["ground truth"] == [1.0] * 3  # no box
+    assert scores(report)["empty"] == [1.0] * 3
+    assert report["parse_errors"] == {"0": 6, "1": 21}
+    assert "note     'length' is 1 for every answer" in shown
+
+
+def test_conditioned_mathematics_passes_too(recipe: Callable) -> None:
+    status, _, report = recipe("math_length/gdpo_conditioned", ["1", "2", "3"])
+    assert status == 0
+    assert scores(report)["in a box"] == [2.0] * 3
+    assert scores(report)["empty"] == [0.0] * 3  # short, but not right
+
+
+needs_sandbox = pytest.mark.skipif(
+    next(working_protections(), None) is None,
+    reason="no sandbox works here: apt install bubblewrap",
+)
+
+
+@needs_sandbox
+def test_programs_cannot_be_made_up_of_their_tests_and_that_is_a_note(recipe: Callable) -> None:
+    status, shown, report = recipe("code/gdpo_strict", TESTS)
+    assert status == 0
+    assert all(answer["score"] == 0.0 for answer in report["answers"])
+    assert "note     no component differs between two answers to one prompt" in shown
+    assert "give real ones with --answers, or sample them with --model" in shown
+
+
+@needs_sandbox
+def test_given_programs_that_all_fail_are_a_problem(recipe: Callable, work: Path) -> None:
+    def lines(*programs: str) -> str:
+        fenced = [f"```python\n{program}\n```" for program in programs]
+        return "\n".join(json.dumps({"index": 0, "answer": text}) for text in fenced)
+
+    (work / "answers.jsonl").write_text(lines("print(2 * int(input()))", "print(3)"))
+    status, _, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
+    # Both run; the right one passes and is short.
+    assert (status, scores(report)) == (0, {"answers.jsonl": [3.0, 1.0]})
+    assert report["sandboxes"] == [next(working_protections()).name]
+
+    (work / "answers.jsonl").write_text(lines("print(4)", "print(3)"))
+    status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
+    assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
+    assert "PROBLEM  no component differs between two answers to one prompt" in shown
+
+
+@needs_sandbox
+def test_programs_as_published_are_the_whole_text(recipe: Callable) -> None:
+    status, shown, report = recipe("code/gdpo", TESTS)
+    assert (status, "PROBLEM" in shown) == (0, False)
+    # The text of the tests is a dict, which runs and prints nothing.
+    assert scores(report)["ground truth"] == [1.0] * 3
+    assert scores(report)["as an answer"] == [0.0] * 3

@@ -1,0 +1,106 @@
+"""The code rewards through a service that speaks Sandbox Fusion's protocol."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from programs import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
+
+from gdpo_verl.rewards.code import ParseError
+from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection
+from gdpo_verl.sandbox.fusion import check_service
+
+
+class Service(BaseHTTPRequestHandler):
+    """Speaks the protocol of Sandbox Fusion's `run_code`, and really runs the program."""
+
+    failures = 0
+    seen: list[dict] = []  # noqa: RUF012
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Service.seen.append(request)
+        if Service.failures:
+            Service.failures -= 1
+            self.send_error(504)
+            return
+        limits = Limits(request["run_timeout"], 600, int(request["memory_limit_MB"]))
+        with Sandbox(best_protection(), limits) as sandbox:
+            outcome = sandbox.run(request["code"], request["stdin"])
+            status = sandbox.last_status
+        late = outcome.status is Status.TIMEOUT
+        result = {
+            "status": "TimeLimitExceeded" if late else "Finished",
+            "return_code": status,
+            "stdout": outcome.text,
+            "stderr": "",
+            "execution_time": 0.1,
+        }
+        body = {
+            "status": "Success" if outcome.status is Status.OK else "Failed",
+            "message": "",
+            "compile_result": None,
+            "run_result": result,
+            "files": {},
+        }
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def service():
+    if HOLDS is None:
+        pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    Service.seen.clear()
+    Service.failures = 0
+    yield f"http://127.0.0.1:{server.server_port}/run_code"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("code", "tests", "expected"),
+    [
+        pytest.param(SCRIPT, SCRIPTS, (1, 1, 0), id="script"),
+        pytest.param("input(); print(3)", SCRIPTS, (0.5, 1, 0), id="half"),
+        pytest.param("1 / 0", SCRIPTS, (0, 0, 21), id="raises"),
+        pytest.param("while True: pass", SCRIPTS, (0, 0, 22), id="never ends"),
+        pytest.param("print('V3')\n" + CALL, CALLS, (1, 1, 0), id="call"),
+        pytest.param("def add(a, b): return object()", CALLS, (0, 0, 26), id="an object"),
+        pytest.param("def f(:", CALLS, (0, 0, 20), id="does not compile"),
+        pytest.param("def f(): pass", CALLS, (0, 0, 25), id="another name"),
+        pytest.param(TOTAL, ASSERTS, (1, 1, 0), id="assert"),
+        pytest.param("def total(xs): return 3", ASSERTS, (0, 1, 0), id="assert, wrong"),
+    ],
+)
+def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(
+    service, code, tests, expected
+):
+    semaphore = threading.Semaphore(2)
+    timeout = 1 if expected[-1] == ParseError.TIMEOUT else 60
+    found = verdict(
+        code, tests, timeout=timeout, sandbox_fusion_url=service, concurrent_semaphore=semaphore
+    )
+    assert found == expected
+    assert not any("candidate(" in request["stdin"] for request in Service.seen)
+    assert semaphore.acquire(blocking=False)
+
+
+def test_a_busy_service_is_asked_again_and_a_broken_one_stops_the_run(service):
+    Service.failures = 1
+    assert verdict(SCRIPT, SCRIPTS, sandbox_fusion_url=service) == (1, 1, 0)
+    with pytest.raises(SandboxError, match=r"reward\.sandbox_fusion\.url"):
+        check_service(service.replace("run_code", "").replace("127.0.0.1", "127.0.0.1:1/x?"))

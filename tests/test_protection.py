@@ -1,0 +1,135 @@
+"""The protections: which is taken, what is readable in it, what the doctor says of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from sandboxes import FOUND, HOLDS, LIMITS, SHORT, attempts, still_works
+from sandboxes import nothing_protects as nothing_protects
+from sandboxes import sandbox as sandbox
+
+from gdpo_verl import doctor
+from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, view
+from gdpo_verl.sandbox import protection as protections
+from gdpo_verl.sandbox.protection import Protection, working_protections
+
+VERSION = f"python3.{sys.version_info.minor}"
+# Those of Debian's Python, of Fedora's, of this one, and of the environment that runs this.
+PACKAGES = {
+    "/usr/lib/python3/dist-packages",
+    "/lib/python3/dist-packages",
+    f"/usr/lib/{VERSION}/site-packages",
+    f"/usr/lib64/{VERSION}/site-packages",
+    f"/usr/local/lib/{VERSION}/dist-packages",
+    f"{sys.base_prefix}/lib/{VERSION}/site-packages",
+    f"{sys.prefix}/lib/{VERSION}/site-packages",
+}
+
+
+@pytest.mark.parametrize("packages", sorted(PACKAGES))
+def test_packages_that_carry_data_sets_are_out_of_sight(sandbox, packages):
+    file = next(Path(packages).rglob("*.py"), None)
+    if file is None:
+        pytest.skip("no packages there")
+    assert "done" not in sandbox.run(attempts(f"open({str(file)!r}).read()")).text
+    assert "done" in sandbox.run(attempts(f"open({os.__file__!r}).read(1)")).text
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A directory as /usr/lib is: a library, a package, and a link to a secret."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        made = Path(root)
+        for name in ("lib/found.so", "lib/python3/dist-packages/tests/data.py", "secret"):
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).write_text("n = 42")
+        (made / "lib/link").symlink_to(made / "secret")
+        for path in (made, *made.rglob("*")):
+            path.chmod(0o755)
+        monkeypatch.setattr(view, "_LIBRARIES", [*view._LIBRARIES, f"{root}/lib"])
+        yield made / "lib"
+
+
+@HOLDS
+def test_of_a_system_directory_only_the_libraries_are_readable(library):
+    code = attempts(
+        f"open({str(library / 'found.so')!r}).read()",
+        f"open({str(library / 'python3/dist-packages/tests/data.py')!r}).read()",
+        f"open({str(library / 'link')!r}).read()",
+    )
+    for found in working_protections():
+        with Sandbox(found, LIMITS) as sandbox:
+            said = sandbox.run(code).text.split("\n")
+        assert said[0] == "done n = 42", found.name
+        assert "done" not in said[1] + said[2], found.name
+
+
+@HOLDS
+@pytest.mark.parametrize("given", ["", "python3/dist-packages", "python3/dist-packages/tests"])
+def test_packages_that_are_given_are_not_hidden(library, given):
+    given = str(library / given)
+    data = str(library / "python3/dist-packages/tests/data.py")
+    for candidate in protections._candidates(given):
+        try:
+            found = candidate()
+            protections._probe(found)
+        except RuntimeError:
+            continue
+        with Sandbox(found, LIMITS) as sandbox:
+            assert sandbox.run(f"print(open({data!r}).read())").text == "n = 42\n", found.name
+
+
+def test_without_protection_it_refuses_and_names_the_key_and_the_remedies(nothing_protects):
+    with pytest.raises(Unprotected) as refused:
+        best_protection()
+    said = str(refused.value)
+    assert "reward.custom_reward_function.reward_kwargs.allow_unprotected" in said
+    assert "apt install bubblewrap" in said
+    assert "not on this machine" in said
+
+
+def test_the_user_may_allow_it_with_a_warning(nothing_protects, caplog):
+    found = best_protection(allow_unprotected=True)
+    assert "without protection" in caplog.text
+    with Sandbox(found, LIMITS) as sandbox:
+        assert still_works(sandbox)
+        assert sandbox.run("x = bytearray(1 << 30)").status is Status.MEMORY
+    with Sandbox(found, SHORT) as sandbox:
+        assert sandbox.run("while True: pass").status is Status.TIMEOUT
+
+
+def test_a_sandbox_with_an_open_door_is_not_taken():
+    open_door = protections._unprotected(None)
+    without_filter = Protection("open", open_door.command, open_door.settings | {"filter": ""})
+    with pytest.raises(RuntimeError, match="reads files, writes files, opens sockets, starts"):
+        protections._probe(without_filter)
+
+
+@HOLDS
+def test_packages_can_be_given_to_programs(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "extra_package.py").write_text("answer = 42")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as packages:
+        os.chmod(packages, 0o755)
+        (Path(packages) / "extra_package.py").write_text("answer = 42")
+        found = best_protection(site_packages=packages)
+        with Sandbox(found, LIMITS) as sandbox:
+            assert sandbox.run("import extra_package as e; print(e.answer)").text == "42\n"
+
+
+@HOLDS
+def test_the_doctor_names_the_protection():
+    finding = doctor._sandbox()
+    assert (finding.subject, finding.remedy) == ("sandbox", "")
+    assert finding.state == f"{FOUND[0].name}, for the rewards that run programs"
+
+
+def test_without_protection_the_doctor_says_what_would_give_one(nothing_protects):
+    finding = doctor._sandbox()
+    assert finding.state.startswith("none, which the rewards that run programs need")
+    assert "apt install bubblewrap" in finding.state
+    assert finding.remedy == "", "no other reward needs one"

@@ -1,0 +1,128 @@
+"""The end of a sandbox: by its deadline, and whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sandboxes import FOUND, still_works
+from sandboxes import sandbox as sandbox
+
+from gdpo_verl.sandbox import Limits, Sandbox, Status
+
+
+def test_nothing_is_left_when_it_is_closed(sandbox):
+    assert still_works(sandbox)
+    assert sandbox.process is not None
+    started = [sandbox.process.pid, *children(sandbox.process.pid)]
+    sandbox.close()
+    deadline = time.monotonic() + 120
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, started
+        time.sleep(0.01)
+
+
+# Fills the pipe that its arguments come through: it says that it is loaded and never reads.
+DEAF = """
+import os, time
+for channel in range(3, 64):
+    try: os.write(channel, b"loaded\\n")
+    except OSError: pass
+while True: time.sleep(1)
+"""
+TRAINER = """
+import json, sys
+from gdpo_verl.sandbox import Limits, Sandbox
+from gdpo_verl.sandbox import protection as protections
+name, attack, timeout, code = sys.argv[1:]
+found = [*(make() for make in protections._candidates(None)), protections._unprotected(None)]
+(protection,) = [each for each in found if each.name == name]
+limits = Limits(timeout=float(timeout), deadline=2 * float(timeout) + 9)
+sandbox = Sandbox(protection, limits)
+assert sandbox.load("", code if attack == "deaf" else "def f(x):\\n    while True: pass", "f")
+print("ready", flush=True)
+print(sandbox.call(json.dumps([[list(range(30_000))], {"dict": []}])).status.name, flush=True)
+sandbox.close()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("attack", "end"),
+    [
+        ("deaf", "trainer killed"),
+        ("deaf", "server killed"),
+        ("deaf", "deadline"),
+        ("busy", "trainer killed"),
+    ],
+)
+@pytest.mark.parametrize("name", [found.name for found in FOUND] + ["unprotected"])
+def test_no_process_is_left_however_it_ends(name, attack, end):
+    timeout = "2" if end == "deadline" else "60"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, name, attack, timeout, DEAF],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert trainer.stdin
+    assert trainer.stdout
+    try:
+        assert trainer.stdout.readline() == b"ready\n"
+        time.sleep(0.3)
+        started = children(trainer.pid)
+        assert len(started) >= 2, "a server and a program"
+        if end == "trainer killed":
+            trainer.kill()
+            trainer.wait()
+        elif end == "server killed":
+            os.kill(started[-2], signal.SIGKILL)  # the program's parent
+            assert trainer.stdout.readline() == b"EXCEPTION\n"
+        else:
+            assert trainer.stdout.readline() in (b"TIMEOUT\n", b"DEADLINE\n")
+        deadline = time.monotonic() + 120
+        while left := [pid for pid in started if lives(pid)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+    finally:
+        for pid in (trainer.pid, *children(trainer.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        trainer.communicate()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(of: int | None = None) -> list[int]:
+    """All processes below one, of the second generation and later too."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents[int(entry.name)] = int(stat[1])
+    found: list[int] = [of or os.getpid()]
+    for ancestor in found:
+        found += [pid for pid, parent in parents.items() if parent == ancestor]
+    return found[1:]
+
+
+def test_an_answer_has_one_deadline_for_all_its_tests():
+    if not FOUND:
+        pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
+    with Sandbox(FOUND[0], Limits(timeout=1, deadline=2.5)) as sandbox:
+        ended = [sandbox.run("while True: pass").status for _ in range(5)]
+    assert ended[0] in (Status.TIMEOUT, Status.DEADLINE)  # the machine may be busy
+    assert ended[-1] is Status.DEADLINE

@@ -1,0 +1,194 @@
+"""The reading of an answer with tool calls: each text that counts and each that does not."""
+
+import json
+import random
+
+import pytest
+from tool_calls import ANSWER, ASKED, GOOD, ONE, RESPONSE, THOUGHT, TWO, bad, block, call, verdict
+
+from gdpo_verl.rewards import tool_text
+from gdpo_verl.rewards.thought import END_TOKENS, assistant_text
+from gdpo_verl.rewards.tool_call import (
+    ParseError,
+    correctness_reward,
+    format_reward,
+    parse_ground_truth,
+)
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        pytest.param("I write <tool_call> now", id="opening tag"),
+        pytest.param("<tool_call>\n{}\n</tool_call>", id="whole block"),
+        pytest.param("a <response> is not needed</response>", id="response"),
+        pytest.param("after </think> comes the call", id="end of thought"),
+        pytest.param("<think>twice</think>", id="thought in thought"),
+    ],
+)
+def test_tags_inside_the_thought_are_ignored(thought):
+    assert verdict(f"<think>{thought}</think>\n{ASKED}") == GOOD
+
+
+def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
+    assert format_reward("<think>after </think> comes nothing</think>", THOUGHT) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        pytest.param(f"<think>{ASKED}</think>", ParseError.NO_CALL, id="call only inside think"),
+        pytest.param(f"<think>\n{ASKED}", ParseError.UNCLOSED, id="think never closed"),
+        pytest.param(
+            f"<think>a</think>\n{ASKED}\n</think>", ParseError.OUT_OF_ORDER, id="think closed twice"
+        ),
+        pytest.param(
+            f"{THOUGHT}\n</tool_call>\n{ONE}\n<tool_call>",
+            ParseError.OUT_OF_ORDER,
+            id="tags reversed",
+        ),
+        pytest.param(
+            f"{THOUGHT}\n</tool_call>\n{ASKED}", ParseError.OUT_OF_ORDER, id="closed before opened"
+        ),
+        pytest.param(f"{ASKED}\n{THOUGHT}", ParseError.OUT_OF_ORDER, id="call before thought"),
+        pytest.param(
+            f"{THOUGHT}\n{RESPONSE}\n{ASKED}", ParseError.OUT_OF_ORDER, id="response before call"
+        ),
+        pytest.param(
+            f"{THOUGHT}\n<response>{ASKED}</response>",
+            ParseError.OUT_OF_ORDER,
+            id="call inside the response",
+        ),
+        pytest.param(
+            f"{ANSWER}\n{RESPONSE}\n{THOUGHT}", ParseError.OUT_OF_ORDER, id="thought at the end"
+        ),
+        pytest.param(f"{THOUGHT}\n<tool_call>\n{ONE}", ParseError.UNCLOSED, id="block not closed"),
+        pytest.param("", ParseError.NO_CALL, id="empty answer"),
+    ],
+)
+def test_a_call_out_of_place_earns_nothing(response, code):
+    assert verdict(response) == bad(code)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        pytest.param('{"name": "f", "name": "f", "parameters": {}}', "DUPLICATE_KEY", id="name"),
+        pytest.param('{"name": "f", "parameters": {"a": 1, "a": 1}}', "DUPLICATE_KEY", id="deep"),
+        pytest.param('{"name": "f", "parameters": {"a": NaN}}', "NOT_FINITE", id="NaN"),
+        pytest.param('{"name": "f", "parameters": {"a": Infinity}}', "NOT_FINITE", id="Infinity"),
+        pytest.param('{"name": "f", "parameters": {"a": -Infinity}}', "NOT_FINITE", id="-Infinity"),
+        pytest.param('{"name": "f", "parameters": {"a": 1e999}}', "NOT_FINITE", id="1e999"),
+        pytest.param(
+            f'{{"name": "f", "parameters": {{"a": {"9" * 400}}}}}', "NOT_FINITE", id="400 digits"
+        ),
+        pytest.param(
+            f'{{"name": "f", "parameters": {{"a": {"9" * 5000}}}}}', "NOT_FINITE", id="5000 digits"
+        ),
+        pytest.param('{"parameters": {}}', "NOT_A_CALL", id="no name"),
+        pytest.param('{"name": 1, "parameters": {}}', "NOT_A_CALL", id="name not text"),
+        pytest.param('{"name": "f"}', "NOT_A_CALL", id="no parameters"),
+        pytest.param('{"name": "f", "parameters": null}', "NOT_A_CALL", id="null parameters"),
+        pytest.param('{"name": "f", "parameters": [1]}', "NOT_A_CALL", id="list parameters"),
+        pytest.param('{"name": "f", "parameters": "{}"}', "NOT_A_CALL", id="text parameters"),
+        pytest.param(
+            '{"name": "f", "parameters": 1, "arguments": {}}', "NOT_A_CALL", id="parameters first"
+        ),
+        pytest.param("5", "NOT_A_CALL", id="number"),
+        pytest.param("[]", "NOT_A_CALL", id="empty list"),
+        pytest.param("", "NOT_A_CALL", id="nothing"),
+        pytest.param("[[]]", "NOT_A_CALL", id="list in list"),
+        pytest.param(f"{ONE},", "NOT_JSON", id="comma"),
+        pytest.param(f"Sure: {ONE}", "NOT_JSON", id="text before the call"),
+        pytest.param(f"{ONE}\ndone", "NOT_JSON", id="text behind the call"),
+        pytest.param("{'name': 'f', 'parameters': {}}", "NOT_JSON", id="single quotes"),
+        pytest.param("<tool_call>", "NOT_JSON", id="tag twice"),
+        pytest.param("[" * 15_000, "TOO_DEEP", id="deep nesting"),
+    ],
+)
+def test_what_is_not_plainly_a_call_is_not_parsed(line, code):
+    assert verdict(f"{THOUGHT}\n{block(line)}") == bad(ParseError[code])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(block(ONE, call("time")), id="one a line"),
+        pytest.param(block(ONE, "", "  ", call("time"), ""), id="blank lines"),
+        pytest.param(block(json.dumps(json.loads(ONE), indent=2), call("time")), id="pretty"),
+        pytest.param(block(f"[{ONE},\n {call('time')}]"), id="JSON list"),
+        pytest.param(block(ONE.replace("parameters", "arguments"), call("time")), id="arguments"),
+        pytest.param(f"{block(ONE)}\n{block(call('time'))}", id="several blocks"),
+        pytest.param(block(ONE[:-1] + ', "id": 7}', call("time")), id="extra fields"),
+        pytest.param("\n" + TWO, id="two newlines after think"),
+    ],
+)
+def test_calls_are_read_as_what_they_plainly_are(body):
+    assert verdict(f"{THOUGHT}\n{body}", TWO) == GOOD
+
+
+@pytest.mark.parametrize("text", ["<response>", "</response>", "</tool_call>", "</think>"])
+def test_a_literal_tag_in_an_argument_changes_nothing(text):
+    asked = block(call(html=text))
+    assert verdict(f"{THOUGHT}\n{asked}", asked) == GOOD
+    assert verdict(f"{THOUGHT}\n{asked}", f"{THOUGHT}\n{asked}") == GOOD
+    assert format_reward(f"{THOUGHT}\n{asked}\n{RESPONSE}", asked) == 0.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        pytest.param(f"<think></think>\n{RESPONSE}", id="empty think"),
+        pytest.param(f"<think> \n </think>\n{RESPONSE}", id="blank think"),
+        pytest.param(f"{THOUGHT}\n<response></response>", id="empty response"),
+        pytest.param(f"{THOUGHT}\n<response> </response>", id="blank response"),
+        pytest.param(f"{THOUGHT}\n<response><tool_call></response>", id="call opened in response"),
+        pytest.param(f"{THOUGHT}\n<response></tool_call></response>", id="call closed in response"),
+    ],
+)
+def test_a_part_without_content_or_with_a_call_tag_has_no_format(response):
+    assert format_reward(response, RESPONSE) == 0.0
+    assert correctness_reward(response, RESPONSE) == 0.0
+    assert format_reward(response, RESPONSE, strict=False) == 1.0
+
+
+@pytest.mark.parametrize("thought", ["<think></think>", "<think> \n </think>"])
+def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
+    assert verdict(f"{thought}\n{ASKED}") == (0.0, 3.0, ParseError.NONE)
+
+
+def holding(characters):
+    """An answer of so many characters from its first call tag on, one parameter too many."""
+    line = ONE[:-2] + ', "x": "%s"}}'
+    return f"{THOUGHT}\n{block(line % ('x' * (characters - len(block(line)) + 2)))}"
+
+
+def test_calls_of_more_characters_than_any_are_refused():
+    longest = tool_text.LONGEST
+    for answer in (holding(longest), holding(longest).replace("Look", "Look" * longest)):
+        # S = 1 + 2/3 + 2 of M = 4.
+        assert verdict(answer) == (1.0, pytest.approx(2.5), ParseError.NONE)
+        assert verdict(answer, answer) == GOOD
+    assert verdict(holding(longest + 1)) == bad(ParseError.TOO_LONG)
+    # The published rules have no tags in the body that they read, which may be as long.
+    tags = len(block(""))
+    assert verdict(holding(longest + tags), strict=False)[1] == pytest.approx(2.5)
+    assert verdict(holding(longest + tags + 1), strict=False) == (1.0, -3.0, ParseError.TOO_LONG)
+
+
+def test_a_ground_truth_of_more_characters_is_an_error_in_preparation():
+    longest = tool_text.LONGEST
+    parse_ground_truth(holding(longest))
+    with pytest.raises(ValueError, match="TOO_LONG"):
+        parse_ground_truth(holding(longest + 1))
+    assert verdict(ANSWER, holding(longest + 1)) == bad(ParseError.GROUND_TRUTH)
+    assert verdict(ANSWER, holding(2 * longest), strict=False)[2] == ParseError.GROUND_TRUTH
+
+
+def test_special_tokens_at_the_end_are_dropped_in_any_number_and_order():
+    rng = random.Random(7)
+    for count in (1, 2, 5, 50):
+        tokens = "".join(rng.choice((*END_TOKENS, " ", "\n")) for _ in range(count))
+        assert assistant_text(f" {ANSWER}{tokens}") == ANSWER
+        assert assistant_text(f"<|im_end|> x{tokens}") == "<|im_end|> x"
+        assert assistant_text(f"{tokens}</s>") == ""
