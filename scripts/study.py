@@ -77,9 +77,9 @@ def arms(question: str) -> dict[str, dict[str, Any]]:
             for arm, each in found["arms"].items()
         }
     return {
-        f"{variant}-{place}": arms(question)[arm]
+        f"{variant}-{place}": arms(origin)[arm]
         | {"overrides": (f"+algorithm.gdpo.variant={variant}",)}
-        for place, (question, arm) in found["of"].items()
+        for place, (origin, arm) in found["of"].items()
         for variant in found["variants"]
     }
 
@@ -234,14 +234,19 @@ def git(*arguments: str) -> str:
 
 
 def check_start(run: Run, files: Mapping[str, str]) -> None:
-    """Refuse rows or a policy that the question's other runs did not start from."""
-    task = {arm: each["task"] for arm, each in arms(run.question).items()}
-    for other in read(run.question):
-        if task[other["arm"]] == run.task and other["files"] != files:
+    """Refuse rows or a policy that the task's other runs did not start from."""
+    others = [other for other in plan() if other.task == run.task]
+    started_from = {
+        (each["question"], each["arm"], each["seed"]): each["files"]
+        for question in STUDY["questions"]
+        for each in read(question)
+    }
+    for other in others:
+        if started_from.get((other.question, other.arm, other.seed), files) != files:
             sys.exit(
-                f"{run}: starts from {files}, {other['arm']}-{other['seed']} started from "
-                f"{other['files']}. Put the rows and the policy of that run back to {WORK}, or "
-                f"begin the question again without docs/evidence/{run.question}.jsonl.gz."
+                f"{run}: the rows or the policy under {WORK} are not those that {other} started "
+                f"from. Put those back, or begin the task's questions again without their files "
+                f"in {KEPT_IN}."
             )
 
 

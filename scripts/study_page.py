@@ -142,31 +142,26 @@ def verdicts_on_units(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]
     same = all(abs(each) <= 0.01 for each in off.values())
     listed = ", ".join(f"{each:+.3f} at {SIGNS[u]}" for u, each in off.items())
     moved = around(minus(form["grpo-10"], form["grpo-third"]))
-    yield (
-        same and moved[2] < 0,
-        (
-            f"GDPO's format {'stays' if same else 'does not stay'} within ±0.01 of that at unit 1 "
-            f"whatever the unit of correctness ({listed}), and GRPO's "
-            f"{'falls' if moved[2] < 0 else 'does not clearly fall'} as the unit grows (from ⅓ to "
-            f"10 by {interval(moved)}){_price(found)}."
-        ),
+    sentence = (
+        f"GDPO's format {'stays' if same else 'does not stay'} within ±0.01 of that at unit 1 "
+        f"whatever the unit of correctness ({listed}), and GRPO's "
+        f"{'falls' if moved[2] < 0 else 'does not clearly fall'} as the unit grows (from ⅓ to "
+        f"10 by {interval(moved)}){_price(found)}."
     )
-    best = max(
-        WEIGHTS, key=lambda arm: fmean(form[arm].values()) + fmean(correct[arm].values()) / 3
-    )
+    yield same and moved[2] < 0, sentence
+    worth = {arm: fmean(form[arm].values()) + fmean(correct[arm].values()) / 3 for arm in WEIGHTS}
+    best = max(worth, key=lambda arm: worth[arm])
     gap = around(minus(form[best], form["gdpo-10"]))
     lesson = (
-        "so GDPO saves the tuning of a weight, and no more"
-        if gap[2] >= 0
-        else "so tuning a weight does not bring GDPO's format"
+        "tuning a weight does not bring GDPO's format"
+        if gap[2] < 0
+        else "GDPO saves the tuning of a weight, and no more"
     )
-    yield (
-        gap[2] < 0,
-        (
-            f"Of the four static weights at unit 10 the best is {WEIGHTS[best]:g}; its format "
-            f"minus GDPO's is {interval(gap)}, {lesson}."
-        ),
+    sentence = (
+        f"Of the four static weights at unit 10 the best is {WEIGHTS[best]:g}; its format minus "
+        f"GDPO's is {interval(gap)}, so {lesson}."
     )
+    yield gap[2] < 0, sentence
 
 
 def _price(found: Mapping[str, Values]) -> str:
@@ -178,8 +173,8 @@ def _price(found: Mapping[str, Values]) -> str:
     parts = [fmean(part[f"grpo-{u}"].values()) for u in SIGNS]
     return (
         f"; GRPO's correctness is the higher one at every unit, by {min(gaps):.3f} to "
-        f"{max(gaps):.3f}, for of the two rewards' deviations in the sum that it normalises "
-        f"correctness has {min(parts):.0%} to {max(parts):.0%}, and of GDPO's always half"
+        f"{max(gaps):.3f}, as correctness makes {min(parts):.0%} to {max(parts):.0%} of the two "
+        "rewards' deviations in the sum that GRPO normalises, and half of them in GDPO's"
     )
 
 
@@ -194,13 +189,11 @@ def verdicts_on_length(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]
     for arm in ("gdpo", "grpo"):
         change = around(minus(end[arm], before[arm]))
         falls = "collapses" if change[2] < 0 else "does not collapse"
-        yield (
-            change[2] < 0,
-            (
-                f"{arm.upper()} without the condition {falls}: its held-out correctness changes by "
-                f"{interval(change)} from before the training."
-            ),
+        sentence = (
+            f"{arm.upper()} without the condition {falls}: its held-out correctness changes by "
+            f"{interval(change)} from before the training."
         )
+        yield change[2] < 0, sentence
 
 
 VERDICTS = {"q1": verdicts_on_units, "q2": verdicts_on_length}
@@ -234,8 +227,10 @@ def interval(ends: tuple[float, float, float]) -> str:
 def cell(values: BySeed) -> str:
     """Mean, interval of the bootstrap, interquartile mean; of few seeds the range in its place."""
     found = sorted(values.values())
+    if len(found) < 2:
+        return f"{found[0]:.3f}" if found else NOTHING
     if len(found) < 5:
-        return f"{fmean(found):.3f} ({found[0]:.3f} to {found[-1]:.3f})" if found else NOTHING
+        return f"{fmean(found):.3f} ({found[0]:.3f} to {found[-1]:.3f})"
     ends = bootstrap([found]) or (found[0], found[-1])
     return f"{fmean(found):.3f} [{ends[0]:.3f}, {ends[1]:.3f}]; {interquartile_mean(found):.3f}"
 

@@ -43,7 +43,7 @@ def short_sums(
 ) -> dict[str, float]:
     """Correctness of a sum, and 1 minus the response's tokens over the limit."""
     correctness = gsm8k.compute_score(data_source, solution_str, ground_truth)["correctness"]
-    length = 1 - extra_info["response_length"] / limit
+    length = max(0.0, 1 - extra_info["response_length"] / limit)
     return {"score": correctness + length, "correctness": correctness, "length": length}
 
 

@@ -120,10 +120,15 @@ def test_the_unit_multiplies_correctness_alone(name: str, unit: float) -> None:
 
 def test_a_shorter_sum_earns_more_whether_or_not_it_is_right() -> None:
     right = "<think> 1 + 1 </think>\n<answer>2</answer>"
-    for text, correctness, tokens in ((right, 1.0, 12), ("", 0.0, 1), (right, 1.0, 32)):
+    for text, correctness, tokens in (
+        (right, 1.0, 12),
+        ("", 0.0, 1),
+        (right, 1.0, 32),
+        (right, 1.0, 40),
+    ):
         found = study_rewards.short_sums("", text, "2", {"response_length": tokens}, limit=32)
         assert found["correctness"] == correctness
-        assert found["length"] == pytest.approx(1 - tokens / 32)
+        assert found["length"] == pytest.approx(max(0, 1 - tokens / 32))
         assert found["score"] == found["correctness"] + found["length"]
 
 
@@ -208,7 +213,7 @@ def test_a_run_that_failed_does_not_end_the_study_and_a_second_does(
 def test_a_run_from_another_policy_is_refused(started: list[str]) -> None:
     first, second = study.plan([Q2])[:2]
     study.keep(entry(first, {}))
-    with pytest.raises(SystemExit, match="starts from"):
+    with pytest.raises(SystemExit, match="not those that q2/grpo-1 started"):
         study.train(second)
     assert started == []
 
@@ -289,8 +294,8 @@ def test_the_verdicts_on_units_follow_the_criteria() -> None:
         "GDPO's format stays within ±0.01 of that at unit 1 whatever the unit of correctness "
         "(+0.000 at ⅓, +0.000 at 3, +0.000 at 10), and GRPO's falls as the unit grows (from ⅓ to "
         "10 by -0.080 [-0.080, -0.080]); GRPO's correctness is the higher one at every unit, by "
-        "0.100 to 0.100, for of the two rewards' deviations in the sum that it normalises "
-        "correctness has 50% to 97%, and of GDPO's always half."
+        "0.100 to 0.100, as correctness makes 50% to 97% of the two rewards' deviations in the sum "
+        "that GRPO normalises, and half of them in GDPO's."
     )
     assert second == (
         False,
@@ -366,7 +371,7 @@ def test_the_page_names_nulls_first_and_partial_questions_as_such(tmp_path: Path
     assert "| GDPO with the condition − GDPO | +0.300 [+0.300, +0.300] |" in below
     # Seeds 1, 3 and 5 end at 0.51, 2 and 4 at 0.50.
     assert "| GDPO with the condition | 0.506 [0.502, 0.510]; 0.507 |" in below
-    assert "| `dvao` | – | – | 0.210 (0.210 to 0.210) |" in below
+    assert "| `dvao` | – | – | 0.210 |" in below
     assert "| `gdpo` | 0.898 (0.896 to 0.900)" in below
     assert text.endswith("end\n")
     assert "Partial: 40 of 75 runs" in (docs / "evidence/q1.svg").read_text()
