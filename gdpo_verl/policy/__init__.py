@@ -152,6 +152,7 @@ def make_policy(
     seed: int = 0,
     progress: bool = True,
     settings: Settings | None = None,
+    bands: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, Any]:
     """Train the tiny policy and save it as an ordinary Qwen2 checkpoint with its tokenizer.
 
@@ -162,6 +163,7 @@ def make_policy(
       seed: decides the weights, on one kind of machine to the last bit.
       progress: show a progress line.
       settings: other than the calibrated ones.
+      bands: other shares of right answers to hold than the task's.
 
     Returns:
       what ``policy.json`` holds: task, seed, settings, measured shares, seconds.
@@ -200,7 +202,7 @@ def make_policy(
         log.info(
             "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
         )
-    check_bands(shares[chosen.bands_on], chosen.bands)
+    check_bands(shares[chosen.bands_on], chosen.bands if bands is None else bands)
     _save(out_dir, model, tokenizer, record)
     return record
 
