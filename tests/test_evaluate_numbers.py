@@ -311,7 +311,7 @@ def test_altered_and_missing_answers_are_refused(tmp_path, capsys):
     beside = result.answers_path(b)
     beside.write_text(beside.read_text().replace("1.0", "0.0"))
     assert main(["compare", str(a), str(b)]) == 1
-    assert "altered since" in capsys.readouterr().err
+    assert "changed since" in capsys.readouterr().err
     beside.unlink()
     assert main(["compare", str(a), str(b)]) == 1
     assert "keep them beside it" in capsys.readouterr().err

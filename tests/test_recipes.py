@@ -304,10 +304,8 @@ def here(command: str, tmp_path: Path) -> str | None:
     return f"{command} --dry-run" if trains else command
 
 
-@pytest.mark.parametrize(
-    "task",
-    [task if task == "toolbox" else pytest.param(task, marks=pytest.mark.slow) for task in TASKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
 def test_each_line_of_a_readme_runs_as_printed(
     task: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

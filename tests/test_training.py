@@ -142,10 +142,10 @@ def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
         f"data.train_files=[{toolbox / 'train.parquet'},{bfcl / 'train.parquet'}]",
         f"reward.custom_reward_function.path={reward}",
         "+algorithm.gdpo.whiten=sequence",
-        "data.train_max_samples=64",
-        "data.max_prompt_length=3000",
+        "data.train_max_samples=128",
+        "data.max_prompt_length=500",  # the short quarter of its prompts
         "data.filter_overlong_prompts=true",
-        "actor_rollout_ref.rollout.max_model_len=3064",
+        "actor_rollout_ref.rollout.max_model_len=564",
     )
     sources, failed = set(), 0
     for step, metrics in run.metrics().items():
