@@ -406,3 +406,20 @@ def test_correlations_of_two_responses_are_refused() -> None:
     with pytest.raises(ValueError, match=r"group_ids: the variant 'corr_grpo' .* in groups of 2"):
         advantages(EXAMPLE, pairs, variant="corr_grpo")
     assert bool(advantages(EXAMPLE[:, :1], pairs, variant="corr_grpo").any())
+
+
+def test_dara_counts_the_groups_in_which_a_component_is_scored() -> None:
+    """The second varies in one of the two groups that have it, the first in all four."""
+    first = torch.tensor([1.0, 0.0] * 4)
+    second = torch.tensor([1.0, 0.0, 1.0, 1.0, NAN, NAN, NAN, NAN])
+    rewards = torch.stack([first, second], dim=1).double()
+    found = gdpo_advantages(
+        rewards,
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        torch.ones(8, 1),
+        variant="dara",
+        whiten="none",
+        epsilon=0.0,
+    )
+    z = 0.5**0.5
+    close(found[:3, 0], torch.tensor([z + 2**0.5 * z, -2 * z, z], dtype=found.dtype), 1e-6)

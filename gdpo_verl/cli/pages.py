@@ -1,4 +1,4 @@
-"""What there is to look at: report, explain."""
+"""The commands that make pages: report, explain."""
 
 from __future__ import annotations
 

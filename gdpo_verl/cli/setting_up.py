@@ -1,4 +1,4 @@
-"""What comes before a training: doctor, prepare, make-policy."""
+"""The commands before a training: doctor, prepare, make-policy."""
 
 from __future__ import annotations
 

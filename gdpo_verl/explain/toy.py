@@ -30,7 +30,7 @@ LEARNING_RATE = 0.15
 
 
 class Task(Protocol):
-    """What the bits earn, and what counts as success."""
+    """The rewards of the bits, and the measure of success."""
 
     @property
     def start(self) -> Any:
@@ -44,7 +44,7 @@ class Task(Protocol):
         """Rewards, shape (S, P, G, K), of bits (S, P, G, N) and as many uniform draws."""
 
     def quality(self, p: Tensor) -> Tensor:
-        """What is reported, shape (S, Q), each from 0 to 1, of probabilities (S, P, N)."""
+        """Compute the reported measures, (S, Q) in [0, 1], of probabilities (S, P, N)."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Method:
         return values.reshape(rewards.shape[:3])
 
     def advantages(self, combined: Tensor) -> Tensor:
-        """What `combine` gave, whitened over each seed's batch: shape (S, P, G)."""
+        """Whiten what `combine` gave over each seed's batch: shape (S, P, G)."""
         if self.whiten:
             combined = torch.stack([_whiten(batch) for batch in combined])
         return combined.nan_to_num(0.0)
