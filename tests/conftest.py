@@ -40,6 +40,9 @@ class Training:
         return [json.loads(line) for line in lines]
 
 
+# A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # pytest's workers begin with the files that take longest.
 LONGEST = (
     *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py", "test_training.py"),

