@@ -313,6 +313,13 @@ def test_constant_groups_singletons_padding_and_unscored_rewards(name: str) -> N
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_a_component_that_is_never_scored_changes_nothing(name: str) -> None:
+    nobody = torch.full((len(EXAMPLE), 1), NAN)
+    found = advantages(torch.cat([EXAMPLE, nobody], dim=1), variant=name, **needs(name, 3))
+    close(found, advantages(EXAMPLE, variant=name, **needs(name)), 1e-8)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_an_empty_batch(name: str) -> None:
     found = gdpo_advantages(torch.zeros(0, 2), [], torch.zeros(0, 5), variant=name, **needs(name))
     assert found.shape == (0, 5)
