@@ -59,7 +59,7 @@ def test_the_seam_is_timed_on_a_real_queue() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1200,
     )
     assert process.returncode == 0, process.stdout + process.stderr
     assert "advantage: 16 rows of at most 8 tokens" in process.stdout

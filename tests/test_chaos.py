@@ -82,7 +82,7 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
             if victim.launcher:
                 said += victim.end()
             victim.start(*options)
-        wait_for(lambda: running_driver() or not victim.running(), 120)
+        wait_for(lambda: running_driver() or not victim.running(), 600)
         leader, before = victim.leader, starts_with_a_step(victim.run)
         # One in three in the middle of the start; a step of its own has been made for the others.
         if chance.random() > 1 / 3:

@@ -85,7 +85,7 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
         process.kill()
         process.wait()
     worker = int((work / "pid").read_text())
-    wait_for(lambda: not runs(worker), 120)
+    wait_for(lambda: not runs(worker), 600)
 
 
 def runs(pid: int) -> bool:

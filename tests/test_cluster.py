@@ -31,6 +31,7 @@ from gdpo_verl.advantage import gdpo_scalars
 from gdpo_verl.run import jobs
 
 SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
+APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 HANGS = 1200.0  # seconds, on whatever machine
 
 
@@ -56,7 +57,7 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
-        options = ["--head", f"--port={self.gcs}", f"--temp-dir={directory / 'ray'}"]
+        options = ["--head", f"--port={self.gcs}"]
         options += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
         self.start(*options, **head)
 
@@ -79,13 +80,21 @@ class Cluster:
         number: int | None = None,
         python: str = sys.executable,
         devices: tuple[int, int] = (1, 16),
+        apart: bool = False,
         **environment: str,
     ) -> None:
-        """Start a raylet with so many logical GPUs and CPUs; jobs on it find its own Python."""
+        """Start a raylet with so many logical GPUs and CPUs; jobs on it find its own Python.
+
+        Apart from the others, its processes see no other node's: of several raylets that a driver
+        sees on its machine, Ray connects it to the head's, wherever it was started.
+        """
         path = f"{Path(python).parent}:{os.environ['PATH']}"
         number = number or len(self.nodes) + 1
         command = [
+            *(APART if apart else []),
             *[python, "-m", "ray.scripts.scripts", "start", "--block", *options],
+            # Nodes with one directory would delete each other's copies of a job's files.
+            f"--temp-dir={self.directory / f'ray{number}'}",
             *[f"--num-gpus={devices[0]}", f"--num-cpus={devices[1]}"],
             *[f"--node-ip-address=127.0.0.{number}"],
             *["--min-worker-port=0", "--max-worker-port=0"],
@@ -407,6 +416,10 @@ def compute_score(*arguments, **named):
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@pytest.mark.skipif(
+    subprocess.run([*APART, "true"], capture_output=True, check=False).returncode != 0,
+    reason="no process namespaces of one's own here",
+)
 def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to_again(
     toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
@@ -415,7 +428,7 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
     (tmp_path / "code" / "rewards" / "mine.py").write_text(REWARD)
     (tmp_path / "code" / "seen_in_the_working_directory").touch()
     with running_cluster(python=bare, devices=(0, 0)) as cluster:
-        cluster.add()
+        cluster.add(apart=True)
         proxy = Proxy(cluster.dashboard, tmp_path, "X-Team: gdpo")
         cluster.environment["RAY_API_SERVER_ADDRESS"] = proxy.address
         certified = ["--verify", str(proxy.certificate)]

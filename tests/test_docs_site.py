@@ -209,7 +209,7 @@ def test_a_browser_opens_every_page_and_asks_no_other_host(
         # Typed, since the search listens for keys; `fill` sends none.
         page.locator("input.md-search__input").click()
         page.locator("input.md-search__input").press_sequentially("whitening")
-        page.locator(".md-search-result__item").first.wait_for(timeout=20_000)
+        page.locator(".md-search-result__item").first.wait_for(timeout=120_000)
     context.close()
     assert errors == []
     assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []

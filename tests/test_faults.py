@@ -43,7 +43,7 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
         assert watch.look() is None
 
         ray.kill(second)
-        wait_for(lambda: ray.util.list_named_actors() == ["reward_loop_worker_0"], 30)
+        wait_for(lambda: ray.util.list_named_actors() == ["reward_loop_worker_0"], 600)
         with monkeypatch.context() as patch:
             patch.setattr(liveness, "NAMING_SECONDS", 0.0)
             assert watch.wait_for_death() is None
@@ -95,7 +95,7 @@ class Victim:
         wait_for(lambda: after in steps_of(self.run) or not self.running(), 600)
         assert self.running(), self.end()
         dump = self.run / "rollouts" / f"{after}.jsonl"  # verl writes it in a thread
-        wait_for(lambda: dump.exists() and dump.read_text().count("\n") == 32, 30)
+        wait_for(lambda: dump.exists() and dump.read_text().count("\n") == 32, 600)
         self.leader = self.driver()
         members = session(self.leader)
         pids = [pid for pid, args in members if who in args]
@@ -194,7 +194,7 @@ def test_other_parts_that_are_killed_are_named_and_the_same_command_goes_on_wher
     # One of two reward workers is enough, and it recovers from that by itself.
     victim.start("--retries", "1")
     before.append(victim.kill("ray::RewardLoopWorker", after=7))
-    wait_for(lambda: victim.started_again() or not victim.running(), 120)
+    wait_for(lambda: victim.started_again() or not victim.running(), 600)
     before.append(victim.kill("ray::WorkerDict", after=8))
     said = victim.end()
     assert victim.launcher.returncode == 1

@@ -67,7 +67,7 @@ def test_without_a_terminal_progress_is_a_line_a_step(tmp_path: Path) -> None:
     rewards = "(25% dead), correctness 1.000 (50% dead)"
     assert lines == [
         "gdpo: starting Ray, vLLM and FSDP… 0 s",
-        "gdpo: validating before training… 0 s",
+        "gdpo: first validation or step… 0 s",
         f"gdpo: step 1/4: format 0.250 {rewards}, 2.0 s a step, about 6 s left",
         f"gdpo: step 2/4: format 0.500 {rewards}, 2.0 s a step, about 4 s left",
         f"gdpo: step 3/4: format 0.750 {rewards}, 2.0 s a step, about 2 s left",
@@ -169,7 +169,7 @@ def test_training_that_ends_early_is_not_called_done(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_quick")
 def test_training_that_never_steps_ends_with_its_phase(tmp_path: Path) -> None:
     text = follow_launch(tmp_path / "run", [])
-    assert text.endswith("gdpo: ended after 0 s while validating before training\n")
+    assert text.endswith("gdpo: ended after 0 s while first validation or step\n")
 
 
 @pytest.mark.usefixtures("_quick")

@@ -77,7 +77,7 @@ def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict
         text=True,
         check=False,
         env=os.environ | {"VERL_USE_EXTERNAL_PLUGINS": policy, "PYTHONPATH": str(TESTS)},
-        timeout=420,
+        timeout=1200,
     )
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
     return json.loads((directory / f"{(*arguments, policy)[0]}.json").read_text())
