@@ -67,7 +67,7 @@ def test_without_a_terminal_progress_is_a_line_a_step(tmp_path: Path) -> None:
     rewards = "(25% dead), correctness 1.000 (50% dead)"
     assert lines == [
         "gdpo: starting Ray, vLLM and FSDP… 0 s",
-        "gdpo: first validation or step… 0 s",
+        "gdpo: validating or taking the first step… 0 s",
         f"gdpo: step 1/4: format 0.250 {rewards}, 2.0 s a step, about 6 s left",
         f"gdpo: step 2/4: format 0.500 {rewards}, 2.0 s a step, about 4 s left",
         f"gdpo: step 3/4: format 0.750 {rewards}, 2.0 s a step, about 2 s left",
@@ -117,7 +117,7 @@ def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> No
         "gdpo: step 12/12: format 0.100",
         "gdpo: step 12/12: done in 0 s: format 0.100",
     ]
-    assert "first training step" not in lines[0]
+    assert "taking the first step" not in lines[0]
 
 
 @pytest.mark.usefixtures("_quick")
@@ -169,7 +169,7 @@ def test_training_that_ends_early_is_not_called_done(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_quick")
 def test_training_that_never_steps_ends_with_its_phase(tmp_path: Path) -> None:
     text = follow_launch(tmp_path / "run", [])
-    assert text.endswith("gdpo: ended after 0 s while first validation or step\n")
+    assert text.endswith("gdpo: ended after 0 s while validating or taking the first step\n")
 
 
 @pytest.mark.usefixtures("_quick")

@@ -25,8 +25,8 @@ _RECENT = 5
 _PHASES = (
     (re.compile(r"Started a local Ray instance|Connected to Ray cluster"), "loading the policy"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting vLLM"),
-    (re.compile(r"Creating file logger at"), "first validation or step"),
-    (re.compile(r"Initial validation metrics"), "first training step"),
+    (re.compile(r"Creating file logger at"), "validating or taking the first step"),
+    (re.compile(r"Initial validation metrics"), "taking the first step"),
 )
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 
