@@ -83,6 +83,19 @@ def test_what_is_not_given_is_what_the_configuration_has_by_default(function: An
     assert defaults.get("whiten") is None
 
 
+def test_scalars_are_the_advantages_of_one_token_with_and_without_deviations() -> None:
+    rewards, groups = torch.tensor([[1.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]]), [0, 0, 1, 1]
+    for scalars, advantages in (
+        (advantage.gdpo_scalars, gdpo_advantages),
+        (advantage.grpo_scalars, grpo_advantages),
+    ):
+        for scale in (True, False):
+            counts = [torch.ones(4)] if scalars is advantage.gdpo_scalars else []
+            found = scalars(rewards.double(), groups, *counts, scale=scale)
+            expected = advantages(rewards.double(), groups, torch.ones(4, 1), scale=scale)
+            torch.testing.assert_close(found, expected[:, 0])
+
+
 def test_inputs_are_never_modified() -> None:
     rewards = torch.tensor([[1.0, NAN], [0.0, 2.0], [NAN, NAN], [3.0, 1.0]], dtype=torch.float64)
     groups, mask, weights = torch.tensor([1, 1, 0, 1]), torch.ones(4, 3).double(), [0.5, 2.0]

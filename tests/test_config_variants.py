@@ -126,6 +126,14 @@ def test_a_gate_is_read_from_yaml() -> None:
             r"^algorithm\.gdpo\.schedule: at step 1 all weights are 0",
         ),
         (
+            {
+                "schedule": {
+                    name: {"from": 1.0, "to": 0.0, "steps": 5} for name in ("length", "correctness")
+                }
+            },
+            r"^algorithm\.gdpo\.schedule: at step 5 all weights are 0",
+        ),
+        (
             {"variant": "rvpo", "schedule": RAMP},
             r"^algorithm\.gdpo_reward_weights: the variant 'rvpo' .* undefined with weights",
         ),

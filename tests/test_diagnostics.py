@@ -313,6 +313,16 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     assert aggregator.get_aggregated_metrics() == expected
 
 
+def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    aggregator = MetricsAggregator()
+    for value in (8.0, 4.0):
+        names = ("actor/lr", "timing_s/step", "max_length", "least/min_length", "total_tokens")
+        aggregator.add_step_metrics(dict.fromkeys(names, value), sample_count=1)
+    assert list(aggregator.get_aggregated_metrics().values()) == [4.0, 12.0, 8.0, 4.0, 12.0]
+
+
 def test_the_decoupled_sum_reads_epsilon() -> None:
     # The deviation of 1 and 0 is 0.7071: ±0.5 / (0.7071 + 0.2929).
     found = decoupled_sum(torch.tensor([[1.0], [0.0]]), [0, 0], epsilon=1 - math.sqrt(0.5))
