@@ -14,7 +14,7 @@ from torch import Tensor
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import RewardBatch, read_components
+from gdpo_verl.plugin.batch import RewardBatch, one_row, read_components
 from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
@@ -342,3 +342,37 @@ def test_a_number_too_large_to_be_one_is_no_parse_error() -> None:
 def test_rewards_too_large_to_be_added_are_refused_with_key_and_row() -> None:
     with pytest.raises(ValueError, match=r"'format', found 9e\+307 for row u_0_0.*at most 1e\+300"):
         read_components(infos((9e307, 1.0)), objective(), ["u_0_0"])
+
+
+def test_ranges_reach_the_variant_that_needs_them() -> None:
+    declared = [Component("format", 0.0, 1.0), Component("correctness", -3.0, 3.0)]
+    objective = GdpoConfig(variant="sa_mrpo", options={"gamma": 0.5}).resolve(declared)
+    batch = RewardBatch(objective, infos(*ROWS), ["u"] * 5, [name(row) for row in range(5)])
+    expected = gdpo_advantages(
+        torch.tensor(ROWS, dtype=torch.float64),
+        [0] * 5,
+        torch.ones(5, 1),
+        variant="sa_mrpo",
+        gamma=0.5,
+        ranges=[(0.0, 1.0), (-3.0, 3.0)],
+    )
+    close(batch.to_rows(batch.decompose(torch.ones(5)).advantage), expected[:, 0])
+
+
+def test_one_answer_comes_as_verls_agent_loop_hands_it_over() -> None:
+    row = {"reward_model": {"ground_truth": [1, 2]}, "data_source": "here"}
+    data = one_row([5, 6], [7, 8, 9], row)
+    tensors = {name: value.tolist() for name, value in data.batch.items()}
+    assert tensors == {
+        "prompts": [[5, 6]],
+        "responses": [[7, 8, 9]],
+        "input_ids": [[5, 6, 7, 8, 9]],
+        "attention_mask": [[1] * 5],
+        "position_ids": [[0, 1, 2, 3, 4]],
+    }
+    columns = {name: value[0] for name, value in data.non_tensor_batch.items()}
+    added = {"__num_turns__": 2, "tool_extra_fields": {}, "prompt_len": 2, "response_len": 3}
+    assert columns == row | added
+    assert all(value.shape == (1,) for value in data.non_tensor_batch.values())
+    columns["reward_model"]["ground_truth"].append(3)
+    assert row["reward_model"]["ground_truth"] == [1, 2]
