@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import GDPO, Decomposition, factorize_groups, group_normalize
+from gdpo_verl.advantage import GDPO, Decomposition, Gate, factorize_groups, group_normalize
 from gdpo_verl.advantage.groups import GroupIds, groups_that
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
@@ -227,7 +227,7 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
     if outcome is None:
         return {}
     spread, groups = decomposition.spread, decomposition.groups
-    same = ~spread.group_varies[:, outcome] & (spread.count[:, outcome] > 1)
+    same = Gate(outcome).closed(spread)
     others = spread.group_varies & (decomposition.weights != 0)
     others[:, outcome] = False
     closed = decomposition.gated

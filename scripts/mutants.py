@@ -61,7 +61,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "config": ([*named("test_config"), "test_estimator.py"], []),
     "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
     "estimator": (["test_estimator.py", "test_step.py"], SEAM),
-    "plugin/dumps": (["test_step.py"], SEAM),
+    "plugin/dumps": (["test_dumps.py", "test_step.py"], SEAM),
     "replay_buffer": ([], ["test_seam_buffer.py"]),
     "trainer": (["test_step.py", *DIAGNOSTICS], SEAM),
 }

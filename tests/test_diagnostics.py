@@ -335,21 +335,28 @@ def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, flo
 
 def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
     # The outcome is the same in a (others vary), in b (nothing varies), and in d, alone; it varies
-    # in c; in e it is not scored.
+    # in c; in e it is scored for one of two.
     rewards = torch.tensor(
-        [[0, 1], [0, 2], [1, 5], [1, 5], [1, 0], [0, 0], [1, 1], [NAN, 1], [NAN, 2]],
+        [[0, 1], [0, 2], [1, 5], [1, 5], [1, 0], [0, 0], [1, 1], [1, 1], [NAN, 2]],
         dtype=torch.float64,
     )
     groups = [0, 0, 1, 1, 2, 2, 3, 4, 4]
-    assert phantom(rewards, groups) == {"gdpo/phantom_groups": pytest.approx(1 / 5)}
+    assert phantom(rewards, groups) == {"gdpo/phantom_groups": pytest.approx(2 / 5)}
     assert phantom(rewards, groups, gate=0) == {
         "gdpo/phantom_groups": 0.0,
-        "gdpo/gated_groups": pytest.approx(3 / 5),
+        "gdpo/gated_groups": pytest.approx(4 / 5),
     }
-    # b and d are solved; the gate for failures leaves them.
+    # b, d and e are solved; the gate for failures leaves them.
     failed = phantom(rewards, groups, gate=Gate(0, "failed"))
     assert failed["gdpo/gated_groups"] == pytest.approx(1 / 5)
     assert phantom(rewards, groups, weights=[1.0, 0.0]) == {"gdpo/phantom_groups": 0.0}
+
+
+def test_distinct_advantages_without_deviations_do_not_depend_on_the_weights_unit() -> None:
+    rewards = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [2.0, 1.0]])
+    for weight in (1e-3, 1.0, 1e3):
+        found = collapse_metrics(decompose(rewards, [0] * 4, weights=[weight, weight], scale=False))
+        assert found == {f"gdpo/distinct_advantages/{name}": 4.0 for name in ("gdpo", "grpo")}
 
 
 def test_without_an_outcome_there_is_no_phantom() -> None:

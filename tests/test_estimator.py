@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,3 +113,40 @@ def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
         raise KeyError
     with pytest.raises(RuntimeError, match="without reward components"):
         estimator.gdpo(torch.zeros(1, 1), torch.ones(1, 1), ["a"])
+
+
+def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
+    objective = GdpoConfig(reward_keys=("format",)).resolve([])
+    step = estimator.AdvantageStep(objective, [{}], ["a_0_0"], [False])
+    batch = {"response_mask": MASK, "token_level_scores": torch.ones(6, 4)}
+    data = SimpleNamespace(non_tensor_batch={"uid": UIDS}, batch=batch)
+
+    def verls(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    assert estimator.see_batch(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
+    assert step.uids is None
+    with estimator.advantage_step(step):
+        assert estimator.see_batch(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
+    assert (step.uids, step.response_mask, step.scores) == (UIDS, *batch.values())
+
+
+def test_what_was_seen_before_the_call_stays() -> None:
+    objective = GdpoConfig(reward_keys=("format",)).resolve([])
+    infos = [{"format": value} for value in FORMAT]
+    keys = [f"{uid}_{row}_0" for row, uid in enumerate(UIDS)]
+    step = estimator.AdvantageStep(objective, infos, keys, [False] * 6)
+    scores = torch.ones(6, 4)
+    step.see(UIDS, MASK, scores)
+    with estimator.advantage_step(step):
+        found, _ = estimator.gdpo(torch.zeros(6, 4), MASK, ["x"] * 6)
+    assert (step.uids, step.scores) == (UIDS, scores)
+    torch.testing.assert_close(found, gdpo_advantages(rewards()[:, :1], UIDS, MASK).float())
+
+
+def test_scheduled_weights_of_a_trainer_that_tells_no_step_are_the_first_ones() -> None:
+    schedule = {"format": {"from": 0.0, "to": 1.0, "steps": 1}}
+    config = OmegaConf.create({"gdpo_reward_keys": KEYS, "gdpo": {"schedule": schedule}})
+    found = computed(config, format=FORMAT, correctness=CORRECT)
+    expected = gdpo_advantages(rewards(), UIDS, MASK, weights=[0.0, 1.0])
+    torch.testing.assert_close(found, expected.float())

@@ -14,7 +14,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.cli import main
-from gdpo_verl.plugin.dumps import DumpSettings
 from gdpo_verl.run import launch
 from gdpo_verl.run.claim import ClaimError, claim, is_finished
 from gdpo_verl.run.composition import NOT_SCIENCE, RecipeError, changed_science, compose
@@ -220,29 +219,6 @@ def test_configuration_is_printed_as_hydra_prints_it(
     assert OmegaConf.create(printed) == OmegaConf.create(hydras.stdout)
     assert "total_training_steps: 3\n" in printed
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [
-        ({}, []),  # no directory
-        ({"rollout_data_dir": "r"}, [1, 2, 3, 4, 5, 6]),
-        ({"rollout_data_dir": "r", "rollout_dump_freq": 3}, [3, 6]),
-        ({"rollout_data_dir": "r", "rollout_dump_freq": -1}, []),
-    ],
-)
-def test_rollouts_are_dumped_every_so_many_steps(settings: dict, steps: list[int]) -> None:
-    dumps = DumpSettings.of(settings)
-    assert [step for step in range(1, 7) if dumps.has(step)] == steps
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("rollout_dump_freq", "often"), ("rollout_dump_prompts", 0), ("rollout_dump_freq", True)],
-)
-def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"trainer\.{key}: expected a number"):
-        DumpSettings.of({key: value})
 
 
 @pytest.mark.parametrize(

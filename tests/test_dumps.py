@@ -1,0 +1,112 @@
+"""Rollout dumps: which steps and prompts, and the columns that verl's own call gets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, []),  # no directory
+        ({"rollout_data_dir": "r"}, [1, 2, 3, 4, 5, 6]),
+        ({"rollout_data_dir": "r", "rollout_dump_freq": 3}, [3, 6]),
+        ({"rollout_data_dir": "r", "rollout_dump_freq": -1}, []),
+    ],
+)
+def test_rollouts_are_dumped_every_so_many_steps(settings: dict, steps: list[int]) -> None:
+    dumps = DumpSettings.of(settings)
+    assert [step for step in range(1, 7) if dumps.has(step)] == steps
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rollout_dump_freq", "often"), ("rollout_dump_prompts", 0), ("rollout_dump_freq", True)],
+)
+def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.{key}: expected a number"):
+        DumpSettings.of({key: value})
+
+
+class Rows:
+    """Of verl's batch what is used: its keys, and a choice among them."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self.keys = keys
+
+    def select_keys(self, keys: list[str]) -> Rows:
+        return Rows(keys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({}, ["b_0_0", "a_0_0", "a_1_0"]),
+        ({"rollout_dump_freq": 2}, ["b_0_0", "a_0_0", "a_1_0"]),
+        ({"rollout_dump_prompts": 1}, ["a_0_0", "a_1_0"]),
+        ({"rollout_dump_freq": 3, "rollout_dump_prompts": 1}, None),
+    ],
+)
+def test_verl_dumps_the_rows_of_the_chosen_prompts(
+    settings: dict[str, int], keys: list[str] | None
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    config = OmegaConf.create({"trainer": {"rollout_data_dir": "r", **settings}})
+    trainer = SimpleNamespace(config=config, global_steps=4)
+    rows = Rows(["b_0_0", "a_0_0", "a_1_0"])
+    log_rollout_data(
+        lambda *args, **kwargs: calls.append((args, kwargs)), trainer, rows, "timing", to="r"
+    )
+    if keys is None:
+        assert calls == []
+    else:
+        (((who, batch, timing), named),) = calls
+        assert (who, batch.keys, timing, named) == (trainer, keys, "timing", {"to": "r"})
+
+
+def kept() -> Dump:
+    """The dump of one mini-batch of two rows."""
+    objective = GdpoConfig(reward_keys=("length",)).resolve([])
+    keys = ["u_0_0", "u_1_0"]
+    batch = RewardBatch(objective, [{"length": 1.0}, {"length": 0.0}], ["u", "u"], keys)
+    dump = Dump(objective)
+    dump.keep(batch, batch.decompose(torch.ones(2)), keys, global_step=1)
+    return dump
+
+
+COLUMNS = {
+    "length": [0.0, 1.0],
+    "gdpo_advantage": pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
+    "grpo_advantage": pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
+}
+
+
+def test_columns_are_added_to_verls_by_place_or_by_name_and_given_once() -> None:
+    given = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
+    dump = kept()
+    assert with_columns(dump, ("in", "out", "gts", "scores", given, "path"), {"n": 1}) == (
+        ("in", "out", "gts", "scores", given | COLUMNS, "path"),
+        {"n": 1},
+    )
+    assert len(dump) == 0
+    named = {"scores": "scores", "reward_extra_infos_dict": given}
+    assert with_columns(kept(), ("in", "out"), named) == (
+        ("in", "out"),
+        named | {"reward_extra_infos_dict": given | COLUMNS},
+    )
+
+
+@pytest.mark.parametrize("given", [{}, {"uid": ["of validation"]}])
+def test_a_dump_of_other_rows_is_verls_own(given: dict[str, list[str]]) -> None:
+    dump, args = kept(), ("in", "out", "gts", "scores", given)
+    assert with_columns(dump, args, {}) == (args, {})
+    assert len(dump) == 2
