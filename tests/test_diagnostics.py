@@ -12,6 +12,7 @@ from torch import Tensor
 from gdpo_verl.advantage import Gate, decompose, decoupled_sum, find_variant
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import (
+    Weighted,
     collapse_metrics,
     component_metrics,
     contribution_metrics,
@@ -311,6 +312,18 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     meaning = {"min": 4.0, "max": 8.0}
     expected = {name: meaning.get(name.rpartition("/")[2], 5.0) for name in names}
     assert aggregator.get_aggregated_metrics() == expected
+
+
+def test_mini_batches_are_weighed_by_what_a_metric_is_taken_over() -> None:
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    aggregator = MetricsAggregator()
+    for share, rows, codes in ((1.0, 1, [4] + [0] * 7), (0.0, 3, [0] * 8)):
+        metrics = {"gdpo/share": Weighted(share, rows), **parse_error_metrics(codes)}
+        aggregator.add_step_metrics(metrics, sample_count=8)
+    found = aggregator.get_aggregated_metrics()
+    assert found["gdpo/share"] == 1 / 4
+    assert found["gdpo/parse_error/code_4"] == 1 / 16
 
 
 def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:

@@ -117,7 +117,7 @@ def test_a_survivor_fails_the_run_unless_it_is_explained(
 @pytest.mark.slow
 def test_no_mutant_survives() -> None:
     process = subprocess.run(
-        [sys.executable, SCRIPT, "-n", "25", "--jobs", "1"],
+        [sys.executable, SCRIPT, "-n", "20", "--jobs", "1"],
         capture_output=True,
         text=True,
         check=False,
