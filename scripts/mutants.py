@@ -63,7 +63,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "estimator": (["test_estimator.py", "test_step.py"], SEAM),
     "plugin/dumps": (["test_dumps.py", "test_step.py"], SEAM),
     "replay_buffer": ([], ["test_seam_buffer.py"]),
-    "trainer": (["test_step.py", *DIAGNOSTICS], SEAM),
+    "trainer": (["test_trainer.py", "test_step.py", *DIAGNOSTICS], SEAM),
 }
 
 SWAPPED: dict[type, type] = {

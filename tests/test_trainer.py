@@ -1,0 +1,210 @@
+"""The seam around verl's trainer methods, each called with a stand-in for verl's own. No Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, open_dict
+from seams import recipe
+
+from gdpo_verl.plugin import estimator, queue, replay_buffer
+from gdpo_verl.plugin import trainer as seams
+from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.policy.model import train_tokenizer
+from gdpo_verl.policy.tasks import TASKS
+
+ROW = {
+    "raw_prompt": [{"role": "user", "content": "call"}],
+    "data_source": "toolbox",
+    "reward_model": {
+        "style": "rule",
+        "ground_truth": "<think> a </think> <response> b </response>",
+    },
+    "extra_info": {"index": 0},
+}
+
+
+class Buffer:
+    """What the seam looks for in verl's replay buffer, which may be without."""
+
+    filter_groups_metric = "components"
+
+    def _sync_metadata_from_transfer_queue(self) -> None: ...
+
+    def _dapo_filtered_keys(self, partition_id: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(TASKS["toolbox"](), 0, vocabulary=300)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DictConfig:
+    config = recipe()
+    for key in ("train_files", "val_files"):
+        config.data[key] = str(tmp_path / "rows.parquet")
+    (tmp_path / "rows.parquet").touch()
+    return config
+
+
+@pytest.fixture
+def trainer(config: DictConfig, tokenizer: Any) -> SimpleNamespace:
+    return SimpleNamespace(config=config, tokenizer=tokenizer, replay_buffer=Buffer())
+
+
+def verls(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """verl's own `_init_dataloader`, as far as it matters here."""
+    trainer.train_dataset = trainer.val_dataset = [ROW]
+    return args, kwargs
+
+
+@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+def test_a_trainer_gets_its_seam_and_its_buffer_is_watched(
+    trainer: SimpleNamespace, adv_estimator: str
+) -> None:
+    trainer.config.algorithm.adv_estimator = adv_estimator
+    assert seams._init_dataloader(verls, trainer, "x", n=1) == (("x",), {"n": 1})
+    assert trainer.gdpo_seam.objective.keys == ("format", "correctness")
+    assert isinstance(trainer.gdpo_seam.failures, replay_buffer.SessionFailures)
+    assert trainer.replay_buffer._dapo_filtered_keys("val") == (set(), {})
+    assert trainer.config.data.seed is not None
+
+
+def test_a_trainer_without_a_buffer_gets_its_seam(trainer: SimpleNamespace) -> None:
+    del trainer.replay_buffer
+    seams._init_dataloader(verls, trainer)
+    assert trainer.gdpo_seam.failures is None
+
+
+def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> None:
+    with open_dict(trainer.config):
+        trainer.config.algorithm = {"adv_estimator": "grpo"}
+        trainer.config.reward.custom_reward_function = {"path": None}
+        trainer.config.reward.reward_manager.name = "naive"
+        trainer.config.data.seed = None
+    before = trainer.config.copy()
+    seams._init_dataloader(verls, trainer)
+    assert trainer.gdpo_seam is None
+    assert trainer.config == before
+    assert trainer.replay_buffer.__dict__ == {}
+
+
+def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
+    with open_dict(trainer.config):
+        trainer.config.algorithm = {
+            "adv_estimator": "grpo",
+            "filter_groups": {"metric": "components"},
+        }
+        trainer.config.reward.custom_reward_function = {"path": None}
+        trainer.config.reward.reward_manager.name = "naive"
+    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
+        seams._init_dataloader(verls, trainer)
+
+
+def test_data_that_are_not_there_are_found_missing_before_verl_looks(
+    trainer: SimpleNamespace,
+) -> None:
+    trainer.config.data.train_files = "/nowhere/rows.parquet"
+    with pytest.raises(ValueError, match=r"data\.train_files: '/nowhere/rows\.parquet'"):
+        seams._init_dataloader(pytest.fail, trainer)
+
+
+def test_a_component_that_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
+    with open_dict(trainer.config):
+        trainer.config.algorithm.gdpo_reward_keys = ["format", "brevity"]
+    with pytest.raises(ValueError, match="brevity"):
+        seams._init_dataloader(verls, trainer)
+
+
+def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_it(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer.config.algorithm.adv_estimator = "grpo"
+    seams._init_dataloader(verls, trainer)
+    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
+    calls: list[tuple[Any, ...]] = []
+
+    def broken(*args: Any) -> Any:
+        raise KeyError("moved upstream")
+
+    monkeypatch.setattr(queue, "reward_infos", broken)
+    for _ in range(2):
+        seams._compute_advantage(lambda *args: calls.append(args), trainer, batch, {})
+    assert calls == [(trainer, batch, {})] * 2
+    assert trainer.gdpo_seam is None
+    (record,) = (r for r in caplog.records if "no more metrics for the reward" in r.getMessage())
+    assert record.levelno == logging.WARNING
+    assert record.exc_info is not None
+
+
+@pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
+def test_the_estimator_is_told_the_global_step(
+    trainer: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    attributes: dict[str, int],
+    step: int,
+) -> None:
+    seams._init_dataloader(verls, trainer)
+    vars(trainer).update(attributes)
+    infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
+    monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: infos)
+    batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], tags=[{}, {}], partition_id="train")
+    found: list[AdvantageStep] = []
+
+    def advantages(*args: Any) -> str:
+        found.append(estimator._step.get())  # type: ignore[arg-type]
+        estimator.gdpo(torch.zeros(2, 1), torch.ones(2, 1), ["u", "u"])
+        return "verl's own result"
+
+    assert seams._compute_advantage(advantages, trainer, batch, {}) == "verl's own result"
+    assert found[0].global_step == step
+
+
+def test_components_of_a_reward_model_beside_the_policy_are_fields_of_the_queue(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seams._init_dataloader(verls, trainer)
+    with open_dict(trainer.config):
+        trainer.config.reward.reward_model = {"enable": True, "enable_resource_pool": False}
+    monkeypatch.setattr(queue, "columns", lambda *args: [args])
+    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
+    assert trainer.gdpo_seam.step(batch).infos == [(["u_0_0"], "train", ("format", "correctness"))]
+
+
+@pytest.mark.parametrize("method", [seams._fit, seams._save_checkpoint, seams._dump_generations])
+def test_without_a_seam_verls_method_gets_what_it_was_given(method: Callable) -> None:
+    calls: list[Any] = []
+    trainer = SimpleNamespace()
+    method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)
+    assert calls == [((trainer, 1), {"last": True})]
+
+
+def test_the_legacy_trainer_refuses_a_schedule_because_it_tells_no_step(
+    trainer: SimpleNamespace,
+) -> None:
+    with open_dict(trainer.config):
+        ramp = {"from": 0.0, "to": 1.0, "steps": 5}
+        trainer.config.algorithm.gdpo = {"schedule": {"format": ramp}}
+    with pytest.raises(ValueError, match=r"algorithm\.gdpo\.schedule"):
+        seams._init_legacy(verls, trainer)
+
+
+def test_installed_is_what_the_trainers_base_class_and_its_module_call() -> None:
+    from verl.trainer.ppo.v1 import PPOTrainer, trainer_base, utils
+
+    import gdpo_verl.plugin  # noqa: F401  where the tests run without verl's plug-ins
+
+    for name in ("_init_dataloader", "_compute_advantage", "_log_rollout_data", "fit"):
+        assert hasattr(getattr(PPOTrainer, name), "__wrapped__"), name
+    for name in ("_dump_generations", "_save_checkpoint"):
+        assert hasattr(getattr(PPOTrainer, name), "__wrapped__"), name
+    seen = trainer_base.compute_advantage_for_multi_trajectories
+    assert seen.__wrapped__ is utils.compute_advantage_for_multi_trajectories
+    assert hasattr(utils.MetricsAggregator._get_metric_weight, "__wrapped__")
