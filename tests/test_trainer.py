@@ -141,7 +141,7 @@ def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_i
     assert trainer.gdpo_seam is None
     (record,) = (r for r in caplog.records if "no more metrics for the reward" in r.getMessage())
     assert record.levelno == logging.WARNING
-    assert record.exc_info is not None
+    assert record.exc_info
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
