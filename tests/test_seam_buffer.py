@@ -172,8 +172,8 @@ def test_counting_failed_sessions_is_given_up_when_it_fails(
     queue.kv_clear(keys=["p"], partition_id="train")
 
 
-def worker_in_which_fails(*messages: str) -> Any:
-    """An actor under the name of an agent loop worker, after sessions that raised these errors."""
+def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12") -> Any:
+    """An actor, by name an agent loop worker, after sessions that raised these errors."""
     import ray
 
     @ray.remote
@@ -187,7 +187,7 @@ def worker_in_which_fails(*messages: str) -> Any:
             tasks = [asyncio.ensure_future(session(message)) for message in messages]
             return len(await agent_loop_tq._settle_session_tasks(tasks))
 
-    worker = Worker.options(name="agent_loop_worker_0_ab12", num_cpus=0).remote()
+    worker = Worker.options(name=name, num_cpus=0).remote()
     assert ray.get(worker.fail.remote()) == len(messages)
     return worker
 
@@ -261,9 +261,11 @@ def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: A
 
     from gdpo_verl.plugin import replay_buffer
 
+    other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
     assert replay_buffer._last_error() == "unknown"
     before = queue.kv_list()
     worker = worker_in_which_fails("no such table", "no such tool")
     assert replay_buffer._last_error() == "KeyError: 'no such tool'"
     assert queue.kv_list() == before
     ray.kill(worker)
+    ray.kill(other)
