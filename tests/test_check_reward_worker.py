@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ import pytest
 from reward_checks import check as check
 from reward_checks import scores
 from reward_checks import work as work
+
+from gdpo_verl.check_reward.worker import Outcome, _receive
 
 
 def test_what_a_reward_prints_is_no_part_of_the_report(check: Callable) -> None:
@@ -93,6 +96,17 @@ def runs(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_what_a_process_sent_before_it_ended_is_received() -> None:
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    ours, its = multiprocessing.Pipe()
+    its.send(Outcome(score=0.5))
+    its.close()
+    assert _receive(process, ours, 60).score == 0.5
+    assert _receive(process, ours, 60).error == "ended its process with status 0"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:

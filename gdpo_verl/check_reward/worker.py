@@ -167,8 +167,12 @@ def _receive(process: BaseProcess, connection: Connection, timeout: float) -> Ou
 
 
 def _processor_seconds(process: BaseProcess) -> float:
-    """The processor time of its threads, without that of its children."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    """The processor time of its threads, without that of its children; 0 when it has ended."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+    except OSError:  # what it sent, or its end, waits in the pipe
+        return 0.0
+    fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
