@@ -14,13 +14,13 @@ from test_plugin import in_fresh_process
 WORKER = """
 import json, os, random, signal, sys
 import numpy as np
-print(json.dumps({
+os.write(1, (json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv, "cwd": os.getcwd(),
     "name": __name__, "own": os.environ["OWN"], "shared": os.environ.get("SHARED"),
     "imported": sys.modules["slow_to_import"].PROCESS, "imported with": os.environ.get("ONLY"),
     "draws": [random.random(), np.random.rand()],
     "child": os.waitstatus_to_exitcode(os.system("exit 3")),
-}), flush=True)
+}) + "\\n").encode())  # the other worker may write to the same pipe between two writes
 sys.exit(0 if "good" in sys.argv else 7)
 """
 
@@ -123,7 +123,8 @@ if __name__ == "__main__":
     while os.path.exists(f"/proc/{of_killed[1]}") and time.monotonic() < deadline:
         time.sleep(0.1)
     left = os.path.exists(f"/proc/{of_killed[1]}")
-    print(json.dumps([about, os.getppid(), left, ends.exitcode, dead.exitcode]), flush=True)
+    line = json.dumps([about, os.getppid(), left, ends.exitcode, dead.exitcode])
+    os.write(1, (line + "\\n").encode())  # at once, as the other worker may write between two
 """
 
 
