@@ -1,8 +1,9 @@
 """Score answers in a process of their own, which is ended when one of them does not end.
 
 A reward may hang in a way that no thread and no signal handler can stop, in a regular expression
-for instance. The process is forked from a server that has imported verl and has run nothing, so
-that a new one costs little, and heads a session of its own, so that what it started ends with it.
+for instance. The process is forked from a server that has run nothing and, under the command, has
+imported verl, so that a new one costs little; it heads a session of its own, so that what it
+started ends with it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ LOAD_SECONDS = 300.0
 MOST_LOST = 5
 # Seconds by the clock for each of processor time, for an answer that waits or a busy machine.
 PATIENCE = 6
-_PRELOADED = "verl.trainer.ppo.reward"
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,6 @@ def _process(
     config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer]
 ) -> Iterator[tuple[BaseProcess, Connection]]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOADED])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(theirs, Path.cwd(), config, rows, answers))
     process.start()

@@ -100,8 +100,14 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 
 def _check_reward(options: argparse.Namespace) -> int:
-    # The server that scores imports verl, which takes seconds, while this process does.
-    multiprocessing.set_forkserver_preload(["verl.trainer.ppo.reward"])
+    # The server that the scoring processes are forked from imports verl while this process does.
+    multiprocessing.set_forkserver_preload(
+        [
+            "verl.trainer.ppo.reward",
+            "verl.workers.reward_manager",
+            "gdpo_verl.plugin.reward_manager",
+        ]
+    )
     forkserver.ensure_running()
     from gdpo_verl import check_reward
 
