@@ -70,11 +70,11 @@ if [ ! -d "$venv" ]; then
   "$python" -m venv "$venv" ||
     fail "no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"
 fi
-"$venv/bin/python" -m pip --version > /dev/null || fail "$venv has no pip: remove it, or set VENV"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+configured=$("${pip[@]}" config list) || fail "$venv has no pip: remove it, or set VENV"
 
 # --- uv, which looks where pip is told to look ----------------------------------------------------
-pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-pip_setting() { "${pip[@]}" config list | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tail -n 1; }
+pip_setting() { sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" <<< "$configured" | tail -n 1; }
 if [ -z "${UV_DEFAULT_INDEX:-}" ]; then UV_DEFAULT_INDEX=$(pip_setting index-url); fi
 if [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(pip_setting find-links); fi
 export UV_DEFAULT_INDEX UV_FIND_LINKS UV_PYTHON_DOWNLOADS=never

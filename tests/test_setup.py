@@ -98,6 +98,12 @@ case "$*" in
   *) sleep "${INSTALLS_FOR:-0}"; exit "${INSTALLS:-0}" ;;
 esac
 """
+# The interpreter, but that an environment with pip, made once, is copied: making it takes seconds.
+PYTHON = """\
+#!/bin/sh
+if [ "$1 $2" = "-m venv" ]; then exec cp -a {made}/. "$3"; fi
+exec {python} "$@"
+"""
 GPU = """\
 #!/bin/sh
 case "$1" in -L) echo "GPU 0: a card" ;; *) echo "$DRIVER"; echo "$DRIVER" ;; esac
@@ -127,7 +133,7 @@ class Machine:
         variables = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "VENV": str(self.venv),
-            "PYTHON": sys.executable,
+            "PYTHON": str(self.bin / "python-of-tests"),
             "RECORD": str(self.record),
             "RESOLVED": " + torch==2.11.0",
         }
@@ -145,15 +151,25 @@ class Machine:
         return self.record.read_text().splitlines()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment as ``python -m venv`` makes it."""
+    made = tmp_path_factory.mktemp("made") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    return made
+
+
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path, made: Path) -> Machine:
+    machine = Machine(tmp_path)
+    machine.program("python-of-tests", PYTHON.format(made=made, python=sys.executable))
+    return machine
 
 
 def test_everything_is_resolved_before_anything_is_installed_and_the_second_time_nothing_is_done(
     machine: Machine,
 ) -> None:
-    done = machine.setup("cpu", "test")
+    done = machine.setup("cpu", "test", PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     first, second = machine.asked
     assert first == f"{second} --dry-run"
