@@ -216,9 +216,16 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     page.context.close()
 
 
-@pytest.mark.real
-def test_the_selector_sets_a_variant_beside_the_two(browser, server):
+@pytest.fixture(scope="module")
+def view(browser, server):
+    """A page of which each test that shares it uses sections of its own."""
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
+    yield view
+    view.page.context.close()
+
+
+@pytest.mark.real
+def test_the_selector_sets_a_variant_beside_the_two(view):
     page = view.page
     page.wait_for_selector("#answers [data-rollout]")
     assert page.locator("#answers [data-third]").count() == 0
@@ -232,12 +239,10 @@ def test_the_selector_sets_a_variant_beside_the_two(browser, server):
     widget(page, "dropdown", "beside them").select_option(label="gdpo")
     page.wait_for_selector("#answers [data-third]", state="detached")
     assert view.errors == []
-    page.context.close()
 
 
 @pytest.mark.real
-def test_units_and_phantoms_follow_their_widgets(browser, server):
-    view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
+def test_units_and_phantoms_follow_their_widgets(view):
     page = view.page
     page.wait_for_selector("#phantoms svg")
     page.wait_for_selector("#units svg")
@@ -254,12 +259,10 @@ def test_units_and_phantoms_follow_their_widgets(browser, server):
     sentence = phantom.training_sentences(phantom.trainings(0, 8, 1.0), share)[0]
     page.locator("#phantoms").filter(has_text=sentence).wait_for()
     assert view.errors == []
-    page.context.close()
 
 
 @pytest.mark.real
-def test_the_users_rollouts_are_shown_and_their_text_is_text(browser, server):
-    view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
+def test_the_users_rollouts_are_shown_and_their_text_is_text(view, server):
     page = view.page
     expected = dumps.read_dump(server.run / "rollouts" / "1.jsonl").groups[0]
     page.wait_for_selector("#run [data-rollout]")
@@ -281,35 +284,39 @@ def test_the_users_rollouts_are_shown_and_their_text_is_text(browser, server):
     assert HOSTILE in page.locator("#run").inner_text()
     assert page.evaluate("window.hacked === undefined")
     assert view.errors == []
-    page.context.close()
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("name", "width", "scheme"),
-    [("light", 1200, "light"), ("dark", 1200, "dark"), ("phone", 390, "dark")],
-)
-def test_the_page_fits_its_reader(browser, server, tmp_path, name, width, scheme):
-    size = {"width": width, "height": 900}
-    view = opened(browser, server.address, viewport=size, color_scheme=scheme)
+def test_the_page_fits_its_reader(browser, server, tmp_path):
+    view = opened(browser, server.address)
     page = view.page
     page.wait_for_selector("#run [data-rollout]")
     page.wait_for_selector("#when h3")
-    right = page.evaluate(
-        "Math.max(...[...document.querySelectorAll('.gx')]"
-        ".map(element => element.getBoundingClientRect().right))"
-    )
-    assert right <= width
-    ink, paper = page.evaluate(
-        "[getComputedStyle(document.querySelector('.gx p')).color, "
-        "getComputedStyle(document.body).backgroundColor]"
-    )
-    brightness = [sum(map(float, re.findall(r"[\d.]+", color)[:3])) for color in (ink, paper)]
-    assert (brightness[0] > brightness[1]) == (scheme == "dark"), (ink, paper)
-    pictures = Path(os.environ.get("GDPO_VERL_SCREENSHOTS", tmp_path))
-    page.screenshot(path=pictures / f"explain_{name}.png")
-    page.locator("#toy svg").first.scroll_into_view_if_needed()
-    page.screenshot(path=pictures / f"explain_toy_{name}.png")
+    for name, width, scheme in (
+        ("light", 1200, "light"),
+        ("dark", 1200, "dark"),
+        ("phone", 390, "dark"),
+    ):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_function(
+            """dark => { const brightness = color =>
+              color.match(/[\\d.]+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0);
+              const ink = getComputedStyle(document.querySelector('.gx p')).color;
+              const paper = getComputedStyle(document.body).backgroundColor;
+              return (brightness(ink) > brightness(paper)) === dark }""",
+            arg=scheme == "dark",
+        )
+        right = page.evaluate(
+            "Math.max(...[...document.querySelectorAll('.gx')]"
+            ".map(element => element.getBoundingClientRect().right))"
+        )
+        assert right <= width
+        pictures = Path(os.environ.get("GDPO_VERL_SCREENSHOTS", tmp_path))
+        page.evaluate("window.scrollTo(0, 0)")
+        page.screenshot(path=pictures / f"explain_{name}.png")
+        page.locator("#toy svg").first.scroll_into_view_if_needed()
+        page.screenshot(path=pictures / f"explain_toy_{name}.png")
     assert view.errors == []
     page.context.close()
 

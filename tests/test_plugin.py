@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import wrapt
@@ -137,11 +138,14 @@ def test_doctor_is_content_here_and_names_what_is_missing() -> None:
     assert "gdpo_verl.plugin.estimator.gdpo" in well.stdout
     assert "starts and runs a task" in well.stdout
 
-    ill = doctor(VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu")
+    # And with a TRL, which test.sh lays there, that verl cannot build models with.
+    trl = Path(sys.prefix) / "trl"
+    ill = doctor(VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu", PYTHONPATH=str(trl))
     assert ill.returncode == 1
     assert "FAIL  adv_estimator=gdpo" in ill.stdout
     assert "FAIL  trainer seam" in ill.stdout
     assert "VERL_USE_EXTERNAL_PLUGINS" in ill.stdout
+    assert ("FAIL  TRL" in ill.stdout) == ("pip uninstall trl" in ill.stdout) == trl.is_dir()
 
 
 def test_reward_manager_is_registered_when_it_is_imported_before_verl() -> None:

@@ -295,10 +295,3 @@ apply_monkey_patch(Qwen2ForCausalLM(config), use_remove_padding=False)
 """
     output = run_beside_trl("-c", program)
     assert "cannot import name 'AutoModelForCausalLMWithValueHead' from 'trl'" in output.stderr
-
-
-def test_doctor_names_the_trl_that_verl_cannot_build_models_with() -> None:
-    output = run_beside_trl("-m", "gdpo_verl.cli", "doctor")
-    assert output.returncode == 1
-    assert "FAIL  TRL" in output.stdout
-    assert "pip uninstall trl" in output.stdout
