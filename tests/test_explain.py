@@ -313,7 +313,7 @@ def test_the_page_fits_its_reader(browser, server, tmp_path):
         )
         assert right <= width
         pictures = Path(os.environ.get("GDPO_VERL_SCREENSHOTS", tmp_path))
-        page.evaluate("window.scrollTo(0, 0)")
+        page.locator("h1").first.evaluate("title => title.scrollIntoView({block: 'end'})")
         page.screenshot(path=pictures / f"explain_{name}.png")
         page.locator("#toy svg").first.scroll_into_view_if_needed()
         page.screenshot(path=pictures / f"explain_toy_{name}.png")
