@@ -12,7 +12,7 @@ from gdpo_verl.advantage.arguments import check_dense, kind
 # Elements of B×T handled at a time, on a CPU and elsewhere. What is intermediate then stays in the
 # cache, or is small beside the result. Smaller blocks would keep a machine's cores waiting for
 # each other more often, which is dear where other processes use them too.
-BLOCK = {"cpu": 2**18, "other": 2**24}
+BLOCK = {"cpu": 2**18, "other": 2**23}
 
 
 class MaskedRows:
@@ -37,14 +37,19 @@ class MaskedRows:
         self.counts = torch.zeros(rows, dtype=torch.float64, device=mask.device)
         # A float may be rounded to 1 by the copy, so it is looked at as it is.
         exact = mask.is_floating_point() and mask.dtype.itemsize > 1
+        whole = not (mask.is_floating_point() or mask.dtype == torch.bool or dtype.itemsize < 4)
         # Looked at once, at the end: each look waits for an accelerator.
         valid = torch.ones((), dtype=torch.bool, device=mask.device)
         for block in row_blocks(mask):
             copy = self.values[block].copy_(mask[block])
             looked_at = mask[block] if exact else copy
-            if mask.dtype != torch.bool:
-                valid &= _zeros_and_ones(looked_at, whole=not mask.is_floating_point())
-            self.counts[block] = copy.sum(dim=1, dtype=torch.float32)  # exact up to 2^24 tokens
+            counts = copy.sum(dim=1, dtype=torch.float32)  # exact up to 2^24 tokens
+            if whole:  # each square is at least as large, and only those of 0 and 1 are equal
+                flat = copy.view(-1)
+                valid &= flat.dot(flat) == counts.sum()
+            elif mask.dtype != torch.bool:
+                valid &= _zeros_and_ones(looked_at)
+            self.counts[block] = counts
         if not valid:
             raise ValueError("response_mask: expected only 0 and 1")
 
@@ -84,10 +89,7 @@ def _check_mask(response_mask: Tensor, rows: int) -> Tensor:
     return response_mask.detach()
 
 
-def _zeros_and_ones(values: Tensor, *, whole: bool) -> Tensor:
-    if whole:
-        low, high = values.aminmax()
-        return (low >= 0) & (high <= 1)
+def _zeros_and_ones(values: Tensor) -> Tensor:
     # Of all numbers only 0 and 1 are their own squares; infinity and NaN leave NaN.
     low, high = values.square().sub_(values).aminmax()
     return (low == 0) & (high == 0)
