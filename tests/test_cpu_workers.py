@@ -95,10 +95,12 @@ print("@" + json.dumps([ray.get_runtime_context().get_job_id(), *found]))
 
 
 SPAWNING = """
-import json, multiprocessing, os, time
+import json, multiprocessing, os, setproctitle, time
 
 def be(pipe, stay):
-    pipe.send([os.getppid(), os.getpid(), os.environ["OWN"]])
+    setproctitle.setproctitle("VLLM::title")
+    title = open("/proc/self/cmdline").read().rstrip("\\0")
+    pipe.send([os.getppid(), os.getpid(), os.environ["OWN"], title])
     time.sleep(stay)
     os._exit(3)
 
@@ -137,7 +139,8 @@ def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()[1:-1]]
     assert {about[2] for about, *_ in answers} == {"a", "b"}
-    for (parent, _, _), server, left, *statuses in answers:
+    assert {about[3] for about, *_ in answers} == {"VLLM::title"}
+    for (parent, *_), server, left, *statuses in answers:
         assert (parent, left) == (server, False)
         assert statuses == [3, -9]
 

@@ -95,6 +95,8 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
     for module in modules:
         importlib.import_module(module)
+    with contextlib.suppress(ImportError):  # finds the title's place by the first environment
+        importlib.import_module("setproctitle").getproctitle()
     executable = str(Path(listener.getsockname()).with_name(_EXECUTABLE))
     workers: dict[int, tuple[int, socket.socket]] = {}  # by a file that is readable once it ended
     while True:

@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -95,7 +95,7 @@ def train(
         for left in range(retries, -1, -1):
             start = _settle(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, overrides, lock, hang_after)
+            failure = _run(recipe, run, overrides, lock, hang_after, _environment(run, config))
             if failure is None:
                 (run / "done").touch()
                 return
@@ -118,11 +118,23 @@ def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
     return advanced or (failure.died and not stalled)
 
 
-def _run(
-    recipe: str, run: Path, overrides: Sequence[str], lock: TextIO, hang_after: float
-) -> Failure | None:
+def _environment(run: Path, config: DictConfig) -> dict[str, str]:
+    """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
-    environment["VERL_FILE_LOGGER_PATH"] = str(run / "metrics.jsonl")
+    platform = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
+    if chosen := OmegaConf.select(config, platform):
+        environment.setdefault("VERL_PLATFORM", chosen)
+    return environment | {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl")}
+
+
+def _run(
+    recipe: str,
+    run: Path,
+    overrides: Sequence[str],
+    lock: TextIO,
+    hang_after: float,
+    environment: Mapping[str, str],
+) -> Failure | None:
     started = time.time()
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
