@@ -164,6 +164,7 @@ def test_what_goes_wrong_is_raised_as_verl_raises_it(sides: dict[str, dict[str, 
     assert not differing(sides, lambda name: name.startswith("raises: "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: str) -> None:
     from neighbours import METHODS
