@@ -42,13 +42,12 @@ class MaskedRows:
         valid = torch.ones((), dtype=torch.bool, device=mask.device)
         for block in row_blocks(mask):
             copy = self.values[block].copy_(mask[block])
-            looked_at = mask[block] if exact else copy
             counts = copy.sum(dim=1, dtype=torch.float32)  # exact up to 2^24 tokens
             if whole:  # each square is at least as large, and only those of 0 and 1 are equal
                 flat = copy.view(-1)
                 valid &= flat.dot(flat) == counts.sum()
             elif mask.dtype != torch.bool:
-                valid &= _zeros_and_ones(looked_at)
+                valid &= _zeros_and_ones(mask[block] if exact else copy)
             self.counts[block] = counts
         if not valid:
             raise ValueError("response_mask: expected only 0 and 1")
