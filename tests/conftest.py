@@ -46,7 +46,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # pytest's workers begin with the files that take longest.
 LONGEST = (
     *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py", "test_training.py"),
-    *("test_cluster.py", "test_modes.py", "test_recipes.py"),
+    *("test_cluster.py", "test_modes.py", "test_recipes.py", "test_unnoticed.py"),
+    *("test_explain.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
 )
 
 
