@@ -97,18 +97,18 @@ def read(question: str, folder: Path | None = None) -> list[dict[str, Any]]:
 
 def keep(entry: Mapping[str, Any], folder: Path | None = None) -> None:
     """Add a run to its question's file, which the same runs make the same to the byte."""
-    question = entry["question"]
-    runs = {(each["arm"], each["seed"]): each for each in [*read(question, folder), entry]}
-    lines = [
-        json.dumps(runs[key], sort_keys=True, separators=(",", ":")) + "\n" for key in sorted(runs)
-    ]
-    buffer = io.BytesIO()
-    with gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as stream:
-        stream.write("".join(lines).encode())
-    folder = folder or KEPT_IN
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{question}.jsonl.gz") as scratch:
-        scratch.write_bytes(buffer.getvalue())
+    question, folder = entry["question"], folder or KEPT_IN
+    with locked(folder):
+        runs = {(each["arm"], each["seed"]): each for each in [*read(question, folder), entry]}
+        lines = [
+            json.dumps(runs[key], sort_keys=True, separators=(",", ":")) + "\n"
+            for key in sorted(runs)
+        ]
+        buffer = io.BytesIO()
+        with gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as stream:
+            stream.write("".join(lines).encode())
+        with replacing(folder / f"{question}.jsonl.gz") as scratch:
+            scratch.write_bytes(buffer.getvalue())
 
 
 def columns(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
@@ -162,9 +162,13 @@ def train(run: Run) -> None:
     from gdpo_verl.run.launch import train as launch
 
     place = WORK / str(run)
-    with exclusively(place / "lock"):
+    if place.exists():
+        with locked(place / "lock", wait=False) as ended:
+            if not ended:
+                sys.exit(f"{place}: held by a training that still runs; wait for it, or end it")
         shutil.rmtree(place)
-    files = prepare(run.task)
+    with locked(WORK / "models"):
+        files = prepare(run.task)
     about = provenance(files)
     check_start(run, about["files"])
     began = time.monotonic()
@@ -251,15 +255,20 @@ def check_start(run: Run, files: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def exclusively(path: Path) -> Iterator[None]:
-    """Hold a file against another process, which is refused."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"{path}: held by a training that still runs; wait for it, or end it")
-        yield
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a folder, or a file, against other processes; False where one has it and we go on."""
+    if not path.exists():
+        path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        ours = True
+    except BlockingIOError:
+        ours = False
+    try:
+        yield ours
+    finally:
+        os.close(descriptor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -276,14 +285,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train_left(questions: Sequence[str], seconds: float) -> int:
-    """Train what is left until the seconds are over, or two runs have failed; returns how many."""
+    """Train what is left, and what no other process trains, until the seconds are over or two runs
+    have failed; returns how many have."""
     from gdpo_verl.run.launch import LaunchError
 
     failed, until = 0, time.monotonic() + seconds
-    with exclusively(WORK / "lock"):
-        for run in left(plan(questions)):
-            if time.monotonic() >= until or failed == 2:
-                break
+    for run in plan(questions):
+        if time.monotonic() >= until or failed == 2:
+            break
+        with locked(WORK / "claims" / str(run), wait=False) as ours:
+            if not ours or not left([run]):
+                continue
             try:
                 train(run)
             except LaunchError as error:

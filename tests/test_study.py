@@ -210,6 +210,15 @@ def test_a_run_that_failed_does_not_end_the_study_and_a_second_does(
     assert "q1/gdpo-1-1: out of luck" in capsys.readouterr().err
 
 
+def test_a_run_that_another_process_trains_is_left_to_it(started: list[str]) -> None:
+    first, second, third = study.plan([Q2])[:3]
+    with study.locked(study.WORK / "claims" / str(first)) as ours:
+        assert ours
+        with pytest.raises(KeyboardInterrupt):  # comes with the second training
+            study.main(["--question", "2"])
+    assert started == [f"{run.arm}-{run.seed}" for run in (second, third)]
+
+
 def test_a_run_from_another_policy_is_refused(started: list[str]) -> None:
     first, second = study.plan([Q2])[:2]
     study.keep(entry(first, {}))
