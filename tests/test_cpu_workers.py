@@ -80,7 +80,8 @@ ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runt
 class Actor:
     def about(self):
         job = ray.get_runtime_context().get_job_id()
-        return os.getppid(), os.environ["OF_JOB"], os.environ["OF_ACTOR"], job
+        title = open("/proc/self/cmdline").read().rstrip("\\0")
+        return os.getppid(), os.environ["OF_JOB"], os.environ["OF_ACTOR"], job, title
     def die(self):
         os._exit(1)
 
@@ -149,5 +150,5 @@ def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
 def test_rays_workers_are_forks_of_one_process_and_end_as_others_do() -> None:
     job, first, second, left = in_fresh_process(RAY)
     assert first == second
-    assert first[1:] == ["job", "actor", job]
+    assert first[1:] == ["job", "actor", job, "ray::Actor.about"]
     assert left == ["b"]

@@ -95,8 +95,6 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
     for module in modules:
         importlib.import_module(module)
-    with contextlib.suppress(ImportError):  # finds the title's place by the first environment
-        importlib.import_module("setproctitle").getproctitle()
     executable = str(Path(listener.getsockname()).with_name(_EXECUTABLE))
     workers: dict[int, tuple[int, socket.socket]] = {}  # by a file that is readable once it ended
     while True:
@@ -130,6 +128,9 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     import numpy
 
     request = _take_files(connection)
+    if "-c" in request["arguments"]:  # vLLM's title finds its place by the first environment,
+        with contextlib.suppress(ImportError):  # and would take it from Ray's in Ray's workers
+            importlib.import_module("setproctitle").getproctitle()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
