@@ -67,7 +67,7 @@ for estimator in gdpo grpo; do
 done
 
 part "5/5  both trained from the same policy"
-cat "$out/report/summary.md"
+sed 's/&lt;/</g' "$out/report/summary.md"    # Markdown, in which a policy's tags are escaped
 echo
 echo "The page with curves, table and completions: $page"
 echo "Logs, metrics, dumps and checkpoints: $out/{gdpo,grpo}/"

@@ -256,7 +256,7 @@ def check_start(run: Run, files: Mapping[str, str]) -> None:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a folder, or a file, against other processes; False where one has it and we go on."""
+    """Hold a folder or a file against other processes; False if one has it, unless we wait."""
     if not path.exists():
         path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY)

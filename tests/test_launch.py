@@ -177,6 +177,17 @@ def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
         launch.train("toolbox/gdpo", tmp_path)
 
 
+def test_the_driver_s_platform_is_its_workers_unless_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    on_cpu, on_gpus = (compose("toolbox/gdpo", [f"hardware={name}"]) for name in ("cpu", "gpu8"))
+    assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "cpu"
+    assert "VERL_PLATFORM" not in launch.environment_of(tmp_path, on_gpus)
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
+
+
 def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given() -> None:
     overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
     config = composed("code/gdpo", Path("/run"), overrides)

@@ -128,8 +128,10 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     import numpy
 
     request = _take_files(connection)
-    if "-c" in request["arguments"]:  # vLLM's title finds its place by the first environment,
-        with contextlib.suppress(ImportError):  # and would take it from Ray's in Ray's workers
+    spawned = "-c" in request["arguments"]  # else a worker of Ray's, which brings its own titles
+    if spawned:
+        with contextlib.suppress(ImportError):
+            # vLLM's titles: they find their place by the environment that the process began with.
             importlib.import_module("setproctitle").getproctitle()
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -137,13 +139,12 @@ def become_worker(connection: socket.socket, executable: str) -> None:
     with contextlib.suppress(PermissionError):  # to be more urgent than the server
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     raylet: Any = importlib.import_module("ray._raylet")
-    raylet.Config.initialize(
-        ""
-    )  # reads RAY_AUTH_MODE, which `ray.init` chose after the server began
+    # Reads RAY_AUTH_MODE, which `ray.init` chose after the server began.
+    raylet.Config.initialize("")
     numpy.random.seed()  # the server's state would be every worker's
     multiprocessing.set_executable(executable)
     sys.argv = request["arguments"]
-    if "-c" not in sys.argv:
+    if not spawned:
         runpy.run_path(sys.argv[0], run_name="__main__")
         return
     # As `python -c CODE --multiprocessing-fork`.

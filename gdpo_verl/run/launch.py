@@ -95,7 +95,7 @@ def train(
         for left in range(retries, -1, -1):
             start = _settle(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, overrides, lock, hang_after, _environment(run, config))
+            failure = _run(recipe, run, overrides, lock, hang_after, environment_of(run, config))
             if failure is None:
                 (run / "done").touch()
                 return
@@ -118,7 +118,7 @@ def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
     return advanced or (failure.died and not stalled)
 
 
-def _environment(run: Path, config: DictConfig) -> dict[str, str]:
+def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
     platform = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
