@@ -48,6 +48,15 @@ def capture(*args, backend=None, **kwargs):
     result["backend"] = backend
 torch.distributed.init_process_group = capture
 distributed.initialize_global_process_group_ray()
+# Log-probabilities of three tokens and their gradient: how often, and which.
+from verl.utils import torch_functional
+plain, calls = torch.logsumexp, []
+torch.logsumexp = lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs)
+logits = torch.tensor([[0.1, 2.0, -1.0], [3.0, 3.0, 3.0], [-7.0, 0.3, 5.0]], requires_grad=True)
+log_probs = torch_functional.logprobs_from_logits(logits, torch.tensor([1, 0, 2]))
+(log_probs * torch.tensor([1.0, -2.0, 0.5])).sum().backward()
+torch.logsumexp = plain
+result["logsumexp"], result["log-probs"] = len(calls), [log_probs.tolist(), logits.grad.tolist()]
 try:
     result["vllm"] = importlib.metadata.version("vllm")
 except importlib.metadata.PackageNotFoundError:
@@ -127,6 +136,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
     assert applied["poll"] == 0.1
     assert applied["pinned"] is False
     assert applied["restored"] == 1.0
+    assert applied["logsumexp"] == 1
     assert applied["spins"] == 0
     assert applied["looks again"] == 2
     assert applied["sockets"] == 2
@@ -140,9 +150,16 @@ def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["weight"] == 0, "keep_plain_weights can go"
     assert upstream["poll"] > POLL_SECONDS, "poll_often can go"
     assert upstream["restored"] == 2.0, "copy_saved_weights can go"
+    assert upstream["logsumexp"] == 3, "score_a_batch_at_once can go"
     assert upstream["spins"] > 0, "wait_without_spinning can go"
     assert upstream["looks again"] > 100, "a missed notification costs nothing any more"
     assert upstream["worker command"] is None, "fork_workers can go"
+
+
+def test_log_probs_of_a_batch_are_those_of_its_tokens_to_the_bit(
+    applied: dict[str, Any], upstream: dict[str, Any]
+) -> None:
+    assert applied["log-probs"] == upstream["log-probs"]
 
 
 def test_verl_names_the_socket_of_the_weights_after_rays_job_alone() -> None:

@@ -28,6 +28,7 @@ def apply() -> None:
     when_imported("verl.workers.rollout.vllm_rollout.utils")(name_receivers_socket)
     when_imported("verl.trainer.ppo.v1.replay_buffer")(poll_often)
     when_imported("verl.utils.fsdp_utils")(copy_saved_weights)
+    when_imported("verl.utils.torch_functional")(score_a_batch_at_once)
     when_imported("verl.workers.engine.fsdp.transformer_impl")(offload_without_pinning)
 
 
@@ -124,6 +125,19 @@ def copy_saved_weights(fsdp_utils: Any) -> None:
         return copies, spec
 
     wrap(fsdp_utils, "fsdp2_sharded_save_to_cpu", save)
+
+
+def score_a_batch_at_once(functional: Any) -> None:
+    """Without flash-attention `logprobs_from_logits_v2` saves memory by one row at a time (verl/
+    utils/torch_functional.py), and the engine gives it unpadded tokens as rows: thousands of calls
+    a micro-batch and as many nodes for the backward pass, for the same numbers to the bit."""
+
+    def log_probs(original: Any, logits: Any, labels: Any) -> Any:
+        if logits.dim() != 2:
+            return original(logits, labels)
+        return original(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+
+    wrap(functional, "logprobs_from_logits_v2", log_probs)
 
 
 def offload_without_pinning(engine: Any) -> None:
