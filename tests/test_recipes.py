@@ -304,6 +304,7 @@ def here(command: str, tmp_path: Path) -> str | None:
     return f"{command} --dry-run" if trains else command
 
 
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_each_line_of_a_readme_runs_as_printed(
