@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -160,6 +163,45 @@ def test_log_probs_of_a_batch_are_those_of_its_tokens_to_the_bit(
     applied: dict[str, Any], upstream: dict[str, Any]
 ) -> None:
     assert applied["log-probs"] == upstream["log-probs"]
+
+
+RAY = """
+import ray, verl
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False,
+         runtime_env={"env_vars": {"OWN": "own"}})
+
+@ray.remote(num_cpus=1)
+def own():
+    import os
+    return os.environ["OWN"]
+
+print(ray.get(own.remote()))
+"""
+SLOW_AGENTS = """
+import sys, time
+if any(argument.endswith("agent.py") or "/agent/" in argument for argument in sys.orig_argv):
+    time.sleep(40)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plugins", ["auto", "none"])
+def test_ray_starts_when_its_agents_take_longer_than_the_raylet_waits(
+    plugins: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    environment = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
+    process = subprocess.run(
+        [sys.executable, "-c", RAY],
+        env=os.environ | environment | {"VERL_USE_EXTERNAL_PLUGINS": plugins},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if plugins == "none":
+        assert "timed out during startup" in process.stderr, "start_without_waiting_for_agents"
+    else:
+        assert process.stdout == "own\n", process.stderr
 
 
 def test_verl_names_the_socket_of_the_weights_after_rays_job_alone() -> None:

@@ -22,6 +22,7 @@ def apply() -> None:
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
+    when_imported("ray._private.node")(start_without_waiting_for_agents)
     when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout")(name_senders_socket)
@@ -75,6 +76,27 @@ def run_workers_at_full_priority() -> None:
     on few cores the agent loop waits for whatever else runs, vLLM's engine included. The raylet
     that the driver starts reads this variable."""
     os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+def start_without_waiting_for_agents(node: Any) -> None:
+    """A raylet ends itself when its agents, two Python processes, have not written their ports
+    within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`; ray-project/ray
+    issue 65983), as happens on a busy machine. It does not wait for a port that it is given. One
+    it is never given: a file says so, and -1 there means "not in use" (ray/dashboard/agent.py)."""
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # 30 s for the other agent
+
+    def start(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
+        from ray._common.network_utils import find_free_port
+        from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+
+        for port in ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"):
+            if not getattr(starting._ray_params, port):
+                setattr(starting._ray_params, port, find_free_port())
+        name = DASHBOARD_AGENT_LISTEN_PORT_NAME
+        persist_port(starting._session_dir, starting._node_id, name, -1)
+        original(starting, *args, **kwargs)
+
+    wrap(node.Node, "start_raylet", start)
 
 
 def name_senders_socket(vllm_rollout: Any) -> None:
