@@ -75,6 +75,7 @@ FENCES = {
     "behind a thought": "<think>\nA loop?\n</think>\nThus:\n```python\n{}\n```",
     "with its output behind": "```python\n{}\n```\nIt prints:\n```\n3\n```",
     "with a shell command behind": "```python\n{}\n```\nRun it:\n```bash\npython a.py\n```",
+    "with its use behind": "```python\n{}\n```\nFor example:\n```python\nprint(f(3))\n```",
     "not closed": "```python\n{}",
     "a first attempt in front": "```python\ndef f(: no\n```\nBetter:\n```python\n{}\n```",
 }
@@ -157,8 +158,7 @@ def count_real(made: Card, problems: list[Problem], rows: list[dict[str, str]]) 
     made.sources.append(
         f"{len(rows)} real answers to HumanEval of Llama 3 8B and 70B as they stand, and programs "
         "of Qwen2.5-Coder 7B in a fence (github.com/QwenLM/Qwen2.5-Coder, qwencoder-eval): those "
-        "that HumanEval's own tests call right. What is refused of Llama ends in a second block "
-        "of Python, which shows how the function is used: the last block counts."
+        "that HumanEval's own tests call right."
     )
 
 
@@ -174,10 +174,10 @@ def count_wrong(made: Card, problems: list[Problem], few: list[Problem]) -> None
         "right in the thought alone",
         (Answer(f"<think>\n{fenced(p.solution)}\n</think>\nNo idea.", calls(p)) for p in few),
     )
-    wrong_last = f"\n{fenced('x = 1')}"
+    stub = fenced(ATTACKS["a stub"])
     made.wrong(
         "right, and then a wrong one",
-        (Answer(fenced(p.solution) + wrong_last, calls(p)) for p in few),
+        (Answer(fenced(p.solution) + "\n" + stub.format(name=p.name), calls(p)) for p in few),
     )
 
 

@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from gdpo_verl.cpu.departures import start_without_waiting_for_agents
+from gdpo_verl.hooks import when_imported
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 STOCK = "verl's own configuration"
 
@@ -40,6 +43,9 @@ class Training:
         return [json.loads(line) for line in lines]
 
 
+# Ray starts on a busy machine too.
+when_imported("ray._private.node")(start_without_waiting_for_agents)
+
 # A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,6 +54,8 @@ LONGEST = (
     *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py", "test_training.py"),
     *("test_cluster.py", "test_modes.py", "test_recipes.py", "test_unnoticed.py"),
     *("test_explain.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
+    *("test_code.py", "test_plugin.py", "test_cpu.py", "test_check_reward_worker.py"),
+    *("test_trl.py", "test_submit.py", "test_child.py", "test_contract.py"),
 )
 
 

@@ -35,6 +35,16 @@ def test_the_last_python_block_after_the_thought_counts(text, expected):
     assert find_code(text) == expected
 
 
+def test_a_block_that_shows_the_functions_use_is_not_the_answer():
+    answer = "```python\ndef f(x):\n  return x\n```\nFor example:\n```python\nprint(f(1))\n```"
+    assert find_code(answer, "f") == "def f(x):\n  return x\n"
+    assert find_code(answer) == "print(f(1))\n"
+    assert find_code(answer, "print") == "print(f(1))\n"
+    better = f"{answer}\n```python\nclass Solution:\n  def f(self): 0\n```"
+    assert find_code(better, "f") == "class Solution:\n  def f(self): 0\n"
+    assert find_code("```python\ndef fit(): 0\n```\n```python\nx = 1\n```", "f") == "x = 1\n"
+
+
 def test_the_published_rule_takes_an_answer_without_a_fence_as_code():
     assert find_code("print(1)", strict=False) == "print(1)"
     assert find_code("<think>```python\na\n```", strict=False) == "\na\n"
@@ -92,7 +102,7 @@ def test_malformed_tests_are_an_error_in_preparation_and_counted_in_training(
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_text_is_read(text):
     for strict in (True, False):
-        assert isinstance(find_code(text, strict=strict), str)
+        assert isinstance(find_code(text, "f", strict=strict), str)
 
 
 WORST = {
@@ -111,9 +121,10 @@ WORST = {
     "labels before backticks": lambda n: ("```" + "a" * 999 + "`\n") * (n // 1004),
     "blank lines": lambda n: "```python\n" + " \n" * (n // 2),
     "surrogates": lambda n: "\ud800\0" * (n // 2),
+    "definitions of nothing": lambda n: "```python\n" + "def" + " " * (n // 2) + "def " * (n // 8),
 }
 
 
 @pytest.mark.parametrize("make", WORST.values(), ids=WORST)
 def test_a_megabyte_is_read_in_linear_time(make):
-    assert_linear(find_code, make)
+    assert_linear(lambda text: find_code(text, "f"), make)

@@ -120,7 +120,7 @@ def compute_score(
         return _result(0.0, 0.0, 0.0, ParseError.GROUND_TRUTH)
     if sandbox_fusion_url and tests.kind == "assert":
         best_protection(allow_unprotected=allow_unprotected)  # the tests themselves run here
-    code = find_code(solution_str, strict=strict)
+    code = find_code(solution_str, tests.name, strict=strict)
     if not code.strip():
         return _result(0.0, length, 0.0, ParseError.NO_CODE)
     if not strict:

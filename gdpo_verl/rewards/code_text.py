@@ -51,14 +51,17 @@ class Tests:
     setup: str = ""
 
 
-def find_code(text: str, *, strict: bool = True) -> str:
+def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     """The program of an answer: its last block fenced as Python, else its last unlabelled one.
 
-    What stands before the first `</think>` is thought and no answer, and neither is a thought
-    without an end. A block that is not closed reaches to the end of the text.
+    Where a function is asked for, it is the last of them that defines it, if one does: models
+    show in a further block how it is used. What stands before the first `</think>` is thought and
+    no answer, and neither is a thought without an end. A block that is not closed reaches to the
+    end of the text.
 
     Args:
       text: the assistant's turn.
+      name: the function that the tests call; empty for a script.
       strict: False to read as verl's code rewards do: from the last "```python" to the next
         fence, and without one, the text up to any fence.
 
@@ -73,19 +76,20 @@ def find_code(text: str, *, strict: bool = True) -> str:
     thought, closed, answer = text.partition("</think>")
     if not closed:
         answer = "" if "<think>" in thought else thought
-    python = plain = None
-    for block in _blocks(answer):
-        label = block[0][2].lower()
+    python: list[str] = []
+    plain: list[str] = []
+    for fence, end in _blocks(answer):
+        # Within a list the whole block is indented as its fence is.
+        source = answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
+        label = fence[2].lower()
         if label in _LABELS:
-            python = block
+            python.append(source)
         elif not label:
-            plain = block
-    last = python or plain
-    if last is None:
-        return ""
-    fence, end = last
-    # Within a list the whole block is indented as its fence is.
-    return answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
+            plain.append(source)
+    blocks = python or plain or [""]
+    definition = re.compile(rf"\bdef[ \t]+{name}\b" if name else "")
+    defining = [block for block in blocks if definition.search(block)]
+    return (defining or blocks)[-1]
 
 
 def _blocks(text: str) -> Iterator[tuple[re.Match[str], int]]:
