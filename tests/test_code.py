@@ -236,13 +236,13 @@ def test_one_test_does_not_change_the_verdict_of_another():
 
 @runs_code
 def test_what_takes_too_long_costs_at_most_the_deadline():
-    truth = {"inputs": [""] * 50, "outputs": ["x"] * 50}
+    truth = {"inputs": [""] * 500, "outputs": ["x"] * 500}
     started = time.monotonic()
     code = "while True: pass"
     passed, bug_free, error = verdict(code, truth, timeout=1, deadline=2)
     assert (passed, bug_free) == (0, 0)
     assert error in (ParseError.TIMEOUT, ParseError.DEADLINE)
-    assert time.monotonic() - started < 45  # and not 50 times a second
+    assert time.monotonic() - started < 300  # and not 500 times a second
 
 
 # ---------------------------------------------------------------- bad input

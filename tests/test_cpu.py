@@ -184,6 +184,7 @@ if any(argument.endswith("agent.py") or "/agent/" in argument for argument in sy
 """
 
 
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("plugins", ["auto", "none"])
 def test_ray_starts_when_its_agents_take_longer_than_the_raylet_waits(
