@@ -87,7 +87,10 @@ def start_without_waiting_for_agents(node: Any) -> None:
 
     def start(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
         from ray._common.network_utils import find_free_port
-        from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+        from ray._raylet import (  # type: ignore[attr-defined]
+            DASHBOARD_AGENT_LISTEN_PORT_NAME,
+            persist_port,
+        )
 
         for port in ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"):
             if not getattr(starting._ray_params, port):
