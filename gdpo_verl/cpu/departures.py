@@ -82,8 +82,10 @@ def start_without_waiting_for_agents(node: Any) -> None:
     """A raylet ends itself when its agents, two Python processes, have not written their ports
     within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`; ray-project/ray
     issue 65983), as happens on a busy machine. It does not wait for a port that it is given. One
-    it is never given: a file says so, and -1 there means "not in use" (ray/dashboard/agent.py)."""
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # 30 s for the other agent
+    port Ray gives to the agent alone, and the raylet reads it from a file; -1 there means that it
+    is not in use (ray/dashboard/agent.py)."""
+    # Nor does it wait more than 30 s for the other agent's first answer.
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
 
     def start(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
         from ray._common.network_utils import find_free_port

@@ -87,8 +87,7 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
         elif not label:
             plain.append(source)
     blocks = python or plain or [""]
-    definition = re.compile(rf"\bdef[ \t]+{name}\b" if name else "")
-    defining = [block for block in blocks if definition.search(block)]
+    defining = [b for b in blocks if name and re.search(rf"\bdef[ \t]+{name}\b", b)]
     return (defining or blocks)[-1]
 
 
