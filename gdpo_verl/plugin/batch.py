@@ -58,19 +58,16 @@ class RewardBatch:
         self.parse_errors = [_code(infos[row].get("parse_error")) for row in last]
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
-        # Nothing is kept for each row that Python's cyclic garbage collector counts, a tuple for
-        # example: for every 700 more it may go through all that the trainer holds.
-        numbers, outputs = [], []
-        place: dict[str, int] = {}
-        for row in rows:
-            uid, session, output = RowKey.parse(row_keys[row])
-            numbers.append(place.setdefault(f"{uid}_{session}", len(place)))
-            outputs.append(output)
-        sessions = np.array(numbers, dtype=np.int64)
+        names = [RowKey.parse(row_keys[row]) for row in rows]
+        place: dict[tuple[str, int], int] = {}
+        sessions = np.array(
+            [place.setdefault(name[:2], len(place)) for name in names], dtype=np.int64
+        )
         self.session_of_row = torch.from_numpy(sessions)
         self.last_rows = self.real
         if len(place) < len(rows):
-            order = np.lexsort((np.array(outputs), sessions))
+            outputs = np.array([name.output for name in names])
+            order = np.lexsort((outputs, sessions))
             last = order[np.append(np.diff(sessions[order]) > 0, True)]
             self.last_rows = self.real[last]
 
