@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +144,31 @@ def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_i
     (record,) = (r for r in caplog.records if "no more metrics for the reward" in r.getMessage())
     assert record.levelno == logging.WARNING
     assert record.exc_info
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
+def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
+    trainer: SimpleNamespace, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.config.algorithm.adv_estimator = "grpo"
+    seams._init_dataloader(verls, trainer)
+    monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: [{}])
+    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
+    seen: list[bool] = []
+
+    def step(*args: Any) -> None:
+        seen.append(gc.isenabled())
+        if fails:
+            raise ValueError("verl's own")
+
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="verl's own") if fails else contextlib.nullcontext():
+        seams._compute_advantage(step, trainer, batch, {})
+    assert gc.isenabled()
+    trainer.gdpo_seam = None
+    with contextlib.suppress(ValueError):
+        seams._compute_advantage(step, trainer, batch, {})
+    assert seen == [False, True]
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])

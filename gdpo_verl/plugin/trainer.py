@@ -204,6 +204,7 @@ def _compute_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -
     return _with_components(original, trainer, trainer.gdpo_seam, *args, **kwargs)
 
 
+@queue.collector_paused()
 def _with_components(
     original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
 ) -> Any:
