@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from waiting import HANGS
 
-from gdpo_verl.cpu.departures import start_without_waiting_for_agents
+from gdpo_verl.cpu.departures import start_ray_slowly
 from gdpo_verl.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -44,7 +45,7 @@ class Training:
 
 
 # Ray starts on a busy machine too.
-when_imported("ray._private.node")(start_without_waiting_for_agents)
+when_imported("ray._private.node")(start_ray_slowly)
 
 # A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -200,13 +201,11 @@ def driver(
 def train(
     driver: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> Callable[..., Training]:
-    """Run verl's driver to its end, at most `timeout` seconds."""
+    """Run verl's driver to its end."""
 
-    def run(
-        config: str, *overrides: str, fails: bool = False, timeout: float = 420, **options: Any
-    ) -> Training:
+    def run(config: str, *overrides: str, fails: bool = False, **options: Any) -> Training:
         process = driver(config, *overrides, **options)
-        status = process.wait(timeout)
+        status = process.wait(HANGS)
         directory = options.get("directory", tmp_path)
         output = (directory / "train.log").read_text(errors="replace")
         assert fails == (status != 0), output[-6000:]

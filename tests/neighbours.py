@@ -106,10 +106,11 @@ def main(where: str, directory: Path) -> None:
     import transfer_queue as tq
     import verl.trainer.ppo.v1 as v1
     from unnoticed import settings
+    from waiting import start_ray
 
     if where == "outside":
         move_in(v1)
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    start_ray(num_cpus=16)
     tq.init(settings(directory, "reward.py").transfer_queue)
     found = {estimator: step(directory, estimator, tq) for estimator in ("grpo", "gdpo")}
     (directory / f"{where}.json").write_text(json.dumps(found))

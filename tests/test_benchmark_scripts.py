@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from waiting import HANGS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -59,7 +60,7 @@ def test_the_seam_is_timed_on_a_real_queue() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=1200,
+        timeout=HANGS,
     )
     assert process.returncode == 0, process.stdout + process.stderr
     assert "advantage: 16 rows of at most 8 tokens" in process.stdout

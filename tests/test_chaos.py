@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from test_faults import Victim, prompts, session, undisturbed, victim, wait_for
+from test_faults import Victim, prompts, session, undisturbed, victim
+from waiting import wait_for
 
 __all__ = ["victim"]  # the fixture
 
@@ -82,11 +83,11 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
             if victim.launcher:
                 said += victim.end()
             victim.start(*options)
-        wait_for(lambda: running_driver() or not victim.running(), 600)
+        wait_for(lambda: running_driver() or not victim.running())
         leader, before = victim.leader, starts_with_a_step(victim.run)
         # One in three in the middle of the start; a step of its own has been made for the others.
         if chance.random() > 1 / 3:
-            wait_for(partial(has_advanced, victim, before), 900)
+            wait_for(partial(has_advanced, victim, before))
         time.sleep(chance.uniform(0, 10))
         sign = signal.SIGSTOP if faults == stop_at else signal.SIGKILL
         parts = there(victim)
@@ -98,11 +99,11 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
         print(f"{faults}: {sign.name} to {part}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(parts[part][0], sign)
-        wait_for(partial(is_over, victim, leader), 60 * HANG_MINUTES + 120)
+        wait_for(partial(is_over, victim, leader))
     if not victim.running():
         said += victim.end()
         victim.start(*options)
-    said += victim.end(1200)
+    said += victim.end()
     print(said)
     assert faults == FAULTS
     assert victim.launcher.returncode == 0, said

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from reward_checks import check as check
 from reward_checks import scores
 from reward_checks import work as work
+from waiting import wait_for
 
 from gdpo_verl.check_reward.worker import Outcome, _receive
 
@@ -83,12 +83,12 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
     command = [sys.executable, "-m", "gdpo_verl.cli", "check-reward", "--function", "hangs.py"]
     process = subprocess.Popen([*command, "--data", "data.parquet", "--timeout", "500"])
     try:
-        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()), 600)
+        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()))
     finally:
         process.kill()
         process.wait()
     worker = int((work / "pid").read_text())
-    wait_for(lambda: not runs(worker), 600)
+    wait_for(lambda: not runs(worker))
 
 
 def runs(pid: int) -> bool:
@@ -107,10 +107,3 @@ def test_what_a_process_sent_before_it_ended_is_received() -> None:
     its.close()
     assert _receive(process, ours, 60).score == 0.5
     assert _receive(process, ours, 60).error == "ended its process with status 0"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -16,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import pytest
 import torch
 from conftest import Training, environment_without, processes_of
 from test_submit import CODE
+from waiting import HANGS, wait_for
 
 from gdpo_verl import __version__
 from gdpo_verl.advantage import gdpo_scalars
@@ -32,7 +32,6 @@ from gdpo_verl.run import jobs
 
 SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-HANGS = 1200.0  # seconds, on whatever machine
 
 
 class Cluster:
@@ -235,15 +234,8 @@ def started(node: subprocess.Popen[bytes], log: Path) -> bool:
     def says_so() -> bool:
         return "Ray runtime started" in log.read_text()
 
-    wait_for(lambda: says_so() or node.poll() is not None, HANGS, log.read_text)
+    wait_for(lambda: says_so() or node.poll() is not None, log.read_text)
     return says_so()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, state: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, state()
-        time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -310,7 +302,7 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
     training = Training(run, 0, "")
     done = run / "rollouts" / "3.jsonl"
-    wait_for(lambda: done.exists() or job.poll() is not None, HANGS, lambda: str(run))
+    wait_for(lambda: done.exists() or job.poll() is not None, lambda: str(run))
     assert job.poll() is None, job.communicate()[0]
     cluster.kill_node(2)
     output, _ = job.communicate(timeout=HANGS)
@@ -383,8 +375,8 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     job.send_signal(signal.SIGINT)
     output, _ = job.communicate(timeout=HANGS)
     assert job.returncode == 130, seen + output
-    wait_for(lambda: not processes_of([str(run)]), HANGS, lambda: str(processes_of([str(run)])))
-    wait_for(lambda: not cluster.actors(alive=True), HANGS, lambda: str(cluster.actors(alive=True)))
+    wait_for(lambda: not processes_of([str(run)]), lambda: str(processes_of([str(run)])))
+    wait_for(lambda: not cluster.actors(alive=True), lambda: str(cluster.actors(alive=True)))
 
 
 @pytest.mark.real
@@ -455,7 +447,7 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
         assert job.returncode == 0, output
         assert "`gdpo-verl attach mine` shows its log" in output
         first = cluster.attach("mine", *through)
-        wait_for(lambda: (run / "train.log").exists(), HANGS, lambda: str(run))
+        wait_for(lambda: (run / "train.log").exists(), lambda: str(run))
         first.send_signal(signal.SIGINT)
         output, _ = first.communicate(timeout=HANGS)
         assert first.returncode == 130

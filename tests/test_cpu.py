@@ -182,15 +182,30 @@ import sys, time
 if any(argument.endswith("agent.py") or "/agent/" in argument for argument in sys.orig_argv):
     time.sleep(40)
 """
+SLOW_ANSWER = """
+import time, wrapt
+
+@wrapt.when_imported("ray._private.services")
+def delay(services):
+    get_node = services.get_node
+
+    def no_answer(*arguments):
+        services.get_node = get_node
+        time.sleep(31)
+        raise RuntimeError("RPC error: Deadline Exceeded")
+
+    services.get_node = no_answer
+"""
 
 
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("plugins", ["auto", "none"])
-def test_ray_starts_when_its_agents_take_longer_than_the_raylet_waits(
-    plugins: str, tmp_path: Path
+@pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER], ids=["agents", "answer"])
+def test_ray_starts_when_its_processes_take_longer_than_it_waits(
+    slow: str, plugins: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    (tmp_path / "sitecustomize.py").write_text(slow)
     environment = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
     process = subprocess.run(
         [sys.executable, "-c", RAY],

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from gdpo_verl.rewards.deadline import DeadlinePool
 
@@ -50,13 +51,6 @@ def is_alive(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-
-
-def ends_within(pid: int, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while is_alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not is_alive(pid)
 
 
 def test_one_worker_answers_question_after_question(pool: DeadlinePool) -> None:
@@ -175,5 +169,4 @@ def test_workers_end_with_their_parent(pool: DeadlinePool, tmp_path: Path, kille
         if killed:
             parent.kill()
     # One of them computes in C code, and its deadline of one second has yet to pass.
-    assert ends_within(waiting, 60)
-    assert ends_within(working, 60)
+    wait_for(lambda: not is_alive(waiting) and not is_alive(working))

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from browser import browser as browser
+from browser import new_page
 from test_metrics_page import emitted
 
 import gdpo_verl
@@ -186,10 +187,8 @@ def address(site: Path) -> Iterator[str]:
 def test_a_browser_opens_every_page_and_asks_no_other_host(
     browser: Any, site: Path, address: str, scheme: str, width: int
 ) -> None:
-    context = browser.new_context(
-        color_scheme=scheme, viewport={"width": width, "height": 800}, service_workers="block"
-    )
-    page = context.new_page()
+    size = {"width": width, "height": 800}
+    page = new_page(browser, color_scheme=scheme, viewport=size, service_workers="block")
     requests: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -209,7 +208,7 @@ def test_a_browser_opens_every_page_and_asks_no_other_host(
         # Typed, since the search listens for keys; `fill` sends none.
         page.locator("input.md-search__input").click()
         page.locator("input.md-search__input").press_sequentially("whitening")
-        page.locator(".md-search-result__item").first.wait_for(timeout=120_000)
-    context.close()
+        page.locator(".md-search-result__item").first.wait_for()
+    page.context.close()
     assert errors == []
     assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []

@@ -19,7 +19,9 @@ import psutil
 import pytest
 import torch
 from browser import browser as browser
+from browser import new_page
 from explain_pages import HOSTILE, WITH_ADVANTAGES, Elements, row, write_dump
+from waiting import HANGS, wait_for
 
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.cli import main
@@ -71,9 +73,6 @@ def test_a_port_that_is_taken_is_refused_by_name(capsys):
 
 # ---------------------------------------------------------------- the browser
 
-# How long to wait for what a busy machine may be slow to train, in milliseconds.
-PATIENCE = 240_000
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
@@ -89,11 +88,10 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + PATIENCE / 1000
-        while not (found := re.search(r"http://[\w.:]+/?\?access_token=[\w-]+", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        address = re.compile(r"http://[\w.:]+/?\?access_token=[\w-]+")
+        wait_for(lambda: address.search(log.read_text()) or process.poll() is not None)
+        found = address.search(log.read_text())
+        assert found, log.read_text()
         yield SimpleNamespace(address=found[0], process=process, run=run)
     finally:
         if process.poll() is None:
@@ -103,8 +101,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 def opened(browser: Any, address: str, **options: Any) -> SimpleNamespace:
     """A page, the hosts it asked, and what its console reported as an error."""
-    page = browser.new_context(**options).new_page()
-    page.set_default_timeout(PATIENCE)
+    page = new_page(browser, **options)
     hosts: set[str] = set()
     errors: list[str] = []
     page.on("request", lambda request: hosts.add(request.url))
@@ -341,7 +338,7 @@ def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server)
     process = psutil.Process(server.process.pid)
     family = [process, *process.children(recursive=True)]
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(PATIENCE / 1000) == 0
+    assert server.process.wait(HANGS) == 0
     assert [member for member in family if member.is_running()] == []
     view.page.context.close()
 

@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 import torch
 from conftest import Training, processes_of, run_cli
 from omegaconf import OmegaConf
+from waiting import HANGS, wait_for
 
 from gdpo_verl.rewards import tool_call
 
@@ -43,7 +42,7 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
         assert watch.look() is None
 
         ray.kill(second)
-        wait_for(lambda: ray.util.list_named_actors() == ["reward_loop_worker_0"], 600)
+        wait_for(lambda: ray.util.list_named_actors() == ["reward_loop_worker_0"])
         with monkeypatch.context() as patch:
             patch.setattr(liveness, "NAMING_SECONDS", 0.0)
             assert watch.wait_for_death() is None
@@ -92,10 +91,10 @@ class Victim:
         `leaving` is a step of which half a checkpoint is planted, as a save that is killed leaves
         it: a newer folder without its place in the data.
         """
-        wait_for(lambda: after in steps_of(self.run) or not self.running(), 600)
+        wait_for(lambda: after in steps_of(self.run) or not self.running())
         assert self.running(), self.end()
         dump = self.run / "rollouts" / f"{after}.jsonl"  # verl writes it in a thread
-        wait_for(lambda: dump.exists() and dump.read_text().count("\n") == 32, 600)
+        wait_for(lambda: dump.exists() and dump.read_text().count("\n") == 32)
         self.leader = self.driver()
         members = session(self.leader)
         pids = [pid for pid, args in members if who in args]
@@ -124,9 +123,9 @@ class Victim:
         ]
         return int(line.split()[0])
 
-    def end(self, seconds: float = 600) -> str:
+    def end(self) -> str:
         """What the launcher said when it ended; nothing of it or of its driver is left."""
-        _, said = self.launcher.communicate(timeout=seconds)
+        _, said = self.launcher.communicate(timeout=HANGS)
         assert session(self.leader) == []
         assert processes_of([str(self.run)]) == []
         return said
@@ -138,7 +137,7 @@ def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Any:
     yield victim
     if victim.running():
         victim.launcher.terminate()  # the launcher ends all that it started
-        victim.launcher.wait(60)
+        victim.launcher.wait(HANGS)
 
 
 @pytest.mark.real
@@ -194,7 +193,7 @@ def test_other_parts_that_are_killed_are_named_and_the_same_command_goes_on_wher
     # One of two reward workers is enough, and it recovers from that by itself.
     victim.start("--retries", "1")
     before.append(victim.kill("ray::RewardLoopWorker", after=7))
-    wait_for(lambda: victim.started_again() or not victim.running(), 600)
+    wait_for(lambda: victim.started_again() or not victim.running())
     before.append(victim.kill("ray::WorkerDict", after=8))
     said = victim.end()
     assert victim.launcher.returncode == 1
@@ -255,13 +254,6 @@ def session(leader: int) -> list[tuple[int, str]]:
     return [
         (int(pid), args) for pid, sid, state, args in rows if int(sid) == leader and state[0] != "Z"
     ]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def steps_of(run: Path) -> set[int]:

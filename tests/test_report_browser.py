@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browser import browser as browser
+from browser import new_page
 from report_runs import answer, rollout, training, validation, write_lines, write_run
 
 from gdpo_verl.report import write_report
@@ -44,8 +45,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Any, report: Path) -> Iterator[SimpleNamespace]:
     """The open page; at the end nothing but the page itself was asked for and nothing failed."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened = context.new_page()
+    opened = new_page(browser, viewport={"width": 1280, "height": 900})
     trouble: list[str] = []
     requests: list[str] = []
     opened.on("console", lambda message: trouble.append(message.text))
@@ -57,7 +57,7 @@ def page(browser: Any, report: Path) -> Iterator[SimpleNamespace]:
     assert trouble == []
     assert {url.partition("#")[0] for url in requests} <= {address, "data:,"}
     assert opened.evaluate("window.hacked") is None
-    context.close()
+    opened.context.close()
 
 
 def shown(page: Any) -> list[tuple[str, list[str], str]]:
@@ -121,7 +121,7 @@ def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
         rollout("a_1_0", 0.0, 2.0, -0.5, 0.5) | {"corr_grpo_advantage": 1.0},
     ]
     write_lines(run / "rollouts/2.jsonl", rows)
-    opened = browser.new_page(viewport={"width": 400, "height": 800})
+    opened = new_page(browser, viewport={"width": 400, "height": 800})
     opened.goto(write_report([run], tmp_path / "report").as_uri())
 
     def of_each(selector: str, function: str) -> list[list[str]]:
@@ -142,7 +142,7 @@ def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
     ]
     assert len({*of_each(".fill", "each => getComputedStyle(each).backgroundColor")[0]}) == 3
     assert not any(map(any, of_each(".who", "each => each.scrollWidth > each.clientWidth")))
-    opened.close()
+    opened.context.close()
 
 
 def test_other_run_and_held_out_rollouts_are_a_choice_away(page: SimpleNamespace) -> None:
@@ -177,7 +177,7 @@ def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
     index = write_report([run], tmp_path / "followed", refresh=5)
     write_lines(run / "validation/0.jsonl", [answer("add 1", "written since", 1.0, 3.0)])
     final = write_report([run], tmp_path / "final")
-    opened = browser.new_page()
+    opened = new_page(browser)
     opened.goto(index.as_uri())
     opened.select_option("#browse-kind", label="held-out")
     opened.click("#browse-back")
@@ -188,7 +188,7 @@ def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
     assert opened.inner_text(".rollout pre") == "written since"
     assert opened.inner_text("#browse-step") == "step 0"
     assert abs(opened.evaluate("scrollY") - height) < 100
-    opened.close()
+    opened.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -196,15 +196,14 @@ def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
 def test_nothing_sticks_out_and_text_is_readable(
     browser: Any, report: Path, scheme: str, width: int
 ) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    opened = context.new_page()
+    opened = new_page(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
     opened.goto((report / "index.html").as_uri())
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
     ink, paper = opened.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
     assert contrast(ink, paper) > 7  # WCAG 2, level AAA
-    context.close()
+    opened.context.close()
 
 
 def contrast(one: str, other: str) -> float:
@@ -223,10 +222,10 @@ def contrast(one: str, other: str) -> float:
 
 def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser: Any, tmp_path: Path) -> None:
     write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
-    opened = browser.new_page()
+    opened = new_page(browser)
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(write_report([tmp_path / "run"], tmp_path).as_uri())
     assert "No completions could be read" in opened.inner_text("body")
     assert errors == []
-    opened.close()
+    opened.context.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sandboxes import FOUND, still_works
 from sandboxes import sandbox as sandbox
+from waiting import wait_for
 
 from gdpo_verl.sandbox import Limits, Sandbox, Status
 
@@ -22,10 +23,7 @@ def test_nothing_is_left_when_it_is_closed(sandbox):
     assert sandbox.process is not None
     started = [sandbox.process.pid, *children(sandbox.process.pid)]
     sandbox.close()
-    deadline = time.monotonic() + 120
-    while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < deadline, started
-        time.sleep(0.01)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
 # Fills the pipe that its arguments come through: it says that it is loaded and never reads.
@@ -85,10 +83,7 @@ def test_no_process_is_left_however_it_ends(name, attack, end):
             assert trainer.stdout.readline() == b"EXCEPTION\n"
         else:
             assert trainer.stdout.readline() in (b"TIMEOUT\n", b"DEADLINE\n")
-        deadline = time.monotonic() + 120
-        while left := [pid for pid in started if lives(pid)]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.01)
+        wait_for(lambda: not any(map(lives, started)))
     finally:
         for pid in (trainer.pid, *children(trainer.pid)):
             with contextlib.suppress(ProcessLookupError):

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from waiting import HANGS
 
 pytestmark = pytest.mark.real
 TESTS = Path(__file__).parent
@@ -77,7 +78,7 @@ def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict
         text=True,
         check=False,
         env=os.environ | {"VERL_USE_EXTERNAL_PLUGINS": policy, "PYTHONPATH": str(TESTS)},
-        timeout=1200,
+        timeout=HANGS,
     )
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
     return json.loads((directory / f"{(*arguments, policy)[0]}.json").read_text())

@@ -29,6 +29,7 @@ from typing import Any
 
 from neighbours import METHODS
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from waiting import start_ray
 
 PROMPTS, SESSIONS = 4, 3
 found: dict[str, Any] = {}
@@ -311,7 +312,7 @@ def main(directory: Path) -> None:
     keep("start: reward that seeds", lambda: start(trainer))
     found["settings"], found["modules: started"] = OmegaConf.to_yaml(config), modules()
 
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    start_ray(num_cpus=16)
     tq.init(config.transfer_queue)
     counter = itertools.count()
     uuid.uuid4 = lambda: uuid.UUID(int=next(counter))  # verl's names of prompts and padding

@@ -5,8 +5,10 @@ tests/test_cpu.py fails when upstream no longer needs one of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from email.message import Message
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
@@ -15,6 +17,7 @@ from typing import Any
 from gdpo_verl.hooks import when_imported, wrap
 
 POLL_SECONDS = 0.1
+START_SECONDS = 300  # that Ray's processes may take
 
 
 def apply() -> None:
@@ -22,7 +25,7 @@ def apply() -> None:
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
-    when_imported("ray._private.node")(start_without_waiting_for_agents)
+    when_imported("ray._private.node")(start_ray_slowly)
     when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout")(name_senders_socket)
@@ -78,16 +81,20 @@ def run_workers_at_full_priority() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-def start_without_waiting_for_agents(node: Any) -> None:
-    """A raylet ends itself when its agents, two Python processes, have not written their ports
-    within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`; ray-project/ray
-    issue 65983), as happens on a busy machine. It does not wait for a port that it is given. One
-    port Ray gives to the agent alone, and the raylet reads it from a file; -1 there means that it
-    is not in use (ray/dashboard/agent.py)."""
-    # Nor does it wait more than 30 s for the other agent's first answer.
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
+def start_ray_slowly(node: Any) -> None:
+    """Ray gives its own processes too little time on a busy machine.
 
-    def start(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
+    A raylet ends itself when its agents, two Python processes, have not written their ports
+    within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`; ray-project/ray
+    issue 65983). It does not wait for a port that it is given. One port Ray gives to the agent
+    alone, and the raylet reads it from a file; -1 there means that it is not in use
+    (ray/dashboard/agent.py). Nor does it wait more than 30 s for the other agent's first answer.
+    The driver gives up when it has not read of the raylet within 30 s, which is less than one
+    request may take (ray/_private/node.py, `Node.__init__`).
+    """
+    os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
+
+    def start_raylet(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
         from ray._common.network_utils import find_free_port
         from ray._raylet import (  # type: ignore[attr-defined]
             DASHBOARD_AGENT_LISTEN_PORT_NAME,
@@ -101,7 +108,19 @@ def start_without_waiting_for_agents(node: Any) -> None:
         persist_port(starting._session_dir, starting._node_id, name, -1)
         original(starting, *args, **kwargs)
 
-    wrap(node.Node, "start_raylet", start)
+    def start_processes(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
+        from ray._private import services
+
+        original(starting, *args, **kwargs)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and not starting.dead_processes():
+            with contextlib.suppress(RuntimeError):  # it is not there yet, or no answer came
+                services.get_node(starting.gcs_address, starting.node_id)
+                return
+            time.sleep(0.1)
+
+    wrap(node.Node, "start_raylet", start_raylet)
+    wrap(node.Node, "start_ray_processes", start_processes)
 
 
 def name_senders_socket(vllm_rollout: Any) -> None:

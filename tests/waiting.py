@@ -1,0 +1,31 @@
+"""Waiting for what a test has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Seconds. What takes longer will never end, on however busy a machine.
+HANGS = 1800.0
+
+
+def wait_for(condition: Callable[[], bool], state: Callable[[], object] = str) -> None:
+    """Until the condition holds; an AssertionError with the state where it never does."""
+    deadline = time.monotonic() + HANGS
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.05)
+
+
+def start_ray(**options: Any) -> None:
+    """`ray.init`, once more where Ray gives up: the plug-in's patience is not everywhere."""
+    import ray
+
+    deadline = time.monotonic() + HANGS
+    while not ray.is_initialized():
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, **options)
+        except Exception as error:
+            if "timed out during startup" not in str(error) or time.monotonic() > deadline:
+                raise
