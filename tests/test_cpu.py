@@ -17,6 +17,7 @@ import pytest
 import torch
 import verl
 from test_plugin import in_fresh_process
+from waiting import HANGS
 
 from gdpo_verl.cpu.departures import POLL_SECONDS
 
@@ -183,9 +184,8 @@ if any(argument.endswith("agent.py") or "/agent/" in argument for argument in sy
     time.sleep(40)
 """
 SLOW_ANSWER = """
-import time, wrapt
+import sys, time, wrapt
 
-@wrapt.when_imported("ray._private.services")
 def delay(services):
     get_node = services.get_node
 
@@ -195,6 +195,9 @@ def delay(services):
         raise RuntimeError("RPC error: Deadline Exceeded")
 
     services.get_node = no_answer
+
+if "-c" in sys.orig_argv:  # the driver; workers ask for their node, too
+    wrapt.register_post_import_hook(delay, "ray._private.services")
 """
 
 
@@ -213,6 +216,7 @@ def test_ray_starts_when_its_processes_take_longer_than_it_waits(
         capture_output=True,
         text=True,
         check=False,
+        timeout=HANGS,
     )
     if plugins == "none":
         assert "timed out during startup" in process.stderr, "the departure can go"
