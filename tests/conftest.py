@@ -20,7 +20,7 @@ import pytest
 from omegaconf import OmegaConf
 from waiting import HANGS
 
-from gdpo_verl.cpu.departures import start_ray_slowly
+from gdpo_verl.cpu.departures import give_ray_time_to_start
 from gdpo_verl.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -45,7 +45,7 @@ class Training:
 
 
 # Ray starts on a busy machine too.
-when_imported("ray._private.node")(start_ray_slowly)
+when_imported("ray._private.node")(give_ray_time_to_start)
 
 # A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,7 +25,7 @@ def apply() -> None:
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
-    when_imported("ray._private.node")(start_ray_slowly)
+    when_imported("ray._private.node")(give_ray_time_to_start)
     when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout")(name_senders_socket)
@@ -81,7 +81,7 @@ def run_workers_at_full_priority() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-def start_ray_slowly(node: Any) -> None:
+def give_ray_time_to_start(node: Any) -> None:
     """Ray gives its own processes too little time on a busy machine.
 
     A raylet ends itself when its agents, two Python processes, have not written their ports
