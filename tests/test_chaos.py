@@ -99,7 +99,9 @@ def test_training_survives_ten_random_faults(victim: Victim, policy: Path) -> No
         print(f"{faults}: {sign.name} to {part}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(parts[part][0], sign)
+        struck = time.monotonic()
         wait_for(partial(is_over, victim, leader))
+        assert time.monotonic() - struck < 60 * HANG_MINUTES + 600  # noticed, and all of it ended
     if not victim.running():
         said += victim.end()
         victim.start(*options)
