@@ -167,7 +167,7 @@ def train(run: Run) -> None:
             if not ended:
                 sys.exit(f"{place}: held by a training that still runs; wait for it, or end it")
         shutil.rmtree(place)
-    with locked(WORK / "models"):
+    with locked(WORK / "data"):
         files = prepare(run.task)
     about = provenance(files)
     check_start(run, about["files"])
@@ -182,11 +182,14 @@ def train(run: Run) -> None:
 
 
 def prepare(task: str) -> dict[str, Path]:
-    """The rows and the policy of a task, made where they are missing: its overrides' files."""
+    """The rows and the policy of a task, made where they are missing: its overrides' files.
+
+    The policy is kept beside the runs: another kind of processor trains it to other last digits.
+    """
     from gdpo_verl.policy import TASKS, make_policy
     from gdpo_verl.tasks import catalog
 
-    rows, model = WORK / "data" / task, WORK / "models" / task
+    rows, model = WORK / "data" / task, KEPT_IN / "policies" / task
     if not (rows / "provenance.json").exists():
         catalog.prepare(task, rows)
     if not (model / "policy.json").exists():
@@ -238,19 +241,16 @@ def git(*arguments: str) -> str:
 
 
 def check_start(run: Run, files: Mapping[str, str]) -> None:
-    """Refuse rows or a policy that the task's other runs did not start from."""
-    others = [other for other in plan() if other.task == run.task]
-    started_from = {
-        (each["question"], each["arm"], each["seed"]): each["files"]
-        for question in STUDY["questions"]
-        for each in read(question)
-    }
-    for other in others:
-        if started_from.get((other.question, other.arm, other.seed), files) != files:
+    """Refuse rows or a policy that the seed's other arms of this task did not start from."""
+    started_from = {(each["arm"], each["seed"]): each["files"] for each in read(run.question)}
+    for other in plan([run.question]):
+        if (other.task, other.seed) != (run.task, run.seed):
+            continue
+        if started_from.get((other.arm, other.seed), files) != files:
             sys.exit(
-                f"{run}: the rows or the policy under {WORK} are not those that {other} started "
-                f"from. Put those back, or begin the task's questions again without their files "
-                f"in {KEPT_IN}."
+                f"{run}: the rows under {WORK} or the policy under {KEPT_IN} are not those that "
+                f"{other} started from. Put those back, or begin the seed again without its lines "
+                f"in {KEPT_IN / run.question}.jsonl.gz."
             )
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The study of docs/evidence.md, without a GPU: what is left of it, seed by seed.
 #
-#   scripts/study.sh                   everything that is left: 148 runs of some minutes on two cores
+#   scripts/study.sh                   everything that is left: 154 runs of some minutes on two cores
 #   scripts/study.sh --question 1      one question alone
 #   scripts/study.sh --minutes 60      starts no new run after an hour
 #   scripts/study.sh --status          what is done and left; trains nothing

@@ -248,23 +248,19 @@ def tables(question: str, found: Mapping[str, Values]) -> str:
     return f"{to_markdown(list(found), rows)}\n{to_markdown(paired, gaps)}"
 
 
-def variants(runs: Mapping[str, Sequence[Entry]]) -> str:
-    """The table of question 3: GDPO from the first two questions, and each variant."""
-    study = STUDY["questions"]["q3"]
+def variants(entries: Sequence[Entry]) -> str:
+    """The table of question 3."""
     columns = {
         "format at unit 10": ("units", ENDPOINTS["q1"]["format"]),
         "correctness at unit 10": ("units", ENDPOINTS["q1"]["correctness"]),
         "correctness of the sums": ("length", ENDPOINTS["q2"]["held-out correctness, end"]),
     }
     rows = []
-    for name in ("gdpo", *study["variants"]):
+    for name in STUDY["questions"]["q3"]["variants"]:
         cells = []
         for place, value in columns.values():
-            question, arm = study["of"][place] if name == "gdpo" else ("q3", f"{name}-{place}")
-            runs_of = (each for each in runs[question] if each["arm"] == arm)
-            cells.append(
-                cell({e["seed"]: value(e) for e in runs_of if e["seed"] in study["seeds"]})
-            )
+            runs_of = (each for each in entries if each["arm"] == f"{name}-{place}")
+            cells.append(cell({each["seed"]: value(each) for each in runs_of}))
         rows.append(Row(f"`{name}`", tuple(cells)))
     return to_markdown(list(columns), rows)
 
@@ -378,7 +374,7 @@ def results(runs: Mapping[str, Sequence[Entry]], docs: Path) -> str:
             part = f"![{title}](evidence/{question}.svg)\n\n{CAPTIONS[question]}\n{TABLES}\n\n"
             part += tables(question, found)
         parts.append(f"### {title}\n\n{state(question, entries)}\n\n{part}")
-    part = variants(runs) if runs["q3"] else ""
+    part = variants(runs["q3"]) if runs["q3"] else ""
     parts.append(f"### Question 3: all variants\n\n{state('q3', runs['q3'])}\n\n{part}")
     return proper("\n".join(parts))
 
