@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -258,6 +259,14 @@ def test_the_committed_page_follows_from_the_committed_runs(tmp_path: Path) -> N
         # Another matplotlib draws the same picture with other numbers.
         if name.suffix != ".svg" or f"v{matplotlib.__version__}," in before.decode():
             assert path.read_bytes() == before, name
+
+
+def test_the_readme_s_caption_has_the_page_s_numbers() -> None:
+    readme, page = (ROOT / name for name in ("README.md", "docs/evidence.md"))
+    shown = re.findall(r"[+−][\d.]+ \[[+−][\d.]+, [+−][\d.]+\]", readme.read_text())
+    assert len(shown) == 2
+    for arm, numbers in zip(("GDPO", "GRPO"), shown, strict=True):
+        assert f"| {arm} with the condition − {arm} | {numbers} |" in page.read_text()
 
 
 def units(
