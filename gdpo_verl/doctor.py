@@ -76,7 +76,7 @@ def start_ray():
              logging_level="ERROR", runtime_env={"env_vars": {"GDPO_VERL_DOCTOR": "1"}})
     try:
         task = ray.remote(lambda: os.environ["GDPO_VERL_DOCTOR"]).options(num_cpus=1)
-        return ray.get(task.remote(), timeout=90)
+        return ray.get(task.remote(), timeout=300)
     finally:
         ray.shutdown()
 for name, function in [("estimator", estimator), ("seam", seam), ("manager", manager),

@@ -14,6 +14,7 @@ shift
 python=${PYTHON:-$(realpath -s "$(dirname "$0")/../.venv/bin/python")}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+cp "$(dirname "$0")/../tests/waiting.py" "$scratch"
 cd "$scratch"    # in the checkout, Python would find its verl before the installed one
 
 mapfile -t files < <(
@@ -24,8 +25,8 @@ mapfile -t files < <(
 # Ray counts a queue's actors against the machine's cores; with fewer than three, a test waits for ever.
 cat >more_cpus.py <<'PLUGIN'
 def pytest_sessionstart():
-    import ray
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    from waiting import start_ray
+    start_ray(num_cpus=16)
 PLUGIN
 
 outcomes() {    # one line a test, sorted: PASSED path::name

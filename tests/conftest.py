@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from waiting import HANGS
+from waiting import HANGS, start_ray
 
 from gdpo_verl.cpu.departures import give_ray_time_to_start
 from gdpo_verl.hooks import when_imported
@@ -77,7 +77,7 @@ def queue() -> Iterator[Any]:
     import transfer_queue as tq
     from seams import recipe
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    start_ray(num_cpus=8)
     tq.init(recipe().transfer_queue)
     yield tq
     tq.close()

@@ -68,9 +68,10 @@ def test_workers_share_imports_and_nothing_else(
 
 RAY = """
 import json, os, ray
+from waiting import start_ray
 from gdpo_verl.cpu import workers
 modules = ["ray._private.workers.default_worker", "numpy"]
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={
+start_ray(address="local", num_cpus=2, runtime_env={
     "py_executable": workers.start({}, modules), "env_vars": {"OF_JOB": "job"}})
 
 @ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF_ACTOR": "actor"}})
@@ -145,7 +146,7 @@ def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
 
 @pytest.mark.real
 def test_rays_workers_are_forks_of_one_process_and_end_as_others_do() -> None:
-    job, first, second, left = in_fresh_process(RAY)
+    job, first, second, left = in_fresh_process(RAY, PYTHONPATH=str(Path(__file__).parent))
     assert first == second
     assert first[1:] == ["job", "actor", job, "ray::Actor.about"]
     assert left == ["b"]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import wait_for
+from waiting import HANGS, wait_for
 
 from gdpo_verl.rewards.deadline import DeadlinePool
 
@@ -24,6 +24,8 @@ def answer(question):
     match question:
         case ["sleep", seconds]: time.sleep(seconds)
         case ["hang"]: 9 ** 9 ** 9
+        case ["wait for", path]:
+            while not os.path.exists(path): time.sleep(0.01)
         case ["raise"]: raise ValueError("as asked")
         case ["memory", size]: bytearray(size)
         case ["die once", path]:
@@ -76,22 +78,19 @@ def test_a_question_over_its_deadline_is_ended_with_its_worker(
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         pool.ask(question, deadline=0.5)
-    assert 0.5 <= time.monotonic() - start < 60
+    assert 0.5 <= time.monotonic() - start < 600
     assert not is_alive(pid)
     assert pool.ask([], deadline=60) != pid
 
 
-def test_a_slow_question_holds_up_no_other(pool: DeadlinePool) -> None:
+def test_a_slow_question_holds_up_no_other(pool: DeadlinePool, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
     with ThreadPoolExecutor(1) as thread:
-        slow = thread.submit(pool.ask, ["sleep", 60], 4.0)
-        start = time.monotonic()
-        while not slow.running():
-            time.sleep(0.01)
-        for _ in range(10):
-            pool.ask([], deadline=60)
-        assert not slow.done()
-        assert isinstance(slow.exception(), TimeoutError)
-    assert time.monotonic() - start > 4
+        slow = thread.submit(pool.ask, ["wait for", str(enough)], HANGS)
+        wait_for(slow.running)
+        others = {pool.ask([], deadline=60) for _ in range(10)}
+        enough.touch()
+        assert slow.result() not in others
 
 
 def test_waiting_for_a_worker_does_not_count(pool: DeadlinePool) -> None:

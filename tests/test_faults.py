@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import Training, processes_of, run_cli
 from omegaconf import OmegaConf
-from waiting import HANGS, wait_for
+from waiting import HANGS, start_ray, wait_for
 
 from gdpo_verl.rewards import tool_call
 
@@ -32,7 +32,7 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
         def pid(self) -> int:
             return os.getpid()
 
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    start_ray(address="local", num_cpus=1)
     try:
         first, second = (
             RewardLoopWorker.options(name=f"reward_loop_worker_{i}").remote() for i in (0, 1)

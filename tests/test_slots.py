@@ -8,13 +8,14 @@ import threading
 import time
 
 import pytest
+from waiting import HANGS
 
 from gdpo_verl.sandbox import SandboxError, slot, slot_directory
 
 
 def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, pair = 0, 0, threading.Lock(), threading.Barrier(2)
 
     def work():
         nonlocal running, most
@@ -22,6 +23,7 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_pa
             with lock:
                 running += 1
                 most = max(most, running)
+            pair.wait(HANGS)  # which needs a second place at the same time
             time.sleep(0.05)
             with lock:
                 running -= 1
@@ -30,8 +32,9 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_pa
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert most == 2
+    assert not pair.broken
 
 
 def test_a_directory_of_places_that_another_user_could_use_is_refused(monkeypatch, tmp_path):
