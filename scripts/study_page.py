@@ -32,7 +32,7 @@ Values = Mapping[str, BySeed]  # of one endpoint, by arm
 SIGNS = {"third": "⅓", "1": "1", "3": "3", "10": "10"}
 FAMILIES = {"gdpo": "GDPO", "grpo": "GRPO", "whitened": "GRPO, whitened"}
 WEIGHTS = {"weight-0.03": 0.03, "weight-0.1": 0.1, "weight-0.3": 0.3, "grpo-10": 1.0}
-PART = "correctness's part of the sum"
+PART = "correctness's part"
 NAMES = {
     "q1": {f"{f}-{u}": f"{FAMILIES[f]}, × {SIGNS[u]}" for f in FAMILIES for u in SIGNS}
     | {arm: f"GRPO, × 10, weight {weight:g}" for arm, weight in WEIGHTS.items() if weight < 1},
@@ -52,7 +52,10 @@ PAIRS = {
         *((f"grpo-{u}", f"gdpo-{u}") for u in SIGNS),
         *((arm, "gdpo-10") for arm in WEIGHTS if arm != "grpo-10"),
     ],
-    "q2": [("gdpo-condition", "gdpo"), ("gdpo-gate", "gdpo"), ("grpo-condition", "grpo")],
+    "q2": [
+        *(("gdpo-condition", "gdpo"), ("gdpo-gate", "gdpo"), ("grpo-condition", "grpo")),
+        *(("gdpo", "grpo"), ("gdpo-condition", "grpo-condition")),
+    ],
 }
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -74,10 +77,10 @@ def held_out(entry: Entry, component: str) -> list[float]:
     return series(entry, f"val-aux/{task}/{component}/mean@1")
 
 
-def share(entry: Entry) -> float:
-    """Correctness's part of both rewards' deviations in the sum: GDPO's are equal."""
+def part(entry: Entry) -> float:
+    """Correctness's part of GDPO's terms, or of both rewards' deviations in GRPO's sum."""
     if entry["arm"].startswith("gdpo"):
-        return 0.5
+        return fmean(series(entry, "gdpo/correctness/advantage_share"))
     form, other = (fmean(series(entry, f"gdpo/{c}/std")) for c in ("format", "correctness"))
     other *= WEIGHTS.get(entry["arm"], 1.0)
     return other / (form + other)
@@ -89,13 +92,13 @@ ENDPOINTS: dict[str, dict[str, Callable[[Entry], float]]] = {
         "correctness": lambda e: fmean(series(e, "gdpo/correctness/mean")) / unit(e),
         "held-out format, end": lambda e: held_out(e, "format")[-1],
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1] / unit(e),
-        PART: share,
+        PART: part,
     },
     "q2": {
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1],
         "before training": lambda e: held_out(e, "correctness")[0],
         "tokens, last step": lambda e: series(e, "response_length/mean")[-1],
-        "groups without an outcome": lambda e: fmean(series(e, "gdpo/phantom_groups")),
+        "phantom groups": lambda e: fmean(series(e, "gdpo/phantom_groups")),
     },
 }
 
@@ -138,44 +141,56 @@ def interquartile_mean(values: Sequence[float]) -> float:
 def verdicts_on_units(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]:
     """Answers to question 1, each with its sentence."""
     form, correct = found["format"], found["correctness"]
-    off = {u: fmean(minus(form[f"gdpo-{u}"], form["gdpo-1"])) for u in SIGNS if u != "1"}
-    same = all(abs(each) <= 0.01 for each in off.values())
-    listed = ", ".join(f"{each:+.3f} at {SIGNS[u]}" for u, each in off.items())
+    off = {u: around(minus(form[f"gdpo-{u}"], form["gdpo-1"])) for u in SIGNS if u != "1"}
+    same = all(abs(mean) <= 0.01 for mean, *_ in off.values())
+    yield (
+        same,
+        f"GDPO's format {'stays' if same else 'does not stay'} within ±0.01 of that at unit 1: "
+        f"{at_units(off)}.",
+    )
     moved = around(minus(form["grpo-10"], form["grpo-third"]))
-    sentence = (
-        f"GDPO's format {'stays' if same else 'does not stay'} within ±0.01 of that at unit 1 "
-        f"whatever the unit of correctness ({listed}), and GRPO's "
-        f"{'falls' if moved[2] < 0 else 'does not clearly fall'} as the unit grows (from ⅓ to "
-        f"10 by {interval(moved)}){_price(found)}."
-    )
-    yield same and moved[2] < 0, sentence
-    worth = {arm: fmean(form[arm].values()) + fmean(correct[arm].values()) / 3 for arm in WEIGHTS}
-    best = max(worth, key=lambda arm: worth[arm])
-    gap = around(minus(form[best], form["gdpo-10"]))
-    lesson = (
-        "tuning a weight does not bring GDPO's format"
-        if gap[2] < 0
-        else "GDPO saves the tuning of a weight, and no more"
-    )
-    sentence = (
-        f"Of the four static weights at unit 10 the best is {WEIGHTS[best]:g}; its format minus "
-        f"GDPO's is {interval(gap)}, so {lesson}."
-    )
-    yield gap[2] < 0, sentence
+    falls = "falls" if moved[2] < 0 else "does not clearly fall"
+    sentence = f"GRPO's format {falls} from unit ⅓ to 10: {interval(moved)}; its correctness "
+    gaps = {u: around(minus(correct[f"grpo-{u}"], correct[f"gdpo-{u}"])) for u in SIGNS}
+    sentence += f"minus GDPO's is {at_units(gaps)}"
+    if min(mean for mean, *_ in gaps.values()) > 0:
+        grpo, gdpo = (
+            [fmean(found[PART][f"{family}-{u}"].values()) for u in SIGNS]
+            for family in ("grpo", "gdpo")
+        )
+        sentence += (
+            f", where correctness makes {min(grpo):.0%} to {max(grpo):.0%} of the two rewards' "
+            f"deviations in the sum that GRPO normalises, and {min(gdpo):.0%} to {max(gdpo):.0%} "
+            "of the terms that GDPO adds"
+        )
+    yield moved[2] < 0, f"{sentence}."
+    yield _tuned(form, correct)
 
 
-def _price(found: Mapping[str, Values]) -> str:
-    """The correctness, and what explains it, where GRPO's is the higher one at every unit."""
-    correct, part = found["correctness"], found[PART]
-    gaps = [fmean(minus(correct[f"grpo-{u}"], correct[f"gdpo-{u}"])) for u in SIGNS]
-    if min(gaps) <= 0:
-        return ""
-    parts = [fmean(part[f"grpo-{u}"].values()) for u in SIGNS]
+def _tuned(form: Values, correct: Values) -> tuple[bool, str]:
+    """Whether the best static weight of GRPO at unit 10 is as good in format as GDPO."""
+    worth = {
+        arm: fmean(form[arm].values()) + fmean(correct[arm].values()) / 3
+        for arm in (*WEIGHTS, "gdpo-10")
+    }
+    best = max(WEIGHTS, key=lambda arm: worth[arm])
+    listed = ", ".join(f"{worth[arm]:.3f} with {weight:g}" for arm, weight in WEIGHTS.items())
+    gap, price = (around(minus(each[best], each["gdpo-10"])) for each in (form, correct))
+    lesson = "GDPO saves the tuning of a weight, and no more"
+    if gap[1] > 0:
+        lesson += ", and that weight's format is the higher one"
+    if gap[2] < 0:
+        lesson = "GRPO with that weight does not reach GDPO's format"
     return (
-        f"; GRPO's correctness is the higher one at every unit, by {min(gaps):.3f} to "
-        f"{max(gaps):.3f}, as correctness makes {min(parts):.0%} to {max(parts):.0%} of the two "
-        "rewards' deviations in the sum that GRPO normalises, and half of them in GDPO's"
+        gap[2] < 0,
+        f"Of GRPO's four static weights at unit 10 the best is {WEIGHTS[best]:g} (format and a "
+        f"third of correctness: {listed}; GDPO {worth['gdpo-10']:.3f}); its format minus GDPO's "
+        f"is {interval(gap)}, its correctness minus GDPO's {interval(price)}, so {lesson}.",
     )
+
+
+def at_units(differences: Mapping[str, tuple[float, float, float]]) -> str:
+    return ", ".join(f"{interval(each)} at {SIGNS[unit]}" for unit, each in differences.items())
 
 
 def verdicts_on_length(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]:
@@ -188,10 +203,10 @@ def verdicts_on_length(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]
         yield gain[1] > 0, f"The {what} {helps} GDPO's held-out correctness: {interval(gain)}."
     for arm in ("gdpo", "grpo"):
         change = around(minus(end[arm], before[arm]))
-        falls = "collapses" if change[2] < 0 else "does not collapse"
+        shown = "Collapse is shown" if change[2] < 0 else "No collapse is shown"
         sentence = (
-            f"{arm.upper()} without the condition {falls}: its held-out correctness changes by "
-            f"{interval(change)} from before the training."
+            f"{shown} for {arm.upper()} without the condition: its held-out correctness changes "
+            f"by {interval(change)} from before the training."
         )
         yield change[2] < 0, sentence
 
@@ -202,9 +217,10 @@ VERDICTS = {"q1": verdicts_on_units, "q2": verdicts_on_length}
 def verdicts(runs: Mapping[str, Sequence[Entry]]) -> str:
     """The top of the page: each no before each yes, and no verdict on a part of the runs."""
     lines: list[tuple[bool, str]] = []
-    for question, judge in VERDICTS.items():
+    for question in STUDY["questions"]:
         if len(runs[question]) == len(plan([question])):
-            lines += judge(measure(question, runs[question]))
+            if question in VERDICTS:
+                lines += VERDICTS[question](measure(question, runs[question]))
         else:
             state = progress(question, runs[question])
             lines.append((False, f"Question {question[1]} is not answered yet: {state}"))
@@ -360,7 +376,18 @@ CAPTIONS = {
     "q1": "Lines: means over the seeds; dots: seeds; at the right the static weights at unit 10.",
     "q2": "Lines: means over the seeds; shaded from the lowest to the highest.",
 }
-TABLES = "In the tables: mean [interval]; interquartile mean. Below: paired differences [interval]."
+TABLES = (
+    "In the tables: mean [interval]; interquartile mean, of fewer than five seeds mean (lowest to "
+    "highest). Below: paired differences [interval]."
+)
+NOTES = {
+    "q1": "Correctness's part: of the two rewards' deviations over a step in the sum that GRPO "
+    "normalises; with GDPO of the sizes of the two terms that it adds, where a group in which a "
+    "reward does not vary adds nothing.",
+    "q2": "Phantom groups: the part of the groups that are trained by length alone.",
+    "q3": "Mean (lowest to highest). Nothing is tested: three seeds show large effects and no "
+    "others.",
+}
 
 
 def results(runs: Mapping[str, Sequence[Entry]], docs: Path) -> str:
@@ -372,9 +399,9 @@ def results(runs: Mapping[str, Sequence[Entry]], docs: Path) -> str:
             found = measure(question, entries)
             draw(question, found, entries, docs / f"evidence/{question}.svg")
             part = f"![{title}](evidence/{question}.svg)\n\n{CAPTIONS[question]}\n{TABLES}\n\n"
-            part += tables(question, found)
+            part += f"{tables(question, found)}\n{NOTES[question]}\n"
         parts.append(f"### {title}\n\n{state(question, entries)}\n\n{part}")
-    part = variants(runs["q3"]) if runs["q3"] else ""
+    part = f"{NOTES['q3']}\n\n{variants(runs['q3'])}" if runs["q3"] else ""
     parts.append(f"### Question 3: all variants\n\n{state('q3', runs['q3'])}\n\n{part}")
     return proper("\n".join(parts))
 

@@ -286,6 +286,7 @@ def units(
                     "gdpo/correctness/mean": [None, c - 0.1, c + 0.1],
                     "gdpo/format/std": [None, 0.5, 0.5],
                     "gdpo/correctness/std": [None, 1.5 * unit, 1.5 * unit],
+                    "gdpo/correctness/advantage_share": [None, 0.5, 0.7],
                     "val-aux/toolbox/format/mean@1": [0.5, None, f],
                     "val-aux/toolbox/correctness/mean@1": [0.0, None, c],
                 },
@@ -303,22 +304,35 @@ def falling(run: study.Run) -> float:
     return {"third": 0.88, "1": 0.85, "3": 0.82, "10": 0.8}[run.arm.partition("-")[2]]
 
 
+def on_units(
+    form: Callable[[study.Run], float], correct: Callable[[study.Run], float]
+) -> list[tuple[bool, str]]:
+    return [*study_page.verdicts_on_units(study_page.measure(Q1, units(form, correct)))]
+
+
 def test_the_verdicts_on_units_follow_the_criteria() -> None:
-    higher = units(falling, lambda run: 1.2 if run.arm.startswith("gdpo") else 1.3)
-    (first, second) = study_page.verdicts_on_units(study_page.measure(Q1, higher))
-    assert first[0]
-    # Correctness's deviation is 1.5 times the unit, format's 0.5: 0.5 / 1 at ⅓, 15 / 15.5 at 10.
-    assert first[1] == (
-        "GDPO's format stays within ±0.01 of that at unit 1 whatever the unit of correctness "
-        "(+0.000 at ⅓, +0.000 at 3, +0.000 at 10), and GRPO's falls as the unit grows (from ⅓ to "
-        "10 by -0.080 [-0.080, -0.080]); GRPO's correctness is the higher one at every unit, by "
-        "0.100 to 0.100, as correctness makes 50% to 97% of the two rewards' deviations in the sum "
-        "that GRPO normalises, and half of them in GDPO's."
+    same, falls, tuned = on_units(falling, lambda run: 1.2 if run.arm.startswith("gdpo") else 1.3)
+    alike = "+0.000 [+0.000, +0.000]"
+    assert same == (
+        True,
+        f"GDPO's format stays within ±0.01 of that at unit 1: {alike} at ⅓, {alike} at 3, {alike} "
+        "at 10.",
     )
-    assert second == (
+    # Correctness's deviation is 1.5 times the unit, format's 0.5: 0.5 / 1 at ⅓, 15 / 15.5 at 10.
+    more = "+0.100 [+0.100, +0.100]"
+    assert falls == (
+        True,
+        "GRPO's format falls from unit ⅓ to 10: -0.080 [-0.080, -0.080]; its correctness minus "
+        f"GDPO's is {more} at ⅓, {more} at 1, {more} at 3, {more} at 10, where correctness makes "
+        "50% to 97% of the two rewards' deviations in the sum that GRPO normalises, and 60% to 60% "
+        "of the terms that GDPO adds.",
+    )
+    assert tuned == (
         False,
-        "Of the four static weights at unit 10 the best is 0.03; its format minus GDPO's is "
-        "+0.000 [+0.000, +0.000], so GDPO saves the tuning of a weight, and no more.",
+        "Of GRPO's four static weights at unit 10 the best is 0.03 (format and a third of "
+        "correctness: 1.333 with 0.03, 1.233 with 0.1, 1.233 with 0.3, 1.233 with 1; GDPO 1.300); "
+        f"its format minus GDPO's is {alike}, its correctness minus GDPO's {more}, so GDPO saves "
+        "the tuning of a weight, and no more.",
     )
 
 
@@ -326,16 +340,26 @@ def test_a_null_result_on_units_is_called_so() -> None:
     def drifting(run: study.Run) -> float:
         return 0.92 if run.arm == "gdpo-10" else 0.9 + 0.01 * (run.seed % 2)
 
-    first, second = study_page.verdicts_on_units(
-        study_page.measure(Q1, units(drifting, lambda run: 1.0))
-    )
-    assert not first[0]
-    assert "GDPO's format does not stay within" in first[1]
-    assert "GRPO's does not clearly fall" in first[1]
-    assert "correctness is the higher one" not in first[1]
-    # 0.906 on average against 0.92.
-    assert second[0]
-    assert "so tuning a weight does not bring GDPO's format" in second[1]
+    def lower_at_3(run: study.Run) -> float:
+        return {"grpo-3": 0.9, "grpo-10": 1.1, "grpo-1": 1.1, "grpo-third": 1.1}.get(run.arm, 1.0)
+
+    same, falls, tuned = on_units(drifting, lower_at_3)
+    # 0.906 on average against 0.92, by Student's t of three seeds at 0.91 and two at 0.90.
+    assert same[0] is falls[0] is False
+    assert "GDPO's format does not stay within" in same[1]
+    assert "+0.014 [+0.007, +0.021] at 10." in same[1]
+    assert "GRPO's format does not clearly fall from" in falls[1]
+    # Told at every unit, and explained only where it is the higher one at all of them.
+    assert falls[1].endswith("-0.100 [-0.100, -0.100] at 3, +0.100 [+0.100, +0.100] at 10.")
+    assert tuned[0]
+    assert tuned[1].endswith("so GRPO with that weight does not reach GDPO's format.")
+
+
+def test_a_weight_that_beats_gdpo_is_not_called_a_tie() -> None:
+    (*_, tuned) = on_units(lambda run: 0.95 if run.arm == "weight-0.1" else 0.9, lambda run: 1.0)
+    assert not tuned[0]
+    assert "the best is 0.1 (" in tuned[1]
+    assert tuned[1].endswith("and no more, and that weight's format is the higher one.")
 
 
 def sums(gain: dict[str, float]) -> list[dict[str, Any]]:
@@ -363,7 +387,7 @@ def test_the_verdicts_on_length_follow_the_criteria() -> None:
         True,  # GDPO: below its start
         False,  # GRPO: as before
     ]
-    assert yes.startswith("GDPO without the condition collapses: its held-out correctness changes")
+    assert yes.startswith("Collapse is shown for GDPO without the condition: its held-out")
     # Differences -0.005, +0.005 for two and three seeds: mean 0.001, t s / sqrt(5) = 0.0068.
     assert "changes by +0.001 [-0.006, +0.008]" in no
 
@@ -385,6 +409,7 @@ def test_the_page_names_nulls_first_and_partial_questions_as_such(tmp_path: Path
     top, _, below = text.partition("plan")
     assert top.index("Question 1 is not answered yet: 40 of 75") < top.index("The condition raises")
     assert top.index("does not clearly raise") < top.index("The condition raises")
+    assert top.index("Question 3 is not answered yet: 1 of 54") < top.index("The condition raises")
     assert "**Partial, nothing is decided**: 40 of 75 runs are in, 3.0 minutes each" in below
     assert "All 25 runs are in" in below
     assert "| GDPO with the condition − GDPO | +0.300 [+0.300, +0.300] |" in below

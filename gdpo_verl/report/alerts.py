@@ -73,8 +73,8 @@ class Alert:
             "stuck": "Hardly any rollout earns it: take easier prompts, or grade it more finely. "
             "With a negative weight it has been learnt.",
             "phantom": "What they teach there has nothing to do with the task; a policy that "
-            "always fails learns to fail briefly. Set algorithm.gdpo.gate={on: <the outcome>}, "
-            "condition the others on it, or take prompts of other difficulty.",
+            "always fails learns to fail briefly. Condition the others on it, set "
+            "algorithm.gdpo.gate={on: <the outcome>}, or take prompts of other difficulty.",
         }[self.kind]
 
 
