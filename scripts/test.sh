@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Style, types and tests: the fast ones, and beside them the real ones (verl's driver, Ray and vLLM
-# on the cores of this machine) one after the other. Sets itself up. Where Debian's chromium is
-# installed, the pages are opened in it.
+# Style, types and tests, of which some train: verl's driver, Ray and vLLM on the cores of this
+# machine. Sets itself up. Where Debian's chromium is installed, the pages are opened in it.
 #
 #   scripts/test.sh [PYTEST ARGUMENTS]           what a change has to pass
 #   scripts/test.sh --all [PYTEST ARGUMENTS]     the slow ones, too (docs/developing.md)
@@ -23,6 +22,9 @@ export RAY_worker_niceness=0
 # PyTorch's threads would spin while they wait for one that another test keeps from its core.
 export OMP_WAIT_POLICY=passive
 
+# A training takes 5 GB, and waits half of its time: three at once, where there is memory for them.
+workers=$(awk '/^MemAvailable/ { n = int($2 / 5e6); print n < 1 ? 1 : n > 3 ? 3 : n }' /proc/meminfo)
+
 tier="not slow"
 if [ "${1:-}" = --all ]; then tier="" && shift; fi
 
@@ -33,7 +35,7 @@ types=$(mktemp)
 "$venv/bin/mypy" > "$types" & mypy=$!
 
 status=0
-"$venv/bin/python" -m pytest -m "$tier" -q -n 3 --dist loadfile --no-loadscope-reorder --durations 30 "$@" ||
+"$venv/bin/python" -m pytest -m "$tier" -q -n "$workers" --dist loadfile --no-loadscope-reorder --durations 30 "$@" ||
   status=$?
 wait $mypy || status=1
 cat "$types"
