@@ -23,7 +23,7 @@ export RAY_worker_niceness=0
 export OMP_WAIT_POLICY=passive
 
 # A training takes 5 GB, and waits half of its time: three at once, where there is memory for them.
-workers=$(awk '/^MemAvailable/ { n = int($2 / 5e6); print n < 1 ? 1 : n > 3 ? 3 : n }' /proc/meminfo)
+workers=$(awk '/^MemAvailable/ { n = int($2 / 5e6); print (n < 1 ? 1 : n > 3 ? 3 : n) }' /proc/meminfo)
 
 tier="not slow"
 if [ "${1:-}" = --all ]; then tier="" && shift; fi
