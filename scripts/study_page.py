@@ -77,7 +77,7 @@ def held_out(entry: Entry, component: str) -> list[float]:
     return series(entry, f"val-aux/{task}/{component}/mean@1")
 
 
-def part(entry: Entry) -> float:
+def correctness_part(entry: Entry) -> float:
     """Correctness's part of GDPO's terms, or of both rewards' deviations in GRPO's sum."""
     if entry["arm"].startswith("gdpo"):
         return fmean(series(entry, "gdpo/correctness/advantage_share"))
@@ -92,7 +92,7 @@ ENDPOINTS: dict[str, dict[str, Callable[[Entry], float]]] = {
         "correctness": lambda e: fmean(series(e, "gdpo/correctness/mean")) / unit(e),
         "held-out format, end": lambda e: held_out(e, "format")[-1],
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1] / unit(e),
-        PART: part,
+        PART: correctness_part,
     },
     "q2": {
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1],
