@@ -1,4 +1,4 @@
-"""Make the verdicts, tables and pictures of docs/evidence.md of the runs kept in docs/evidence/.
+"""Make the verdicts, tables and pictures of docs/evidence.md from the runs kept in docs/evidence/.
 
     python scripts/study_page.py
 
@@ -8,42 +8,32 @@ The same runs give the same page to the byte; nothing is typed by hand and nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from study import STUDY, arms, plan, read
-from study_rewards import UNITS
+from study import STUDY, plan, read
+from study_figures import draw
+from study_numbers import (
+    ENDPOINTS,
+    NAMES,
+    PART,
+    SIGNS,
+    WEIGHTS,
+    BySeed,
+    Entry,
+    Values,
+    around,
+    interquartile_mean,
+    measure,
+    minus,
+)
 
 from gdpo_verl.evaluate.intervals import bootstrap
 from gdpo_verl.files import write_text
-from gdpo_verl.report.paired import half_interval
-from gdpo_verl.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
 from gdpo_verl.report.table import NOTHING, Row, to_markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
-Entry = Mapping[str, Any]
-BySeed = Mapping[int, float]
-Values = Mapping[str, BySeed]  # of one endpoint, by arm
-SIGNS = {"third": "⅓", "1": "1", "3": "3", "10": "10"}
-FAMILIES = {"gdpo": "GDPO", "grpo": "GRPO", "whitened": "GRPO, whitened"}
-WEIGHTS = {"weight-0.03": 0.03, "weight-0.1": 0.1, "weight-0.3": 0.3, "grpo-10": 1.0}
-PART = "correctness's part"
-NAMES = {
-    "q1": {f"{f}-{u}": f"{FAMILIES[f]}, × {SIGNS[u]}" for f in FAMILIES for u in SIGNS}
-    | {arm: f"GRPO, × 10, weight {weight:g}" for arm, weight in WEIGHTS.items() if weight < 1},
-    "q2": {
-        "grpo": "GRPO",
-        "gdpo": "GDPO",
-        "gdpo-condition": "GDPO with the condition",
-        "gdpo-gate": "GDPO with the gate",
-        "grpo-condition": "GRPO with the condition",
-    },
-}  # fmt: skip
 PAIRS = {
     "q1": [
         *((f"gdpo-{u}", "gdpo-1") for u in SIGNS if u != "1"),
@@ -57,83 +47,6 @@ PAIRS = {
         *(("gdpo", "grpo"), ("gdpo-condition", "grpo-condition")),
     ],
 }
-
-# --- numbers --------------------------------------------------------------------------------------
-
-
-def series(entry: Entry, name: str) -> list[float]:
-    """A metric at each step that has it."""
-    return [value for value in entry["metrics"].get(name, []) if value is not None]
-
-
-def unit(entry: Entry) -> float:
-    """The unit in which an arm's reward counts correctness."""
-    return UNITS.get(arms(entry["question"])[entry["arm"]]["reward"], 1.0)
-
-
-def held_out(entry: Entry, component: str) -> list[float]:
-    """A component on the held-out prompts, before and after, as the reward counts it."""
-    task = arms(entry["question"])[entry["arm"]]["task"]
-    return series(entry, f"val-aux/{task}/{component}/mean@1")
-
-
-def correctness_part(entry: Entry) -> float:
-    """Correctness's part of GDPO's terms, or of both rewards' deviations in GRPO's sum."""
-    if entry["arm"].startswith("gdpo"):
-        return fmean(series(entry, "gdpo/correctness/advantage_share"))
-    form, other = (fmean(series(entry, f"gdpo/{c}/std")) for c in ("format", "correctness"))
-    other *= WEIGHTS.get(entry["arm"], 1.0)
-    return other / (form + other)
-
-
-ENDPOINTS: dict[str, dict[str, Callable[[Entry], float]]] = {
-    "q1": {
-        "format": lambda e: fmean(series(e, "gdpo/format/mean")),
-        "correctness": lambda e: fmean(series(e, "gdpo/correctness/mean")) / unit(e),
-        "held-out format, end": lambda e: held_out(e, "format")[-1],
-        "held-out correctness, end": lambda e: held_out(e, "correctness")[-1] / unit(e),
-        PART: correctness_part,
-    },
-    "q2": {
-        "held-out correctness, end": lambda e: held_out(e, "correctness")[-1],
-        "before training": lambda e: held_out(e, "correctness")[0],
-        "tokens, last step": lambda e: series(e, "response_length/mean")[-1],
-        "phantom groups": lambda e: fmean(series(e, "gdpo/phantom_groups")),
-    },
-}
-
-
-def measure(question: str, entries: Sequence[Entry]) -> dict[str, Values]:
-    """Endpoint to arm to seed to value."""
-    return {
-        name: {
-            arm: {each["seed"]: value(each) for each in entries if each["arm"] == arm}
-            for arm in NAMES[question]
-        }
-        for name, value in ENDPOINTS[question].items()
-    }
-
-
-def minus(first: BySeed, second: BySeed) -> list[float]:
-    """First minus second, for each seed that both have."""
-    return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
-
-
-def around(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and both ends of the paired interval."""
-    mean, half = fmean(differences), half_interval(differences)
-    return mean, mean - half, mean + half
-
-
-def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean without the lowest and the highest quarter.
-
-    >>> interquartile_mean([0.0, 1.0, 2.0, 3.0, 100.0])
-    2.0
-    """
-    cut = len(values) // 4
-    return fmean(sorted(values)[cut : len(values) - cut])
-
 
 # --- verdicts, by the criteria of the page --------------------------------------------------------
 
@@ -222,8 +135,8 @@ def verdicts(runs: Mapping[str, Sequence[Entry]]) -> str:
             if question in VERDICTS:
                 lines += VERDICTS[question](measure(question, runs[question]))
         else:
-            state = progress(question, runs[question])
-            lines.append((False, f"Question {question[1]} is not answered yet: {state}"))
+            state = count(question, runs[question])
+            lines.append((False, f"Question {question[1]} is not answered yet: {state}."))
     lines.sort(key=lambda line: line[0])
     return proper("".join(f"- {sentence}\n" for _, sentence in lines))
 
@@ -281,16 +194,21 @@ def variants(entries: Sequence[Entry]) -> str:
     return to_markdown(list(columns), rows)
 
 
-def progress(question: str, entries: Sequence[Entry]) -> str:
-    """How much of a question has been run, when, and on what."""
+def count(question: str, entries: Sequence[Entry]) -> str:
+    """How much of a question has been run."""
     runs = len(plan([question]))
     if not entries:
-        return f"none of its {runs} runs is in."
-    part = (
-        f"all {runs} runs are in"
-        if len(entries) == runs
-        else f"{len(entries)} of {runs} runs are in"
-    )
+        return f"none of its {runs} runs is in"
+    if len(entries) == runs:
+        return f"all {runs} runs are in"
+    return f"{len(entries)} of {runs} runs are in"
+
+
+def progress(question: str, entries: Sequence[Entry]) -> str:
+    """How much of a question has been run, when, and on what."""
+    part = count(question, entries)
+    if not entries:
+        return f"{part}."
     days = sorted({each["started"][:10] for each in entries})
     machines = {f"{e['machine']['processor']} ({e['machine']['cores']} cores)" for e in entries}
     versions = {f"{name} {v}" for e in entries for name, v in e["versions"].items()}
@@ -300,73 +218,6 @@ def progress(question: str, entries: Sequence[Entry]) -> str:
         f"{' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(sorted(machines))}; "
         f"{', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}."
     )
-
-
-# --- pictures -------------------------------------------------------------------------------------
-
-
-def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values], entries: object) -> None:
-    """Format and correctness by the unit, and the static weights at their unit."""
-    colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
-    for axis, name in zip(axes, ("format", "correctness"), strict=True):
-        for family, color in colors.items():
-            points = {u: list(found[name][f"{family}-{u}"].values()) for u in SIGNS}
-            known = {UNITS[f"times_{u}"]: values for u, values in points.items() if values}
-            axis.plot(
-                list(known), [fmean(v) for v in known.values()], color=color, label=FAMILIES[family]
-            )
-            for x, values in known.items():
-                axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
-        for x, (arm, weight) in zip((13, 17, 22), WEIGHTS.items(), strict=False):
-            if values := list(found[name][arm].values()):
-                axis.plot(x, fmean(values), "D", color=INK, markersize=4, fillstyle="none")
-                at = (x, fmean(values))
-                axis.annotate(f"{weight:g}", at, (0, 6), textcoords="offset points", ha="center")
-        axis.set(xscale="log", xlabel="unit of correctness", title=f"{name}, mean of all steps")
-        axis.set_xticks([UNITS[f"times_{u}"] for u in SIGNS], SIGNS.values())
-        axis.set_xlim(0.27, 28)
-        axis.minorticks_off()
-    axes[0].plot(
-        [], [], "D", color=INK, fillstyle="none", markersize=4, label="GRPO, static weight"
-    )
-
-
-def picture_of_length(axes: Sequence[Axes], found: object, entries: Sequence[Entry]) -> None:
-    """Correctness in training and the responses' length, step by step, mean over the seeds."""
-    colors = (VERMILION, BLUE, OTHERS[0], OTHERS[1], OTHERS[2])
-    shown = {"gdpo/correctness/mean": "correctness in training", "response_length/mean": "tokens"}
-    for axis, (metric, title) in zip(axes, shown.items(), strict=True):
-        for (arm, name), color in zip(NAMES["q2"].items(), colors, strict=True):
-            curves = [series(each, metric) for each in entries if each["arm"] == arm]
-            if curves:
-                steps = range(1, len(curves[0]) + 1)
-                columns = list(zip(*curves, strict=True))
-                axis.plot(steps, [fmean(c) for c in columns], color=color, label=name)
-                axis.fill_between(
-                    steps, [min(c) for c in columns], [max(c) for c in columns],
-                    color=color, alpha=0.15, linewidth=0,
-                )  # fmt: skip
-        axis.set(xlabel="step", title=title)
-
-
-def draw(question: str, found: Mapping[str, Values], entries: Sequence[Entry], path: Path) -> None:
-    """Two panels as SVG, the same for the same runs."""
-    paint = {"q1": picture_of_units, "q2": picture_of_length}[question]
-    fixed = {"svg.fonttype": "none", "svg.hashsalt": question}
-    with matplotlib.rc_context(STYLE | fixed):
-        figure = Figure(figsize=(9.2, 3.9), layout="constrained")
-        if len(entries) < len(plan([question])):
-            figure.suptitle(f"Partial: {len(entries)} of {len(plan([question]))} runs")
-        axes = figure.subplots(1, 2)
-        paint(axes, found, entries)
-        for axis in axes:
-            axis.grid(axis="y")
-            axis.title.set(fontsize=11, fontweight="bold")
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
-        )
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, facecolor="white", metadata={"Date": None})
 
 
 # --- the page -------------------------------------------------------------------------------------
