@@ -105,6 +105,15 @@ own = {"env_vars": {"OWN": " and own"}, "py_executable": None}
 config = OmegaConf.create({"ray_kwargs": {"ray_init": {"runtime_env": own}}})
 constants_ppo.get_ppo_ray_runtime_env(config)
 result["worker command"] = config.ray_kwargs.ray_init.runtime_env.py_executable
+from ray import ObjectRef
+def drawn_by_a_fork():
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.write(theirs, ObjectRef.from_random().binary())
+        os._exit(0)
+    os.wait()
+    return os.read(ours, 100)
+result["forks draw alike"] = drawn_by_a_fork() == drawn_by_a_fork()
 print("@" + json.dumps(result))
 """
 
@@ -160,6 +169,7 @@ def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["spins"] > 0, "wait_without_spinning can go"
     assert upstream["looks again"] > 100, "a missed notification costs nothing any more"
     assert upstream["worker command"] is None, "fork_workers can go"
+    assert upstream["forks draw alike"], "leave_rays_generator_unseeded can go"
 
 
 def test_log_probs_of_a_batch_are_those_of_its_tokens_to_the_bit(

@@ -66,6 +66,41 @@ def test_workers_share_imports_and_nothing_else(
     wait_for(lambda: not Path(address).parent.exists())
 
 
+DRAWING = """
+import json, os, threading
+from ray import ObjectRef
+
+drawn = []
+for _ in range(2):
+    thread = threading.Thread(target=lambda: drawn.append(ObjectRef.from_random().hex()))
+    thread.start()
+    thread.join()
+drawn.append(ObjectRef.from_random().hex())
+os.write(1, (json.dumps(drawn) + "\\n").encode())
+"""
+
+DRAWERS = """
+import os, subprocess
+from gdpo_verl.cpu import workers
+command = workers.start({}).split()
+started = [subprocess.Popen([*command, "drawing.py"]) for _ in range(2)]
+assert [worker.wait() for worker in started] == [0, 0]
+"""
+
+
+def test_workers_draw_ids_of_their_own_in_each_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agent loops that name their calls alike end the engine that they call."""
+    pytest.importorskip("verl")
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    command = [sys.executable, "-c", DRAWERS]
+    made = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    first, second = (json.loads(line) for line in made.stdout.splitlines() if line.startswith("["))
+    assert len({*first, *second}) == 6
+
+
 RAY = """
 import json, os, ray
 from waiting import start_ray

@@ -19,10 +19,13 @@ def chosen() -> bool:
 
 def activate() -> None:
     """Register the platform and fix what keeps verl from running on it."""
-    from gdpo_verl.cpu import departures, platform
+    from gdpo_verl.cpu import departures
+
+    departures.apply()
+
+    from gdpo_verl.cpu import platform  # imports verl, before which one of them has to be in place
 
     platform.register()
-    departures.apply()
 
 
 if chosen():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from email.message import Message
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from types import SimpleNamespace
 from typing import Any
 
 from gdpo_verl.hooks import when_imported, wrap
@@ -27,6 +28,7 @@ def apply() -> None:
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
+    when_imported("ray.actor")(leave_rays_generator_unseeded)
     when_imported("ray._private.node")(give_ray_time_to_start)
     when_imported("verl.trainer.constants_ppo")(fork_workers)
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
@@ -55,6 +57,15 @@ def use_one_gloo_backend(distributed: Any) -> None:
         return original(timeout_second, backend or "cpu:gloo")
 
     wrap(distributed, "initialize_global_process_group_ray", initialize)
+
+
+def leave_rays_generator_unseeded(actor: Any) -> None:
+    """Ray draws an id for each class under `ray.remote` (ray/actor.py, `make_actor`), also when
+    verl is imported, and its generator is seeded for the whole process with the first one. Workers
+    forked from there would all draw the same ids; two of them that call one actor at a time then
+    give two calls one name, and the actor's process ends ("Check failed: erased == 1")."""
+    ids = actor.ActorClassID
+    actor.ActorClassID = SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
 
 
 def fork_workers(constants: Any) -> None:
