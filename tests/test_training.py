@@ -44,6 +44,7 @@ def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does
         f"reward.custom_reward_function.path={reward}",
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=2",
+        "actor_rollout_ref.rollout.agent.num_workers=2",
         "data.train_batch_size=6",
         "actor_rollout_ref.rollout.n=3",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
