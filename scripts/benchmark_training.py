@@ -63,7 +63,8 @@ def train(checkout: Path, inputs: Path, run: Path, steps: int, overrides: list[s
             found = {"start": time.monotonic() - began, "start, CPU": cpu}
         time.sleep(0.25)
     if process.returncode:
-        raise SystemExit(f"the training failed:\n{log.read_text(errors='replace')[-4000:]}")
+        said = log.read_text(errors="replace")[-4000:] if log.exists() else "before it had a log"
+        raise SystemExit(f"the training failed: {said}")
     found["steps, CPU"] = (sum(seen.values()) - found["start, CPU"]) / steps
     return found | parts_of_a_step((run / "metrics.jsonl").read_text())
 
