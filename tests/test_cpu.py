@@ -111,8 +111,11 @@ def drawn_by_a_fork():
     if os.fork() == 0:
         os.write(theirs, ObjectRef.from_random().binary())
         os._exit(0)
+    os.close(theirs)
+    drawn = os.read(ours, 100)
     os.wait()
-    return os.read(ours, 100)
+    assert drawn, "the fork ended before it had drawn an id"
+    return drawn
 result["forks draw alike"] = drawn_by_a_fork() == drawn_by_a_fork()
 print("@" + json.dumps(result))
 """
