@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import secrets
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Training, environment_without, processes_of
+from test_chaos import SEED
+from test_faults import session
 from test_submit import CODE
 from waiting import HANGS, wait_for
 
@@ -58,11 +62,12 @@ class Cluster:
         self.nodes: list[subprocess.Popen[bytes]] = []
         options = ["--head", f"--port={self.gcs}"]
         options += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard}"]
+        # Without --block: a server for ray:// that gives up after 30 s would end the head with it.
         self.start(*options, **head)
 
-    def add(self, number: int | None = None, **options: Any) -> None:
-        """A node more, or one in place of that with this number."""
-        self.start(f"--address=127.0.0.1:{self.gcs}", number=number, **options)
+    def add(self, number: int, **options: Any) -> None:
+        """A node more, or one in place of that with this number; the head's is 1."""
+        self.start("--block", f"--address=127.0.0.1:{self.gcs}", number=number, **options)
 
     def kill_node(self, number: int) -> None:
         """Kill -9 its raylet; the workers on it end with it."""
@@ -76,7 +81,7 @@ class Cluster:
     def start(
         self,
         *options: str,
-        number: int | None = None,
+        number: int = 1,
         python: str = sys.executable,
         devices: tuple[int, int] = (1, 16),
         apart: bool = False,
@@ -88,10 +93,9 @@ class Cluster:
         sees on its machine, Ray connects it to the head's, wherever it was started.
         """
         path = f"{Path(python).parent}:{os.environ['PATH']}"
-        number = number or len(self.nodes) + 1
         command = [
             *(APART if apart else []),
-            *[python, "-m", "ray.scripts.scripts", "start", "--block", *options],
+            *[python, "-m", "ray.scripts.scripts", "start", *options],
             # Nodes with one directory would delete each other's copies of a job's files.
             f"--temp-dir={self.directory / f'ray{number}'}",
             *[f"--num-gpus={devices[0]}", f"--num-cpus={devices[1]}"],
@@ -100,7 +104,7 @@ class Cluster:
             *[f"--dashboard-agent-listen-port={free_port()}"],
         ]
         # Ray gives up after 30 s, within which a busy machine may not start a raylet.
-        for _ in range(3):
+        for _ in range(10):
             log = self.directory / f"node{number}.{len(self.nodes)}.log"
             with log.open("wb") as out:
                 node = subprocess.Popen(
@@ -176,9 +180,12 @@ class Cluster:
         for node in self.nodes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.wait(15)
-            for line in processes_of([str(self.directory / "ray")]):
-                if os.path.exists(f"/proc/{line.split()[0]}"):
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
+        # The head's `ray start` has ended; what it started is in its session.
+        left = {pid for node in self.nodes for pid, _ in session(node.pid)}
+        left |= {int(line.split()[0]) for line in processes_of([str(self.directory / "ray")])}
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Proxy:
@@ -280,7 +287,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cluster(bare: str) -> Iterator[Cluster]:
     """Two nodes, the second without gdpo-verl."""
     with running_cluster() as cluster:
-        cluster.add(python=bare)
+        cluster.add(2, python=bare)
         yield cluster
 
 
@@ -297,12 +304,17 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
 def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     cluster: Cluster, bare: str, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
+    chance = random.Random(SEED)
+    print(f"CHAOS_SEED={SEED}")
+    run, steps = tmp_path / "run", 8
     # The second node has no gdpo-verl: the job brings it, with its entry points.
-    job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
+    arguments = ["--upload", *inputs(toolbox, policy), f"trainer.total_training_steps={steps}"]
+    job = cluster.submit(run, *arguments)
     training = Training(run, 0, "")
-    done = run / "rollouts" / "3.jsonl"
+    # At a random time after the first checkpoint, which is that of step 2.
+    done = run / "rollouts" / f"{chance.randint(2, 4)}.jsonl"
     wait_for(lambda: done.exists() or job.poll() is not None, lambda: str(run))
+    time.sleep(chance.uniform(0, 5))
     assert job.poll() is None, job.communicate()[0]
     cluster.kill_node(2)
     output, _ = job.communicate(timeout=HANGS)
@@ -315,15 +327,19 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     # The trainer is on either node, and the driver learns of its end before Ray knows the reason.
     lost = "the trainer's process or its Ray node died: the driver lost the connection to it"
     assert lost in output or re.search(r"died: .+ its Ray node died", output), output
-    assert "The same command goes on from step 2, the last whole checkpoint" in output
+    said = re.search(r"The same command goes on from step (\d), the last whole checkpoint", output)
+    assert said, output
+    print(said[0])
 
     cluster.add(2, python=bare)
-    first = training.metrics()
-    job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
+    first, resumed = training.metrics(), int(said[1])
+    job = cluster.submit(run, *arguments)
     output, _ = job.communicate(timeout=HANGS)
     assert job.returncode == 0, output
-    assert "goes on from step 2" in output
-    assert sorted(training.metrics()) == [3, 4, 5]
+    assert f"goes on from step {resumed}\n" in output
+    assert sorted(training.metrics()) == [*range(resumed + 1, steps + 1)]
+    # A step is logged after it is saved: killed in between, that step alone has no metrics.
+    assert set(first) >= set(range(1, resumed))
     for step, metrics in (first | training.metrics()).items():
         rows = training.rollouts(step)
         assert len(rows) == 32
@@ -420,7 +436,7 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
     (tmp_path / "code" / "rewards" / "mine.py").write_text(REWARD)
     (tmp_path / "code" / "seen_in_the_working_directory").touch()
     with running_cluster(python=bare, devices=(0, 0)) as cluster:
-        cluster.add(apart=True)
+        cluster.add(2, apart=True)
         proxy = Proxy(cluster.dashboard, tmp_path, "X-Team: gdpo")
         cluster.environment["RAY_API_SERVER_ADDRESS"] = proxy.address
         certified = ["--verify", str(proxy.certificate)]
