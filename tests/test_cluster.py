@@ -118,6 +118,7 @@ class Cluster:
             self.nodes.append(node)
             if started(node, log):
                 return
+            kill_session(node.pid)
         raise AssertionError(log.read_text())
 
     def submit(self, run: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -180,12 +181,10 @@ class Cluster:
         for node in self.nodes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.wait(15)
-        # The head's `ray start` has ended; what it started is in its session.
-        left = {pid for node in self.nodes for pid, _ in session(node.pid)}
-        left |= {int(line.split()[0]) for line in processes_of([str(self.directory / "ray")])}
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill_session(node.pid)  # the head's `ray start` has ended long ago
+            for line in processes_of([str(self.directory / "ray")]):
+                if os.path.exists(f"/proc/{line.split()[0]}"):
+                    os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 class Proxy:
@@ -229,6 +228,12 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             writer.write(data)
             await writer.drain()
     writer.close()
+
+
+def kill_session(leader: int) -> None:
+    for pid, _ in session(leader):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def free_port() -> int:
