@@ -28,14 +28,14 @@ def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values], entries:
             )
             for x, values in known.items():
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
-        for x, (arm, weight) in zip((13, 17, 22), WEIGHTS.items(), strict=False):
+        for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=False):
             if values := list(found[name][arm].values()):
                 axis.plot(x, fmean(values), "D", color=INK, markersize=4, fillstyle="none")
                 at = (x, fmean(values))
                 axis.annotate(f"{weight:g}", at, (0, 6), textcoords="offset points", ha="center")
         axis.set(xscale="log", xlabel="unit of correctness", title=f"{name}, mean of all steps")
         axis.set_xticks([UNITS[f"times_{u}"] for u in SIGNS], SIGNS.values())
-        axis.set_xlim(0.27, 28)
+        axis.set_xlim(0.27, 36)
         axis.minorticks_off()
     axes[0].plot(
         [], [], "D", color=INK, fillstyle="none", markersize=4, label="GRPO, static weight"
