@@ -56,9 +56,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # pytest's workers begin with the files that take longest.
 LONGEST = (
-    *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py", "test_training.py"),
-    *("test_cluster.py", "test_modes.py", "test_recipes.py", "test_unnoticed.py"),
-    *("test_explain.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
+    *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py"),
+    # The policy is made by the first that needs it, for which the next ones would only wait.
+    *("test_explain.py", "test_recipes.py", "test_training.py", "test_cluster.py", "test_modes.py"),
+    *("test_unnoticed.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
     *("test_code.py", "test_plugin.py", "test_cpu.py", "test_check_reward_worker.py"),
     *("test_trl.py", "test_submit.py", "test_child.py", "test_contract.py"),
 )
@@ -227,6 +228,19 @@ def processes_of(needles: Sequence[str]) -> list[str]:
         line
         for line in listing.stdout.splitlines()
         if any(needle in line for needle in needles) and "ps -eww" not in line
+    ]
+
+
+def session(*leaders: int) -> list[tuple[int, str]]:
+    """The processes of these sessions, but for zombies, by number and arguments."""
+    listing = subprocess.run(
+        ["ps", "-eww", "-o", "pid,sid,stat,args"], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 3) for line in listing.stdout.splitlines()[1:]]
+    return [
+        (int(pid), args)
+        for pid, sid, state, args in rows
+        if int(sid) in leaders and state[0] != "Z"
     ]
 
 

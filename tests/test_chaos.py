@@ -1,4 +1,7 @@
-"""Ten kills and a stop at random times in one training, which ends as if there had been none."""
+"""Ten kills and a stop at random times in one job, which ends as if there had been none.
+
+Whoever starts the nodes of a cluster starts one again that is lost; here the test does.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,41 @@ import random
 import re
 import signal
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from test_faults import Victim, prompts, session, undisturbed, victim
+from clusters import Cluster, inputs, running_cluster
+from conftest import session
+from test_faults import Victim, prompts, undisturbed
 from waiting import wait_for
-
-__all__ = ["victim"]  # the fixture
 
 SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 10**6))
 FAULTS = 11
 HANG_MINUTES = 10  # several times a start, also on a busy machine
 # By what ps shows of them; vLLM's engine and its worker are no actors of Ray's.
+NODE = "raylet/raylet .+ --node_ip_address=127.0.0.2 "
 PARTS = (
-    *("verl.trainer.main_ppo", "raylet/raylet", "ray::TaskRunner", "ray::WorkerDict"),
+    *(NODE, "verl.trainer.main_ppo", "ray::TaskRunner", "ray::WorkerDict"),
     *("ray::AgentLoopWorker", "ray::RewardLoopWorker", "ray::vLLMHttpServer"),
     *("VLLM::EngineCore", "VLLM::Worker"),
 )
 MAY_STOP = ("ray::WorkerDict", "ray::AgentLoopWorker", "VLLM::EngineCore", "VLLM::Worker")
+
+
+class OnTwoNodes(Victim):
+    """A job on a cluster, which goes on by itself."""
+
+    def __init__(self, run: Path, toolbox: Path, policy: Path, cluster: Cluster) -> None:
+        super().__init__(run, toolbox, policy)
+        self.cluster = cluster
+        self.arguments = ["--retries", "20", "--hang-after", str(HANG_MINUTES)]
+        self.arguments += [*inputs(toolbox, policy), "data.train_max_samples=40"]
+
+    def start(self, *options: str) -> None:
+        steps = f"trainer.total_training_steps={self.steps}"
+        self.launcher = self.cluster.submit(self.run, *self.arguments, steps, *options)
 
 
 def starts_of(run: Path) -> list[list[int]]:
@@ -49,24 +68,31 @@ def has_advanced(victim: Victim, before: int) -> bool:
     return starts_with_a_step(victim.run) > before or not victim.running()
 
 
-def is_over(victim: Victim, leader: int) -> bool:
-    return not victim.running() or not session(leader)
-
-
-def there(victim: Victim) -> dict[str, list[int]]:
+def there(victim: OnTwoNodes) -> dict[str, list[int]]:
     """The processes of each part that is there at this moment."""
-    members = session(victim.leader)
-    found = {part: [pid for pid, args in members if part in args] for part in PARTS}
+    members = [*session(victim.leader), *victim.cluster.members()]
+    found = {part: [pid for pid, args in members if re.search(part, args)] for part in PARTS}
     return {part: pids for part, pids in found.items() if pids}
+
+
+def is_over(victim: OnTwoNodes, leader: int, struck: int) -> bool:
+    left = [pid for pid, _ in victim.cluster.members()]
+    return struck not in left and not session(leader)
+
+
+@pytest.fixture
+def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Iterator[OnTwoNodes]:
+    with running_cluster() as cluster:
+        cluster.add(2)
+        yield OnTwoNodes(tmp_path / "run", toolbox, policy, cluster)
 
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_training_survives_ten_kills_and_a_stop(victim: Victim, policy: Path) -> None:
+def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path) -> None:
     chance = random.Random(SEED)
     print(f"CHAOS_SEED={SEED}")
     victim.steps = 60  # more than so many starts can make before their faults
-    options = ["--retries", "20", "--hang-after", str(HANG_MINUTES), "trainer.save_freq=2"]
     stop_at, faults, said = chance.randrange(FAULTS), 0, ""
 
     def running_driver() -> bool:
@@ -82,8 +108,8 @@ def test_training_survives_ten_kills_and_a_stop(victim: Victim, policy: Path) ->
         if not victim.running():
             if victim.launcher:
                 said += victim.end()
-            victim.start(*options)
-        wait_for(lambda: running_driver() or not victim.running())
+            victim.start()
+        wait_for(lambda: running_driver() or not victim.running(), every=1.0)
         leader, before = victim.leader, starts_with_a_step(victim.run)
         # One in three in the middle of the start; a step of its own has been made for the others.
         if chance.random() > 1 / 3:
@@ -95,16 +121,19 @@ def test_training_survives_ten_kills_and_a_stop(victim: Victim, policy: Path) ->
         if not victim.running() or not choice:  # it ended of the fault before, or has just begun
             continue
         part = chance.choice(choice)
+        pid = chance.choice(parts[part])
         faults += 1
         print(f"{faults}: {sign.name} to {part}")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(parts[part][0], sign)
+            os.kill(pid, sign)
         struck = time.monotonic()
-        wait_for(partial(is_over, victim, leader))
+        if part == NODE:
+            victim.cluster.add(2)
+        wait_for(partial(is_over, victim, leader, pid), every=1.0)
         assert time.monotonic() - struck < 60 * HANG_MINUTES + 600  # noticed, and all of it ended
     if not victim.running():
         said += victim.end()
-        victim.start(*options)
+        victim.start()
     said += victim.end()
     print(said)
     assert faults == FAULTS

@@ -183,7 +183,10 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [pytest.param("light", 1300, marks=pytest.mark.slow), ("dark", 390)],
+)
 def test_a_browser_opens_every_page_and_asks_no_other_host(
     browser: Any, site: Path, address: str, scheme: str, width: int
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Training, processes_of, run_cli
+from conftest import Training, processes_of, run_cli, session
 from omegaconf import OmegaConf
 from waiting import HANGS, start_ray, wait_for
 
@@ -81,7 +81,8 @@ class Victim:
     def start(self, *options: str) -> None:
         self.launcher = subprocess.Popen(
             [*self.command, f"trainer.total_training_steps={self.steps}", *options],
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
 
@@ -125,7 +126,7 @@ class Victim:
 
     def end(self) -> str:
         """What the launcher said when it ended; nothing of it or of its driver is left."""
-        _, said = self.launcher.communicate(timeout=HANGS)
+        said, _ = self.launcher.communicate(timeout=HANGS)
         assert session(self.leader) == []
         assert processes_of([str(self.run)]) == []
         return said
@@ -244,16 +245,6 @@ def undisturbed(run: Path, policy: Path, steps: int) -> dict[int, set[str]]:
         for index in order
     ]
     return {step + 1: set(texts[8 * step : 8 * step + 8]) for step in range(steps)}
-
-
-def session(leader: int) -> list[tuple[int, str]]:
-    listing = subprocess.run(
-        ["ps", "-eww", "-o", "pid,sid,stat,args"], capture_output=True, text=True, check=True
-    )
-    rows = [line.split(None, 3) for line in listing.stdout.splitlines()[1:]]
-    return [
-        (int(pid), args) for pid, sid, state, args in rows if int(sid) == leader and state[0] != "Z"
-    ]
 
 
 def steps_of(run: Path) -> set[int]:

@@ -315,7 +315,9 @@ def test_training_that_logs_nothing_for_long_hangs_and_what_is_stopped_is_named(
         try:
             said = launch._hang(process.pid, tmp_path, began, 300.0)
             assert said is not None
-            assert said.endswith("for 5 minutes (--hang-after); no process here is stopped")
+            assert said.endswith(
+                "for 5 minutes (--hang-after); no process that the driver started is stopped"
+            )
             process.send_signal(signal.SIGSTOP)
             os.waitpid(process.pid, os.WUNTRACED)
             said = launch._hang(process.pid, tmp_path, began, 300.0)

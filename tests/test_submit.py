@@ -66,10 +66,10 @@ def test_job_that_cannot_be_submitted_is_refused(
         submit.submit(recipe, Path(run), env=env, server=jobs.Server("http://127.0.0.1:9"))
 
 
-def test_retries_are_the_job_s() -> None:
-    command = submit._command("toolbox/gdpo", Path("/run"), ["a=1"], ["k=/a b"], 2)
+def test_retries_and_the_time_of_a_hang_are_the_job_s() -> None:
+    command = submit._command("toolbox/gdpo", Path("/run"), ["a=1"], ["k=/a b"], 2, 90.0)
     assert command.startswith(f"python -m cluster_nodes {__version__} 'k=/a b' && exec ")
-    assert " train toolbox/gdpo --run /run --retries 2 " in command
+    assert " train toolbox/gdpo --run /run --retries 2 --hang-after 1.5 " in command
     assert command.endswith(" a=1")
 
 

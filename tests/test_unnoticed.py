@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import HANGS
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 TESTS = Path(__file__).parent
 
 REWARD = """
@@ -165,7 +165,6 @@ def test_what_goes_wrong_is_raised_as_verl_raises_it(sides: dict[str, dict[str, 
     assert not differing(sides, lambda name: name.startswith("raises: "))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: str) -> None:
     from neighbours import METHODS
@@ -188,7 +187,6 @@ def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: st
     assert sorted(range(4), key=decoupled.__getitem__) == [2, 3, 0, 1]
 
 
-@pytest.mark.slow
 def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
     suites = ["experimental/agent_loop", "experimental/reward_loop"]
     for suite in ["trainer", *suites, "workers/reward_manager", "utils/reward_score"]:

@@ -10,12 +10,14 @@ from typing import Any
 HANGS = 1800.0
 
 
-def wait_for(condition: Callable[[], bool], state: Callable[[], object] = str) -> None:
+def wait_for(
+    condition: Callable[[], bool], state: Callable[[], object] = str, *, every: float = 0.05
+) -> None:
     """Until the condition holds; an AssertionError with the state where it never does."""
     deadline = time.monotonic() + HANGS
     while not condition():
         assert time.monotonic() < deadline, state()
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 def start_ray(**options: Any) -> None:

@@ -19,14 +19,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     train.add_argument("recipe", help="for example toolbox/gdpo")
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
     train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
-    _add_retries(train)
-    train.add_argument(
-        "--hang-after",
-        metavar="MINUTES",
-        type=float,
-        default=120.0,
-        help="without a logged step or validation, a training is ended; default: 120",
-    )
+    _add_faults(train)
     _add_dry_run(train)
     train.set_defaults(command=_train, takes_overrides=True)
 
@@ -57,7 +50,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     submit.add_argument(
         "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
     )
-    _add_retries(submit)
+    _add_faults(submit)
     _add_dry_run(submit)
     submit.set_defaults(command=_submit, takes_overrides=True)
 
@@ -67,13 +60,20 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     attach.set_defaults(command=_attach)
 
 
-def _add_retries(command: argparse.ArgumentParser) -> None:
+def _add_faults(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retries",
         metavar="N",
         type=_count,
         default=0,
         help="starts after a failure, from the last whole checkpoint; default: 0",
+    )
+    command.add_argument(
+        "--hang-after",
+        metavar="MINUTES",
+        type=float,
+        default=120.0,
+        help="without a logged step or validation, a training is ended; default: 120",
     )
 
 
@@ -147,6 +147,7 @@ def _submit(options: argparse.Namespace) -> int:
         working_dir=options.working_dir,
         entrypoint=jobs.entrypoint_of(options),
         retries=options.retries,
+        hang_after=60 * options.hang_after,
         wait=not options.no_wait,
     )
 

@@ -289,7 +289,11 @@ def _hang(leader: int, run: Path, started: float, hang_after: float) -> str | No
     if time.time() - logged < hang_after:
         return None
     stopped = processes.stopped(leader)
-    state = f"stopped: {', '.join(stopped)}" if stopped else "no process here is stopped"
+    state = (
+        f"stopped: {', '.join(stopped)}"
+        if stopped
+        else "no process that the driver started is stopped"
+    )
     return (
         f"the training hangs: no step was logged for {hang_after / 60:g} minutes (--hang-after); "
         f"{state}"

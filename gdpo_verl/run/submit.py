@@ -52,6 +52,7 @@ def submit(
     working_dir: str | None = None,
     entrypoint: Mapping[str, Any] | None = None,
     retries: int = 0,
+    hang_after: float = launch.HANG_SECONDS,
     wait: bool = True,
 ) -> int:
     """Submit a training, show its log, and return its exit status.
@@ -69,6 +70,8 @@ def submit(
         processes run in it.
       entrypoint: what else Ray's `submit_job` takes, for example {"entrypoint_num_cpus": 1}.
       retries: how often the job itself starts a training again that failed.
+      hang_after: seconds without a logged step or validation, after which the job ends a training
+        as one that hangs.
       wait: False prints the job's id and returns.
 
     Returns:
@@ -95,7 +98,7 @@ def submit(
             "py_modules": [_check(Path(stage)), *(_package(Path(stage)) if upload else [])],
             **({"working_dir": working_dir} if working_dir else {}),
         }
-        command = _command(recipe, run, overrides, files, retries)
+        command = _command(recipe, run, overrides, files, retries, hang_after)
         client = server.connect()
         with server.explained():
             job = client.submit_job(
@@ -174,11 +177,16 @@ def _files(config: DictConfig) -> list[str]:
 
 
 def _command(
-    recipe: str, run: Path, overrides: Sequence[str], files: Sequence[str], retries: int
+    recipe: str,
+    run: Path,
+    overrides: Sequence[str],
+    files: Sequence[str],
+    retries: int,
+    hang_after: float,
 ) -> str:
     check = ["python", "-m", "cluster_nodes", __version__, *files]
     train = ["python", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
-    train += ["--retries", str(retries)]
+    train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     return f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
 
 
