@@ -79,13 +79,40 @@ def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words() -> None:
         assert deaths.of_log(f"{DEATH_OF_THE_TRAINER}{line}\nmore\n") == said
 
 
+CALL = "ray.exceptions.RayTaskError(ActorUnavailableError): ray::TaskRunnerV1.run()"
+
+
+def test_worker_that_does_not_answer_the_trainer_is_a_death() -> None:
+    error = (
+        "ray.exceptions.ActorUnavailableError: The actor 28b9 is unavailable: The actor is "
+        "temporarily unavailable: RpcError: RPC error: keepalive watchdog timeout rpc_code: 14. "
+        "The task may or may not have been executed on the actor."
+    )
+    said = "a worker or its Ray node does not answer: keepalive watchdog timeout"
+    log = f"Traceback (most recent call last):\n{CALL}\n{error}\n"
+    assert deaths.of_log(log) == said
+    # What a worker prints of a call of its own may be one that verl goes on without.
+    printed = "".join(f"\x1b[36m(WorkerDict pid=9)\x1b[0m {line}\n" for line in (CALL, error))
+    assert deaths.of_log(f"{printed}ValueError: wrong\n") is None
+    assert deaths.of_log(log + DEATH_OF_A_REWARD_WORKER) == deaths.of_log(DEATH_OF_A_REWARD_WORKER)
+
+
+def test_node_that_dies_while_the_workers_exchange_gradients_is_a_death() -> None:
+    broken = (
+        "ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunnerV1.run()\n"
+        "RuntimeError: gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]: Connection reset\n"
+    )
+    raylet = "\x1b[33m(raylet)\x1b[0m Raylet is terminated. Termination is {}. Possible reasons\n"
+    assert deaths.of_log(broken + raylet.format("graceful")) is None
+    said = "a Ray node died: its raylet was killed or crashed"
+    assert deaths.of_log(broken + raylet.format("unexpected")) == said
+
+
 def test_trainer_that_the_driver_cannot_reach_is_a_death() -> None:
     error = "ray.exceptions.ActorUnavailableError: The actor 0597 is unavailable: Socket closed"
     said = "the trainer's process or its Ray node died: the driver lost the connection to it"
-    call = "ray.exceptions.RayTaskError(ActorUnavailableError): ray::AgentLoopWorkerTQ.run()"
-    of_a_worker = f"\x1b[36m(AgentLoopWorkerTQ pid=9)\x1b[0m {call}\n"
+    of_a_worker = f"\x1b[36m(AgentLoopWorkerTQ pid=9)\x1b[0m {CALL}\n"
     assert deaths.of_log(f"{of_a_worker}Traceback (most recent call last):\n{error}\n") == said
-    assert deaths.of_log(f"Traceback (most recent call last):\n{call}\n{error}\n") is None
     assert deaths.of_log(f"\x1b[36m(TaskRunnerV1 pid=3)\x1b[0m {error}\n") is None
     known = deaths.of_log(f"{error}\n{DEATH_OF_A_REWARD_WORKER}")
     assert known == deaths.of_log(DEATH_OF_A_REWARD_WORKER)

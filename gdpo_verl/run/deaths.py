@@ -44,6 +44,17 @@ _MEMORY = re.compile(
 # what the trainer's calls raise is a RayTaskError to it.
 _LOST = re.compile(r"^ray\.exceptions\.ActorUnavailableError: ", re.M)
 _RAISED = re.compile(r"^ray\.exceptions\.RayTaskError", re.M)
+# What Ray raises for a call to a process that is stopped, or on a node that is out of reach.
+_UNANSWERED = re.compile(
+    r"^ray\.exceptions\.RayTaskError\(ActorUnavailableError\).*"
+    r"^ray\.exceptions\.ActorUnavailableError: The actor \w+ is unavailable: "
+    r"(?:The actor is temporarily unavailable: )?(?:RpcError: )?(?:RPC error: )?"
+    r"(?P<why>[^\n]*?)(?: rpc_code|\.? The task|$)",
+    re.M | re.S,
+)
+# By the agents beside a raylet. The worker of another node may fail first, of the connection that
+# broke: with an error of gloo's or NCCL's, which is no death.
+_RAYLET = re.compile(r"Raylet is terminated\. Termination is unexpected")
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
 _SAID = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
 _PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds one of its own
@@ -89,6 +100,10 @@ def of_log(log: str) -> str | None:
     # The connection breaks before Ray knows whether a process or its whole node is gone.
     if _LOST.search(log) and not _RAISED.search(log):
         return "the trainer's process or its Ray node died: the driver lost the connection to it"
+    if _RAYLET.search(text):
+        return "a Ray node died: its raylet was killed or crashed"
+    if unanswered := _UNANSWERED.search(log):
+        return f"a worker or its Ray node does not answer: {unanswered['why']}"
     return None
 
 
