@@ -73,6 +73,14 @@ def test_actor_that_was_to_end_is_not_a_death(cause: str) -> None:
     assert deaths.of_log(f"{block}\nValueError: algorithm.gdpo.whiten: wrong\n") is None
 
 
+def test_engine_that_ends_with_the_trainer_is_not_what_died() -> None:
+    driver = "Error executing job with overrides: []\n"
+    engine = "(vLLMHttpServer pid=9) ERROR vllm.v1.engine.exceptions.EngineDeadError: issue\n"
+    said = deaths.of_log(driver + engine + DEATH_OF_THE_TRAINER)
+    assert said == deaths.of_log(DEATH_OF_THE_TRAINER)
+    assert str(deaths.of_log(engine + driver + DEATH_OF_THE_TRAINER)).startswith("a vLLM engine")
+
+
 def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words() -> None:
     said = "a vLLM engine died: EngineCore_DP0 (killed by SIGKILL) of vllm_server_1_0"
     for line in (f"gdpo-verl: {said}", f"\x1b[36m(TaskRunnerV1 pid=3)\x1b[0m RuntimeError: {said}"):

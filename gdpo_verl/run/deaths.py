@@ -93,7 +93,8 @@ def of_log(log: str) -> str | None:
         )
     deaths = _deaths(text)
     first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
-    if not first and "EngineDeadError" in text:
+    # Its engines end with the trainer, too: after the driver has failed.
+    if not first and "EngineDeadError" in text.partition("Error executing job")[0]:
         return "a vLLM engine died: see the log for its last words"
     if deaths:
         return (first or [sentence for _, sentence in deaths])[0]
