@@ -111,7 +111,7 @@ class Cluster:
         raise AssertionError(log.read_text())
 
     def submit(self, run: Path, *arguments: str) -> subprocess.Popen[str]:
-        """`scripts/submit.sh` with the toolbox recipe: five small steps on two nodes."""
+        """`scripts/submit.sh` with the toolbox recipe: five small steps unless told."""
         settings = {
             "trainer.nnodes": 2,
             "trainer.total_training_steps": 5,
@@ -194,14 +194,6 @@ def started(node: subprocess.Popen[bytes], log: Path) -> bool:
 
     wait_for(lambda: says_so() or node.poll() is not None, log.read_text)
     return says_so()
-
-
-def inputs(toolbox: Path, policy: Path) -> list[str]:
-    return [
-        f"data.train_files={toolbox / 'train.parquet'}",
-        f"data.val_files={toolbox / 'validation.parquet'}",
-        f"actor_rollout_ref.model.path={policy}",
-    ]
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # pytest's workers begin with the files that take longest.
 LONGEST = (
     *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py"),
-    # The policy is made by the first that needs it, for which the next ones would only wait.
+    # The first that needs the policy makes it; the next ones would only wait.
     *("test_explain.py", "test_recipes.py", "test_training.py", "test_cluster.py", "test_modes.py"),
     *("test_unnoticed.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
     *("test_code.py", "test_plugin.py", "test_cpu.py", "test_check_reward_worker.py"),
@@ -95,6 +95,15 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny policy, as `gdpo-verl make-policy` trains it; the command checks its competence."""
     return made_once(tmp_path_factory, "policy", "make-policy")
+
+
+def inputs(toolbox: Path, policy: Path) -> list[str]:
+    """The overrides that name the task's rows and the policy."""
+    return [
+        f"data.train_files={toolbox / 'train.parquet'}",
+        f"data.val_files={toolbox / 'validation.parquet'}",
+        f"actor_rollout_ref.model.path={policy}",
+    ]
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, *command: str) -> Path:

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, inputs, running_cluster
+from clusters import Cluster, running_cluster
 from conftest import session
 from test_faults import Victim, prompts, undisturbed
-from waiting import wait_for
+from waiting import HANGS, wait_for
 
 SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 10**6))
 FAULTS = 11
@@ -41,12 +41,10 @@ class OnTwoNodes(Victim):
     def __init__(self, run: Path, toolbox: Path, policy: Path, cluster: Cluster) -> None:
         super().__init__(run, toolbox, policy)
         self.cluster = cluster
-        self.arguments = ["--retries", "20", "--hang-after", str(HANG_MINUTES)]
-        self.arguments += [*inputs(toolbox, policy), "data.train_max_samples=40"]
 
     def start(self, *options: str) -> None:
         steps = f"trainer.total_training_steps={self.steps}"
-        self.launcher = self.cluster.submit(self.run, *self.arguments, steps, *options)
+        self.launcher = self.cluster.submit(self.run, *self.overrides, steps, *options)
 
 
 def starts_of(run: Path) -> list[list[int]]:
@@ -75,16 +73,20 @@ def there(victim: OnTwoNodes) -> dict[str, list[int]]:
     return {part: pids for part, pids in found.items() if pids}
 
 
-def is_over(victim: OnTwoNodes, leader: int, struck: int) -> bool:
-    left = [pid for pid, _ in victim.cluster.members()]
-    return struck not in left and not session(leader)
+def is_over(victim: OnTwoNodes, leader: int, ended: set[int]) -> bool:
+    left = {pid for pid, _ in victim.cluster.members()}
+    return not left & ended and not session(leader)
 
 
 @pytest.fixture
 def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Iterator[OnTwoNodes]:
     with running_cluster() as cluster:
         cluster.add(2)
-        yield OnTwoNodes(tmp_path / "run", toolbox, policy, cluster)
+        victim = OnTwoNodes(tmp_path / "run", toolbox, policy, cluster)
+        yield victim
+        if victim.running():
+            victim.launcher.send_signal(signal.SIGINT)  # the client stops the job
+            victim.launcher.wait(HANGS)
 
 
 @pytest.mark.real
@@ -93,7 +95,8 @@ def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path
     chance = random.Random(SEED)
     print(f"CHAOS_SEED={SEED}")
     victim.steps = 60  # more than so many starts can make before their faults
-    stop_at, faults, said = chance.randrange(FAULTS), 0, ""
+    options = ["--retries", "20", "--hang-after", str(HANG_MINUTES)]
+    stop_at, faults, jobs, said = chance.randrange(FAULTS), 0, 0, ""
 
     def running_driver() -> bool:
         if not victim.running():
@@ -108,7 +111,9 @@ def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path
         if not victim.running():
             if victim.launcher:
                 said += victim.end()
-            victim.start()
+            jobs += 1
+            assert jobs <= 2 * FAULTS, said  # else none of them comes as far as to a fault
+            victim.start(*options)
         wait_for(lambda: running_driver() or not victim.running(), every=1.0)
         leader, before = victim.leader, starts_with_a_step(victim.run)
         # One in three in the middle of the start; a step of its own has been made for the others.
@@ -129,11 +134,12 @@ def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path
         struck = time.monotonic()
         if part == NODE:
             victim.cluster.add(2)
-        wait_for(partial(is_over, victim, leader, pid), every=1.0)
+        ended = {pid}.union(*(pids for part, pids in parts.items() if part != NODE))
+        wait_for(partial(is_over, victim, leader, ended), every=1.0)
         assert time.monotonic() - struck < 60 * HANG_MINUTES + 600  # noticed, and all of it ended
     if not victim.running():
         said += victim.end()
-        victim.start()
+        victim.start(*options)
     said += victim.end()
     print(said)
     assert faults == FAULTS

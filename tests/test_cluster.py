@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import APART, Cluster, free_port, inputs, running_cluster
-from conftest import Training, environment_without, processes_of
+from clusters import APART, Cluster, free_port, running_cluster
+from conftest import Training, environment_without, inputs, processes_of
 from proxies import Proxy
 from test_chaos import SEED
 from test_submit import CODE

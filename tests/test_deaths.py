@@ -78,7 +78,9 @@ def test_engine_that_ends_with_the_trainer_is_not_what_died() -> None:
     engine = "(vLLMHttpServer pid=9) ERROR vllm.v1.engine.exceptions.EngineDeadError: issue\n"
     said = deaths.of_log(driver + engine + DEATH_OF_THE_TRAINER)
     assert said == deaths.of_log(DEATH_OF_THE_TRAINER)
-    assert str(deaths.of_log(engine + driver + DEATH_OF_THE_TRAINER)).startswith("a vLLM engine")
+    raised = "ray.exceptions.RayTaskError(EngineDeadError): ray::TaskRunnerV1.run()\n"
+    for log in (engine + driver + DEATH_OF_THE_TRAINER, driver + raised):
+        assert str(deaths.of_log(log)).startswith("a vLLM engine died")
 
 
 def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words() -> None:
@@ -108,12 +110,14 @@ def test_worker_that_does_not_answer_the_trainer_is_a_death() -> None:
 def test_node_that_dies_while_the_workers_exchange_gradients_is_a_death() -> None:
     broken = (
         "ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunnerV1.run()\n"
-        "RuntimeError: gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]: Connection reset\n"
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer\n"
     )
     raylet = "\x1b[33m(raylet)\x1b[0m Raylet is terminated. Termination is {}. Possible reasons\n"
     assert deaths.of_log(broken + raylet.format("graceful")) is None
     said = "a Ray node died: its raylet was killed or crashed"
     assert deaths.of_log(broken + raylet.format("unexpected")) == said
+    # Every driver of the cluster is told of a raylet.
+    assert deaths.of_log("ValueError: wrong\n" + raylet.format("unexpected")) is None
 
 
 def test_trainer_that_the_driver_cannot_reach_is_a_death() -> None:

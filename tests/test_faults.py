@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Training, processes_of, run_cli, session
+from conftest import Training, inputs, processes_of, run_cli, session
 from omegaconf import OmegaConf
 from waiting import HANGS, start_ray, wait_for
 
@@ -61,12 +61,15 @@ class Victim:
 
     def __init__(self, run: Path, toolbox: Path, policy: Path) -> None:
         self.run = run
-        self.command = [
-            *[sys.executable, "-m", "gdpo_verl.cli", "train", "toolbox/gdpo", "--run", str(run)],
-            f"data.train_files={toolbox / 'train.parquet'}",
-            f"data.val_files={toolbox / 'validation.parquet'}",
-            f"actor_rollout_ref.model.path={policy}",
-            *["data.train_batch_size=8", "data.train_max_samples=40"],  # five steps an epoch
+        self.overrides = [*inputs(toolbox, policy), "data.train_max_samples=40"]  # 5 steps an epoch
+        self.steps = 7
+        self.launcher: Any = None
+        self.leader = -1
+
+    def start(self, *options: str) -> None:
+        command = [sys.executable, "-m", "gdpo_verl.cli", "train", "toolbox/gdpo"]
+        settings = [
+            *["data.train_batch_size=8", f"trainer.total_training_steps={self.steps}"],
             *["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"],
             *["trainer.val_before_train=false", "trainer.test_freq=15", "trainer.save_freq=3"],
             *["data.val_max_samples=16", "actor_rollout_ref.actor.optim.lr=1e-3"],
@@ -74,13 +77,8 @@ class Victim:
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
         ]
-        self.steps = 7
-        self.launcher: Any = None
-        self.leader = -1
-
-    def start(self, *options: str) -> None:
         self.launcher = subprocess.Popen(
-            [*self.command, f"trainer.total_training_steps={self.steps}", *options],
+            [*command, "--run", str(self.run), *self.overrides, *settings, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -52,9 +52,12 @@ _UNANSWERED = re.compile(
     r"(?P<why>[^\n]*?)(?: rpc_code|\.? The task|$)",
     re.M | re.S,
 )
-# By the agents beside a raylet. The worker of another node may fail first, of the connection that
-# broke: with an error of gloo's or NCCL's, which is no death.
+# A worker that waits for one on a lost node may fail before Ray knows of the node, by an error of
+# gloo's or NCCL's. Every driver is told of the raylet, also one that never used the node.
 _RAYLET = re.compile(r"Raylet is terminated\. Termination is unexpected")
+_BROKEN = re.compile(
+    r"^(?:\w+\.)*\w*Error: .*(?:gloo|NCCL|Connection (?:reset|closed))", re.M | re.I
+)
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
 _SAID = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
 _PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds one of its own
@@ -93,15 +96,16 @@ def of_log(log: str) -> str | None:
         )
     deaths = _deaths(text)
     first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
-    # Its engines end with the trainer, too: after the driver has failed.
-    if not first and "EngineDeadError" in text.partition("Error executing job")[0]:
+    # The engines end with the trainer, too: after the driver has failed.
+    before = text.partition("Error executing job")[0]
+    if not first and ("EngineDeadError" in before or "RayTaskError(EngineDeadError)" in text):
         return "a vLLM engine died: see the log for its last words"
     if deaths:
         return (first or [sentence for _, sentence in deaths])[0]
     # The connection breaks before Ray knows whether a process or its whole node is gone.
     if _LOST.search(log) and not _RAISED.search(log):
         return "the trainer's process or its Ray node died: the driver lost the connection to it"
-    if _RAYLET.search(text):
+    if _RAYLET.search(text) and _BROKEN.search(log):
         return "a Ray node died: its raylet was killed or crashed"
     if unanswered := _UNANSWERED.search(log):
         return f"a worker or its Ray node does not answer: {unanswered['why']}"
