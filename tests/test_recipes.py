@@ -86,8 +86,18 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-@pytest.mark.parametrize("hardware", HARDWARE)
-@pytest.mark.parametrize("name", NAMES)
+# Each recipe and each kind of hardware; the other pairs are left to the slow tier.
+PAIRS = [
+    pytest.param(
+        *(name, hardware),
+        marks=[] if hardware == "cpu" or name.endswith("/gdpo") else pytest.mark.slow,
+    )
+    for name in NAMES
+    for hardware in HARDWARE
+]
+
+
+@pytest.mark.parametrize(("name", "hardware"), PAIRS)
 def test_composes_with_verls_keys_and_passes_its_validation(
     name: str,
     hardware: str,
