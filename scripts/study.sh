@@ -8,7 +8,7 @@
 #
 # 2 cores, 8 GB of memory free. Needs scripts/setup.sh cpu data. Stop it at any time: each run that has come to its end
 # is in docs/evidence/ with its metrics, and one that was cut off is repeated from the beginning. Started a second time
-# beside the first, it takes other runs, and on two cores one was done every three minutes in place of five. Then
+# beside the first, it takes other runs; whether that is faster depends on the machine. Then
 # scripts/study_page.py makes the tables and pictures of docs/evidence.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -71,6 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the hub to count the weights of the recipes' models."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 @pytest.fixture(scope="module")
 def queue() -> Iterator[Any]:
     """A TransferQueue on a Ray of its own."""
@@ -88,13 +94,13 @@ def queue() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared toolbox task."""
-    return made_once(tmp_path_factory, "toolbox", "prepare", "toolbox")
+    return made_once(tmp_path_factory, "toolbox", written_by("prepare", "toolbox"))
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny policy, as `gdpo-verl make-policy` trains it; the command checks its competence."""
-    return made_once(tmp_path_factory, "policy", "make-policy")
+    return made_once(tmp_path_factory, "policy", written_by("make-policy"))
 
 
 def inputs(toolbox: Path, policy: Path) -> list[str]:
@@ -106,8 +112,13 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
     ]
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, *command: str) -> Path:
-    """What a command of ours makes, made by the first of xdist's workers that asks for it."""
+def written_by(*command: str) -> Callable[[Path], str]:
+    """Makes what this command of ours writes."""
+    return lambda out: run_cli(*command, "--out", str(out))
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A directory or file, made by the first of xdist's workers that asks for it."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -116,7 +127,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, *command: str) -> Path
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             unfinished = root / f"{name}.unfinished"
-            run_cli(*command, "--out", str(unfinished))
+            make(unfinished)
             unfinished.rename(made)
     return made
 

@@ -80,12 +80,6 @@ def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[s
             yield from unknown_keys(value, known[key], where)
 
 
-@pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the hub to count the weights of the recipes' models."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
 # Each recipe and each kind of hardware; the other pairs are left to the slow tier.
 PAIRS = [
     pytest.param(

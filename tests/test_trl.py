@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import made_once
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
@@ -124,12 +125,14 @@ class Table:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("trl")
-    (out / "steps.json").write_text(json.dumps(STEPS))
-    program = Path(__file__).with_name("trl_step.py")
-    output = run_beside_trl(str(program), str(out / "steps.json"), str(out))
-    assert output.returncode == 0, output.stdout[-3000:] + output.stderr[-3000:]
-    return out
+    def take_steps(out: Path) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "steps.json").write_text(json.dumps(STEPS))
+        program = Path(__file__).with_name("trl_step.py")
+        output = run_beside_trl(str(program), str(out / "steps.json"), str(out))
+        assert output.returncode == 0, output.stdout[-3000:] + output.stderr[-3000:]
+
+    return made_once(tmp_path_factory, "trl", take_steps)
 
 
 @pytest.fixture
