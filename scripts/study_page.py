@@ -210,7 +210,8 @@ def progress(question: str, entries: Sequence[Entry]) -> str:
     if not entries:
         return f"{part}."
     days = sorted({each["started"][:10] for each in entries})
-    machines = {f"{e['machine']['processor']} ({e['machine']['cores']} cores)" for e in entries}
+    on = {(e["machine"]["processor"], e["machine"]["cores"]) for e in entries}
+    machines = {f"{processor} ({n} core{'s' if n > 1 else ''})" for processor, n in on}
     versions = {f"{name} {v}" for e in entries for name, v in e["versions"].items()}
     commits = {each["commit"][:9] + each["commit"][40:] for each in entries}
     return (
