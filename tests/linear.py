@@ -21,7 +21,7 @@ def long() -> float:
 
     No text of 1 MB may take longer; scripts/benchmark_rewards.py has what they take.
     """
-    return 20 * seconds(lambda: sum(1 for _ in range(1_000_000)))
+    return 100 * seconds(lambda: sum(1 for _ in range(200_000)))
 
 
 def assert_linear(judge: Callable[[str], object], text: Callable[[int], str]) -> None:

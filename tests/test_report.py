@@ -30,9 +30,20 @@ from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.table import summary_table, to_markdown
 
 
+def two_runs(place: Path) -> list[Path]:
+    return [write_run(place / "gdpo"), write_run(place / "grpo", "grpo", gain=0.5)]
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    return [write_run(tmp_path / "gdpo"), write_run(tmp_path / "grpo", "grpo", gain=0.5)]
+    return two_runs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two runs, for the tests that only read it; the runs are two directories up."""
+    place = tmp_path_factory.mktemp("runs")
+    return write_report(two_runs(place), place / "new" / "report")
 
 
 def table_of(*paths: Path) -> dict[str, tuple[str, ...]]:
@@ -73,13 +84,13 @@ def test_markdown_has_a_column_for_each_run_and_escapes_bars(runs: list[Path]) -
 
 
 @pytest.fixture
-def page(runs: list[Path], tmp_path: Path) -> Page:
-    return Page(write_report(runs, tmp_path).read_text(encoding="utf-8"))
+def page(written: Path) -> Page:
+    return Page(written.read_text(encoding="utf-8"))
 
 
-def test_report_writes_page_pictures_and_tables(runs: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "new" / "report"
-    assert write_report(runs, out) == out / "index.html"
+def test_report_writes_page_pictures_and_tables(written: Path) -> None:
+    out = written.parent
+    assert out.parts[-2:] == ("new", "report")
     for name in ("curves", "collapse", "training"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     summary = (out / "summary.md").read_text(encoding="utf-8")
@@ -123,9 +134,8 @@ def test_text_from_the_model_is_shown_and_never_run(page: Page) -> None:
     assert group["rows"][0]["text"] == SCRIPT
 
 
-def test_the_page_allows_its_own_script_alone(runs: list[Path], tmp_path: Path) -> None:
-    html = write_report(runs, tmp_path).read_text(encoding="utf-8")
-    script = Page(html).scripts[""]
+def test_the_page_allows_its_own_script_alone(written: Path, page: Page) -> None:
+    html, script = written.read_text(encoding="utf-8"), page.scripts[""]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
 
@@ -149,25 +159,25 @@ def test_names_of_components_and_runs_are_escaped(tmp_path: Path) -> None:
     assert "<u>$\\bad$" in page.text
 
 
-def test_page_asks_no_other_host_for_anything(runs: list[Path], tmp_path: Path) -> None:
-    html = write_report(runs, tmp_path).read_text(encoding="utf-8")
+def test_page_asks_no_other_host_for_anything(written: Path, page: Page) -> None:
+    html = written.read_text(encoding="utf-8")
     assert "://" not in html
     assert not re.search(r"url\((?!#)|@import|//\w", html)
-    outside = [ref for ref in Page(html).references if not ref.startswith("#")]
-    assert "gdpo/metrics.jsonl" in outside
-    assert all((tmp_path / ref).exists() for ref in outside)
+    outside = [ref for ref in page.references if not ref.startswith("#")]
+    assert "../../gdpo/metrics.jsonl" in outside
+    assert all((written.parent / ref).exists() for ref in outside)
 
 
-def test_page_links_what_lies_elsewhere_by_relative_paths(runs: list[Path], tmp_path: Path) -> None:
-    html = write_report(runs, tmp_path / "report").read_text(encoding="utf-8")
-    assert 'href="../gdpo/train.log"' in html
-    assert 'href="../grpo/saved"' in html
-    assert str(tmp_path) not in html
+def test_page_links_what_lies_elsewhere_by_relative_paths(written: Path) -> None:
+    html = written.read_text(encoding="utf-8")
+    assert 'href="../../gdpo/train.log"' in html
+    assert 'href="../../grpo/saved"' in html
+    assert str(written.parents[2]) not in html
 
 
-def test_same_runs_give_the_same_page(runs: list[Path], tmp_path: Path) -> None:
-    first = write_report(runs, tmp_path).read_bytes()
-    assert write_report(runs, tmp_path).read_bytes() == first
+def test_same_runs_give_the_same_page(written: Path) -> None:
+    first, place = written.read_bytes(), written.parents[2]
+    assert write_report([place / "gdpo", place / "grpo"], written.parent).read_bytes() == first
 
 
 def test_cut_off_last_line_is_ignored_and_named(tmp_path: Path) -> None:

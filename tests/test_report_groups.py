@@ -217,6 +217,7 @@ def test_data_cannot_end_its_script_element(tmp_path: Path) -> None:
     assert (group["prompt"], group["rows"][0]["text"]) == (hostile, hostile)
 
 
+@pytest.mark.slow
 def test_three_hundred_steps_of_a_thousand_rollouts_take_seconds(tmp_path: Path) -> None:
     run, prompt, output = write_run(tmp_path / "gdpo"), "p" * 1500, "o" * 1500
     lines = []
