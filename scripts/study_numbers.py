@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
 from study import arms
 from study_rewards import UNITS
 
@@ -95,11 +97,12 @@ def around(differences: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def interquartile_mean(values: Sequence[float]) -> float:
+def interquartile_mean(values: ArrayLike, axis: int = -1) -> Any:
     """The mean without the lowest and the highest quarter.
 
-    >>> interquartile_mean([0.0, 1.0, 2.0, 3.0, 100.0])
+    >>> float(interquartile_mean([0.0, 1.0, 2.0, 3.0, 100.0]))
     2.0
     """
-    cut = len(values) // 4
-    return fmean(sorted(values)[cut : len(values) - cut])
+    ordered = np.moveaxis(np.sort(values, axis=axis), axis, 0)
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut].mean(axis=0)

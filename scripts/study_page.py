@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 from study import STUDY, plan, read
 from study_figures import draw
 from study_numbers import (
@@ -24,6 +25,7 @@ from study_numbers import (
     Entry,
     Values,
     around,
+    held_out,
     interquartile_mean,
     measure,
     minus,
@@ -154,14 +156,17 @@ def interval(ends: tuple[float, float, float]) -> str:
 
 
 def cell(values: BySeed) -> str:
-    """Mean, interval of the bootstrap, interquartile mean; of few seeds the range in its place."""
+    """Mean and interquartile mean with their intervals; of few seeds the mean with the range."""
     found = sorted(values.values())
     if len(found) < 2:
         return f"{found[0]:.3f}" if found else NOTHING
     if len(found) < 5:
         return f"{fmean(found):.3f} ({found[0]:.3f} to {found[-1]:.3f})"
-    ends = bootstrap([found]) or (found[0], found[-1])
-    return f"{fmean(found):.3f} [{ends[0]:.3f}, {ends[1]:.3f}]; {interquartile_mean(found):.3f}"
+    told = []
+    for statistic in (np.mean, interquartile_mean):
+        low, high = bootstrap([found], statistic=statistic) or (found[0], found[-1])
+        told.append(f"{statistic(found):.3f} [{low:.3f}, {high:.3f}]")
+    return "; ".join(told)
 
 
 def tables(question: str, found: Mapping[str, Values]) -> str:
@@ -183,6 +188,8 @@ def variants(entries: Sequence[Entry]) -> str:
         "format at unit 10": ("units", ENDPOINTS["q1"]["format"]),
         "correctness at unit 10": ("units", ENDPOINTS["q1"]["correctness"]),
         "correctness of the sums": ("length", ENDPOINTS["q2"]["held-out correctness, end"]),
+        "before training": ("length", ENDPOINTS["q2"]["before training"]),
+        "their length reward": ("length", lambda entry: held_out(entry, "length")[-1]),
     }
     rows = []
     for name in STUDY["questions"]["q3"]["variants"]:
@@ -214,8 +221,9 @@ def progress(question: str, entries: Sequence[Entry]) -> str:
     machines = {f"{processor} ({n} core{'s' if n > 1 else ''})" for processor, n in on}
     versions = {f"{name} {v}" for e in entries for name, v in e["versions"].items()}
     commits = {each["commit"][:9] + each["commit"][40:] for each in entries}
+    minutes = [each["seconds"] / 60 for each in entries]
     return (
-        f"{part}, {fmean(each['seconds'] for each in entries) / 60:.1f} minutes each; "
+        f"{part}, {fmean(minutes):.1f} minutes each ({min(minutes):.1f} to {max(minutes):.1f}); "
         f"{' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(sorted(machines))}; "
         f"{', '.join(sorted(versions))}; commit {', '.join(sorted(commits))}."
     )
@@ -229,8 +237,8 @@ CAPTIONS = {
     "q2": "Lines: means over the seeds; shaded from the lowest to the highest.",
 }
 TABLES = (
-    "In the tables: mean [interval]; interquartile mean, of fewer than five seeds mean (lowest to "
-    "highest). Below: paired differences [interval]."
+    "In the tables: mean [interval]; interquartile mean [interval]; of fewer than five seeds mean "
+    "(lowest to highest). Below: paired differences [interval]."
 )
 NOTES = {
     "q1": "Correctness's part: of the two rewards' deviations over a step in the sum that GRPO "
@@ -238,7 +246,7 @@ NOTES = {
     "reward does not vary adds nothing.",
     "q2": "Phantom groups: the part of the groups that are trained by length alone.",
     "q3": "Mean (lowest to highest). Nothing is tested: three seeds show large effects and no "
-    "others.",
+    "others. Correctness and length reward of the sums are those of the held-out ones.",
 }
 
 

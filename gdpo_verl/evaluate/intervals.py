@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,10 @@ def wilson(successes: float, total: int) -> tuple[float, float]:
 
 
 def bootstrap(
-    strata: Sequence[Sequence[float]], weights: Sequence[float] | None = None
+    strata: Sequence[Sequence[float]],
+    weights: Sequence[float] | None = None,
+    *,
+    statistic: Callable[..., Any] = np.mean,
 ) -> tuple[float, float] | None:
     """The percentile interval of the weighted sum of the strata's means, over resampled questions.
 
@@ -58,6 +62,7 @@ def bootstrap(
     Args:
       strata: one value for each question; of two models, the difference of that question.
       weights: of the strata, adding up to 1; all alike by default.
+      statistic: a function of an array and its `axis`, in place of the mean.
 
     Returns:
       None where no question of a stratum differs from another, so that drawing says nothing.
@@ -72,7 +77,7 @@ def bootstrap(
         for start in range(0, RESAMPLES, rows):
             size = min(rows, RESAMPLES - start)
             drawn = generator.integers(len(values), size=(size, len(values)))
-            means[start : start + size] += values[drawn].mean(axis=1) * weight
+            means[start : start + size] += statistic(values[drawn], axis=1) * weight
     if not varies:
         return None
     low, high = np.quantile(means, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
