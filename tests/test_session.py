@@ -39,7 +39,7 @@ import json, sys
 from gdpo_verl.sandbox import Limits, Sandbox
 from gdpo_verl.sandbox import protection as protections
 name, attack, timeout, code = sys.argv[1:]
-found = [*(make() for make in protections._candidates(None)), protections._unprotected(None)]
+found = [*protections.working_protections(), protections._unprotected(None)]
 (protection,) = [each for each in found if each.name == name]
 limits = Limits(timeout=float(timeout), deadline=2 * float(timeout) + 9)
 sandbox = Sandbox(protection, limits)
