@@ -48,6 +48,10 @@ class Training:
 # verl, torch and vLLM are a million objects to go through, and were a tenth of the tests' time.
 gc.set_threshold(100_000)
 
+# Container images often forbid it; compiling verl anew in each process takes a third of the time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Ray starts on a busy machine too.
 when_imported("ray._private.node")(give_ray_time_to_start)
 

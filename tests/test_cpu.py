@@ -162,6 +162,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
     assert applied["worker command"] == "WARN and own"
 
 
+@pytest.mark.slow
 def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["backend"] == "cpu:gloo,cpu:gloo", "use_one_gloo_backend can go"
     assert upstream["vllm"] is None, "name_vllm can go"
@@ -175,6 +176,7 @@ def test_upstream_still_needs_each_departure(upstream: dict[str, Any]) -> None:
     assert upstream["forks draw alike"], "leave_rays_generator_unseeded can go"
 
 
+@pytest.mark.slow
 def test_log_probs_of_a_batch_are_those_of_its_tokens_to_the_bit(
     applied: dict[str, Any], upstream: dict[str, Any]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,12 @@ DEEP = Qwen2Config(
 LOW, HIGH = 0.8, 1.35
 
 
+@functools.cache
+def composed(precision: str) -> DictConfig:
+    dtype = f"+{FSDP}.mixed_precision.param_dtype={precision}"
+    return compose("tool_call/gdpo", ["hardware=gpu1", dtype])
+
+
 def counted_and_bound(
     shape: Qwen2Config, rows: list[int], phase: activations.Phase, dtype: torch.dtype, **how: Any
 ) -> tuple[int, float]:
@@ -99,10 +107,7 @@ def counted_and_bound(
     counted = count_bytes(
         shape, rows, dtype=dtype, update=phase == "update", entropy=entropy, **how
     )
-    precision = "bf16" if dtype is torch.bfloat16 else "fp32"
-    config = compose(
-        "tool_call/gdpo", ["hardware=gpu1", f"+{FSDP}.mixed_precision.param_dtype={precision}"]
-    )
+    config = copy.deepcopy(composed("bf16" if dtype is torch.bfloat16 else "fp32"))
     config.actor_rollout_ref.actor.entropy_coeff = 0.001 * entropy
     config.actor_rollout_ref.model.use_fused_kernels = how.get("fused", False)
     config.actor_rollout_ref.actor.entropy_from_logits_with_chunking = how.get("chunked", False)

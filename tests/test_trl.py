@@ -287,6 +287,7 @@ def test_trl_scales_decoupled_rewards_whatever_scale_rewards_says(
     assert (ours - trl.advantages).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_verl_cannot_train_where_it_finds_this_trl() -> None:
     # Its FSDP engine prepares every model so. Once this works, TRL may simply be installed.
     program = """
