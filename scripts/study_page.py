@@ -74,9 +74,8 @@ def verdicts_on_units(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]
             for family in ("grpo", "gdpo")
         )
         sentence += (
-            f", where correctness makes {min(grpo):.0%} to {max(grpo):.0%} of the two rewards' "
-            f"deviations in the sum that GRPO normalises, and {min(gdpo):.0%} to {max(gdpo):.0%} "
-            "of the terms that GDPO adds"
+            f", where correctness makes {parts(grpo)} of the two rewards' deviations in the sum "
+            f"that GRPO normalises, and {parts(gdpo)} of the terms that GDPO adds"
         )
     yield moved[2] < 0, f"{sentence}."
     yield _tuned(form, correct)
@@ -102,6 +101,11 @@ def _tuned(form: Values, correct: Values) -> tuple[bool, str]:
         f"third of correctness: {listed}; GDPO {worth['gdpo-10']:.3f}); its format minus GDPO's "
         f"is {interval(gap)}, its correctness minus GDPO's {interval(price)}, so {lesson}.",
     )
+
+
+def parts(shares: Sequence[float]) -> str:
+    ends = (f"{min(shares):.0%}", f"{max(shares):.0%}")
+    return " to ".join(dict.fromkeys(ends))
 
 
 def at_units(differences: Mapping[str, tuple[float, float, float]]) -> str:

@@ -334,8 +334,8 @@ def test_the_verdicts_on_units_follow_the_criteria() -> None:
         True,
         "GRPO's format falls from unit ⅓ to 10: -0.080 [-0.080, -0.080]; its correctness minus "
         f"GDPO's is {more} at ⅓, {more} at 1, {more} at 3, {more} at 10, where correctness makes "
-        "50% to 97% of the two rewards' deviations in the sum that GRPO normalises, and 60% to 60% "
-        "of the terms that GDPO adds.",
+        "50% to 97% of the two rewards' deviations in the sum that GRPO normalises, and 60% of the "
+        "terms that GDPO adds.",
     )
     assert tuned == (
         False,
