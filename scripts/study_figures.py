@@ -16,7 +16,7 @@ from study_rewards import UNITS
 from gdpo_verl.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
 
 
-def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values], entries: object) -> None:
+def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values]) -> None:
     """Format and correctness by the unit, and the static weights at their unit."""
     colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
     for axis, name in zip(axes, ("format", "correctness"), strict=True):
@@ -28,7 +28,9 @@ def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values], entries:
             )
             for x, values in known.items():
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
-        for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=False):
+        # Weight 1 is GRPO's own point.
+        static = [(arm, weight) for arm, weight in WEIGHTS.items() if weight < 1]
+        for x, (arm, weight) in zip((13, 19, 28), static, strict=True):
             if values := list(found[name][arm].values()):
                 axis.plot(x, fmean(values), "D", color=INK, markersize=4, fillstyle="none")
                 at = (x, fmean(values))
@@ -42,7 +44,7 @@ def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values], entries:
     )
 
 
-def picture_of_length(axes: Sequence[Axes], found: object, entries: Sequence[Entry]) -> None:
+def picture_of_length(axes: Sequence[Axes], entries: Sequence[Entry]) -> None:
     """Correctness in training and the responses' length, step by step, mean over the seeds."""
     colors = (VERMILION, BLUE, OTHERS[0], OTHERS[1], OTHERS[2])
     shown = {"gdpo/correctness/mean": "correctness in training", "response_length/mean": "tokens"}
@@ -62,14 +64,16 @@ def picture_of_length(axes: Sequence[Axes], found: object, entries: Sequence[Ent
 
 def draw(question: str, found: Mapping[str, Values], entries: Sequence[Entry], path: Path) -> None:
     """Two panels as SVG, the same for the same runs."""
-    paint = {"q1": picture_of_units, "q2": picture_of_length}[question]
     fixed = {"svg.fonttype": "none", "svg.hashsalt": question}
     with matplotlib.rc_context(STYLE | fixed):
         figure = Figure(figsize=(9.2, 3.9), layout="constrained")
         if len(entries) < len(plan([question])):
             figure.suptitle(f"Partial: {len(entries)} of {len(plan([question]))} runs")
         axes = figure.subplots(1, 2)
-        paint(axes, found, entries)
+        if question == "q1":
+            picture_of_units(axes, found)
+        else:
+            picture_of_length(axes, entries)
         for axis in axes:
             axis.grid(axis="y")
             axis.title.set(fontsize=11, fontweight="bold")

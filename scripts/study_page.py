@@ -74,8 +74,8 @@ def verdicts_on_units(found: Mapping[str, Values]) -> Iterator[tuple[bool, str]]
             for family in ("grpo", "gdpo")
         )
         sentence += (
-            f", where correctness makes {parts(grpo)} of the two rewards' deviations in the sum "
-            f"that GRPO normalises, and {parts(gdpo)} of the terms that GDPO adds"
+            f"; correctness makes {percentages(grpo)} of the two rewards' deviations in the sum "
+            f"that GRPO normalises, and {percentages(gdpo)} of the terms that GDPO adds"
         )
     yield moved[2] < 0, f"{sentence}."
     yield _tuned(form, correct)
@@ -103,7 +103,7 @@ def _tuned(form: Values, correct: Values) -> tuple[bool, str]:
     )
 
 
-def parts(shares: Sequence[float]) -> str:
+def percentages(shares: Sequence[float]) -> str:
     ends = (f"{min(shares):.0%}", f"{max(shares):.0%}")
     return " to ".join(dict.fromkeys(ends))
 
@@ -245,9 +245,9 @@ TABLES = (
     "(lowest to highest). Below: paired differences [interval]."
 )
 NOTES = {
-    "q1": "Correctness's part: of the two rewards' deviations over a step in the sum that GRPO "
-    "normalises; with GDPO of the sizes of the two terms that it adds, where a group in which a "
-    "reward does not vary adds nothing.",
+    "q1": "Correctness's part: of the two rewards' deviations over a step, averaged over the "
+    "steps, in the sum that GRPO normalises; with GDPO of the sizes of the two terms that it adds, "
+    "where a group in which a reward does not vary adds nothing.",
     "q2": "Phantom groups: the part of the groups that are trained by length alone.",
     "q3": "Mean (lowest to highest). Nothing is tested: three seeds show large effects and no "
     "others. Correctness and length reward of the sums are those of the held-out ones.",
@@ -264,13 +264,13 @@ def results(runs: Mapping[str, Sequence[Entry]], docs: Path) -> str:
             draw(question, found, entries, docs / f"evidence/{question}.svg")
             part = f"![{title}](evidence/{question}.svg)\n\n{CAPTIONS[question]}\n{TABLES}\n\n"
             part += f"{tables(question, found)}\n{NOTES[question]}\n"
-        parts.append(f"### {title}\n\n{state(question, entries)}\n\n{part}")
+        parts.append(f"### {title}\n\n{headline(question, entries)}\n\n{part}")
     part = f"{NOTES['q3']}\n\n{variants(runs['q3'])}" if runs["q3"] else ""
-    parts.append(f"### Question 3: all variants\n\n{state('q3', runs['q3'])}\n\n{part}")
+    parts.append(f"### Question 3: all variants\n\n{headline('q3', runs['q3'])}\n\n{part}")
     return proper("\n".join(parts))
 
 
-def state(question: str, entries: Sequence[Entry]) -> str:
+def headline(question: str, entries: Sequence[Entry]) -> str:
     text = progress(question, entries)
     partial = entries and len(entries) < len(plan([question]))
     return f"**Partial, nothing is decided**: {text}" if partial else text[0].upper() + text[1:]
