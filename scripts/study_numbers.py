@@ -20,6 +20,7 @@ SIGNS = {"third": "⅓", "1": "1", "3": "3", "10": "10"}
 FAMILIES = {"gdpo": "GDPO", "grpo": "GRPO", "whitened": "GRPO, whitened"}
 WEIGHTS = {"weight-0.03": 0.03, "weight-0.1": 0.1, "weight-0.3": 0.3, "grpo-10": 1.0}
 PART = "correctness's part"
+CONSTANT = "groups of constant format"
 NAMES = {
     "q1": {f"{f}-{u}": f"{FAMILIES[f]}, × {SIGNS[u]}" for f in FAMILIES for u in SIGNS}
     | {arm: f"GRPO, × 10, weight {weight:g}" for arm, weight in WEIGHTS.items() if weight < 1},
@@ -65,6 +66,7 @@ ENDPOINTS: dict[str, dict[str, Callable[[Entry], float]]] = {
         "held-out format, end": lambda e: held_out(e, "format")[-1],
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1] / unit(e),
         PART: correctness_part,
+        CONSTANT: lambda e: fmean(series(e, "gdpo/format/constant_groups")),
     },
     "q2": {
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1],

@@ -16,6 +16,7 @@ import numpy as np
 from study import STUDY, plan, read
 from study_figures import draw
 from study_numbers import (
+    CONSTANT,
     ENDPOINTS,
     NAMES,
     PART,
@@ -177,7 +178,7 @@ def tables(question: str, found: Mapping[str, Values]) -> str:
     """The arms, and below them the paired differences."""
     names = NAMES[question]
     rows = [Row(name, tuple(cell(v[arm]) for v in found.values())) for arm, name in names.items()]
-    paired = [name for name in found if name != PART]
+    paired = [name for name in found if name not in (PART, CONSTANT)]
     gaps = []
     for a, b in PAIRS[question]:
         columns = [minus(found[name][a], found[name][b]) for name in paired]
