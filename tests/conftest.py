@@ -62,7 +62,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py"),
     # The first that needs the policy makes it; the next ones would only wait.
-    *("test_explain.py", "test_recipes.py", "test_training.py", "test_cluster.py", "test_modes.py"),
+    *("test_explain.py", "test_recipes.py", "test_training.py", "test_modes.py"),
     *("test_unnoticed.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
     *("test_code.py", "test_plugin.py", "test_cpu.py", "test_check_reward_worker.py"),
     *("test_trl.py", "test_submit.py", "test_child.py", "test_contract.py"),
@@ -70,8 +70,8 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, whole."""
-    places = {name: place for place, name in enumerate(LONGEST)}
+    """Put the longest files first, whole, and the clusters last, which would wait for the chaos."""
+    places = {name: place for place, name in enumerate(LONGEST)} | {"test_cluster.py": 1000}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
@@ -121,11 +121,23 @@ def written_by(*command: str) -> Callable[[Path], str]:
     return lambda out: run_cli(*command, "--out", str(out))
 
 
+@pytest.fixture(scope="module")
+def turn_of_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Waits for the other modules with clusters: two at a time take more than 24 GB."""
+    with (of_all_workers(tmp_path_factory) / "clusters.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """The directory that xdist's workers share."""
+    root = factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """A directory or file, made by the first of xdist's workers that asks for it."""
-    root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
+    root = of_all_workers(factory)
     made = root / name
     with (root / f"{name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -82,7 +82,9 @@ def is_over(victim: OnTwoNodes, leader: int, ended: set[int], *, early: bool) ->
 
 
 @pytest.fixture
-def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Iterator[OnTwoNodes]:
+def victim(
+    toolbox: Path, policy: Path, tmp_path: Path, turn_of_clusters: None
+) -> Iterator[OnTwoNodes]:
     with running_cluster() as cluster:
         cluster.add(2)
         victim = OnTwoNodes(tmp_path / "run", toolbox, policy, cluster)

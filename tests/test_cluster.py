@@ -24,6 +24,8 @@ from gdpo_verl import __version__
 from gdpo_verl.advantage import gdpo_scalars
 from gdpo_verl.run import jobs
 
+pytestmark = pytest.mark.usefixtures("turn_of_clusters")
+
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_certificate_and_headers_are_needed_and_sent(

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,44 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
             watch.check()
     finally:
         ray.shutdown()
+
+
+@pytest.mark.real
+def test_actor_that_ray_ends_for_want_of_memory_is_named() -> None:
+    import ray
+    from ray._private.utils import get_system_memory, get_used_memory
+    from ray.exceptions import OutOfMemoryError
+
+    from gdpo_verl.plugin.liveness import Watch
+
+    @ray.remote(num_cpus=0)
+    class AgentLoopWorkerTQ:
+        def fill(self) -> None:
+            held = []
+            while True:
+                held.append(b"x" * (50 << 20))
+                time.sleep(0.05)
+
+    for _ in range(10):
+        most = get_used_memory() / get_system_memory() + 0.04
+        start_ray(address="local", num_cpus=1, _system_config={"memory_usage_threshold": most})
+        try:
+            worker = AgentLoopWorkerTQ.options(name="agent_loop_worker_0").remote()
+            watch = Watch()
+            try:
+                ray.get(worker.__ray_ready__.remote())
+                assert watch.look() is None
+                ray.get(worker.__ray_ready__.remote())
+            except OutOfMemoryError:
+                continue  # another test took that much memory meanwhile
+            worker.fill.remote()
+            wait_for(lambda: watch.look() is not None, every=0.5)  # noqa: B023
+            said = r"a worker died: Ray ended it, because its node \S+ ran low on memory \(\d"
+            assert re.match(said, watch.look() or "")
+            return
+        finally:
+            ray.shutdown()
+    pytest.fail("the memory of this machine is never at rest")
 
 
 class Victim:

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 from ray.util import list_named_actors
 
 from gdpo_verl.hooks import wrap
@@ -96,7 +96,7 @@ class Watch:
             self._asked.pop(name, None)
             try:
                 ray.get(handle.__ray_ready__.remote(), timeout=_ANSWER_SECONDS)
-            except ActorDiedError as error:
+            except (ActorDiedError, OutOfMemoryError) as error:
                 if death := deaths.of_actor(str(error)):
                     return death
             except RayError:

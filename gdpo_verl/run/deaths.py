@@ -35,9 +35,9 @@ _CAUSES = (
     # Ray learns that the connection broke, not which signal did it.
     (re.compile(r"worker process has died", re.I), "its process was killed or crashed"),
 )
-# Ray's memory monitor, which names the node and not the process.
+# Ray's OutOfMemoryError, which names the node first; each call to the process raises it.
 _MEMORY = re.compile(
-    r"OutOfMemoryError: .*killed due to the node running low on memory\.\s+"
+    r"worker\(s\) were killed due to the node running low on memory\.\s+"
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
 )
 # In lines of the driver's own, without a process before them. It calls no actor but the trainer's;
@@ -71,14 +71,14 @@ def plain(log: str) -> str:
 
 
 def of_actor(error: str) -> str | None:
-    """Name the actor that died, from the text of Ray's ActorDiedError.
+    """Name the actor that died, from the text of Ray's ActorDiedError or OutOfMemoryError.
 
     Returns:
       For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
       killed or crashed"; None when it ended as intended or the text is another one.
     """
     deaths = _deaths(error)
-    return deaths[0][1] if deaths else None
+    return deaths[0][1] if deaths else _of_memory(error)
 
 
 def of_log(log: str) -> str | None:
@@ -89,11 +89,8 @@ def of_log(log: str) -> str | None:
     text = plain(log)
     if said := _SAID.search(text):
         return said[1]
-    if memory := _MEMORY.search(text):
-        return (
-            f"a worker died: Ray ended it, because its node {memory['ip']} ran low on memory "
-            f"({memory['used']})"
-        )
+    if memory := _of_memory(text):
+        return memory
     deaths = _deaths(text)
     first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
     # The engines end with the trainer, too: after the driver has failed.
@@ -125,6 +122,15 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _of_memory(text: str) -> str | None:
+    if found := _MEMORY.search(text):
+        return (
+            f"a worker died: Ray ended it, because its node {found['ip']} ran low on memory "
+            f"({found['used']})"
+        )
+    return None
 
 
 def _deaths(text: str) -> list[tuple[str, str]]:
