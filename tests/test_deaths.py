@@ -139,7 +139,7 @@ def test_worker_that_ray_ended_for_memory_is_a_death() -> None:
         "a worker died: Ray ended it, because its node 192.0.2.2 ran low on memory (21.54GB used / "
         "23.54GB limit)"
     )
-    assert deaths.of_actor(log.partition(": ")[2]) == deaths.of_log(log)
+    assert deaths.of_memory(log.partition(": ")[2]) == deaths.of_log(log)
     assert deaths.of_log("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate") is None
 
 

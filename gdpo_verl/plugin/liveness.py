@@ -96,9 +96,11 @@ class Watch:
             self._asked.pop(name, None)
             try:
                 ray.get(handle.__ray_ready__.remote(), timeout=_ANSWER_SECONDS)
-            except (ActorDiedError, OutOfMemoryError) as error:
+            except ActorDiedError as error:
                 if death := deaths.of_actor(str(error)):
                     return death
+            except OutOfMemoryError as error:
+                return deaths.of_memory(str(error)) or f"a worker died: {name}, {error}"
             except RayError:
                 self._actors[name] = handle  # Ray does not know yet; asked again at the next look
         return None

@@ -71,14 +71,24 @@ def plain(log: str) -> str:
 
 
 def of_actor(error: str) -> str | None:
-    """Name the actor that died, from the text of Ray's ActorDiedError or OutOfMemoryError.
+    """Name the actor that died, from the text of Ray's ActorDiedError.
 
     Returns:
       For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
       killed or crashed"; None when it ended as intended or the text is another one.
     """
     deaths = _deaths(error)
-    return deaths[0][1] if deaths else _of_memory(error)
+    return deaths[0][1] if deaths else None
+
+
+def of_memory(error: str) -> str | None:
+    """Say which node ran out of memory, from the text of Ray's OutOfMemoryError; None of others."""
+    if found := _MEMORY.search(error):
+        return (
+            f"a worker died: Ray ended it, because its node {found['ip']} ran low on memory "
+            f"({found['used']})"
+        )
+    return None
 
 
 def of_log(log: str) -> str | None:
@@ -89,7 +99,7 @@ def of_log(log: str) -> str | None:
     text = plain(log)
     if said := _SAID.search(text):
         return said[1]
-    if memory := _of_memory(text):
+    if memory := of_memory(text):
         return memory
     deaths = _deaths(text)
     first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
@@ -122,15 +132,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _of_memory(text: str) -> str | None:
-    if found := _MEMORY.search(text):
-        return (
-            f"a worker died: Ray ended it, because its node {found['ip']} ran low on memory "
-            f"({found['used']})"
-        )
-    return None
 
 
 def _deaths(text: str) -> list[tuple[str, str]]:
