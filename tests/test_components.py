@@ -53,8 +53,12 @@ def test_what_declares_nothing_has_no_components(reward: object) -> None:
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
-        pytest.param(["a", "a"], r"must be distinct .*found \['a', 'a'\]", id="twice"),
-        pytest.param(["score"], r"none may be 'score', found \['score'\]", id="score"),
+        pytest.param(["a", "a"], r"expected distinct names .*found \['a', 'a'\]", id="twice"),
+        *[
+            pytest.param([name], rf"components: '{name}' cannot be the name", id=name)
+            for name in ("score", "reward", "input", "output", "gts", "uid", "step")
+        ],
+        pytest.param(["my_advantage"], r"'my_advantage' cannot be", id="a column of ours"),
         pytest.param(["a", 3], r"expected names or Component objects, found \['a'", id="number"),
     ],
 )

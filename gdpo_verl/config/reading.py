@@ -9,8 +9,11 @@ from gdpo_verl.advantage import VARIANTS, Variant, Whiten, find_variant
 from gdpo_verl.advantage.arguments import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.variants import OWN, own_name
+from gdpo_verl.rewards.components import check_names
 from gdpo_verl.text import did_you_mean
 
+OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
+"""Under `algorithm`; no other may begin with gdpo."""
 _GDPO_KEYS = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
 _KEYS, _WEIGHTS = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
 
@@ -30,7 +33,14 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def gdpo_node(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`algorithm.gdpo`."""
+    """`algorithm.gdpo`; refuses what else under `algorithm` begins like a key of ours."""
+    places = [*OUR_KEYS, *(f"gdpo.{key}" for key in _GDPO_KEYS)]
+    for key, value in algorithm.items():
+        if str(key).startswith("gdpo") and key not in OUR_KEYS and value is not None:
+            raise ValueError(
+                f"algorithm.{key}: unknown key; known under algorithm are {list(OUR_KEYS)}."
+                f"{did_you_mean(key, places)}"
+            )
     return _mapping("algorithm.gdpo", algorithm.get("gdpo"))
 
 
@@ -40,13 +50,7 @@ def reward_keys(keys: Any) -> tuple[str, ...] | None:
         return None
     is_list = isinstance(keys, Sequence) and not isinstance(keys, str) and keys
     _expect(is_list, _KEYS, "a list of component names", keys)
-    named = all(isinstance(key, str) for key in keys)
-    _expect(
-        named and len(set(keys)) == len(keys) and "score" not in keys,
-        _KEYS,
-        "distinct names of components, 'score' (their sum) not among them",
-        list(keys),
-    )
+    check_names(keys, _KEYS)
     return tuple(keys)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Columns of verl's dumps, which a component of the name would overwrite, and `reward`, under which
+# verl's validation collects the scores (verl/trainer/ppo/v1/trainer_base.py, `_validate`).
+RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step")
+ADVANTAGE = "_advantage"
+"""The end of the names of our own columns in the dumps."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,7 @@ def declared_components(reward: Any) -> tuple[Component, ...]:
     """The declaration of a reward function or manager class, empty when it has none.
 
     Raises:
-      ValueError: an entry is neither a `Component` nor a name, or a name stands twice
-        or is 'score', which verl keeps for the sum.
+      ValueError: an entry is neither a `Component` nor a name, or `check_names` refuses the names.
     """
     return _as_components(getattr(reward, "components", None) or ())
 
@@ -64,8 +69,25 @@ def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
     names = [getattr(component, "name", component) for component in components]
     if not all(isinstance(component, Component) for component in components):
         raise ValueError(f"components: expected names or Component objects, found {names}")
-    if "score" in names or len(set(names)) < len(names):
-        raise ValueError(
-            f"components: names must be distinct and none may be 'score', found {names}"
-        )
+    check_names(names, "components")
     return components
+
+
+def check_names(names: Sequence[Any], where: str) -> None:
+    """Refuse names that no component can have.
+
+    Args:
+      where: what stands before the reason in an error.
+
+    Raises:
+      ValueError: a name is no text, stands twice, or belongs to verl or to our dumps.
+    """
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"{where}: expected distinct names of components, found {list(names)}")
+    for name in names:
+        if name in RESERVED or name.endswith(ADVANTAGE):
+            raise ValueError(
+                f"{where}: {name!r} cannot be the name of a component. verl and gdpo-verl have "
+                f"columns of the names {list(RESERVED)} and of those that end in {ADVANTAGE!r}, "
+                "which it would overwrite. Choose another name."
+            )
