@@ -46,9 +46,10 @@ def component_metrics(
     *,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, float]:
-    """Statistics of each component, under ``gdpo/<component>/…``.
+    """Statistics of each component.
 
-    ``mean``, ``std`` (unbiased), ``min`` and ``max`` over the scored rows, in reward units;
+    Under ``rewards/<component>/…``, as TRL has them: ``mean``, ``std`` (unbiased), ``min`` and
+    ``max`` over the scored rows, in reward units. Under ``gdpo/<component>/…``:
     ``constant_groups``, the share of the groups with a scored row in which the component
     does not vary; ``unscored``, the share of rows without it, alone where no row has it;
     ``saturation``, (mean - low) / (high - low), where the component has a range. It is left
@@ -73,18 +74,17 @@ def component_metrics(
         if not n:
             continue
         constant, filled = _constant_groups(present, groups[scored], count)
-        statistics = {
-            "mean": Weighted(float(present.mean()), n),
-            "std": Weighted(float(present.std()) if n > 1 else 0.0, n),
-            "min": float(present.min()),
-            "max": float(present.max()),
-            "constant_groups": Weighted(constant / filled, filled),
+        metrics |= {
+            f"rewards/{key}/mean": Weighted(float(present.mean()), n),
+            f"rewards/{key}/std": Weighted(float(present.std()) if n > 1 else 0.0, n),
+            f"rewards/{key}/min": float(present.min()),
+            f"rewards/{key}/max": float(present.max()),
+            f"gdpo/{key}/constant_groups": Weighted(constant / filled, filled),
         }
         if key in ranges:
             low, high = ranges[key]
             share = float((present.mean() - low) / (high - low))
-            statistics["saturation"] = Weighted(share, n)
-        metrics |= {f"gdpo/{key}/{name}": value for name, value in statistics.items()}
+            metrics[f"gdpo/{key}/saturation"] = Weighted(share, n)
     return metrics
 
 

@@ -43,17 +43,17 @@ def test_component_metrics_by_hand() -> None:
     found = component_metrics(rewards, ["a", "b", "a", "b", "c"], ["format", "length"])
     assert found == {
         # 1, 0, 0, 0, 3: mean 4/5, var = (10 - 16/5)/4 = 1.7; constant in b and c.
-        "gdpo/format/mean": pytest.approx(0.8),
-        "gdpo/format/std": pytest.approx(math.sqrt(1.7)),
-        "gdpo/format/min": 0.0,
-        "gdpo/format/max": 3.0,
+        "rewards/format/mean": pytest.approx(0.8),
+        "rewards/format/std": pytest.approx(math.sqrt(1.7)),
+        "rewards/format/min": 0.0,
+        "rewards/format/max": 3.0,
         "gdpo/format/constant_groups": pytest.approx(2 / 3),
         "gdpo/format/unscored": 0.0,
         # 2, 2, -1: mean 1, var = (1 + 1 + 4)/2 = 3; constant in a and c, unscored in b.
-        "gdpo/length/mean": pytest.approx(1.0),
-        "gdpo/length/std": pytest.approx(math.sqrt(3)),
-        "gdpo/length/min": -1.0,
-        "gdpo/length/max": 2.0,
+        "rewards/length/mean": pytest.approx(1.0),
+        "rewards/length/std": pytest.approx(math.sqrt(3)),
+        "rewards/length/min": -1.0,
+        "rewards/length/max": 2.0,
         "gdpo/length/constant_groups": 1.0,
         "gdpo/length/unscored": pytest.approx(2 / 5),
     }
@@ -72,16 +72,16 @@ def test_what_no_row_has_counts_for_nothing_over_mini_batches() -> None:
 
 def test_rewards_may_be_whole_numbers() -> None:
     found = component_metrics(torch.tensor([[1], [0]]), [0, 0], ["format"])
-    assert found["gdpo/format/mean"] == 0.5
+    assert found["rewards/format/mean"] == 0.5
 
 
 def test_a_component_that_one_row_has_deviates_by_zero() -> None:
     found = component_metrics(torch.tensor([[NAN], [0.25]]), [0, 0], ["length"])
     assert found == {
-        "gdpo/length/mean": 0.25,
-        "gdpo/length/std": 0.0,
-        "gdpo/length/min": 0.25,
-        "gdpo/length/max": 0.25,
+        "rewards/length/mean": 0.25,
+        "rewards/length/std": 0.0,
+        "rewards/length/min": 0.25,
+        "rewards/length/max": 0.25,
         "gdpo/length/constant_groups": 1.0,
         "gdpo/length/unscored": 0.5,
     }

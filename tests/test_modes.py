@@ -112,8 +112,8 @@ def check_metrics(data: dict[str, float], rows: list[dict[str, Any]]) -> None:
     """What the tracker has of a step is what its dump has."""
     for key in ("format", "correctness"):
         values = [row[key] for row in rows]
-        assert data[f"gdpo/{key}/mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
-        assert data[f"gdpo/{key}/min"] == min(values)
-        assert data[f"gdpo/{key}/max"] == pytest.approx(max(values), abs=1e-6)
+        assert data[f"rewards/{key}/mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
+        assert data[f"rewards/{key}/min"] == min(values)
+        assert data[f"rewards/{key}/max"] == pytest.approx(max(values), abs=1e-6)
     assert data["critic/advantages/max"] == pytest.approx(float(dumped(rows).max()), abs=1e-5)
     assert data["critic/advantages/min"] == pytest.approx(float(dumped(rows).min()), abs=1e-5)

@@ -68,9 +68,9 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(
         assert row == pytest.approx([sessions[session] * m for m in mask], abs=1e-6)
     for row in advantages(queue, batch)[7:]:
         assert row == [0.0]
-    assert metrics["gdpo/format/mean"] == pytest.approx(4 / 6)
+    assert metrics["rewards/format/mean"] == pytest.approx(4 / 6)
     assert metrics["gdpo/correctness/unscored"] == pytest.approx(1 / 6)
-    assert metrics["gdpo/correctness/min"] == -3.0
+    assert metrics["rewards/correctness/min"] == -3.0
     assert metrics["gdpo/correctness/constant_groups"] == 0.0
     # Where whitening puts a group in which nothing varies: mean and deviation over the tokens.
     plain = torch.tensor(expected("none"), dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any)
 
     trainer_of(recipe("grpo"))._compute_advantage(batch, metrics)
     assert advantages(queue, batch) == without
-    assert metrics["gdpo/correctness/max"] == 3.0
+    assert metrics["rewards/correctness/max"] == 3.0
     assert {"gdpo/format/constant_groups", "gdpo/distinct_advantages/grpo"} <= set(metrics)
     assert "gdpo/whiten_shift" not in metrics
     queue.kv_clear(keys=batch.keys, partition_id="train")
@@ -276,7 +276,7 @@ def test_raw_rewards_are_reported_and_dumped_and_conditioned_ones_are_trained_on
     trainer = trainer_of(config)
     trainer._compute_advantage(batch, metrics)
 
-    assert metrics["gdpo/format/mean"] == pytest.approx(2.0)
+    assert metrics["rewards/format/mean"] == pytest.approx(2.0)
     counted = torch.tensor([[0.0, 2.0], [1.0, 3.0], [0.0, 3.0]])
     mask = torch.arange(3) < torch.tensor([1, 2, 3])[:, None]
     pure = gdpo_advantages(counted, ["c"] * 3, mask)[:, 0].tolist()
@@ -341,7 +341,7 @@ def test_an_optional_component_that_a_colocated_reward_model_leaves_out_is_not_s
     trainer.gdpo_seam.objective = GdpoConfig().resolve(declared)
     trainer._compute_advantage(batch, metrics)
     assert metrics["gdpo/correctness/unscored"] == 1.0
-    assert metrics["gdpo/format/mean"] == pytest.approx(2 / 4)
+    assert metrics["rewards/format/mean"] == pytest.approx(2 / 4)
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
@@ -389,7 +389,7 @@ def test_metrics_of_mini_batches_are_those_of_all_their_rows(queue: Any) -> None
 
     found = aggregator.get_aggregated_metrics()
     # A deviation is averaged, and each mini-batch is whitened by itself (docs/metrics.md).
-    own = {"gdpo/format/std", "gdpo/correctness/std", "gdpo/whiten_shift"}
+    own = {"rewards/format/std", "rewards/correctness/std", "gdpo/whiten_shift"}
     assert found.keys() == whole.keys()
     for name in found.keys() - own:
         assert found[name] == pytest.approx(float(whole[name])), name
@@ -401,12 +401,10 @@ def test_metrics_keep_their_meaning_over_mini_batches() -> None:
 
     aggregator = MetricsAggregator()
     for value in (1.0, 3.0):
-        names = [
-            f"gdpo/summary/{name}" for name in ("mean", "std", "min", "max", "constant_groups")
-        ]
+        names = [f"rewards/summary/{name}" for name in ("mean", "std", "min", "max")]
+        names += ["gdpo/summary/constant_groups", "critic/rewards/sum"]
         aggregator.add_step_metrics(dict.fromkeys(names, value), sample_count=10)
     result = aggregator.get_aggregated_metrics()
-    assert [result[f"gdpo/summary/{name}"] for name in ("mean", "std", "constant_groups")] == [
-        2
-    ] * 3
-    assert (result["gdpo/summary/min"], result["gdpo/summary/max"]) == (1.0, 3.0)
+    assert [result[f"rewards/summary/{name}"] for name in ("mean", "std")] == [2, 2]
+    assert (result["gdpo/summary/constant_groups"], result["critic/rewards/sum"]) == (2, 4)
+    assert (result["rewards/summary/min"], result["rewards/summary/max"]) == (1.0, 3.0)

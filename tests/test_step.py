@@ -109,18 +109,18 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
         {
             # As the reward returned them: 1, 1, 1 | 1, 1 | 1, 0 | 1.
-            "gdpo/format/mean": 7 / 8,
-            "gdpo/format/std": math.sqrt(1 / 8),
-            "gdpo/format/min": 0.0,
-            "gdpo/format/max": 1.0,
+            "rewards/format/mean": 7 / 8,
+            "rewards/format/std": math.sqrt(1 / 8),
+            "rewards/format/min": 0.0,
+            "rewards/format/max": 1.0,
             "gdpo/format/constant_groups": 3 / 4,
             "gdpo/format/unscored": 0.0,
             "gdpo/format/saturation": 7 / 8,
             # 1, -3, 0 | 3, 3 | -1, -1: squares 30, mean 2/7.
-            "gdpo/correctness/mean": 2 / 7,
-            "gdpo/correctness/std": math.sqrt((30 - 4 / 7) / 6),
-            "gdpo/correctness/min": -3.0,
-            "gdpo/correctness/max": 3.0,
+            "rewards/correctness/mean": 2 / 7,
+            "rewards/correctness/std": math.sqrt((30 - 4 / 7) / 6),
+            "rewards/correctness/min": -3.0,
+            "rewards/correctness/max": 3.0,
             "gdpo/correctness/constant_groups": 2 / 3,
             "gdpo/correctness/unscored": 1 / 8,
             "gdpo/correctness/saturation": (2 / 7 + 3) / 6,

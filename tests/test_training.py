@@ -76,7 +76,7 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     assert all(row["gdpo_advantage"] is None and row["tags"] is None for row in padding)
     rewards = components(real, ["tags", "short"])
     assert groups_that_vary(rewards, groups(real)) == set(groups(real))
-    logged = [metrics["gdpo/tags/mean"], metrics["gdpo/short/mean"]]
+    logged = [metrics["rewards/tags/mean"], metrics["rewards/short/mean"]]
     assert logged == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
     # Whitening over tokens shifts and scales the decoupled sum, by one number each, so that
     # the mean over tokens is 0; the batch's token counts decide both.

@@ -179,7 +179,7 @@ def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: st
         ]
         ours = estimator == "gdpo"
         assert ("length" in json.loads(side["dump"].splitlines()[0])) == ours
-        assert ("gdpo/length/mean" in side["metrics"]) == ours
+        assert ("rewards/length/mean" in side["metrics"]) == ours
         assert "latest_checkpointed_iteration.txt" in side["saved"]
     # Parities 0, 1, 0, 1 and lengths 4, 2, 2, 1, normalised: -.87 + 1.39, .87 - .20, -.87 - .20,
     # .87 - .99.

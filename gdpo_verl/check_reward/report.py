@@ -223,9 +223,9 @@ def _summarise(
             name=name,
             weight=weight,
             declared=ranges.get(name, (None, None)),
-            low=_plain(metrics.get(f"gdpo/{name}/min")),
-            mean=_plain(metrics.get(f"gdpo/{name}/mean")),
-            high=_plain(metrics.get(f"gdpo/{name}/max")),
+            low=_plain(metrics.get(f"rewards/{name}/min")),
+            mean=_plain(metrics.get(f"rewards/{name}/mean")),
+            high=_plain(metrics.get(f"rewards/{name}/max")),
             constant_groups=_plain(grouped.get(f"gdpo/{name}/constant_groups")),
             unscored=float(metrics[f"gdpo/{name}/unscored"]),
         )

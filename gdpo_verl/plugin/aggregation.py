@@ -18,7 +18,7 @@ def install(aggregator: Any) -> None:
 def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
     # verl decides by substrings of the whole name, so a component named "summary" would be summed
     # over mini-batches (verl/trainer/ppo/v1/utils.py, `_get_aggregation_type`).
-    if not metric_name.startswith("gdpo/"):
+    if not metric_name.startswith(("gdpo/", "rewards/")):
         return original(aggregator, metric_name)
     return {"min": "min", "max": "max"}.get(metric_name.rpartition("/")[2], "weighted_avg")
 
