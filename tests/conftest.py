@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import json
+import logging
 import os
 import re
 import signal
@@ -79,6 +80,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for the hub to count the weights of the recipes' models."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(autouse=True)
+def warnings_for_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """caplog listens at the root, where our warnings do not go since a vLLM would lose them."""
+    monkeypatch.setattr(logging.getLogger("gdpo_verl"), "propagate", True)
 
 
 @pytest.fixture(scope="module")

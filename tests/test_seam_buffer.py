@@ -37,35 +37,64 @@ def buffer_of(queue: Any, config: DictConfig, groups: dict[str, list[dict[str, A
 
 GROUPS = {
     "same": [info(1.0, -1.0)] * 3,
-    "cancels": [info(1.0, 0.0), info(0.0, 1.0)],
+    # Both vary, by two answers each: normalised they are of one size and of opposite signs.
+    "cancels": [info(1.0, 0.0), info(0.0, 3.0)],
     "varies": [info(1.0, 3.0), info(1.0, 1.0)],
     "lonely": [info(1.0, 3.0)],
-    # Under the condition that the test sets the format counts for neither row.
-    "conditioned": [info(1.0, -3.0), info(0.0, -3.0)],
+    "format": [info(1.0, -3.0), info(0.0, -3.0)],
 }
+CONDITION = {"conditions": {"format": {"on": "correctness", "at_least": -2.0}}}
+SCHEDULE = {"schedule": {"format": {"steps": [0, 5], "weights": [0.0, 1.0]}}}
 
 
-def test_group_is_filtered_only_if_every_component_is_constant(queue: Any) -> None:
+@pytest.mark.parametrize(
+    ("settings", "step", "dropped"),
+    [
+        ({}, 1, {"same", "cancels"}),
+        (CONDITION, 1, {"same", "cancels", "format"}),
+        ({"gate": {"on": "correctness"}}, 1, {"same", "cancels", "format"}),
+        (SCHEDULE, 1, {"same", "format"}),
+        (SCHEDULE, 5, {"same", "cancels"}),
+        ({"variant": "rvpo"}, 1, {"same"}),
+    ],
+    ids=["as it is", "condition", "closed gate", "weight 0", "weight of a later step", "variant"],
+)
+def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(
+    queue: Any, settings: dict[str, Any], step: int, dropped: set[str]
+) -> None:
     from gdpo_verl.plugin.replay_buffer import filter_by_components
 
-    config = recipe(conditions={"format": {"on": "correctness", "at_least": -2.0}})
-    seam = trainer_of(config).gdpo_seam
-    dropped = {}
-    for metric in ("reward", "components"):
-        config.algorithm.filter_groups.metric = metric
-        buffer = buffer_of(queue, config, GROUPS)
-        filter_by_components(buffer, seam.objective)
-        buffer._sync_metadata_from_transfer_queue()
-        dropped[metric], counts = buffer._dapo_filtered_keys("train")
-        assert buffer._dapo_filtered_keys("val") == (set(), {})
+    config = recipe(**settings)
+    config.algorithm.filter_groups.metric = "components"
+    buffer = buffer_of(queue, config, GROUPS)
+    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: step)
+    buffer._sync_metadata_from_transfer_queue()
+    try:
+        found, counts = buffer._dapo_filtered_keys("train")
         # The classification of a finished group is kept, and forgotten with the group.
-        assert buffer._dapo_filtered_keys("train")[0] == dropped[metric]
+        assert buffer._dapo_filtered_keys("train")[0] == found
+        assert buffer._dapo_filtered_keys("val") == (set(), {})
+    finally:
         buffer._clear_groups("train", set(GROUPS))
-        assert buffer._dapo_filtered_keys("train")[0] == set()
+    assert found == dropped
+    assert sum(counts.values()) == len(dropped)
+    assert counts[0.0] == 1  # the score of "same"
+    assert buffer._dapo_filtered_keys("train")[0] == set()
 
-    assert dropped["reward"] == {"same", "cancels"}
-    assert dropped["components"] == {"same", "conditioned"}
-    assert counts == {0.0: 1, -3.0: 1}  # the groups' scores
+
+def test_groups_are_judged_anew_when_a_weight_changes(queue: Any) -> None:
+    from gdpo_verl.plugin.replay_buffer import filter_by_components
+
+    config, step = recipe(**SCHEDULE), 1
+    config.algorithm.filter_groups.metric = "components"
+    buffer = buffer_of(queue, config, GROUPS)
+    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: step)
+    buffer._sync_metadata_from_transfer_queue()
+    found = []
+    for step in (1, 5):  # noqa: B007  the filter reads it
+        found.append(buffer._dapo_filtered_keys("train")[0])
+    buffer._clear_groups("train", set(GROUPS))
+    assert found == [{"same", "format"}, {"same", "cancels"}]
 
 
 def test_filter_reads_each_group_once_and_leaves_validation_alone(
@@ -83,24 +112,24 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
     config = recipe()
     config.algorithm.filter_groups.metric = "components"
     buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
-    replay_buffer.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective)
+    replay_buffer.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: 1)
     for _ in range(2):
         buffer._sync_metadata_from_transfer_queue()
         assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
-    buffer_of(queue, config, {"cancels": GROUPS["cancels"]})
+    buffer_of(queue, config, {"format": GROUPS["format"]})
     buffer._sync_metadata_from_transfer_queue()
     assert buffer._dapo_filtered_keys("train")[0] == {"same"}
-    assert read == [{"same", "varies"}, {"cancels"}]
+    assert read == [{"same", "varies"}, {"format"}]
 
     # As if the same groups were validation's.
     buffer.finished_keys["val"] = buffer.finished_keys["train"]
     buffer.partitions["val"] = buffer.partitions["train"]
     assert buffer._dapo_filtered_keys("val") == (set(), {})
     # What is sampled leaves the queue, and is not remembered either.
-    buffer.finished_keys["train"] = {"varies", "cancels"}
+    buffer.finished_keys["train"] = {"varies", "format"}
     assert buffer._dapo_filtered_keys("train") == (set(), {})
-    assert buffer._dapo_classification_cache["train"].keys() == {"varies", "cancels"}
-    buffer._clear_groups("train", {"same", "varies", "cancels"})
+    assert buffer._dapo_classification_cache["train"].keys() == {"varies", "format"}
+    buffer._clear_groups("train", {"same", "varies", "format"})
 
 
 def test_filter_by_components_needs_components(queue: Any) -> None:
@@ -109,9 +138,9 @@ def test_filter_by_components_needs_components(queue: Any) -> None:
     config = recipe("grpo")
     config.algorithm.filter_groups.metric = "components"
     with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
-        filter_by_components(buffer_of(queue, config, {}), None)
+        filter_by_components(buffer_of(queue, config, {}), None, lambda: 1)
     config.algorithm.filter_groups.metric = "reward"
-    filter_by_components(buffer_of(queue, config, {}), None)
+    filter_by_components(buffer_of(queue, config, {}), None, lambda: 1)
 
 
 def test_failed_sessions_are_counted_once(queue: Any) -> None:
@@ -262,10 +291,10 @@ def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: A
     from gdpo_verl.plugin import replay_buffer
 
     other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
-    assert replay_buffer._last_error() == "unknown"
+    assert replay_buffer.last_error() == "unknown"
     before = queue.kv_list()
     worker = worker_in_which_fails("no such table", "no such tool")
-    assert replay_buffer._last_error() == "KeyError: 'no such tool'"
+    assert replay_buffer.last_error() == "KeyError: 'no such tool'"
     assert queue.kv_list() == before
     ray.kill(worker)
     ray.kill(other)

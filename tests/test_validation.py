@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,8 +160,99 @@ def test_missing_vllm_is_refused(compose: Callable, monkeypatch: pytest.MonkeyPa
         validation.check_run(compose())
 
 
-def test_other_estimators_are_not_checked(compose: Callable) -> None:
-    validate(compose("+algorithm.gdpo.whitten=token", recipe="toolbox/grpo"))
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["+algorithm.gdpo.conditoins={}"], r"gdpo\.conditoins: unknown key.*mean 'conditions'"),
+        (["+algorithm.gdpo_reward_weight={format: 2}"], r"weight: .*mean 'gdpo_reward_weights'"),
+        (["+algorithm.gdpo_whiten=none"], r"algorithm\.gdpo_whiten: .*mean 'gdpo\.whiten'"),
+        (["+gdpo.whiten=none"], r"gdpo: unknown key\. .* under algorithm\.gdpo"),
+        (["+algorithm.gdpo_reward_keys=[output]"], r"gdpo_reward_keys: 'output' cannot be"),
+        (["+algorithm.gdpo_reward_weights={fromat: 2}"], r"weights\.fromat: .*mean 'format'"),
+        (
+            ["custom_reward_function.path=mine.py"],
+            r"^custom_reward_function\.path: .* Set reward\.custom_reward_function\.path instead",
+        ),
+        (
+            ["reward_model.reward_manager=naive"],
+            r"^reward_model\.reward_manager: .* Set reward\.reward_manager\.name instead",
+        ),
+        (
+            ["reward_model.model.path=judge"],
+            r"^reward_model\.model\.path: .* Set reward\.reward_model\.model_path instead",
+        ),
+        (
+            ["reward_model.rollout.name=vllm2"],
+            r"Set reward\.reward_model\.rollout\.name instead",
+        ),
+        (["sandbox_fusion.url=http://box"], r"Set reward\.sandbox_fusion\.url instead"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["toolbox/gdpo", "toolbox/grpo"])
+def test_a_control_is_refused_what_the_treatment_is(
+    compose: Callable, overrides: list[str], expected: str, recipe: str
+) -> None:
+    with pytest.raises(ValueError, match=expected):
+        validate(compose(*overrides, recipe=recipe))
+
+
+def test_old_reward_keys_that_say_what_the_new_ones_do_are_no_fault(compose: Callable) -> None:
+    validate(compose("reward_model.enable=false", "reward_model.reward_manager=gdpo_components"))
+
+
+def test_a_run_that_names_nothing_of_ours_is_not_checked(compose: Callable) -> None:
+    stock = ["reward.reward_manager.name=naive", "reward.custom_reward_function.path=null"]
+    validate(compose(*stock, "reward_model.reward_manager=dapo", recipe="toolbox/grpo"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["+algorithm.gdpo.variant=dvao"], r"^algorithm\.gdpo\.variant: no effect"),
+        (["+algorithm.gdpo.gate={on: correctness}"], r"^algorithm\.gdpo\.gate: no effect"),
+        (
+            [
+                "+algorithm.gdpo.conditions={format: {on: correctness, at_least: 1.0}}",
+                "+algorithm.gdpo_reward_weights={format: 2.0}",
+                "reward.reward_manager.name=naive",
+            ],
+            r"^algorithm\.gdpo\.conditions, algorithm\.gdpo_reward_weights: .*name=naive gives",
+        ),
+        (["+algorithm.gdpo.conditions={format: {on: correctness, at_least: 1.0}}"], None),
+        (
+            ["+reward.reward_kwargs.overlong_buffer_cfg={enable: true, len: 8}"],
+            r"overlong_buffer_cfg: no effect with reward\.reward_manager\.name=gdpo_components",
+        ),
+    ],
+)
+def test_a_setting_without_effect_on_a_control_is_warned_of(
+    compose: Callable, caplog: pytest.LogCaptureFixture, overrides: list[str], warned: str | None
+) -> None:
+    validate(compose(*overrides, recipe="toolbox/grpo"))
+    assert len(caplog.messages) == (warned is not None)
+    assert all(re.search(str(warned), message) for message in caplog.messages)
+
+
+def test_a_filter_metric_that_the_reward_does_not_return_is_refused(compose: Callable) -> None:
+    from gdpo_verl.plugin import validation
+
+    returned = {"score": 1.0, "correctness": 1.0, "format": 0.0}
+    for metric in ("components", "reward", "score", "format"):
+        config = compose(f"algorithm.filter_groups={{enable: true, metric: {metric}}}")
+        validation.check_filter(config, returned)
+    config = compose("algorithm.filter_groups={enable: true, metric: correctnes}")
+    with pytest.raises(ValueError, match=r"^algorithm\.filter_groups\.metric: .*'correctness'\?$"):
+        validation.check_filter(config, returned)
+
+
+def test_a_filter_on_the_outcome_of_the_gate_is_not_warned_of(
+    compose: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = ["algorithm.filter_groups={enable: true, metric: correctness}"]
+    validate(compose(*both, "+algorithm.gdpo.gate={on: correctness}"))
+    assert not caplog.messages
+    validate(compose(*both, "+algorithm.gdpo.gate={on: correctness, when: failed}"))
+    assert "metric=correctness drops groups" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -328,16 +420,18 @@ def test_a_reward_file_leaves_the_trainer_as_it_was(
     assert after == before
 
 
-@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
-def test_a_reward_file_that_exits_is_named_and_ends_no_control(
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo", "stock"])
+def test_a_reward_file_that_exits_is_named_and_ends_no_run_that_names_nothing_of_ours(
     compose: Callable, tmp_path: Path, estimator: str
 ) -> None:
     from gdpo_verl.plugin import validation
 
     path = tmp_path / "reward.py"
     path.write_text("import gdpo_verl, sys\nsys.exit('no licence')\n")
-    config = compose(f"reward.custom_reward_function.path={path}", recipe=f"toolbox/{estimator}")
-    if estimator == "grpo":
+    recipe = "toolbox/gdpo" if estimator == "gdpo" else "toolbox/grpo"
+    config = compose(f"reward.custom_reward_function.path={path}", recipe=recipe)
+    if estimator == "stock":
+        config.reward.reward_manager.name = "naive"
         assert validation.objective_of(config) is None
         return
     with pytest.raises(ValueError, match=r"cannot load .*SystemExit: no licence"):
@@ -402,5 +496,27 @@ def test_the_legacy_trainer_refuses_a_schedule(compose: Callable) -> None:
 
     config = compose("+algorithm.gdpo.schedule={format: {from: 0.0, to: 1.0, steps: 5}}")
     validation.check_schedule(config)
-    with pytest.raises(ValueError, match=r"algorithm\.gdpo\.schedule: .*trainer\.use_v1=true"):
-        validation.check_schedule(config, legacy=True)
+    for key, value in {"trainer.use_v1": False, "rollout": {"nnodes": 1}}.items():
+        other = copy.deepcopy(config)
+        OmegaConf.update(other, key, value, force_add=True)
+        with pytest.raises(ValueError, match=r"algorithm\.gdpo\.schedule: .*trainer\.use_v1=true"):
+            validation.check_settings(other)
+
+
+OPTIONAL = """
+from gdpo_verl.rewards import Component, declares
+
+@declares("a", Component("b", optional=True))
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 1.0, "a": 1.0}
+"""
+
+
+def test_the_legacy_trainer_refuses_a_component_that_may_be_absent(
+    compose: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "optional.py").write_text(OPTIONAL)
+    path = f"reward.custom_reward_function.path={tmp_path / 'optional.py'}"
+    validate(compose(path))
+    with pytest.raises(ValueError, match=r"gdpo_reward_keys: \['b'\] may be absent.*use_v1=true"):
+        validate(compose(path, "trainer.use_v1=false"))

@@ -18,7 +18,7 @@ from gdpo_verl.advantage.arguments import (
     check_weights,
 )
 from gdpo_verl.advantage.gate import Gate, check_gate
-from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, factorize_groups
+from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, factorize_groups, groups_that
 from gdpo_verl.advantage.variant import Ranges, Variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, WHITEN_EPSILON, Whiten, moments
 
@@ -135,6 +135,17 @@ class Decomposition:
     def chosen(self) -> Estimate:
         """The chosen estimator's numbers for the batch."""
         return self._gdpo if self.variant is GDPO else self._estimate(self.variant)
+
+    @cached_property
+    def has_signal(self) -> Tensor:
+        """Rows of the groups to which the chosen variant gives something: bool, shape (B,).
+
+        A group gets nothing where the variant's value, before the batch step, is 0 for all of its
+        rows, but for what rounding and epsilon leave of components that cancel.
+        """
+        size = self._combine(self.variant).nan_to_num(0.0).abs()
+        least = 0.0 if not self.scale or self.variant.in_reward_units else NOISE_FLOOR
+        return groups_that((size > least)[:, None], self.groups)[self.groups.codes, 0]
 
     @cached_property
     def advantage(self) -> Tensor:

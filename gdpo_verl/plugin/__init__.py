@@ -6,11 +6,27 @@ waits until verl itself imports the module concerned.
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 from gdpo_verl import __version__
 from gdpo_verl.hooks import Hook, when_imported, wrap
+
+
+def _log_to_stderr() -> None:
+    """Give our loggers a handler, as verl gives its own (verl/utils/logging_utils.py).
+
+    In a process with vLLM its dependency model_hosting_container_standards sets the root logger and
+    the root's handlers to ERROR, and a warning that goes there is lost.
+    """
+    ours = logging.getLogger("gdpo_verl")
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:gdpo-verl: %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.WARNING)
+        ours.propagate = False
 
 
 def _on_supported_verl(hook: Hook) -> Hook:
@@ -39,14 +55,27 @@ def _check_before_ray_starts(config_module: Any) -> None:
     def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from gdpo_verl.plugin import validation
 
-        if validation.is_gdpo(config):
+        if validation.names_ours(config):
             validation.check_run(config)
+        if validation.is_gdpo(config):
             _announce()
-        else:
-            validation.check_schedule(config)
         return original(config, *args, **kwargs)
 
     wrap(config_module, "validate_config", validate_config)
+
+
+@when_imported("verl.trainer.main_ppo")
+def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
+    # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
+    # fully_async does not, and calls this.
+    def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        from gdpo_verl.plugin import validation
+
+        if validation.names_ours(config):
+            validation.check_settings(config)
+        return original(config, *args, **kwargs)
+
+    wrap(main_ppo, "run_ppo", run_ppo)
 
 
 @when_imported("verl.trainer.ppo.v1")
@@ -68,15 +97,49 @@ def _record_session_errors(agent_loop_tq: Any) -> None:
 @when_imported("verl.trainer.ppo.ray_trainer")
 @_on_supported_verl
 def _wrap_legacy_trainer(ray_trainer: Any) -> None:
-    from gdpo_verl.plugin import trainer
+    from gdpo_verl.plugin import legacy
 
-    trainer.install_legacy(ray_trainer)
+    wrap(ray_trainer.RayPPOTrainer, "__init__", legacy.init)
+
+
+@when_imported("verl.experimental.separation.ray_trainer")
+@_on_supported_verl
+def _wrap_separate_trainers(ray_trainer: Any) -> None:
+    from gdpo_verl.plugin import legacy
+
+    # fully_async calls no constructor of RayPPOTrainer.
+    wrap(ray_trainer.SeparateRayPPOTrainer, "_fit_compute_advantage", legacy.before_advantage)
+
+
+@when_imported("verl.trainer.ppo.pre_advantage_hook")
+def _use_pre_advantage_hooks(pre_advantage_hook: Any) -> None:
+    # Of verl's pull request 7894: what any trainer calls before it computes advantages.
+    def build(original: Any, config: Any) -> list[Any]:
+        from gdpo_verl.plugin import legacy
+
+        return [*original(config), legacy.pre_advantage_hook]
+
+    wrap(pre_advantage_hook, "build_pre_advantage_hooks", build)
+
+
+@when_imported("verl.trainer.ppo.metric_utils")
+@_on_supported_verl
+def _add_metrics_without_queue(metric_utils: Any) -> None:
+    def compute(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        from gdpo_verl.plugin import legacy
+
+        return original(batch, *args, **kwargs) | legacy.metrics_of(batch)
+
+    wrap(metric_utils, "compute_data_metrics", compute)
 
 
 @when_imported("verl.experimental.reward_loop.reward_manager")
 @_on_supported_verl
 def _register_reward_manager(_: Any) -> None:
     import gdpo_verl.plugin.reward_manager  # noqa: F401  it registers itself
+
+
+_log_to_stderr()
 
 
 def _announce() -> None:

@@ -12,10 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Decomposition, apply_conditions, decompose
 from gdpo_verl.advantage.arguments import LARGEST
 from gdpo_verl.config import Objective
 from gdpo_verl.row_key import RowKey
+
+# Of a batch's responses, what may be without a reward before the training ends.
+MOST_REWARD_ERRORS = 0.5
+
+
+class RewardErrors(RuntimeError):
+    """Too many of a batch's responses are without a reward."""
 
 
 class RewardBatch:
@@ -33,6 +41,7 @@ class RewardBatch:
       last_rows: int64, shape (S,), the row of each session's last output.
       group_ids: the group of each session.
       parse_errors: of each session, the reward's diagnostic of that name; None without one.
+      errors: the reasons of the sessions without a reward (`failed_judgement`).
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class RewardBatch:
         last = self.last_rows.tolist()
         self.group_ids = [group_ids[row] for row in last]
         self.parse_errors = [_code(infos[row].get("parse_error")) for row in last]
+        self.errors = [text for row in last if (text := failed_judgement(infos[row]))]
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
         names = [RowKey.parse(row_keys[row]) for row in rows]
@@ -70,6 +80,22 @@ class RewardBatch:
             order = np.lexsort((outputs, sessions))
             last = order[np.append(np.diff(sessions[order]) > 0, True)]
             self.last_rows = self.real[last]
+
+    def error_share(self) -> diagnostics.Weighted:
+        """The share of the sessions without a reward.
+
+        Raises:
+          RewardErrors: it is above `MOST_REWARD_ERRORS`.
+        """
+        sessions = len(self.last_rows)
+        share = diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
+        if share > MOST_REWARD_ERRORS:
+            raise RewardErrors(
+                f"{len(self.errors)} of {sessions} responses of a batch have no reward; at most "
+                f"{MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports {self.errors[-1]!r}: "
+                "see to the judge that the reward asks, or to reward.timeout."
+            )
+        return share
 
     def session_tokens(self, token_counts: Tensor) -> Tensor:
         """The response tokens of all outputs of each session: float64, shape (S,)."""
@@ -127,10 +153,21 @@ def _weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:
     return rewards.nan_to_num(0.0) @ torch.tensor(objective.weights, dtype=torch.float64)
 
 
+def failed_judgement(info: Mapping[str, Any]) -> str:
+    """The reason why verl's `rate_limited` manager has no reward for a row; '' where it has one.
+
+    It then returns the score 0 and one of two keys of its own beside 'acc' (verl/experimental/
+    reward_loop/reward_manager/limited.py, `run_single`); such a row is not scored.
+    """
+    if set(info) == {"timeout", "acc"}:
+        return "timeout"
+    return str(info["error"]) if set(info) == {"error", "acc"} else ""
+
+
 def read_components(
     infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
 ) -> Tensor:
-    """The reward components of each row, in the order of the objective's keys.
+    """Read the reward components of each row, in the order of the objective's keys.
 
     Args:
       infos: what the reward returned for each row (verl's `reward_extra_info`).
@@ -138,12 +175,14 @@ def read_components(
       rows: what to call each row in an error.
 
     Returns:
-      float64, shape (B, K), in reward units; NaN where not scored: None, NaN, or an
-      optional component that is absent.
+      float64, shape (B, K), in reward units; NaN where not scored: None, NaN, an optional
+      component that is absent, or a row without a reward (`failed_judgement`).
 
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
+    nothing = dict.fromkeys(objective.keys)
+    infos = [nothing if failed_judgement(info) else info for info in infos]
     columns = [
         _read_column([info.get(key, _ABSENT) for info in infos], key, infos, objective, rows)
         for key in objective.keys

@@ -30,12 +30,14 @@ class Use:
       parameters: those of a function in verl's order, as our wrapper takes them or we pass them;
         after "..." there may be others, before it none.
       reads: what else we read of it: names that its source has to hold.
+      optional: a verl without the module has nothing there that we could serve.
     """
 
     module: str
     name: str
     parameters: str = "..."
     reads: str = ""
+    optional: bool = False
 
     def __str__(self) -> str:
         return f"verl.{self.module}.{self.name}"
@@ -94,12 +96,32 @@ CONTRACT = (
     ),
     Use("trainer.ppo.v1.replay_buffer", "ReplayBuffer._sync_metadata_from_transfer_queue", "self"),
     Use("trainer.ppo.v1.replay_buffer", "ReplayBuffer._dapo_filtered_keys", "self partition_id"),
-    # The legacy trainer.
+    # The trainers without a TransferQueue.
     Use(
-        "trainer.ppo.ray_trainer", "RayPPOTrainer", reads="config tokenizer train_dataset __init__"
+        "trainer.ppo.ray_trainer",
+        "RayPPOTrainer",
+        reads="config tokenizer train_dataset __init__",
+        optional=True,
+    ),
+    Use(
+        "experimental.separation.ray_trainer",
+        "SeparateRayPPOTrainer._fit_compute_advantage",
+        "self ...",
+        "config compute_advantage",
+        optional=True,
+    ),
+    Use(
+        "trainer.ppo.pre_advantage_hook", "build_pre_advantage_hooks", "config", optional=True
+    ),  # verl's pull request 7894
+    Use(
+        "trainer.ppo.metric_utils",
+        "compute_data_metrics",
+        "batch ...",
+        "token_level_scores response_mask",
     ),
     # Rewards, and the check of a run before it starts.
     Use("utils.config", "validate_config", "config ..."),
+    Use("trainer.main_ppo", "run_ppo", "config ..."),
     Use("utils.import_utils", "load_extern_object", "module_path object_name ..."),
     Use("trainer.ppo.reward", "resolve_reward_manager_cls", "config"),
     Use("trainer.ppo.reward", "load_reward_manager", "config tokenizer ..."),
@@ -135,7 +157,12 @@ def misfit() -> str | None:
 
 def problems(root: Path, contract: Sequence[Use] = CONTRACT) -> list[str]:
     """A sentence for each part of the contract that the verl in directory `root` does not keep."""
-    return [problem for use in contract for problem in _compare(use, _find(use, root))]
+    return [
+        problem
+        for use in contract
+        if not (use.optional and _module(root.joinpath(*use.module.split("."))) is None)
+        for problem in _compare(use, _find(use, root))
+    ]
 
 
 def _compare(use: Use, node: ast.AST | None) -> Iterator[str]:
@@ -154,10 +181,25 @@ def _compare(use: Use, node: ast.AST | None) -> Iterator[str]:
 
 
 def _find(use: Use, root: Path) -> ast.AST | None:
-    node: ast.AST | None = _module(root.joinpath(*use.module.split(".")))
-    for name in use.name.split("."):
+    first, *inner = use.name.split(".")
+    node = _definition(use.module, first, root)
+    for name in inner:
         node = next((each for each in getattr(node, "body", ()) if name in _defines(each)), None)
     return node
+
+
+def _definition(module: str, name: str, root: Path) -> ast.AST | None:
+    """The definition of a name in a module, or in the one of verl's that it is imported from."""
+    for node in getattr(_module(root.joinpath(*module.split("."))), "body", ()):
+        if name in _defines(node):
+            return node  # type: ignore[no-any-return]
+        if isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            source = ".".join([*package, node.module or ""])
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _definition(source.removeprefix("verl."), alias.name, root)
+    return None
 
 
 @cache

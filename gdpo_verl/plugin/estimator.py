@@ -54,12 +54,13 @@ class AdvantageStep:
         """Join the rows to sessions, and compute what is made of them."""
         assert self.uids is not None
         self.batch = RewardBatch(self.objective, self.infos, self.uids, self.row_keys, self.padding)
+        self.batch.error_share()  # raises where a judge is down
         self.decomposition = self.batch.decompose(token_counts, self.global_step)
         return self.batch, self.decomposition
 
 
 _step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
-# The legacy trainer does not say which reward its components come from.
+# Other trainers than the default one do not say which reward their components come from.
 legacy_objective: ContextVar[Objective | None] = ContextVar("gdpo_verl_objective", default=None)
 
 
@@ -128,8 +129,8 @@ def _step_of_arguments(
 ) -> AdvantageStep:
     """The step of a trainer without our seam, which hands over the components itself.
 
-    verl's legacy trainer does, and others that call its `compute_advantage`, such as
-    verl/experimental/fully_async_policy. They have one output a session and no padding rows.
+    verl's legacy trainer does, and others that call its `compute_advantage`: see
+    `gdpo_verl.plugin.legacy`.
     """
     objective = legacy_objective.get()
     if index is None or non_tensor_batch is None or (objective is None and config is None):
@@ -142,11 +143,20 @@ def _step_of_arguments(
     if objective is None:
         # Which reward it is, and so what it declares, is not known here.
         objective = GdpoConfig.from_algorithm(config).resolve((), list(non_tensor_batch))
-    columns = {key: non_tensor_batch[key] for key in objective.keys if key in non_tensor_batch}
-    infos = [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
-    keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(index)]
+    return step_of_columns(objective, index, non_tensor_batch)
+
+
+def step_of_columns(
+    objective: Objective, uids: Sequence[Any], columns: Mapping[str, Any]
+) -> AdvantageStep:
+    """The step of a batch without padding rows, one output a session.
+
+    Args:
+      columns: arrays of length B, of which those of the components are read.
+    """
+    known = {key: columns[key] for key in objective.keys if key in columns}
+    infos = [dict(zip(known, values, strict=True)) for values in zip(*known.values(), strict=True)]
+    keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]
     return AdvantageStep(objective, infos or [{} for _ in keys], keys, [False] * len(keys))
 
 

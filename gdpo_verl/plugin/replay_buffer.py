@@ -7,7 +7,7 @@ an error that does not name the cause, the asynchronous ones refill forever.
 *Filter.* verl drops a group when one metric, by default the summed reward, is the same in all of
 its rows (verl/trainer/ppo/v1/replay_buffer.py, `_dapo_filtered_keys`). GDPO still learns from
 such a group when its components vary, so under ``algorithm.filter_groups.metric=components`` a
-group is dropped only if every component is constant in it.
+group is dropped only if the configured variant of GDPO gives none of its rows a signal.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -22,7 +23,6 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from gdpo_verl.config import Objective
-from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.queue import reward_infos
@@ -115,12 +115,13 @@ class SessionFailures:
         if failed and (not waiting or (refills and len(failed) > 2 * waiting)):
             raise RuntimeError(
                 f"every rollout session failed: {len(failed)} prompts of the partition "
-                f"{partition!r} so far, none with an answer. The last error: {_last_error()}. The "
+                f"{partition!r} so far, none with an answer. The last error: {last_error()}. The "
                 "log of the AgentLoopWorker has its traceback."
             )
 
 
-def _last_error() -> str:
+def last_error() -> str:
+    """The error of the last session that failed, from the worker that remembers one."""
     for name in list_named_actors():
         if name.startswith(_WORKER):
             with contextlib.suppress(RayError, ValueError):  # a worker that is gone
@@ -135,8 +136,13 @@ def _remembered_error(worker: Any) -> str | None:
     return None if _error is None else f"{type(_error).__name__}: {_error}"
 
 
-def filter_by_components(replay_buffer: Any, objective: Objective | None) -> None:
+def filter_by_components(
+    replay_buffer: Any, objective: Objective | None, global_step: Callable[[], int]
+) -> None:
     """Make `replay_buffer` know the metric `components`.
+
+    Args:
+      global_step: of the training, for scheduled weights.
 
     Raises:
       ValueError: it is asked for, and the reward has no components.
@@ -150,32 +156,41 @@ def filter_by_components(replay_buffer: Any, objective: Objective | None) -> Non
             "and none are named. Declare them with gdpo_verl.rewards.components.declares, or set "
             "algorithm.gdpo_reward_keys=[...]."
         )
+    weights = objective.weights
 
     def filtered(original: Any, partition_id: str) -> tuple[set[str], Counter[float]]:
+        nonlocal weights
         if partition_id != "train":
             return set(), Counter()
         finished = replay_buffer.finished_keys[partition_id]
         known = replay_buffer._dapo_classification_cache[partition_id]
+        if (now := objective.weights_at(global_step())) != weights:
+            weights = now
+            known.clear()
         for uid in known.keys() - finished:
             del known[uid]
         new = finished - known.keys()
         rows = replay_buffer.partitions[partition_id]
         keys = [key for key in rows if RowKey.parse(key).uid in new]
-        known.update(dict.fromkeys(new) | _constant_groups(keys, partition_id, objective))
-        constant = {uid: score for uid, score in known.items() if score is not None}
-        return set(constant), Counter(constant.values())
+        silent = _silent_groups(keys, partition_id, objective, global_step())
+        known.update(dict.fromkeys(new) | silent)
+        dropped = {uid: score for uid, score in known.items() if score is not None}
+        return set(dropped), Counter(dropped.values())
 
     wrap(replay_buffer, "_dapo_filtered_keys", filtered)
 
 
-def _constant_groups(keys: list[str], partition_id: str, objective: Objective) -> dict[str, float]:
-    """The groups of several rows without a varying component, with their score."""
+def _silent_groups(
+    keys: list[str], partition_id: str, objective: Objective, global_step: int
+) -> dict[str, float]:
+    """The groups of several rows to which the estimator gives nothing, with their score."""
     if not keys:
         return {}
     infos = reward_infos(keys, partition_id)
     uids = [RowKey.parse(key).uid for key in keys]
     batch = RewardBatch(objective, infos, uids, keys)
-    varies = groups_that_vary(batch.rewards[batch.last_rows], batch.group_ids)
+    has_signal = batch.decompose(global_step=global_step).has_signal.tolist()
+    learns = {uid for uid, signal in zip(batch.group_ids, has_signal, strict=True) if signal}
     sizes = Counter(batch.group_ids)
     scores = dict(zip(uids, batch.score().tolist(), strict=True))
-    return {uid: scores[uid] for uid in sizes if sizes[uid] > 1 and uid not in varies}
+    return {uid: scores[uid] for uid in sizes if sizes[uid] > 1 and uid not in learns}

@@ -33,7 +33,7 @@ from gdpo_verl.plugin import (
     reward,
     validation,
 )
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.run import checkpoints
@@ -58,11 +58,6 @@ def install(v1: Any) -> None:
     aggregation.install(base.MetricsAggregator)
 
 
-def install_legacy(ray_trainer: Any) -> None:
-    """Wrap the legacy trainer's constructor (module `verl.trainer.ppo.ray_trainer`)."""
-    wrap(ray_trainer.RayPPOTrainer, "__init__", _init_legacy)
-
-
 class Seam:
     """The state of one trainer, from its first row to its last dump."""
 
@@ -71,6 +66,7 @@ class Seam:
         self.objective = objective
         self.estimates = validation.is_gdpo(config)
         self.failures: replay_buffer.SessionFailures | None = None
+        self.sessions, self.failed_sessions = 0, 0
         self.dump = Dump(objective)
         self._score_checked = False
 
@@ -92,18 +88,18 @@ class Seam:
         wants_metrics = self.objective.config.metrics
         wants_dump = DumpSettings.of(self.config.trainer).has(global_step)
         if step.decomposition is None and (wants_metrics or wants_dump):
-            step.decompose(_token_counts(step) if wants_dump else None)
+            step.decompose(token_counts(step) if wants_dump else None)
         if step.batch is None or step.decomposition is None:
             return
-        self._check_score(step, step.batch)
+        self.check_score(step, step.batch)
         if wants_metrics:
-            metrics.update(self._metrics(step.batch, step.decomposition))
+            metrics.update(self.metrics(step.batch, step.decomposition))
         if wants_dump:
             self.dump.keep(step.batch, step.decomposition, step.row_keys, global_step)
 
-    def _metrics(self, batch: RewardBatch, decomposition: Decomposition) -> dict[str, float]:
+    def metrics(self, batch: RewardBatch, decomposition: Decomposition) -> dict[str, float]:
         keys, groups = self.objective.keys, decomposition.groups
-        failed = self.failures.take() if self.failures else 0
+        failed = self._failed_sessions(len(decomposition.raw))
         metrics = diagnostics.component_metrics(
             decomposition.raw, groups, keys, ranges=self.objective.ranges
         )
@@ -113,6 +109,7 @@ class Seam:
             decomposition.rewards, groups, failed_sessions=failed
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
+        metrics["gdpo/reward_errors"] = batch.error_share()
         metrics |= diagnostics.outcome_metrics(decomposition, self.objective.outcome_column)
         if self.estimates:
             chosen = decomposition.chosen
@@ -123,7 +120,33 @@ class Seam:
             metrics |= {f"gdpo/{key}/weight": w for key, w in zip(keys, weights, strict=True)}
         return metrics
 
-    def _check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
+    def _failed_sessions(self, rows: int) -> int:
+        """Count the sessions that failed since the last batch, and warn of the first."""
+        failed = self.failures.take() if self.failures else 0
+        if failed and not self.failed_sessions:
+            logger.warning(
+                "%d of %d rollout sessions failed and are left out (metric gdpo/failed_sessions). "
+                "The last error: %s. A reward or an agent loop raised it; the log of the "
+                "AgentLoopWorker has its traceback.",
+                failed,
+                failed + rows,
+                replay_buffer.last_error(),
+            )
+        self.failed_sessions += failed
+        self.sessions += failed + rows
+        return failed
+
+    def close(self) -> None:
+        """Say at the end of a training what was lost in it."""
+        if self.failed_sessions:
+            logger.warning(
+                "the training lost %d of its %d rollout sessions (%.1f %%), which failed.",
+                self.failed_sessions,
+                self.sessions,
+                100 * self.failed_sessions / self.sessions,
+            )
+
+    def check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
         """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
         if self._score_checked or step.scores is None:
             return
@@ -150,19 +173,24 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     trainer.gdpo_seam = None
     if not validation.asks(config):
         return original(trainer, *args, **kwargs)
-    if validation.is_gdpo(config):
+    checked = validation.names_ours(config)
+    if checked:
         validation.check_machine(config)
-    seam = _seam(config)
+    seam = seam_of(config)
     if seam is not None:
         _fix_seed(config)
     result = original(trainer, *args, **kwargs)
     trainer.gdpo_seam = seam
     buffer = getattr(trainer, "replay_buffer", None)
-    replay_buffer.filter_by_components(buffer, None if seam is None else seam.objective)
-    if validation.is_gdpo(config):
+    replay_buffer.filter_by_components(
+        buffer, None if seam is None else seam.objective, lambda: trainer.global_steps
+    )
+    if checked:
         reward.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
         returned = reward.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
         validation.objective_of(config, returned)
+        if returned is not None:
+            validation.check_filter(config, returned)
     if seam is not None and buffer is not None:
         seam.failures = replay_buffer.SessionFailures(
             buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates
@@ -179,16 +207,18 @@ def _fix_seed(config: Any) -> None:
             config.data.seed = torch.Generator().initial_seed()
 
 
-def _seam(config: Any) -> Seam | None:
+def seam_of(config: Any) -> Seam | None:
     objective = validation.objective_of(config) if validation.asks(config) else None
     return None if objective is None else Seam(config, objective)
 
 
 @contextlib.contextmanager
-def _given_up_on_error(trainer: Any) -> Iterator[None]:
+def given_up_on_error(trainer: Any) -> Iterator[None]:
     """Under another estimator, log what is raised in this context and go on without the seam."""
     try:
         yield
+    except RewardErrors:
+        raise
     except Exception:
         if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates:
             raise
@@ -198,7 +228,7 @@ def _given_up_on_error(trainer: Any) -> Iterator[None]:
 
 def _compute_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with a data loader of its own
-        trainer.gdpo_seam = _seam(trainer.config)
+        trainer.gdpo_seam = seam_of(trainer.config)
     if trainer.gdpo_seam is None:
         return original(trainer, *args, **kwargs)
     return _with_components(original, trainer, trainer.gdpo_seam, *args, **kwargs)
@@ -209,19 +239,19 @@ def _with_components(
     original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
 ) -> Any:
     step = None
-    with _given_up_on_error(trainer):
+    with given_up_on_error(trainer):
         step = seam.step(batch)
     if step is None:
         return original(trainer, batch, metrics)
     step.global_step = getattr(trainer, "global_steps", 0)
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
-    with _given_up_on_error(trainer):
+    with given_up_on_error(trainer):
         seam.report(step, step.global_step, metrics)
     return result
 
 
-def _token_counts(step: AdvantageStep) -> torch.Tensor:
+def token_counts(step: AdvantageStep) -> torch.Tensor:
     assert step.response_mask is not None
     return MaskedRows(step.response_mask, len(step.row_keys), torch.float32).counts
 
@@ -229,7 +259,7 @@ def _token_counts(step: AdvantageStep) -> torch.Tensor:
 def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
     if seam is not None and len(seam.dump):
-        with _given_up_on_error(trainer):
+        with given_up_on_error(trainer):
             args, kwargs = with_columns(seam.dump, args, kwargs)
     return original(trainer, *args, **kwargs)
 
@@ -254,12 +284,6 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError(death) from error
         raise
     watch.stop()
+    if trainer.gdpo_seam is not None:  # it may have been given up
+        trainer.gdpo_seam.close()
     return result
-
-
-def _init_legacy(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    original(trainer, *args, **kwargs)
-    if validation.is_gdpo(trainer.config):
-        returned = reward.probe_reward(trainer.config, trainer.tokenizer, trainer.train_dataset)
-        validation.check_schedule(trainer.config, legacy=True)
-        estimator.legacy_objective.set(validation.objective_of(trainer.config, returned))

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -22,38 +22,68 @@ from gdpo_verl.plugin.batch import read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.run.memory import check_memory
 from gdpo_verl.tasks.catalog import command_for
-from gdpo_verl.text import VLLM
+from gdpo_verl.text import VLLM, did_you_mean
 
 logger = logging.getLogger(__name__)
 
-# Under `algorithm`.
-OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
-# algorithm.filter_groups.metric: a group is dropped only if every component is constant.
+# algorithm.filter_groups.metric: a group is dropped only if the estimator gives it nothing.
 FILTER_METRIC = "components"
+# verl's old sections of the reward, and where their keys are now; the default trainer of verl 0.9.1
+# has them in its configuration and reads none (verl/experimental/reward_loop/reward_loop.py,
+# `migrate_legacy_reward_impl`, which only fully_async still calls).
+_OLD_REWARD_KEYS = {
+    "custom_reward_function": "reward.custom_reward_function",
+    "sandbox_fusion": "reward.sandbox_fusion",
+    "reward_model.num_workers": "reward.num_workers",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_loop_source": "reward.reward_manager.source",
+    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
+    "reward_model.reward_loop_class_name": "reward.reward_manager.name",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model": "reward.reward_model",
+}
 
 
 def is_gdpo(config: Any) -> bool:
-    """Tell whether the run asks for GDPO."""
+    """Whether the run asks for GDPO."""
     estimator = config.algorithm.get("adv_estimator")
     return str(getattr(estimator, "value", estimator)) == "gdpo"
 
 
-def asks(config: Any) -> bool:
-    """Tell whether a run asks for anything of ours; any other is left alone.
+def names_ours(config: Any) -> bool:
+    """Whether a run names anything of ours, so that it is checked as a GDPO run is.
 
-    It does by its estimator, by one of our keys, by our reward manager or group filter, or by a
-    reward whose source mentions this package, as one that declares its components does. Nothing
-    is imported to find out, and what the configuration lacks is not asked for.
+    It does by its estimator, by a key that begins like one of ours, by our reward manager or by our
+    group filter.
     """
     algorithm = config.algorithm
-    if is_gdpo(config) or any(algorithm.get(key) is not None for key in OUR_KEYS):
-        return True
-    if (algorithm.get("filter_groups") or {}).get("metric") == FILTER_METRIC:
-        return True
-    if OmegaConf.select(config, "reward.reward_manager.name") == MANAGER_NAME:
-        return True
+    return (
+        is_gdpo(config)
+        or any(str(key).startswith("gdpo") for key in config)
+        or any(str(k).startswith("gdpo") and algorithm.get(k) is not None for k in algorithm)
+        or (algorithm.get("filter_groups") or {}).get("metric") == FILTER_METRIC
+        or OmegaConf.select(config, "reward.reward_manager.name") == MANAGER_NAME
+    )
+
+
+def asks(config: Any) -> bool:
+    """Whether a run uses the plug-in at all; any other is left alone.
+
+    One that names something of ours does, and one with a reward whose source mentions this package,
+    as one that declares its components does. Nothing is imported to find out, and what the
+    configuration lacks is not asked for.
+    """
     path = OmegaConf.select(config, "reward.custom_reward_function.path")
-    return bool(path) and "gdpo_verl" in f"{path}\n{_source(path)}"
+    return names_ours(config) or (bool(path) and "gdpo_verl" in f"{path}\n{_source(path)}")
+
+
+def on_default_trainer(config: Any) -> bool:
+    """Whether verl's default trainer runs this: not the legacy one, fully_async or one_step_off.
+
+    The last two have a section for the machines of their rollouts.
+    """
+    return bool(config.trainer.get("use_v1", True)) and config.get("rollout") is None
 
 
 def _source(path: str) -> str:
@@ -72,7 +102,7 @@ def _source(path: str) -> str:
 
 
 def check_run(config: Any) -> None:
-    """Refuse a GDPO run that cannot work, in the driver, before Ray starts.
+    """Refuse a run that names something of ours and cannot work, in the driver, before Ray starts.
 
     Raises:
       ValueError: names the configuration key in full and the remedy.
@@ -90,16 +120,27 @@ def check_run(config: Any) -> None:
 
 
 def check_settings(config: Any) -> None:
-    """Refuse settings under which GDPO cannot work, whatever the machine.
+    """Refuse settings of ours that cannot work or would be ignored, whatever the machine.
 
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
     if reason := contract.misfit():
-        raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
+        if is_gdpo(config):
+            raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
+        return
+    for key in config:
+        if str(key).startswith("gdpo"):
+            raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
+    _check_old_reward_keys(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     with random_state_kept():
         _ = settings.estimator
+    check_schedule(config)
+    _warn_about_overlong_buffer(config)
+    if not is_gdpo(config):
+        _warn_about_no_effect(config, settings)
+        return
     if config.algorithm.get("use_kl_in_reward", False):
         raise ValueError(
             "algorithm.use_kl_in_reward: true has no effect under GDPO, which reads the reward "
@@ -112,7 +153,60 @@ def check_settings(config: Any) -> None:
             "components are only centred, and decoupling them makes no difference."
         )
     _check_micro_batches(config)
-    _warn_about_filter(config)
+    _warn_about_filter(config, settings)
+
+
+def _check_old_reward_keys(config: Any) -> None:
+    for section in ("custom_reward_function", "reward_model", "sandbox_fusion"):
+        for key, value in _leaves(section, config.get(section)):
+            old = next(old for old in _OLD_REWARD_KEYS if f"{key}.".startswith(f"{old}."))
+            new = _OLD_REWARD_KEYS[old] + key.removeprefix(old)
+            if value is not None and OmegaConf.select(config, new) != value:
+                raise ValueError(
+                    f"{key}: verl reads this key no more, and {value!r} would have no effect. Set "
+                    f"{new} instead."
+                )
+
+
+def _leaves(key: str, node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _leaves(f"{key}.{name}", value)
+    else:
+        yield key, node
+
+
+def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
+    """Warn of settings that do not change what a run with another estimator learns."""
+    manager = OmegaConf.select(config, "reward.reward_manager.name")
+    ignored = {
+        "algorithm.gdpo.variant": settings.variant != "gdpo",
+        "algorithm.gdpo.gate": settings.gate is not None,
+        # Our manager makes them part of the score.
+        "algorithm.gdpo.conditions": settings.conditions and manager != MANAGER_NAME,
+        "algorithm.gdpo_reward_weights": settings.reward_weights and manager != MANAGER_NAME,
+    }
+    if keys := [key for key, is_ignored in ignored.items() if is_ignored]:
+        logger.warning(
+            "%s: no effect on what is learnt under algorithm.adv_estimator=%s, which optimises the "
+            "score that reward.reward_manager.name=%s gives. Weights and conditions are part of "
+            "the score of %s.",
+            ", ".join(keys),
+            config.algorithm.get("adv_estimator"),
+            manager,
+            MANAGER_NAME,
+        )
+
+
+def _warn_about_overlong_buffer(config: Any) -> None:
+    buffer = OmegaConf.select(config, "reward.reward_kwargs.overlong_buffer_cfg") or {}
+    manager = OmegaConf.select(config, "reward.reward_manager.name")
+    if buffer.get("enable", False) and manager != "dapo":
+        logger.warning(
+            "reward.reward_kwargs.overlong_buffer_cfg: no effect with reward.reward_manager.name="
+            "%s; only verl's dapo reads it. Return the penalty as a component of the reward.",
+            manager,
+        )
 
 
 def check_machine(config: Any) -> None:
@@ -123,8 +217,9 @@ def check_machine(config: Any) -> None:
     """
     _check_rollout_engine(config.actor_rollout_ref.rollout.name)
     check_data_files(config.data)
-    objective = GdpoConfig.from_algorithm(config.algorithm).resolve(declared_reward(config))
-    check_estimator(objective, config.actor_rollout_ref.rollout.n)
+    if (objective := objective_of(config)) is not None:
+        check_estimator(objective, config.actor_rollout_ref.rollout.n)
+        check_trainer(config, objective)
 
 
 def check_estimator(objective: Objective, group_size: int) -> None:
@@ -149,11 +244,8 @@ def check_estimator(objective: Objective, group_size: int) -> None:
             )
 
 
-def check_schedule(config: Any, *, legacy: bool = False) -> None:
+def check_schedule(config: Any) -> None:
     """Refuse scheduled weights where they would have no effect.
-
-    Args:
-      legacy: the trainer does not tell an estimator the global step.
 
     Raises:
       ValueError: says why.
@@ -167,17 +259,56 @@ def check_schedule(config: Any, *, legacy: bool = False) -> None:
             "does not do: it optimises the reward's score as it is. Remove the schedule, or set "
             "algorithm.adv_estimator=gdpo."
         )
-    if legacy:
+    if not on_default_trainer(config):
         raise ValueError(
-            "algorithm.gdpo.schedule: verl's legacy trainer does not tell an estimator the global "
-            "step. Set trainer.use_v1=true, or remove the schedule."
+            "algorithm.gdpo.schedule: verl's legacy, fully_async and one_step_off trainers do not "
+            "tell an estimator the global step. Train with verl.trainer.main_ppo and "
+            "trainer.use_v1=true, or remove the schedule."
+        )
+
+
+def check_trainer(config: Any, objective: Objective) -> None:
+    """Refuse components that may be absent where verl's trainer makes columns of them.
+
+    All but the default one take the keys of a batch's first answer for all of its answers
+    (verl/experimental/agent_loop/agent_loop.py, `_postprocess`).
+
+    Raises:
+      ValueError: names them.
+    """
+    if on_default_trainer(config):
+        return
+    if absent := [key for key in objective.keys if key in objective.optional]:
+        raise ValueError(
+            f"algorithm.gdpo_reward_keys: {absent} may be absent, and verl's legacy, fully_async "
+            "and one_step_off trainers take the keys of a batch's first answer for all of them. "
+            "Return them for every row, None where they are not scored, and declare them without "
+            "optional=True; or train with verl.trainer.main_ppo and trainer.use_v1=true."
+        )
+
+
+def check_filter(config: Any, returned: Mapping[str, Any]) -> None:
+    """Refuse a group filter on a metric that the reward does not return.
+
+    Args:
+      returned: a dict that it returned (verl's `reward_extra_info`).
+
+    Raises:
+      ValueError: names the metric and what there is.
+    """
+    node = config.algorithm.get("filter_groups") or {}
+    metric, known = node.get("metric"), ["reward", FILTER_METRIC, *returned]
+    if node.get("enable", False) and metric is not None and metric not in known:
+        raise ValueError(
+            f"algorithm.filter_groups.metric: {metric!r} is not among {known}: what the reward "
+            f"returned, verl's reward and our {FILTER_METRIC}.{did_you_mean(metric, known)}"
         )
 
 
 def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
     """The run's objective, or None when it has no components for us.
 
-    A run with another estimator gets metrics when its reward declares components; if its
+    A run that names nothing of ours gets metrics when its reward declares components; if its
     declaration cannot be read, it is left alone.
 
     Args:
@@ -185,21 +316,19 @@ def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Obje
       returned: a dict that the reward returned, where one is known.
 
     Raises:
-      ValueError: what a GDPO run needs is missing, or another estimator has scheduled weights.
+      ValueError: what a run that names something of ours needs is missing.
     """
-    check_schedule(config)
     try:
         settings = GdpoConfig.from_algorithm(config.algorithm)
         declared = declared_reward(config)
-        asked = is_gdpo(config) or (settings.metrics and (declared or settings.reward_keys))
-        if not asked:
+        if not (is_gdpo(config) or declared or settings.reward_keys):
             return None
         objective = settings.resolve(declared, None if returned is None else list(returned))
         if returned is not None:
             read_components([returned], objective, ["0 of data.train_files with an empty answer"])
-        return objective
+        return objective if is_gdpo(config) or settings.metrics else None
     except Exception:
-        if is_gdpo(config):
+        if names_ours(config):
             raise
         logger.warning("no metrics for the reward components", exc_info=True)
         return None
@@ -237,18 +366,21 @@ def _check_micro_batches(config: Any) -> None:
             )
 
 
-def _warn_about_filter(config: Any) -> None:
+def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
     node = config.algorithm.get("filter_groups") or {}
-    metric = node.get("metric")
-    if node.get("enable", False) and metric and metric != FILTER_METRIC:
-        logger.warning(
-            "algorithm.filter_groups.metric=%s drops groups in which %s does not vary although "
-            "other components may, from which GDPO learns. Use algorithm.filter_groups.metric=%s "
-            "to drop a group only if every component is constant.",
-            metric,
-            "the sum" if metric in ("reward", "score") else f"{metric!r} alone",
-            FILTER_METRIC,
-        )
+    metric, gate = node.get("metric"), settings.gate or {}
+    if not node.get("enable", False) or not metric or metric == FILTER_METRIC:
+        return
+    if gate.get("on") == metric and gate.get("when") == "constant":
+        return  # it drops the groups that the gate closes
+    logger.warning(
+        "algorithm.filter_groups.metric=%s drops groups in which %s does not vary although "
+        "other components may, from which GDPO learns. Use algorithm.filter_groups.metric=%s "
+        "to drop the groups that GDPO learns nothing from.",
+        metric,
+        "the sum" if metric in ("reward", "score") else f"{metric!r} alone",
+        FILTER_METRIC,
+    )
 
 
 def _check_gpu(config: Any) -> None:

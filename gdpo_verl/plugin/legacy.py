@@ -1,0 +1,74 @@
+"""verl's trainers without a TransferQueue: the reward's declaration, the checks, and the metrics.
+
+The legacy trainer, fully_async and one_step_off hand an estimator the components themselves, in
+`non_tensor_batch`, and give it neither the whole configuration nor a place for metrics. Each of
+them computes the metrics of a step by `compute_data_metrics` (verl/trainer/ppo/metric_utils.py),
+from a batch that holds the components.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from gdpo_verl.plugin import estimator, reward, validation
+from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of, token_counts
+
+# The trainer of this process, once it was looked at.
+_trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
+
+
+def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    """Wrap `RayPPOTrainer.__init__`: check the reward before the first rollout."""
+    original(trainer, *args, **kwargs)
+    config = trainer.config
+    if validation.names_ours(config):
+        returned = reward.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
+        validation.objective_of(config, returned)
+    _look(trainer)
+
+
+def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrap `SeparateRayPPOTrainer._fit_compute_advantage`."""
+    _look(trainer)
+    return original(trainer, *args, **kwargs)
+
+
+def pre_advantage_hook(data: Any, *, trainer: Any) -> tuple[Any, dict[str, float]]:
+    """Look at the trainer before it computes advantages: a hook of verl's pull request 7894."""
+    _look(trainer)
+    return data, {}
+
+
+def metrics_of(batch: Any) -> dict[str, Any]:
+    """The metrics of a step's batch, verl's `DataProto`; none where the run has no components."""
+    trainer = _trainer.get()
+    if trainer is None or trainer.gdpo_seam is None:
+        return {}
+    metrics: dict[str, Any] = {}
+    with given_up_on_error(trainer):
+        metrics |= _metrics(trainer.gdpo_seam, batch)
+    return metrics
+
+
+def _metrics(seam: Seam, batch: Any) -> dict[str, float]:
+    columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
+    step = estimator.step_of_columns(seam.objective, uids, columns)
+    step.see(uids, batch.batch["response_mask"], batch.batch["token_level_scores"])
+    rewards, decomposition = step.decompose(token_counts(step))
+    seam.check_score(step, rewards)
+    return seam.metrics(rewards, decomposition) if seam.objective.config.metrics else {}
+
+
+def _look(trainer: Any) -> None:
+    """Find out once what the trainer's reward declares, and remember the trainer."""
+    if hasattr(trainer, "replay_buffer"):
+        return  # the default trainer, which `gdpo_verl.plugin.trainer` looks after
+    if not hasattr(trainer, "gdpo_seam"):
+        trainer.gdpo_seam = seam_of(trainer.config)
+        if trainer.gdpo_seam is not None and validation.names_ours(trainer.config):
+            validation.check_settings(trainer.config)
+            validation.check_trainer(trainer.config, trainer.gdpo_seam.objective)
+    _trainer.set(trainer)
+    objective = None if trainer.gdpo_seam is None else trainer.gdpo_seam.objective
+    estimator.legacy_objective.set(objective)
