@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ USERS_REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tags = float("<tool_call>" in solution_str and "</tool_call>" in solution_str)
     short = float(len(solution_str) < 90)
-    return {"score": tags + short, "tags": tags, "short": short}
+    return {"score": 2 * tags + short, "tags": tags, "short": short}
 """
 
 
@@ -59,6 +60,8 @@ def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does
     metrics = run.metrics()
     assert sorted(metrics) == [1, 2, 3]
     assert run.output.count("gdpo-verl 0.1.0: estimator 'gdpo' in place of verl 0.9.1's own") == 1
+    # A warning from the trainer's process, into which verl has imported vLLM.
+    assert re.search(r"WARNING:.*gdpo-verl: reward: for row .* the score is 3, but", run.output)
     evicted = "training/filter_groups/evicted_samples"
     assert sum(data.get(evicted, 0) for data in metrics.values()) > 0
     for step, data in metrics.items():
@@ -95,7 +98,24 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     assert metrics["critic/advantages/min"] == pytest.approx(float(dumped.min()), abs=1e-5)
 
 
-def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]) -> None:
+def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    (tmp_path / "my_reward.py").write_text(USERS_REWARD.replace('"short"', '"output"'))
+    run = train(
+        STOCK,
+        "algorithm.adv_estimator=grpo",
+        "+algorithm.gdpo_reward_keys=[tags,output]",
+        f"reward.custom_reward_function.path={tmp_path / 'my_reward.py'}",
+        fails=True,
+    )
+    assert "algorithm.gdpo_reward_keys: 'output' cannot be the name of a component" in run.output
+    assert "Started a local Ray instance" not in run.output
+
+
+def test_legacy_trainer_gives_the_same_advantages_and_metrics(
+    train: Callable[..., Training],
+) -> None:
     run = train(
         "toolbox/gdpo",
         "trainer.use_v1=false",
@@ -110,9 +130,15 @@ def test_legacy_trainer_gives_the_same_advantages(train: Callable[..., Training]
         expected = gdpo_scalars(rewards, prompts, torch.ones(len(rows)), whiten="sequence")
         assert data["critic/advantages/max"] == pytest.approx(float(expected.max()), abs=1e-5)
         assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
+        means = [data["rewards/format/mean"], data["rewards/correctness/mean"]]
+        assert means == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
+        found = [data[f"gdpo/{key}/advantage_share"] for key in ("format", "correctness")]
+        assert sum(found) == pytest.approx(1.0)
+        assert data["gdpo/distinct_advantages/gdpo"] >= data["gdpo/distinct_advantages/grpo"] > 1
 
 
-# Asynchronous; one component is for one data source alone; every fifth answer makes it raise.
+# Asynchronous; one component is for one data source alone; every fifth answer makes it raise, and
+# every other one meets a ground truth that cannot be read.
 MIXED_REWARD = """
 import asyncio
 
@@ -123,6 +149,8 @@ from gdpo_verl.rewards import Component, declares, tool_call
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     await asyncio.sleep(0.01)
     assert sum(map(ord, solution_str)) % 5 or not solution_str, "every fifth"
+    if sum(map(ord, solution_str)) % 2:
+        tool_call.compute_score(data_source, solution_str, "no call")
     result = tool_call.compute_score(data_source, solution_str, ground_truth)
     if data_source == "toolbox":
         del result["format"]
@@ -167,6 +195,11 @@ def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
         torch.testing.assert_close(dumped, expected, rtol=0, atol=1e-6)
     assert sources == {True, False}
     assert failed > 0
+    heard = re.findall(r"WARNING:.*gdpo-verl: (.*)", run.output)
+    assert any("its ground truth cannot be read" in line for line in heard)  # a reward worker's
+    (first,) = [line for line in heard if "rollout sessions failed and are left out" in line]
+    assert "AssertionError: every fifth" in first
+    assert any(f"lost {failed} of its 64 rollout sessions" in line for line in heard)
 
 
 def probability_change(policy: Path, checkpoint: Path, run: Training) -> float:

@@ -74,19 +74,6 @@ def validate(config: DictConfig) -> None:
             id="KL in the reward",
         ),
         pytest.param(
-            [
-                *["actor_rollout_ref.rollout.n=4", "data.train_batch_size=8", "hardware=cpu"],
-                "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-            ],
-            r"actor\.ppo_micro_batch_size_per_gpu: 64 does not divide the 32 responses.*to 32",
-            id="micro-batches of an update",
-        ),
-        pytest.param(
-            ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=48", "hardware=cpu"],
-            r"rollout\.log_prob_micro_batch_size_per_gpu: 48 does not divide .* to 16",
-            id="micro-batches of log-probabilities",
-        ),
-        pytest.param(
             ["data.val_files=/no/such/file.parquet"],
             r"data\.val_files: '/no/such/file\.parquet' does not exist.*prepare --help",
             id="missing data file",

@@ -112,6 +112,7 @@ def _wrap_separate_trainers(ray_trainer: Any) -> None:
 
 
 @when_imported("verl.trainer.ppo.pre_advantage_hook")
+@_on_supported_verl
 def _use_pre_advantage_hooks(pre_advantage_hook: Any) -> None:
     # Of verl's pull request 7894: what any trainer calls before it computes advantages.
     def build(original: Any, config: Any) -> list[Any]:

@@ -43,82 +43,47 @@ class Use:
         return f"verl.{self.module}.{self.name}"
 
 
+_V1, _BUFFER = "trainer.ppo.v1.trainer_base", "trainer.ppo.v1.replay_buffer"
+_NAIVE = "experimental.reward_loop.reward_manager.naive"
+# fmt: off
 CONTRACT = (
     # The estimator: where it is registered, and the names by which it is called.
     Use("trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
-    Use(
-        "trainer.ppo.ray_trainer",
-        "compute_advantage",
-        "data adv_estimator ...",
-        "token_level_rewards response_mask config index non_tensor_batch",
-    ),
+    Use("trainer.ppo.ray_trainer", "compute_advantage", "data adv_estimator ...",
+        "token_level_rewards response_mask config index non_tensor_batch"),
     # The default trainer.
-    Use(
-        "trainer.ppo.v1.trainer_base",
-        "PPOTrainer",
-        reads="config replay_buffer tokenizer train_dataset val_dataset global_steps",
-    ),
-    Use("trainer.ppo.v1.trainer_base", "PPOTrainer._init_dataloader", "self"),
-    Use("trainer.ppo.v1.trainer_base", "PPOTrainer.fit", "self ..."),
-    Use("trainer.ppo.v1.trainer_base", "PPOTrainer._save_checkpoint", "self"),
-    Use(
-        "trainer.ppo.v1.trainer_base",
-        "PPOTrainer._compute_advantage",
-        "self batch metrics",
-        "keys partition_id compute_advantage_for_multi_trajectories",
-    ),
-    Use(
-        "trainer.ppo.v1.trainer_base",
-        "PPOTrainer._dump_generations",
-        "self inputs outputs gts scores reward_extra_infos_dict ...",
-    ),
-    Use("trainer.ppo.v1.trainer_base", "PPOTrainer._log_rollout_data", "self batch ..."),
+    Use(_V1, "PPOTrainer",
+        reads="config replay_buffer tokenizer train_dataset val_dataset global_steps"),
+    Use(_V1, "PPOTrainer._init_dataloader", "self"),
+    Use(_V1, "PPOTrainer.fit", "self ..."),
+    Use(_V1, "PPOTrainer._save_checkpoint", "self"),
+    Use(_V1, "PPOTrainer._compute_advantage", "self batch metrics",
+        "keys partition_id compute_advantage_for_multi_trajectories"),
+    Use(_V1, "PPOTrainer._dump_generations",
+        "self inputs outputs gts scores reward_extra_infos_dict ..."),
+    Use(_V1, "PPOTrainer._log_rollout_data", "self batch ..."),
     Use("trainer.ppo.v1.utils", "compute_advantage_for_multi_trajectories", "data ..."),
     Use("trainer.ppo.v1.utils", "MetricsAggregator", reads="metric_weights"),
     Use("trainer.ppo.v1.utils", "MetricsAggregator._get_aggregation_type", "self metric_name"),
-    Use(
-        "trainer.ppo.v1.utils",
-        "MetricsAggregator._get_metric_weight",
-        "self metric_name metrics sample_count",
-    ),
-    Use(
-        "trainer.ppo.v1.utils",
-        "MetricsAggregator._aggregate_single_metric",
-        "self metric_name values",
-    ),
+    Use("trainer.ppo.v1.utils", "MetricsAggregator._get_metric_weight",
+        "self metric_name metrics sample_count"),
+    Use("trainer.ppo.v1.utils", "MetricsAggregator._aggregate_single_metric",
+        "self metric_name values"),
     # Failed sessions and the filter of groups.
     Use("trainer.ppo.v1.agent_loop_tq", "_settle_session_tasks", "tasks"),
-    Use(
-        "trainer.ppo.v1.replay_buffer",
-        "ReplayBuffer",
+    Use(_BUFFER, "ReplayBuffer",
         reads="partitions pending_keys running_keys finished_keys failure_keys trainer_mode "
-        "filter_groups_metric _dapo_classification_cache",
-    ),
-    Use("trainer.ppo.v1.replay_buffer", "ReplayBuffer._sync_metadata_from_transfer_queue", "self"),
-    Use("trainer.ppo.v1.replay_buffer", "ReplayBuffer._dapo_filtered_keys", "self partition_id"),
-    # The trainers without a TransferQueue.
-    Use(
-        "trainer.ppo.ray_trainer",
-        "RayPPOTrainer",
-        reads="config tokenizer train_dataset __init__",
-        optional=True,
-    ),
-    Use(
-        "experimental.separation.ray_trainer",
-        "SeparateRayPPOTrainer._fit_compute_advantage",
-        "self ...",
-        "config compute_advantage",
-        optional=True,
-    ),
-    Use(
-        "trainer.ppo.pre_advantage_hook", "build_pre_advantage_hooks", "config", optional=True
-    ),  # verl's pull request 7894
-    Use(
-        "trainer.ppo.metric_utils",
-        "compute_data_metrics",
-        "batch ...",
-        "token_level_scores response_mask",
-    ),
+        "filter_groups_metric _dapo_classification_cache"),
+    Use(_BUFFER, "ReplayBuffer._sync_metadata_from_transfer_queue", "self"),
+    Use(_BUFFER, "ReplayBuffer._dapo_filtered_keys", "self partition_id"),
+    # The trainers without a TransferQueue; the hooks are of verl's pull request 7894.
+    Use("trainer.ppo.ray_trainer", "RayPPOTrainer",
+        reads="config tokenizer train_dataset __init__", optional=True),
+    Use("experimental.separation.ray_trainer", "SeparateRayPPOTrainer._fit_compute_advantage",
+        "self ...", "config compute_advantage", optional=True),
+    Use("trainer.ppo.pre_advantage_hook", "build_pre_advantage_hooks", "config", optional=True),
+    Use("trainer.ppo.metric_utils", "compute_data_metrics", "batch ...",
+        "token_level_scores response_mask"),
     # Rewards, and the check of a run before it starts.
     Use("utils.config", "validate_config", "config ..."),
     Use("trainer.main_ppo", "run_ppo", "config ..."),
@@ -126,18 +91,11 @@ CONTRACT = (
     Use("trainer.ppo.reward", "resolve_reward_manager_cls", "config"),
     Use("trainer.ppo.reward", "load_reward_manager", "config tokenizer ..."),
     Use("experimental.reward_loop.reward_manager.registry", "register", "name"),
-    Use(
-        "experimental.reward_loop.reward_manager.naive",
-        "NaiveRewardManager.__init__",
-        "self config tokenizer compute_score ...",
-    ),
-    Use(
-        "experimental.reward_loop.reward_manager.naive",
-        "NaiveRewardManager.run_single",
-        "self data",
-        "reward_score reward_extra_info responses attention_mask extra_info",
-    ),
+    Use(_NAIVE, "NaiveRewardManager.__init__", "self config tokenizer compute_score ..."),
+    Use(_NAIVE, "NaiveRewardManager.run_single", "self data",
+        "reward_score reward_extra_info responses attention_mask extra_info"),
 )
+# fmt: on
 
 
 @cache

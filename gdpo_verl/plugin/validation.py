@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -152,7 +151,6 @@ def check_settings(config: Any) -> None:
             "algorithm.norm_adv_by_std_in_grpo=false: without the groups' standard deviations the "
             "components are only centred, and decoupling them makes no difference."
         )
-    _check_micro_batches(config)
     _warn_about_filter(config, settings)
 
 
@@ -332,38 +330,6 @@ def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Obje
             raise
         logger.warning("no metrics for the reward components", exc_info=True)
         return None
-
-
-def _check_micro_batches(config: Any) -> None:
-    """Refuse micro-batches of a fixed size that do not divide a worker's responses.
-
-    verl fills a batch up to whole mini-batches, and stops at its first log-probabilities or update
-    where these cannot be cut (verl/workers/engine/utils.py, `prepare_micro_batches`).
-    """
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    if actor.strategy not in ("fsdp", "fsdp2") or not config.trainer.get("use_v1", True):
-        return
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    workers = max(1, devices // actor.get("ulysses_sequence_parallel_size", 1))
-    mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
-    of_mini_batch = actor.ppo_mini_batch_size * rollout.n // workers
-    for key, dynamic, responses in (
-        ("actor.ppo_micro_batch_size_per_gpu", actor.use_dynamic_bsz, of_mini_batch),
-        (
-            "rollout.log_prob_micro_batch_size_per_gpu",
-            rollout.log_prob_use_dynamic_bsz,
-            mini_batches * of_mini_batch,
-        ),
-    ):
-        size = OmegaConf.select(config.actor_rollout_ref, key)
-        if size and not dynamic and responses % size:
-            raise ValueError(
-                f"actor_rollout_ref.{key}: {size} does not divide the {responses} responses that "
-                f"a worker has there (data.train_batch_size={config.data.train_batch_size}, "
-                f"actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, rollout.n={rollout.n}, "
-                f"{workers} worker(s)). Set it to {math.gcd(size, responses)}, or "
-                "actor_rollout_ref.actor.use_dynamic_bsz=true."
-            )
 
 
 def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:

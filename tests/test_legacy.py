@@ -1,0 +1,172 @@
+"""verl's trainers without a TransferQueue: the legacy one, fully_async and one_step_off."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from seams import recipe
+
+from gdpo_verl import gdpo_advantages
+
+# 2 prompts x 3 responses of 2 tokens.
+COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3, 1, -3, -3, -3]}
+
+
+@pytest.fixture(autouse=True)
+def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins in a process that has seen no trainer."""
+    from gdpo_verl.plugin import estimator, legacy
+
+    fresh = contextvars.ContextVar[Any]
+    monkeypatch.setattr(legacy, "_trainer", fresh("trainer", default=None))
+    monkeypatch.setattr(estimator, "legacy_objective", fresh("objective", default=None))
+
+
+def separate(config: DictConfig) -> Any:
+    """The base class of fully_async's and one_step_off's trainers, before its advantages."""
+    from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
+
+    OmegaConf.update(config, "rollout", {"nnodes": 1, "n_gpus_per_node": 1}, force_add=True)
+    trainer = object.__new__(SeparateRayPPOTrainer)
+    trainer.config, trainer.metrics, trainer.timing_raw = config, {}, {}
+    scores = torch.zeros(6, 2)
+    scores[:, -1] = torch.tensor(COMPONENTS["format"]) + torch.tensor(COMPONENTS["correctness"])
+    trainer.reward_tensor = scores
+    trainer.reward_extra_infos_dict = {key: list(v) for key, v in COMPONENTS.items()}
+    return trainer
+
+
+def batch() -> Any:
+    from verl import DataProto
+
+    return DataProto.from_dict(
+        tensors={
+            "response_mask": torch.ones(6, 2),
+            "attention_mask": torch.ones(6, 3, dtype=torch.int64),
+            "prompts": torch.ones(6, 1, dtype=torch.int64),
+            "responses": torch.ones(6, 2, dtype=torch.int64),
+        },
+        non_tensors={"uid": np.array(["a"] * 3 + ["b"] * 3, dtype=object)},
+    )
+
+
+@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_their_metrics(
+    adv_estimator: str,
+) -> None:
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+
+    trainer = separate(recipe(adv_estimator))
+    data = trainer._fit_compute_advantage(batch())
+    metrics = compute_data_metrics(batch=data, use_critic=False)
+    assert metrics["rewards/format/mean"] == pytest.approx(0.5)
+    assert metrics["rewards/correctness/max"] == 3.0
+    assert metrics["critic/score/mean"] == pytest.approx(0.5 - 8 / 6)
+    assert metrics["gdpo/correctness/constant_groups"] == 0.5
+    assert ("gdpo/whiten_shift" in metrics) == (adv_estimator == "gdpo")
+    if adv_estimator == "gdpo":
+        rewards = torch.tensor([COMPONENTS["format"], COMPONENTS["correctness"]]).T
+        expected = gdpo_advantages(rewards, list("aaabbb"), torch.ones(6, 2))
+        torch.testing.assert_close(data.batch["advantages"], expected)
+
+
+def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+
+    config = recipe("grpo")
+    config.algorithm.gdpo = None
+    config.reward.reward_manager.name = "naive"
+    config.reward.custom_reward_function.path = None
+    data = separate(config)._fit_compute_advantage(batch())
+    assert not [key for key in compute_data_metrics(data, False) if "format" in key]
+
+
+def test_a_score_that_is_not_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+
+    trainer = separate(recipe())
+    trainer.reward_tensor[0, -1] = 7.0
+    for _ in range(2):
+        compute_data_metrics(trainer._fit_compute_advantage(batch()), False)
+    (warning,) = caplog.messages
+    assert "the score is 7, but the weighted sum" in warning
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"algorithm.use_kl_in_reward": True}, r"algorithm\.use_kl_in_reward: true has no effect"),
+        (
+            {"algorithm.gdpo.schedule": {"format": {"from": 0.0, "to": 1.0, "steps": 5}}},
+            r"algorithm\.gdpo\.schedule: .* fully_async and one_step_off",
+        ),
+    ],
+)
+def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(
+    change: dict[str, Any], expected: str
+) -> None:
+    from verl.trainer import main_ppo
+
+    config = recipe()
+    for key, value in change.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    trainer = separate(config)
+    # fully_async starts Ray by this function, and calls no validation.
+    with pytest.raises(ValueError, match=expected):
+        main_ppo.run_ppo(config, task_runner_class=None)
+    with pytest.raises(ValueError, match=expected):
+        trainer._fit_compute_advantage(batch())
+
+
+# The interface of verl's pull request 7894, as far as we use it.
+HOOKS = """
+def build_pre_advantage_hooks(config):
+    return []
+
+def run_pre_advantage_hooks(hooks, data, *, trainer):
+    metrics = {}
+    for hook in hooks:
+        data, found = hook(data, trainer=trainer)
+        metrics.update(found)
+    return data, metrics
+"""
+
+
+def test_a_trainer_with_pre_advantage_hooks_is_known_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import verl.trainer.ppo as package
+    from verl.trainer.ppo.metric_utils import compute_data_metrics
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    (tmp_path / "pre_advantage_hook.py").write_text(HOOKS)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    from verl.trainer.ppo import pre_advantage_hook as hooks
+
+    trainer = types.SimpleNamespace(config=recipe())
+    data = batch()
+    data.batch["token_level_scores"] = data.batch["token_level_rewards"] = torch.zeros(6, 2)
+    data.non_tensor_batch |= {key: np.array(value) for key, value in COMPONENTS.items()}
+    found = hooks.build_pre_advantage_hooks(trainer.config)
+    data, metrics = hooks.run_pre_advantage_hooks(found, data, trainer=trainer)
+    assert metrics == {}
+    # Only the declaration names the components.
+    compute_advantage(data, "gdpo", config=trainer.config.algorithm)
+    assert compute_data_metrics(data, False)["rewards/correctness/min"] == -3.0
+    del sys.modules["verl.trainer.ppo.pre_advantage_hook"]
+
+
+def test_the_default_trainer_is_left_to_its_own_seam() -> None:
+    from gdpo_verl.plugin import legacy
+
+    trainer = types.SimpleNamespace(config=recipe(), replay_buffer=None)
+    assert legacy.pre_advantage_hook("data", trainer=trainer) == ("data", {})
+    assert legacy.metrics_of(batch()) == {}
