@@ -14,7 +14,7 @@ from torch import Tensor
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import RewardBatch, one_row, read_components
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, one_row, read_components
 from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
@@ -376,3 +376,58 @@ def test_one_answer_comes_as_verls_agent_loop_hands_it_over() -> None:
     assert all(value.shape == (1,) for value in data.non_tensor_batch.values())
     columns["reward_model"]["ground_truth"].append(3)
     assert row["reward_model"]["ground_truth"] == [1, 2]
+
+
+# ------------------------------------------------- rows for which a judge gave no reward
+
+
+def judged(answer: Any) -> dict[str, Any]:
+    """What verl's `rate_limited` manager makes of a row whose judge answers so."""
+    import asyncio
+
+    from omegaconf import OmegaConf
+    from verl.experimental.reward_loop.reward_manager.limited import RateLimitedRewardManager
+
+    async def compute_score(**_: Any) -> Any:
+        if answer == "late":
+            await asyncio.sleep(60)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    config = OmegaConf.create({"reward": {"timeout": 0.01}})
+    row = {"data_source": "judge", "reward_model": {"ground_truth": ""}, "extra_info": {}}
+    data = one_row([0], [1], row)
+    RateLimitedRewardManager._class_initialized = False
+    tokenizer = type("Tokenizer", (), {"decode": lambda *_, **__: "text"})()
+    manager = RateLimitedRewardManager(config, tokenizer, compute_score)
+    result = manager.loop.run_until_complete(manager.run_single(data))
+    return dict(result["reward_extra_info"])
+
+
+def test_a_row_without_a_judgement_is_not_scored_and_counted() -> None:
+    scored = {"score": 1.0, "format": 1.0, "correctness": 0.0}
+    rows = [scored, scored | {"format": 0.0}, judged(ValueError("no quota")), judged("late")]
+    names = [f"u_{row}_0" for row in range(4)]
+    batch = RewardBatch(objective(), rows, ["u"] * 4, names)
+    assert batch.raw.isnan().all(dim=1).tolist() == [False, False, True, True]
+    assert batch.errors == ["no quota", "timeout"]
+    assert batch.error_share() == 0.5
+    advantage = batch.decompose(torch.ones(4)).gdpo
+    assert advantage[2:].tolist() == [0.0, 0.0]
+    assert advantage[0] > 0 > advantage[1]
+
+
+def test_a_component_named_acc_is_not_scored_either() -> None:
+    wanted = GdpoConfig(reward_keys=("acc",)).resolve(())
+    rows = [judged({"score": 1.0, "acc": 1.0}), judged(ValueError("down"))]
+    found = read_components(rows, wanted, ["u_0_0", "u_1_0"])
+    assert (float(found[0, 0]), found[1, 0].isnan().item()) == (1.0, True)
+
+
+def test_a_judge_that_fails_for_most_ends_the_training() -> None:
+    scored = {"score": 1.0, "format": 1.0, "correctness": 0.0}
+    rows = [scored, judged(OSError("connection refused")), judged("late")]
+    batch = RewardBatch(objective(), rows, ["u"] * 3, [f"u_{row}_0" for row in range(3)])
+    with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout': see to"):
+        batch.error_share()

@@ -168,6 +168,33 @@ def test_control_with_broken_components_trains_on_without_metrics(
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_judge_that_is_down_ends_treatment_and_control(queue: Any, estimator: str) -> None:
+    from gdpo_verl.plugin.batch import RewardErrors
+
+    rows = [(key, mask, {"error": "no quota", "acc": 0.0}) for key, mask, _ in ROWS]
+    batch = put(queue, rows)
+    with pytest.raises(RewardErrors, match=r"have no reward.*'no quota'"):
+        trainer_of(recipe(estimator))._compute_advantage(batch, {})
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+def test_sessions_that_failed_are_warned_of_once_and_summed_up_in_the_end(
+    queue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_of(recipe())
+    trainer.gdpo_seam.failures = type("Failures", (), {"take": lambda self: 2})()
+    batch = put(queue, ROWS)
+    for _ in range(2):
+        trainer._compute_advantage(batch, {})
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+    (first,) = [text for text in caplog.messages if "are left out" in text]
+    rows = int(first.split(" of ")[1].split()[0]) - 2
+    assert first.startswith(f"2 of {rows + 2} rollout sessions failed")
+    trainer.gdpo_seam.close()
+    assert f"lost 4 of its {2 * (rows + 2)} rollout sessions" in caplog.messages[-1]
+
+
 def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: Any) -> None:
     from verl.utils import tensordict_utils
 
