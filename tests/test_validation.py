@@ -371,7 +371,7 @@ def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expect
         override,
         recipe="toolbox/grpo",
     )
-    assert validation.asks(config) is expected
+    assert validation.uses_plugin(config) is expected
 
 
 @pytest.mark.parametrize("declares", [False, True], ids=["a stranger's", "one that declares"])
@@ -399,8 +399,8 @@ def test_a_reward_file_leaves_the_trainer_as_it_was(
     )
     monkeypatch.delitem(sys.modules, "a_rewards_module_was_imported", raising=False)
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    assert validation.asks(config) is declares
-    objective = validation.objective_of(config) if validation.asks(config) else None
+    assert validation.uses_plugin(config) is declares
+    objective = validation.objective_of(config) if validation.uses_plugin(config) else None
     assert ("a_rewards_module_was_imported" in sys.modules) is declares
     assert (objective is not None) is declares
     after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
@@ -428,10 +428,10 @@ def test_a_reward_file_that_exits_is_named_and_ends_no_run_that_names_nothing_of
 def test_a_configuration_without_our_sections_asks_for_nothing() -> None:
     from gdpo_verl.plugin import validation
 
-    assert not validation.asks(
+    assert not validation.uses_plugin(
         OmegaConf.create({"algorithm": {"filter_groups": {"enable": False}}})
     )
-    assert validation.asks(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
+    assert validation.uses_plugin(OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
 
 
 @pytest.mark.parametrize(

@@ -92,21 +92,24 @@ class Seam:
         if step.batch is None or step.decomposition is None:
             return
         self.check_score(step, step.batch)
+        failed = self._failed_sessions(len(step.decomposition.raw))
         if wants_metrics:
-            metrics.update(self.metrics(step.batch, step.decomposition))
+            metrics.update(self.metrics(step.batch, step.decomposition, failed))
         if wants_dump:
             self.dump.keep(step.batch, step.decomposition, step.row_keys, global_step)
 
-    def metrics(self, batch: RewardBatch, decomposition: Decomposition) -> dict[str, float]:
+    def metrics(
+        self, batch: RewardBatch, decomposition: Decomposition, failed_sessions: int = 0
+    ) -> dict[str, float]:
+        """The metrics of a batch."""
         keys, groups = self.objective.keys, decomposition.groups
-        failed = self._failed_sessions(len(decomposition.raw))
         metrics = diagnostics.component_metrics(
             decomposition.raw, groups, keys, ranges=self.objective.ranges
         )
         metrics |= diagnostics.contribution_metrics(decomposition, keys)
         metrics |= diagnostics.collapse_metrics(decomposition)
         metrics |= diagnostics.coverage_metrics(
-            decomposition.rewards, groups, failed_sessions=failed
+            decomposition.rewards, groups, failed_sessions=failed_sessions
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics["gdpo/reward_errors"] = batch.error_share()
@@ -125,9 +128,8 @@ class Seam:
         failed = self.failures.take() if self.failures else 0
         if failed and not self.failed_sessions:
             logger.warning(
-                "%d of %d rollout sessions failed and are left out (metric gdpo/failed_sessions). "
-                "The last error: %s. A reward or an agent loop raised it; the log of the "
-                "AgentLoopWorker has its traceback.",
+                "%d of %d rollout sessions failed and are left out (metric gdpo/failed_sessions): "
+                "a reward or an agent loop raised. The last error: %s.",
                 failed,
                 failed + rows,
                 replay_buffer.last_error(),
@@ -138,13 +140,9 @@ class Seam:
 
     def close(self) -> None:
         """Say at the end of a training what was lost in it."""
-        if self.failed_sessions:
-            logger.warning(
-                "the training lost %d of its %d rollout sessions (%.1f %%), which failed.",
-                self.failed_sessions,
-                self.sessions,
-                100 * self.failed_sessions / self.sessions,
-            )
+        failed, sessions = self.failed_sessions, self.sessions
+        if failed:
+            logger.warning("%d of the %d rollout sessions of this run failed.", failed, sessions)
 
     def check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
         """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
@@ -171,7 +169,7 @@ class Seam:
 def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     config = trainer.config
     trainer.gdpo_seam = None
-    if not validation.asks(config):
+    if not validation.uses_plugin(config):
         return original(trainer, *args, **kwargs)
     checked = validation.names_ours(config)
     if checked:
@@ -208,7 +206,8 @@ def _fix_seed(config: Any) -> None:
 
 
 def seam_of(config: Any) -> Seam | None:
-    objective = validation.objective_of(config) if validation.asks(config) else None
+    """The seam of a run, or None where it has no components for us."""
+    objective = validation.objective_of(config) if validation.uses_plugin(config) else None
     return None if objective is None else Seam(config, objective)
 
 
@@ -252,6 +251,7 @@ def _with_components(
 
 
 def token_counts(step: AdvantageStep) -> torch.Tensor:
+    """The response tokens of each row that verl has read: shape (B,)."""
     assert step.response_mask is not None
     return MaskedRows(step.response_mask, len(step.row_keys), torch.float32).counts
 

@@ -66,7 +66,7 @@ def names_ours(config: Any) -> bool:
     )
 
 
-def asks(config: Any) -> bool:
+def uses_plugin(config: Any) -> bool:
     """Whether a run uses the plug-in at all; any other is left alone.
 
     One that names something of ours does, and one with a reward whose source mentions this package,
