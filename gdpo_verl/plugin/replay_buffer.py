@@ -132,8 +132,9 @@ def last_error() -> str:
 
 
 def _remembered_error(worker: Any) -> str | None:
-    """Runs in the worker's process."""
-    return None if _error is None else f"{type(_error).__name__}: {_error}"
+    """Runs in the worker's process. A reward's error is the cause of one of Ray's."""
+    error = getattr(_error, "cause", None) or _error
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def filter_by_components(
