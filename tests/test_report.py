@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from report_runs import (
+    COLLAPSED,
     COMPONENTS,
     SCRIPT,
     Page,
@@ -23,9 +24,10 @@ from report_runs import (
 )
 
 from gdpo_verl.report import RunError, set_aside_metrics, write_report
+from gdpo_verl.report.dumps import read_step
 from gdpo_verl.report.figures import _legend, recipe_colors, smooth
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.runs import read_run
+from gdpo_verl.report.runs import find_runs, read_run
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.table import summary_table, to_markdown
 
@@ -153,7 +155,7 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> No
 
 def test_names_of_components_and_runs_are_escaped(tmp_path: Path) -> None:
     run = tmp_path / "<i>run $x$"
-    write_lines(run / "metrics.jsonl", [{"step": 1, "data": {"gdpo/<u>$\\bad$/mean": 0.5}}])
+    write_lines(run / "metrics.jsonl", [{"step": 1, "data": {"rewards/<u>$\\bad$/mean": 0.5}}])
     page = Page(write_report([run], tmp_path).read_text(encoding="utf-8"))
     assert not {"u", "i"} & set(page.tags)
     assert "<u>$\\bad$" in page.text
@@ -199,8 +201,8 @@ def test_missing_pieces_are_named_on_the_page(tmp_path: Path) -> None:
     write_lines(tmp_path / "run/metrics.jsonl", [training(2, 0.5, 0.0)])
     text = Page(write_report([tmp_path / "run"], tmp_path).read_text(encoding="utf-8")).text
     for missing in (
-        "No rollouts/<step>.jsonl: set trainer.rollout_data_dir",
-        "No validation/<step>.jsonl: set trainer.validation_data_dir",
+        "No run/rollouts/<step>.jsonl: set trainer.rollout_data_dir",
+        "No run/validation/<step>.jsonl: set trainer.validation_data_dir",
         "No config.yaml",
         "The metrics begin at step 2",
         "No held-out correctness in the metrics: set trainer.test_freq.",
@@ -214,7 +216,7 @@ def test_metrics_without_components_still_give_a_page(tmp_path: Path) -> None:
     line = {"step": 1, "data": {"critic/score/mean": 0.5, "timing_s/step": 2.0}}
     write_lines(tmp_path / "run/metrics.jsonl", [line])
     text = Page(write_report([tmp_path / "run"], tmp_path).read_text(encoding="utf-8")).text
-    assert "No gdpo/<component>/mean in the metrics" in text
+    assert "No rewards/<component>/mean in the metrics" in text
     assert "seconds a step (median) 2.0" in text
 
 
@@ -224,7 +226,7 @@ def test_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> None:
     second = [{"step": 1, "data": validation(0.5, 0.0)}, training(2, 0.9, 0.0)]
     write_lines(tmp_path / "metrics.jsonl", first + second)
     run = read_run(tmp_path)
-    assert run.series("gdpo/format/mean") == [(1, 0.1), (2, 0.9)]
+    assert run.series("rewards/format/mean") == [(1, 0.1), (2, 0.9)]
     assert run.validation_series("format") == {"toolbox": [(1, 0.5)]}
 
 
@@ -235,7 +237,7 @@ def test_metrics_set_aside_before_a_resume_are_read_first(tmp_path: Path) -> Non
         write_lines(tmp_path / "metrics.jsonl", lines)
         if number < 3:
             assert set_aside_metrics(tmp_path) == tmp_path / f"metrics.{number}.jsonl"
-    series = read_run(tmp_path).series("gdpo/format/mean")
+    series = read_run(tmp_path).series("rewards/format/mean")
     assert series == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.3)]
 
 
@@ -243,7 +245,7 @@ def test_metrics_set_aside_before_a_resume_are_read_first(tmp_path: Path) -> Non
     ("make", "found"),
     [
         pytest.param(lambda path: None, "found nothing", id="no directory"),
-        pytest.param(lambda path: path.write_text(""), "found a file", id="a file"),
+        pytest.param(lambda path: path.write_text(""), "found another file", id="a file"),
         pytest.param(lambda path: path.mkdir(), "found it empty", id="empty"),
         pytest.param(
             lambda path: write_lines(path / "train.log", ["x"]), "found train.log", id="only a log"
@@ -296,7 +298,7 @@ def test_runs_of_the_same_name_get_their_parents(tmp_path: Path) -> None:
 
 def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path: Path) -> None:
     data = {
-        "gdpo/format/mean": 0.5,
+        "rewards/format/mean": 0.5,
         "val-aux/openai/gsm8k/format/mean@8": 0.4,
         "val-aux/openai/gsm8k/format/mean@16": 0.3,
         "val-aux/openai/gsm8k/format/best@16/mean": 1.0,
@@ -307,10 +309,34 @@ def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path: P
     assert found == {"openai/gsm8k": [(4, 0.3)], "other": [(4, 0.2)]}
 
 
+STRANGE = ["style/tone", "tone", "a b", "a.*|[b]", "style_advantage", "格式/mean@2"]
+
+
+def test_strange_names_of_components_are_read_like_any_other(tmp_path: Path) -> None:
+    numbers = dict(zip(STRANGE, range(1, 7), strict=True))
+    metrics = {f"rewards/{name}/mean": float(i) for name, i in numbers.items()}
+    metrics |= {f"val-aux/a/b/{name}/mean@4": i / 10 for name, i in numbers.items()}
+    metrics["val-core/a/b/reward/mean@4"] = 1.0
+    write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "data": metrics}])
+    rows = [answer("q", "a", 0.0, 0.0) | numbers | {"gdpo_advantage": 0.5, "grpo_advantage": 0.5}]
+    write_lines(tmp_path / "rollouts/1.jsonl", rows)
+    run = read_run(tmp_path)
+    assert run.components == STRANGE
+    for name, i in numbers.items():
+        assert run.series(f"rewards/{name}/mean") == [(1, i)]
+        # "tone" is none of the source a/b/style.
+        assert run.validation_series(name) == {"a/b": [(1, i / 10)]}
+    (group,) = read_step(run.rollouts[1], run.components).shown
+    assert (group["keys"], group["variant"]) == (STRANGE, "")
+    assert group["rows"][0]["scores"] == tuple(numbers.values())
+    table = table_of(tmp_path)
+    assert table["held-out style/tone, before → after"] == ("0.100 (step 1 only)",)
+
+
 @pytest.mark.real  # verl's trainer takes long to import
 def test_validation_metrics_as_verl_names_them_are_found(tmp_path: Path) -> None:
     metric_utils = pytest.importorskip("verl.trainer.ppo.metric_utils")
-    values = {"format": [1.0, 0.0], "correctness": [3.0, -3.0], "reward": [4.0, -3.0]}
+    values = {"format": [1.0, 0.0], "a/b": [3.0, -3.0], "reward": [4.0, -3.0]}
     named = metric_utils.process_validation_metrics(["toolbox"] * 2, ["u", "v"], values)
     data = {
         f"val-aux/{source}/{name}/{statistic}": value
@@ -321,7 +347,7 @@ def test_validation_metrics_as_verl_names_them_are_found(tmp_path: Path) -> None
     write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "data": data}])
     run = read_run(tmp_path)
     assert run.validation_series("format") == {"toolbox": [(0, 0.5)]}
-    assert run.validation_series("correctness") == {"toolbox": [(0, 0.0)]}
+    assert run.validation_series("a/b") == {"toolbox": [(0, 0.0)]}
 
 
 def test_file_that_verls_tracker_writes_is_read(
@@ -330,12 +356,44 @@ def test_file_that_verls_tracker_writes_is_read(
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     logger = tracking.FileLogger("project", "experiment")
-    logger.log({"gdpo/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
+    logger.log({"rewards/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
     logger.finish()
-    assert read_run(tmp_path).metrics == {1: {"gdpo/format/mean": 0.5}}
+    assert read_run(tmp_path).metrics == {1: {"rewards/format/mean": 0.5}}
     # Why set_aside_metrics exists; when this fails, verl appends and it can go.
     tracking.FileLogger("project", "experiment").finish()
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
+OLD = {f"gdpo/format/{name}": 0.5 for name in ("mean", "std", "min", "max", "constant_groups")}
+NEW = {f"rewards/format/{name}": 0.5 for name in ("mean", "std", "min", "max")}
+NEW["gdpo/format/constant_groups"] = 0.5
+
+
+def test_a_run_of_an_older_version_is_read_under_todays_names(tmp_path: Path) -> None:
+    # A source of that name is not meant, nor what has no component.
+    others = {"val-aux/gdpo/format/mean@1": 0.5, "gdpo/sign_conflicts": 0.5}
+    lines = [{"step": 1, "data": OLD | others}, {"step": 2, "data": NEW | others}]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    run = read_run(tmp_path)
+    assert run.metrics == {1: NEW | others, 2: NEW | others}
+    assert run.components == ["format"]
+
+
+def test_what_verls_legacy_trainer_logs_besides_does_not_hide_ours(tmp_path: Path) -> None:
+    # Its deviation is that of a population, ours is unbiased; it alone has the component "b".
+    verls = {name: 9.0 for name in OLD if "constant" not in name} | {"gdpo/b/mean": 2.0}
+    lines = [{"step": 1, "data": verls | NEW}, {"step": 2, "data": NEW | verls}]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    run = read_run(tmp_path)
+    assert run.metrics[1] == run.metrics[2] == NEW | {"rewards/b/mean": 2.0}
+    assert run.components == ["format", "b"]
+
+
+def test_event_files_of_an_older_version_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_events(tmp_path, monkeypatch, **OLD)
+    assert read_run(tmp_path).metrics[2]["rewards/format/std"] == 0.5
 
 
 def write_events(run: Path, monkeypatch: pytest.MonkeyPatch, **more: float) -> None:
@@ -344,8 +402,8 @@ def write_events(run: Path, monkeypatch: pytest.MonkeyPatch, **more: float) -> N
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("TENSORBOARD_DIR", str(run / "tensorboard"))
     logger = tracking._TensorboardAdapter("project", "experiment")
-    logger.log({"gdpo/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
-    logger.log({"gdpo/format/mean": 0.75, "gdpo/format/constant_groups": 0.25} | more, step=2)
+    logger.log({"rewards/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
+    logger.log({"rewards/format/mean": 0.75, "gdpo/format/constant_groups": 0.25} | more, step=2)
     logger.finish()
 
 
@@ -354,8 +412,8 @@ def test_event_files_of_tensorboard_are_read(
 ) -> None:
     write_events(tmp_path, monkeypatch)
     assert read_run(tmp_path).metrics == {
-        1: {"gdpo/format/mean": 0.5},
-        2: {"gdpo/format/mean": 0.75, "gdpo/format/constant_groups": 0.25},
+        1: {"rewards/format/mean": 0.5},
+        2: {"rewards/format/mean": 0.75, "gdpo/format/constant_groups": 0.25},
     }
 
 
@@ -365,7 +423,7 @@ def test_event_file_that_is_cut_off_gives_what_is_whole(
     write_events(tmp_path, monkeypatch)
     (file,) = (tmp_path / "tensorboard").iterdir()
     file.write_bytes(file.read_bytes()[:-7])
-    assert read_run(tmp_path).metrics[1] == {"gdpo/format/mean": 0.5}
+    assert read_run(tmp_path).metrics[1] == {"rewards/format/mean": 0.5}
 
 
 def test_lines_of_the_file_tracker_go_before_event_files(
@@ -373,7 +431,7 @@ def test_lines_of_the_file_tracker_go_before_event_files(
 ) -> None:
     write_events(tmp_path, monkeypatch)
     write_lines(tmp_path / "metrics.jsonl", [training(1, 0.1, 0.0)])
-    assert read_run(tmp_path).series("gdpo/format/mean") == [(1, 0.1)]
+    assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1)]
 
 
 def test_event_files_without_tensorboard_say_what_to_install(
@@ -394,6 +452,82 @@ def test_tracker_file_under_verls_own_name_is_read(tmp_path: Path) -> None:
     assert "There is no metrics.jsonl: the metrics are those of experiment.jsonl." in run.notes
 
 
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """Two trainings as verl's own command and the settings of docs/quickstart.md leave them."""
+    for name, gain in (("gdpo", 1.0), ("grpo", 0.5)):
+        run = write_run(tmp_path / "mine" / name, name, gain=gain)
+        (run / "metrics.jsonl").rename(run.with_suffix(".jsonl"))
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(["gdpo.jsonl", "grpo.jsonl"], id="its files"),
+        pytest.param(["gdpo", "grpo"], id="their directories"),
+        pytest.param(["gdpo", "gdpo.jsonl", "grpo", "grpo.jsonl"], id="all"),
+        pytest.param([""], id="their project"),
+    ],
+)
+def test_files_under_verls_own_names_are_runs(given: list[str], mine: Path) -> None:
+    found = find_runs([mine / name for name in given])
+    assert found == [mine / "gdpo.jsonl", mine / "grpo.jsonl"]
+    for run in map(read_run, found):
+        assert (run.name, run.estimator) == (run.path.name, run.path.name)
+        assert (list(run.rollouts), list(run.validation)) == ([2], [0, 3])
+
+
+def test_the_report_of_a_project_is_about_all_of_its_runs(mine: Path) -> None:
+    text = Page(write_report([mine], mine.parent).read_text("utf-8")).text
+    assert "What each reward did: gdpo and grpo" in text
+    assert "0.500 → 1.500 0.500 → 1.000" in text
+    assert "algorithm.adv_estimator gdpo grpo" in text
+    assert "In 2 of 4 dumped groups" in text
+    assert "metrics mine/gdpo.jsonl" in text
+    assert "Left out" not in text
+    assert "/<step>.jsonl" not in text
+
+
+def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "runs" / name, name) for name in ("gdpo", "grpo")]
+    write_lines(tmp_path / "runs/other.jsonl", [training(1, 0.5, 0.0)])
+    found = find_runs([tmp_path / "runs", paths[1], paths[0] / "metrics.jsonl"])
+    assert found[:3] == [*paths, tmp_path / "runs/other.jsonl"]
+    assert [read_run(path).name for path in found] == ["gdpo", "grpo", "other", "gdpo"]
+
+
+def test_a_run_is_named_by_its_metrics_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    assert read_run(run / "metrics.jsonl") == read_run(run)
+
+
+def test_the_quickstart_prints_what_the_report_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = pytest.importorskip("verl.utils.tracking")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    page = (Path(__file__).parents[1] / "docs/quickstart.md").read_text(encoding="utf-8")
+    command = page[page.index("python -m verl.trainer.main_ppo") :].partition("```")[0]
+    setting = dict(re.findall(r"^  ([\w.]+)=(\S+)", command, flags=re.MULTILINE))
+    assert "file" in setting["trainer.logger"]
+    assert int(setting["trainer.test_freq"]) > 0
+    # What verl, its tracker and Hydra write where the settings say.
+    logger = tracking.FileLogger(
+        setting["trainer.project_name"], setting["trainer.experiment_name"]
+    )
+    logger.log(training(1, 0.5, 0.0, **validation(0.5, 0.0))["data"], step=1)
+    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        write_lines(Path(setting[key]) / "1.jsonl", COLLAPSED)
+    kept = Path(setting["hydra.run.dir"], setting["hydra.output_subdir"], "config.yaml")
+    kept.write_text("algorithm: {adv_estimator: gdpo}\n")
+    (reported,) = re.findall(r"^gdpo-verl report (mine/.+)", page, flags=re.MULTILINE)
+    run = read_run(Path(reported.split()[0]))
+    assert (list(run.rollouts), list(run.validation), run.estimator) == ([1], [1], "gdpo")
+    assert not [note for note in run.notes if "Not in the metrics" not in note]
+
+
 def test_metrics_of_another_version_are_named(tmp_path: Path) -> None:
     write_lines(tmp_path / "metrics.jsonl", [training(1, 0.5, 0.0)])
     (note,) = (note for note in read_run(tmp_path).notes if note.startswith("Not in the metrics"))
@@ -404,7 +538,7 @@ def test_metrics_of_another_version_are_named(tmp_path: Path) -> None:
 def test_runs_of_mixed_versions_are_named(runs: list[Path], tmp_path: Path) -> None:
     for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
         (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
-    write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"gdpo/style/mean": 1.0}}])
+    write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
     text = Page(write_report(runs, tmp_path).read_text(encoding="utf-8")).text
     assert "different versions of gdpo-verl: gdpo by 0.1.0, grpo by 0.2.0." in text
     assert "grpo: without the component correctness, format of the other runs." in text

@@ -44,7 +44,7 @@ def test_the_thresholds_and_limits_of_the_docs_are_those_of_the_code() -> None:
 def logged(key: str, *values: float, mean: float = 0.5) -> dict[int, dict[str, float]]:
     """Metrics of the component `style` from step 1 on."""
     return {
-        step: {"gdpo/style/mean": mean, f"gdpo/style/{key}": value}
+        step: {"rewards/style/mean": mean, f"gdpo/style/{key}": value}
         for step, value in enumerate(values, start=1)
     }
 

@@ -163,7 +163,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(place.name)
         place.mkdir(parents=True, exist_ok=True)
         (place / "left").touch()
-        line = '{"step": %d, "data": {"gdpo/format/mean": 0.12345678, "perf/throughput": 9}}\n'
+        line = '{"step": %d, "data": {"rewards/format/mean": 0.12345678, "perf/throughput": 9}}\n'
         (place / "metrics.jsonl").write_text("".join(line % step for step in (1, 2)))
         if len(names) == 2:
             raise KeyboardInterrupt
@@ -181,7 +181,7 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(started: list
     assert started == [arms[0], arms[1], *arms[1:]]
     assert not study.left(study.plan([Q2]))
     kept = study.read(Q2)[0]
-    assert kept["metrics"] == {"gdpo/format/mean": [0.1234568, 0.1234568]}
+    assert kept["metrics"] == {"rewards/format/mean": [0.1234568, 0.1234568]}
     assert {"commit", "machine", "versions", "started", "seed", "seconds", "files"} < kept.keys()
 
 
@@ -230,7 +230,7 @@ def test_a_run_from_another_policy_is_refused(started: list[str]) -> None:
 
 
 def test_the_kept_file_is_the_same_whatever_the_order_of_the_runs(tmp_path: Path) -> None:
-    entries = [entry(run, {"gdpo/format/mean": [run.seed]}) for run in study.plan([Q2])]
+    entries = [entry(run, {"rewards/format/mean": [run.seed]}) for run in study.plan([Q2])]
     for folder, order in ((tmp_path / "a", entries), (tmp_path / "b", entries[::-1])):
         for each in order:
             study.keep(each, folder)
@@ -293,10 +293,10 @@ def units(
             entry(
                 run,
                 {
-                    "gdpo/format/mean": [None, f - 0.1, f + 0.1],
-                    "gdpo/correctness/mean": [None, c - 0.1, c + 0.1],
-                    "gdpo/format/std": [None, 0.5, 0.5],
-                    "gdpo/correctness/std": [None, 1.5 * unit, 1.5 * unit],
+                    "rewards/format/mean": [None, f - 0.1, f + 0.1],
+                    "rewards/correctness/mean": [None, c - 0.1, c + 0.1],
+                    "rewards/format/std": [None, 0.5, 0.5],
+                    "rewards/correctness/std": [None, 1.5 * unit, 1.5 * unit],
                     "gdpo/correctness/advantage_share": [None, 0.5, 0.7],
                     "gdpo/format/constant_groups": [None, 0.2, 0.4],
                     "val-aux/toolbox/format/mean@1": [0.5, None, f],
@@ -381,7 +381,7 @@ def sums(gain: dict[str, float]) -> list[dict[str, Any]]:
         end = 0.2 + gain.get(run.arm, 0.0) + 0.01 * (run.seed % 2)
         metrics = {
             "val-aux/reasoning-gym/correctness/mean@1": [0.205, None, end],
-            "gdpo/correctness/mean": [None, 0.2, 0.3],
+            "rewards/correctness/mean": [None, 0.2, 0.3],
             "gdpo/phantom_groups": [None, 0.5, 0.7],
             "response_length/mean": [None, 12.0, 10.0],
             "val-aux/reasoning-gym/length/mean@1": [0.5, None, 0.75],

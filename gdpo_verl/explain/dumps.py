@@ -30,7 +30,7 @@ from gdpo_verl.report.rows import (
     short_prompt,
     variant_of,
 )
-from gdpo_verl.report.runs import read_run
+from gdpo_verl.report.runs import find_runs, read_run
 
 MAX_ROWS = 4096
 MAX_CHARACTERS = 4000
@@ -93,7 +93,7 @@ def find_dumps(path: Path) -> dict[int, Path]:
 def known_components(path: Path) -> tuple[str, ...]:
     """The components that a run's metrics name; none when it has no metrics."""
     try:
-        return tuple(read_run(Path(path).expanduser()).components)
+        return tuple(read_run(find_runs([Path(path).expanduser()])[0]).components)
     except ValueError:
         return ()
 
@@ -120,8 +120,10 @@ def read_dump(path: Path, known: Sequence[str] = ()) -> Dump:
     elif broken:
         notes.append(f"Lines of {path.name} that are no whole rows: {len(broken)}; left out.")
     variant, column = variant_of(rows[0]) if rows else ("", "")
-    numbers = tuple(key for key in _numbers(rows) if key != column)
-    components = tuple(key for key in known if key in numbers) or numbers
+    numbers = dict.fromkeys(key for row in rows for key in row if is_number(row[key]))
+    components = tuple(key for key in known if key in numbers) or tuple(
+        key for key in numbers if key not in _NOT_COMPONENTS and key != column
+    )
     if missing := [key for key in known if key not in numbers]:
         notes.append(f"{path.name} lacks what the run's metrics name: {', '.join(missing)}.")
     if not components:
@@ -152,12 +154,6 @@ def _interest(group: Group) -> tuple[int, int]:
     """Collapsed rollouts, then different advantages: groups that teach nothing come last."""
     collapsed = sum(each.split for each in group.rollouts)
     return collapsed, len(set(levels([each.gdpo for each in group.rollouts])))
-
-
-def _numbers(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Keys that hold a number somewhere and are not known to be something else."""
-    keys = dict.fromkeys(key for row in rows for key in row if is_number(row[key]))
-    return tuple(key for key in keys if key not in _NOT_COMPONENTS)
 
 
 def _advantages(

@@ -108,7 +108,7 @@ def find_alerts(
         Alert(name, kind, *stretch)
         for name in components
         for kind, key, low, high in rules
-        for stretch in _stretches(metrics, f"gdpo/{name}/{key}", f"gdpo/{name}/mean", low, high)
+        for stretch in _stretches(metrics, f"gdpo/{name}/{key}", f"rewards/{name}/mean", low, high)
     ] + [Alert("the outcome", "phantom", *stretch) for stretch in phantom]
 
 

@@ -3,6 +3,7 @@
 RUN/metrics.jsonl       the `file` tracker, {"step": int, "data": {metric: number}}
 RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_aside_metrics)
 RUN/<name>.jsonl        the same where VERL_FILE_LOGGER_PATH was not set; only without the above
+RUN.jsonl               likewise, where it is given: verl's own name is <project>/<experiment>.jsonl
 RUN/**/events.out.tfevents.*   the `tensorboard` tracker; only without any of the above
 """
 
@@ -21,27 +22,37 @@ EVENTS = "events.out.tfevents.*"
 Metrics = dict[str, float]
 Series = list[tuple[int, float]]
 _LARGEST = sys.float_info.max
+_OLD_NAME = re.compile(r"^gdpo/(.+/(?:mean|std|min|max))$")
 
 
 class RunError(ValueError):
     """A directory that was expected to hold a run does not."""
 
 
+def current_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with ``rewards/<component>/mean`` for the ``gdpo/<component>/mean`` of older runs.
+
+    The same for ``std``, ``min``, ``max``. verl's legacy trainer has the old names beside ours.
+    """
+    renamed = {_OLD_NAME.sub(r"rewards/\1", key): value for key, value in data.items()}
+    return {key: data.get(key, value) for key, value in renamed.items()}
+
+
 def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
-    """Step to metrics of a run directory; empty when it holds none.
+    """Step to metrics of a run, under `current_names`; empty when it holds none.
 
     Args:
-      run: an existing directory.
+      run: an existing directory, or a file of the `file` tracker.
       notes: gets a sentence for everything that could not be read.
 
     Raises:
       RunError: there are only TensorBoard's files and tensorboard is not installed.
     """
-    files = [path for _, path in _earlier_metrics(run)]
+    files = [run] if run.is_file() else [path for _, path in _earlier_metrics(run)]
     files += [run / METRICS] if (run / METRICS).is_file() else []
-    if not files and (other := _other_tracker_file(run)):
-        notes.append(f"There is no {METRICS}: the metrics are those of {other.name}.")
-        files = [other]
+    if not files and (others := tracker_files(run)):
+        notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
+        files = others[-1:]
     if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
         return _read_events(run, events, notes)
     metrics: dict[int, Metrics] = {}
@@ -78,7 +89,7 @@ def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     # orjson writes NaN as null: such a value was not measured.
-    return step, {key: float(value) for key, value in data if is_number(value)}
+    return step, current_names({key: float(value) for key, value in data if is_number(value)})
 
 
 def is_number(value: Any) -> bool:
@@ -101,14 +112,14 @@ def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
-def _other_tracker_file(run: Path) -> Path | None:
-    """The newest other file of the tracker: verl's own name is <project>/<experiment>.jsonl."""
-    candidates = [path for path in run.glob("*.jsonl") if path.is_file()]
-    for path in sorted(candidates, key=lambda path: path.stat().st_mtime, reverse=True):
-        with path.open("rb") as stream:
-            if parse_metrics_line(stream.readline(1 << 20)) is not None:
-                return path
-    return None
+def tracker_files(path: Path) -> list[Path]:
+    """The files of the tracker, by their first line, that a path is or holds; the newest last."""
+    found = []
+    for file in [path, *path.glob("*.jsonl")]:
+        if file.is_file():
+            with file.open("rb") as stream:
+                found += [file] if parse_metrics_line(stream.readline(1 << 20)) else []
+    return sorted(found, key=lambda file: file.stat().st_mtime)
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
@@ -156,4 +167,4 @@ def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[i
         for event in events.Scalars(tag):
             if is_number(event.value):
                 metrics.setdefault(event.step, {})[tag] = event.value
-    return dict(sorted(metrics.items()))
+    return {step: current_names(metrics[step]) for step in sorted(metrics)}

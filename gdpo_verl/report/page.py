@@ -21,7 +21,7 @@ from gdpo_verl.report.metrics import METRICS, RunError
 from gdpo_verl.report.paired import compare
 from gdpo_verl.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
-from gdpo_verl.report.runs import Run, read_run
+from gdpo_verl.report.runs import Run, find_runs, read_run
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.seeds import recipe_table
 from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, survey
@@ -44,7 +44,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     """Write index.html, curves.png, collapse.png, training.png and summary.md about runs.
 
     Args:
-      runs: run directories; the first ones get the first columns.
+      runs: run directories or files of metrics; the first ones get the first columns.
       out_dir: made when it does not exist; its files of these names are replaced.
       refresh: seconds after which an open page loads itself anew; not at all by default.
 
@@ -127,7 +127,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     found, errors = [], []
-    for path in dict.fromkeys(map(Path, paths)):
+    for path in find_runs(paths):
         try:
             found.append(read_run(path))
         except RunError as error:
@@ -188,6 +188,7 @@ def _links(run: Run, out_dir: Path) -> Iterator[Link]:
     places = (
         ("run", run.path),
         ("metrics", run.path / METRICS),
+        ("metrics", run.path.parent / f"{run.path.name}.jsonl"),
         ("log", run.path / "train.log"),
         ("configuration", run.path / "config.yaml"),
         ("training rollouts", run.path / "rollouts"),

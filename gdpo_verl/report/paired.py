@@ -86,8 +86,8 @@ def _quantities(
         return f"{label}, {where}", ends, percent
 
     for name in components:
-        yield metric(f"training {name}", f"gdpo/{name}/mean")
-        yield f"training {name}, mean of all steps", _mean(f"gdpo/{name}/mean"), False
+        yield metric(f"training {name}", f"rewards/{name}/mean")
+        yield f"training {name}, mean of all steps", _mean(f"rewards/{name}/mean"), False
     for name in components:
         yield f"held-out {name}, before → after", _held_out(name), False
     for name in components:

@@ -68,7 +68,7 @@ def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
 def _component_panel(recipes: Sequence[Recipe], component: str) -> Panel:
     def draw(figure: Figure | SubFigure) -> None:
         reward, constant, share = figure.subplots(3, 1, sharex=True, height_ratios=[2.4, 1, 1])
-        _draw(reward, recipes, f"gdpo/{component}/mean")
+        _draw(reward, recipes, f"rewards/{component}/mean")
         _draw_held_out(reward, recipes, component)
         _draw(constant, recipes, f"gdpo/{component}/constant_groups")
         _draw(share, recipes, f"gdpo/{component}/advantage_share")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gdpo_verl.report.metrics import RunError
 from gdpo_verl.report.page import write_report
-from gdpo_verl.report.runs import read_run
+from gdpo_verl.report.runs import find_runs, read_run
 
 EVERY_SECONDS = 30.0
 
@@ -45,7 +45,7 @@ def follow_report(
     shown = False
     while True:
         # Asked before reading, so that the last report holds what a run wrote last.
-        alive = any(is_running(Path(run)) for run in runs)
+        alive = any(map(is_running, find_runs(runs)))
         refresh = max(1, round(every)) if alive else None
         try:
             page = write_report(runs, out_dir, refresh=refresh)

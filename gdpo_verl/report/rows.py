@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,10 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
     Two empty names where there is none.
     """
-    for key in row:
-        if key.endswith(_ADVANTAGE) and key not in ADVANTAGES:
-            return key.removesuffix(_ADVANTAGE), key
-    return "", ""
+    # A component may be named alike; the plug-in writes it before these two.
+    behind = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]
+    column = next((key for key in behind if key.endswith(_ADVANTAGE)), "")
+    return column.removesuffix(_ADVANTAGE), column
 
 
 def group_of(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ Only the metrics are needed; whatever else is missing is named in `Run.notes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,11 +31,12 @@ from gdpo_verl.report.metrics import (
     is_number,
     only_validation,
     read_metrics,
+    tracker_files,
 )
 from gdpo_verl.report.rows import parse_json
 
-_COMPONENT = re.compile(r"gdpo/(.+)/(?:mean|unscored)")
-_VALIDATION = re.compile(r"val-(?:core|aux)/(?P<source>.+)/(?P<name>[^/]+)/mean@(?P<n>\d+)")
+_COMPONENT = re.compile(r"rewards/(.+)/mean|gdpo/(.+)/unscored")
+_VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
 # What this version logs for each component and for the batch; see docs/metrics.md.
 _OF_COMPONENT = ("constant_groups", "advantage_share")
 _OF_BATCH = ("distinct_advantages/gdpo", "distinct_advantages/grpo", "sign_conflicts")
@@ -82,7 +83,7 @@ class Run:
         """Reward components, in the order in which they were first logged."""
         keys = dict.fromkeys(key for data in self.metrics.values() for key in data)
         found = (_COMPONENT.fullmatch(key) for key in keys)
-        return list(dict.fromkeys(match[1] for match in found if match))
+        return list(dict.fromkeys(match[1] or match[2] for match in found if match))
 
     @cached_property
     def training_steps(self) -> list[int]:
@@ -94,39 +95,57 @@ class Run:
 
     def validation_series(self, component: str) -> dict[str, Series]:
         """(step, mean over prompts) of a component for each held-out data source."""
-        return self._validation.get(component, {})
+        named, end = self._held_out, f"/{component}"
+        found = {n.removesuffix(end): each for n, each in named.items() if n.endswith(end)}
+        # Both may hold slashes. verl logs a "reward" of each source; else the name's end has to do.
+        sources = {n.removesuffix("/reward") for n in named if n.endswith("/reward")} or found
+        return {source: each for source, each in found.items() if source in sources}
 
     @cached_property
-    def _validation(self) -> dict[str, dict[str, Series]]:
-        result: dict[str, dict[str, Series]] = {}
+    def _held_out(self) -> dict[str, Series]:
+        result: dict[str, Series] = {}
         for step, data in self.metrics.items():
             # mean@n exists for several n when some prompts lost a session: the largest is whole.
-            largest: dict[tuple[str, str], tuple[int, float]] = {}
+            largest: dict[str, tuple[int, float]] = {}
             for key, value in data.items():
-                match = _VALIDATION.fullmatch(key)
-                if match:
-                    name, candidate = (match["name"], match["source"]), (int(match["n"]), value)
-                    largest[name] = max(largest.get(name, (0, 0.0)), candidate)
-            for (component, source), (_, value) in largest.items():
-                result.setdefault(component, {}).setdefault(source, []).append((step, value))
+                if match := _VALIDATION.fullmatch(key):
+                    candidate = (int(match["n"]), value)
+                    largest[match["name"]] = max(largest.get(match["name"], (0, 0.0)), candidate)
+            for name, (_, value) in largest.items():
+                result.setdefault(name, []).append((step, value))
         return result
 
 
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The runs that paths name; a directory of runs, or of verl's own files, names each of them."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        named = path.parent / f"{path.name}.jsonl"
+        path = named if named.is_file() and not any(path.glob("metrics.*")) else path
+        files = tracker_files(path)
+        inside = sorted([*files, *(file.parent for file in path.glob(f"*/{METRICS}"))])
+        # RUN/<name>.jsonl, with its dumps beside it.
+        alone = inside == files[:1] and not any(file.with_suffix("").is_dir() for file in files)
+        found += [path] if alone or any(path.glob("metrics.*")) else inside
+    return list(dict.fromkeys(found))
+
+
 def read_run(path: Path) -> Run:
-    """Read a run directory.
+    """Read a run from its directory, or from its file of metrics and the directory of that name.
 
     Raises:
-      RunError: there is no such directory, or it holds no metrics.
+      RunError: there is no such directory or file, or it holds no metrics.
     """
-    path = Path(path)
-    if not path.is_dir():
+    path = Path(path).parent if Path(path).name == METRICS else Path(path)
+    if not path.is_dir() and not tracker_files(path):
         raise RunError(
-            f"{path}: expected a run directory that holds {METRICS}, found "
-            f"{'a file' if path.exists() else 'nothing'}. Give the directory of a training, "
-            "for example runs/quickstart/gdpo."
+            f"{path}: expected a run directory that holds {METRICS}, or a file of verl's `file` "
+            f"tracker, found {'another file' if path.exists() else 'nothing'}. Give for example "
+            "runs/quickstart/gdpo or PROJECT/EXPERIMENT.jsonl."
         )
     notes: list[str] = []
     metrics = read_metrics(path, notes)
+    path = path if path.is_dir() else path.with_suffix("")
     if not metrics:
         raise RunError(
             f"{path}: expected {METRICS} with at least one line of verl's `file` tracker, found "
@@ -151,7 +170,8 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
         int(p.stem): p for p in directory.glob("*.jsonl") if p.stem.isdecimal() and p.is_file()
     }
     if not found:
-        notes.append(f"No {directory.name}/<step>.jsonl: set {key} to keep the completions.")
+        where = f"{directory.parent.resolve().name}/{directory.name}"
+        notes.append(f"No {where}/<step>.jsonl: set {key} to keep the completions there.")
     return dict(sorted(found.items()))
 
 
@@ -187,7 +207,7 @@ def _gaps(run: Run) -> Iterator[str]:
     steps, total = run.training_steps, run.setting("trainer.total_training_steps")
     if not run.components:
         yield (
-            "No gdpo/<component>/mean in the metrics: there is nothing to draw for each reward. "
+            "No rewards/<component>/mean in the metrics: there is nothing to draw for each reward. "
             "Train with gdpo-verl installed and algorithm.gdpo.metrics=true."
         )
     logged = {key for data in run.metrics.values() for key in data}

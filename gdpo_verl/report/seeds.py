@@ -19,7 +19,7 @@ def recipe_table(recipes: Sequence[Recipe], components: Sequence[str]) -> list[R
         return []
     rows = [Row("runs", tuple(str(len(recipe.runs)) for recipe in recipes))]
     for name in components:
-        rows.append(_ends(f"training {name}", recipes, f"gdpo/{name}/mean"))
+        rows.append(_ends(f"training {name}", recipes, f"rewards/{name}/mean"))
         sources = dict.fromkeys(
             source for r in recipes for run in r.runs for source in run.validation_series(name)
         )

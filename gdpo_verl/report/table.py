@@ -83,7 +83,7 @@ def duration(seconds: float) -> str:
 
 def _training_rows(runs: Sequence[Run], components: Sequence[str]) -> Iterator[Row]:
     for component in components:
-        yield _first_to_last(f"training {component}", runs, f"gdpo/{component}/mean")
+        yield _first_to_last(f"training {component}", runs, f"rewards/{component}/mean")
     yield _first_to_last("response length, tokens", runs, "response_length/mean", digits=1)
     yield _first_to_last("entropy", runs, "actor/entropy")
     yield _first_to_last("KL to the reference policy", runs, "actor/kl_loss")
@@ -160,7 +160,7 @@ def _best_share(runs: Sequence[Run], component: str) -> Row:
     """The share of held-out completions at the highest value that any run has seen."""
     found = [_first_and_last(run, component) for run in runs]
     seen = {value for dumps in found for dump in dumps for value in dump}
-    seen |= {value for run in runs for _, value in run.series(f"gdpo/{component}/max")}
+    seen |= {value for run in runs for _, value in run.series(f"rewards/{component}/max")}
     best = max(seen, default=0.0)
     # For a component of zeros and ones the mean says it already.
     telling = not seen <= {0, 1}

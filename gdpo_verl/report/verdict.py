@@ -91,7 +91,7 @@ def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _learning(run: Run, name: str) -> str:
-    series = run.series(f"gdpo/{name}/mean")
+    series = run.series(f"rewards/{name}/mean")
     if not series:
         return f"{name} is never scored."
     values = [value for _, value in series]

@@ -101,8 +101,8 @@ class _State:
     def see_metrics(self, step: int, data: Metrics) -> None:
         self.step = step
         for key, value in data.items():
-            if key.startswith("gdpo/") and key.endswith("/mean"):
-                self.rewards[key.removeprefix("gdpo/").removesuffix("/mean")] = value
+            if key.startswith("rewards/") and key.endswith("/mean"):
+                self.rewards[key.removeprefix("rewards/").removesuffix("/mean")] = value
             elif key.startswith("gdpo/") and key.endswith("/constant_groups"):
                 self.dead[key.removeprefix("gdpo/").removesuffix("/constant_groups")] = value
         if not only_validation(data):
