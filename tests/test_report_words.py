@@ -118,17 +118,28 @@ def verdict_of(path: Path, *data: dict[str, Any]) -> tuple[str, ...]:
 
 def test_the_verdict_names_who_stopped_learning_with_numbers(tmp_path: Path) -> None:
     # Format alternates around 0.5 all the time; correctness rises by 1 a step.
-    steps = [training(i, 0.4 + 0.2 * (i % 2), float(i)) for i in range(1, 9)]
+    steps = [training(i, 0.49 + 0.02 * (i % 2), float(i)) for i in range(1, 9)]
     format_, correctness = verdict_of(tmp_path, *steps)
     # Eight steps compare 4 with 4: means 0.5 and 0.5; and 2.5 and 6.5. The last two against the
-    # two before: a change of 0 with an error of sqrt((0.02 + 0.02) / 2), and of 2 with sqrt(0.5).
+    # two before: a change of 0 with an error of sqrt((0.0002 + 0.0002) / 2), which doubled is less
+    # than a tenth of 0.49 to 1; and of 2 with sqrt(0.5).
     assert format_ == (
-        "format went from 0.5 to 0.5 and has stopped learning: +0 ± 0.14 over the last 4 steps, "
+        "format went from 0.5 to 0.5 and has stopped learning: +0 ± 0.014 over the last 4 steps, "
         "within noise. It does not vary in 25% of the groups of the last 4 steps."
     )
     assert correctness == (
         "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over the last 4 steps. It "
         "does not vary in 50% of the groups of the last 4 steps."
+    )
+
+
+def test_the_verdict_claims_nothing_that_noise_hides(tmp_path: Path) -> None:
+    # A reward from 0 to 10 whose means jump by 3: an error of sqrt((4.5 + 4.5) / 2).
+    jumps = {"rewards/format/min": 0.0, "rewards/format/max": 10.0}
+    steps = [training(i, 4.0 + 3 * (i % 2), 0.0, **jumps) for i in range(1, 9)]
+    assert verdict_of(tmp_path, *steps)[0].startswith(
+        "format went from 5.5 to 5.5; nothing can be said of a trend, noise hides it: +0 ± 2.1 "
+        "over the last 4 steps."
     )
 
 

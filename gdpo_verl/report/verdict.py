@@ -15,6 +15,8 @@ from gdpo_verl.report.survey import Survey, find_collapse
 
 # Steps of a component's mean that are compared for a trend: fewer say nothing against noise.
 _FEWEST = 8
+# A change below this share of the range of a component's rewards is none.
+_STILL = 0.1
 _COMMONEST = 3
 
 
@@ -109,10 +111,13 @@ def _learning(run: Run, name: str) -> str:
     if found is None:
         return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
     numbers = f"{found.change:+.3g} ± {found.error:.2g} over the last {found.steps} steps"
-    if not found.moving:
+    if found.moving:
+        still = "still rises" if found.change > 0 else "falls"
+        return f"{went} and {still}: {numbers}.{silent}"
+    given = [v for key in ("min", "mean", "max") for _, v in run.series(f"rewards/{name}/{key}")]
+    if abs(found.change) + 2 * found.error <= _STILL * (max(given) - min(given)):
         return f"{went} and has stopped learning: {numbers}, within noise.{silent}"
-    still = "still rises" if found.change > 0 else "falls"
-    return f"{went} and {still}: {numbers}.{silent}"
+    return f"{went}; nothing can be said of a trend, noise hides it: {numbers}.{silent}"
 
 
 def _weights(run: Run) -> Iterator[str]:
