@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from gdpo_verl.report.metrics import Series
 from gdpo_verl.report.recipes import Recipe
 from gdpo_verl.report.runs import Run
-from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
+from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, fonts_for, inline_svg
 
 _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
 
@@ -72,7 +72,8 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
     columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
     height = max((panel.height for panel in panels), default=3.2)
-    with matplotlib.rc_context(STYLE):
+    names = "".join([*(panel.title for panel in panels), *(recipe.name for recipe in recipes)])
+    with matplotlib.rc_context(STYLE | {"font.family": fonts_for(names)[0]}):
         figure = Figure(
             figsize=(max(6.0, 4.6 * columns), height * rows + 0.5), dpi=160, layout="constrained"
         )
@@ -95,7 +96,7 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
 
 def panel_svg(panel: Panel) -> str:
     """A panel as inline SVG that takes its ink from the page's colours."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE | {"font.family": fonts_for(panel.title)[0]}):
         figure = Figure(figsize=(4.5, panel.height), layout="constrained")
         panel.draw(figure)
         _title(figure, panel.title)

@@ -25,6 +25,7 @@ from gdpo_verl.report.runs import Run, find_runs, read_run
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.seeds import recipe_table
 from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, survey
+from gdpo_verl.report.svg import fonts_for
 from gdpo_verl.report.table import Row, markdown, summary_table, to_markdown
 from gdpo_verl.report.verdict import judge, mixed_versions
 
@@ -70,6 +71,11 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     verdicts, differences = [judge(each) for each in surveys], config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in surveys for n in (*each.run.notes, *each.notes)]
+    if boxes := fonts_for("".join([*components, *(recipe.name for recipe in recipes)]))[1]:
+        notes.append(
+            f"The PNGs show boxes for {boxes}: no font of this machine has these characters (a "
+            "browser draws the page in its own). Install one, for example Debian's fonts-noto-cjk."
+        )
     script = _environment().get_template("browser.js.j2").render()
     page = (
         _environment()
