@@ -40,24 +40,22 @@ def pre_advantage_hook(data: Any, *, trainer: Any) -> tuple[Any, dict[str, float
     return data, {}
 
 
-def metrics_of(batch: Any) -> dict[str, Any]:
+def metrics_of(batch: Any) -> dict[str, float]:
     """The metrics of a step's batch, verl's `DataProto`; none where the run has no components."""
-    trainer = _trainer.get()
-    if trainer is None or trainer.gdpo_seam is None:
-        return {}
-    metrics: dict[str, Any] = {}
+    trainer, metrics = _trainer.get(), dict[str, float]()
+    seam: Seam | None = None if trainer is None else trainer.gdpo_seam
+    if seam is None:
+        return metrics
     with given_up_on_error(trainer):
-        metrics |= _metrics(trainer.gdpo_seam, batch)
+        columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
+        step = estimator.step_of_columns(seam.objective, uids, columns)
+        step.see(uids, batch.batch["response_mask"], batch.batch["token_level_scores"])
+        rewards, decomposition = step.decompose(token_counts(step))
+        seam.check_score(step, rewards)
+        if seam.objective.config.metrics:
+            # As they are, trackers cannot write them.
+            metrics = {k: float(v) for k, v in seam.metrics(rewards, decomposition).items()}
     return metrics
-
-
-def _metrics(seam: Seam, batch: Any) -> dict[str, float]:
-    columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
-    step = estimator.step_of_columns(seam.objective, uids, columns)
-    step.see(uids, batch.batch["response_mask"], batch.batch["token_level_scores"])
-    rewards, decomposition = step.decompose(token_counts(step))
-    seam.check_score(step, rewards)
-    return seam.metrics(rewards, decomposition) if seam.objective.config.metrics else {}
 
 
 def _look(trainer: Any) -> None:
