@@ -1,7 +1,7 @@
 """Ask the nodes of a Ray cluster whether a training would find its software and files there.
 
 `gdpo_verl.run.submit` sends this one file with the job, and it runs there before the training:
-``python -m cluster_nodes EXPECTED [KEY=PATH ...]``. So it imports nothing of gdpo-verl, which may
+``python3 -m cluster_nodes EXPECTED [KEY=PATH ...]``. So it imports nothing of gdpo-verl, which may
 be missing.
 """
 
@@ -117,8 +117,15 @@ def survey(nodes: Sequence[Mapping[str, Any]], files: Sequence[str]) -> dict[str
 
 def main(expected: str, *files: str) -> int:
     """Print a line for each node; 1 when the cluster is refused."""
-    import ray
-
+    try:
+        import ray
+    except ModuleNotFoundError:
+        print(
+            f"refused: the job's python3 on this node is {sys.executable}, which has no Ray. Ray "
+            "hands a job the PATH with which it was started: activate the environment that has "
+            "gdpo-verl (source .venv/bin/activate), and start Ray there again"
+        )
+        return 1
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"]]

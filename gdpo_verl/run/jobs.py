@@ -30,8 +30,9 @@ class Server:
 
     Attributes:
       address: for example "http://head:8265". Ray prefers RAY_API_SERVER_ADDRESS or RAY_ADDRESS
-        to it, and without any looks on this machine. The token is Ray's affair:
-        RAY_AUTH_MODE=token with ~/.ray/auth_token or RAY_AUTH_TOKEN.
+        to it, and without any looks on this machine. The token is Ray's affair
+        (~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN; RAY_AUTH_MODE=disabled sends
+        none).
       headers: sent with each request.
       verify: the server's certificate, by the system's authorities or by a file or directory of
         others; False believes it.
@@ -47,6 +48,10 @@ class Server:
         Raises:
           JobError: it is out of reach, or does not let us in.
         """
+        # `ray start` takes a token that is there where no mode is set; Ray's client would not.
+        token = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+        if os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token)):
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         from ray.job_submission import JobSubmissionClient
 
         headers = dict(self.headers) if self.headers else None
@@ -69,8 +74,8 @@ class Server:
                 f"Ray's job server at {next(filter(None, named))}: {error}{beneath}\n"
                 "Expected a running cluster: --address http://HEAD:8265 or "
                 "RAY_API_SERVER_ADDRESS, --verify where its certificate is your own, --headers "
-                "behind a proxy that asks for them, and RAY_AUTH_MODE=token with its token where "
-                "the cluster asks for one."
+                "behind a proxy that asks for them, and its token in ~/.ray/auth_token or "
+                "RAY_AUTH_TOKEN where the cluster asks for one."
             ) from error
 
 
