@@ -50,14 +50,18 @@ def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iter
 
 
 def follow_launch(
-    run: Path, records: list[dict[str, Any]], total_steps: int = 12, log_line: str = ""
+    run: Path,
+    records: list[dict[str, Any]],
+    total_steps: int = 12,
+    log_line: str = "",
+    **options: bool,
 ) -> str:
     process, stream = launch(run, records, log_line), io.StringIO()
 
     def is_alive() -> bool:
         return next(process, "ended") != "ended"
 
-    follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", stream=stream)
+    follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", stream=stream, **options)
     return stream.getvalue()
 
 
@@ -172,6 +176,18 @@ def test_training_that_ends_early_is_not_called_done(tmp_path: Path) -> None:
 def test_training_that_never_steps_ends_with_its_phase(tmp_path: Path) -> None:
     text = follow_launch(tmp_path / "run", [])
     assert text.endswith("gdpo: ended after 0 s while validating or taking the first step\n")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_run_that_only_validates_is_complete(tmp_path: Path) -> None:
+    run, first = tmp_path / "run", {"step": 0, "data": validation(0.5, 0.0)}
+    after = "(TaskRunner pid=7) Initial validation metrics: {}\n"
+    text = follow_launch(run, [first], log_line=after, val_only=True)
+    assert "gdpo: validating… " in text
+    assert "step" not in text
+    assert text.endswith("gdpo: validated in 0 s\n")
+    text = follow_launch(tmp_path / "none", [], val_only=True)
+    assert text.endswith("gdpo: ended after 0 s while validating\n")
 
 
 @pytest.mark.usefixtures("_quick")

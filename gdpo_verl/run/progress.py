@@ -37,6 +37,7 @@ def follow(
     total_steps: int,
     is_alive: Callable[[], bool],
     label: str,
+    val_only: bool = False,
     stream: TextIO | None = None,
 ) -> None:
     """Show how far a training is until its process ends.
@@ -52,10 +53,11 @@ def follow(
       total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
       is_alive: whether the training's process still runs.
       label: the run's name on the line.
+      val_only: trainer.val_only, under which a run has no steps.
       stream: where to write; sys.stderr by default.
     """
     stream = sys.stderr if stream is None else stream
-    state = _State(total_steps)
+    state = _State(total_steps, val_only)
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
     metrics.read()
     log.read()
@@ -80,8 +82,9 @@ def follow(
 class _State:
     """The state of the training so far."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, val_only: bool) -> None:
         self.total_steps = total_steps
+        self.val_only = val_only
         self.started = time.monotonic()
         self.phase = "starting Ray, vLLM and FSDP"
         self.step: int | None = None
@@ -94,7 +97,7 @@ class _State:
     def see_log(self, line: str) -> None:
         for pattern, phase in _PHASES:
             if pattern.search(line):
-                self.phase = phase
+                self.phase = "validating" if self.val_only and "step" in phase else phase
         if not self.total_steps and (match := _TOTAL_STEPS.search(line)):
             self.total_steps = int(match[1])
 
@@ -149,6 +152,8 @@ class _State:
 
     def verdict(self) -> str:
         """The last line, once the process has ended."""
+        if self.val_only and self.step is not None:
+            return f"validated in {self.elapsed}"
         if not self.training:
             return f"ended after {self.elapsed} while {self.phase}"
         if not self.total_steps:
