@@ -21,6 +21,7 @@ from gdpo_verl.plugin.dumps import DumpSettings
 from gdpo_verl.run import launch, memory
 from gdpo_verl.run.activations import Shape, is_lora, load_shape
 from gdpo_verl.run.composition import hardware_of
+from gdpo_verl.start import check_model
 
 # GiB that nvidia-smi reports for the smallest card of each size (an L4 or A10G; an H100).
 CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
@@ -77,9 +78,7 @@ def dry_run(
     lines = [*_what(recipe, launch.command(recipe, run, complete), config)]
     problems: list[str] = []
     shape = load_shape(config.actor_rollout_ref.model)
-    if shape is None:
-        lines.append(_unknown_model(config.actor_rollout_ref.model.path, problems))
-    for check in (_settings, _data_and_reward):
+    for check in (_model, _settings, _data_and_reward):
         with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
             try:
                 lines += check(config, shape, elsewhere)
@@ -127,17 +126,13 @@ def _attention(config: DictConfig) -> str:
     )
 
 
-def _unknown_model(path: str, problems: list[str]) -> str:
-    """A line for a model that is not here; a path, unlike a hub id, had to be."""
-    if path.startswith(("/", ".", "~")):
-        problems.append(
-            "actor_rollout_ref.model.path: expected a model's directory or a hub id, found no "
-            f"config.json in {path!r}"
+def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
+    check_model(config, elsewhere=elsewhere)
+    if shape is None:
+        yield (
+            f"memory   not known: the configuration of {config.actor_rollout_ref.model.path!r} is "
+            "not available here. Where the training runs it must be: fetch it with `hf download`"
         )
-    return (
-        f"memory   not known: the configuration of {path!r} is not available here. Where "
-        "the training runs it must be: fetch it with `hf download`"
-    )
 
 
 def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:

@@ -113,6 +113,7 @@ class Cluster:
     def submit(self, run: Path, *arguments: str) -> subprocess.Popen[str]:
         """`scripts/submit.sh` with the toolbox recipe: five small steps unless told."""
         settings = {
+            "actor_rollout_ref.model.path": "/no/model",
             "trainer.nnodes": 2,
             "trainer.total_training_steps": 5,
             "trainer.save_freq": 2,
@@ -128,12 +129,14 @@ class Cluster:
             "+algorithm.gdpo.whiten": "sequence",
         }
         overrides = [f"{key}={value}" for key, value in settings.items()]
+        environment = {**self.environment, "RUN": str(run)}
+        del environment["RAY_AUTH_MODE"]  # a token that is there is sent without being told to
         return subprocess.Popen(
             [str(SUBMIT), "toolbox/gdpo", *overrides, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**self.environment, "RUN": str(run)},
+            env=environment,
             cwd=self.directory,
         )
 

@@ -24,7 +24,7 @@ FLOORS = (
     ("rewards",),
     ("sandbox",),
     ("advantage",),
-    ("cpu",),
+    ("cpu", "start"),
     ("child_process", "distinct", "files", "hooks", "row_key", "text", "__init__"),
 )
 FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -49,15 +56,73 @@ def test_node_is_asked_for_files(tmp_path: Path) -> None:
     assert cluster_nodes.look([here, absent])["absent"] == [absent]
 
 
+def test_python_of_a_job_that_has_no_ray_is_named(tmp_path: Path) -> None:
+    # The system's, where Ray was started without activating its environment.
+    bare = [sys.executable, "-S", cluster_nodes.__file__]
+    done = subprocess.run([*bare, __version__], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.startswith(
+        f"refused: the job's python3 on this node is {sys.executable}, which has no Ray."
+    )
+    assert "activate the environment that has gdpo-verl" in done.stdout
+
+
+class Head(BaseHTTPRequestHandler):
+    """A job server as far as a client's first request; notes what it authenticates with."""
+
+    tokens: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.tokens.append(self.headers.get("Authorization"))
+        self.send_error(401)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def head() -> Iterator[str]:
+    Head.tokens.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Head) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("mode", "sent"),
+    [({}, True), ({"RAY_AUTH_MODE": "disabled"}, False)],
+    ids=["unset", "disabled"],
+)
+def test_token_that_ray_made_here_is_sent_unless_the_mode_forbids_it(
+    head: str, tmp_path: Path, mode: dict[str, str], sent: bool
+) -> None:
+    token = tmp_path / ".ray" / "auth_token"  # where Ray's first local start leaves it
+    token.parent.mkdir()
+    token.write_text("a" * 64)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gdpo_verl.cli", "attach", "a_job", "--address", head],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**kept, "HOME": str(tmp_path), **mode},
+    )
+    assert done.returncode == 1
+    assert Head.tokens[0] == (f"Bearer {'a' * 64}" if sent else None)
+
+
 @pytest.mark.parametrize(
     ("recipe", "run", "env", "error", "message"),
     [
         ("toolbox/gdop", "/run", [], RecipeError, r"'toolbox/gdop' does not exist"),
-        ("toolbox/gdpo", "run", [], jobs.JobError, r"--run: 'run' is relative"),
-        ("toolbox/gdpo", "/run", ["NOT_SET"], jobs.JobError, r"--env: NOT_SET is not set"),
-        ("toolbox/gdpo", "/run", ["A=b"], jobs.JobError, r"job server at http://127.0.0.1:9:"),
+        ("gsm8k/gdpo", "run", [], jobs.JobError, r"--run: 'run' is relative"),
+        ("gsm8k/gdpo", "/run", ["NOT_SET"], jobs.JobError, r"--env: NOT_SET is not set"),
+        ("gsm8k/gdpo", "/run", ["A=b"], jobs.JobError, r"job server at http://127.0.0.1:9:"),
+        ("toolbox/gdpo", "/run", [], ValueError, r"model\.path: .*'~/models/.*verl's own default"),
     ],
-    ids=["recipe", "relative run", "variable", "no cluster"],
+    ids=["recipe", "relative run", "variable", "no cluster", "no model"],
 )
 def test_job_that_cannot_be_submitted_is_refused(
     recipe: str, run: str, env: list[str], error: type[Exception], message: str
@@ -68,7 +133,7 @@ def test_job_that_cannot_be_submitted_is_refused(
 
 def test_retries_and_the_time_of_a_hang_are_the_job_s() -> None:
     command = submit._command("toolbox/gdpo", Path("/run"), ["a=1"], ["k=/a b"], 2, 90.0)
-    assert command.startswith(f"python -m cluster_nodes {__version__} 'k=/a b' && exec ")
+    assert command.startswith(f"python3 -m cluster_nodes {__version__} 'k=/a b' && exec ")
     assert " train toolbox/gdpo --run /run --retries 2 --hang-after 1.5 " in command
     assert command.endswith(" a=1")
 
@@ -78,6 +143,7 @@ def test_relative_paths_are_made_absolute_when_submitting(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my models").mkdir()
+    (tmp_path / "my models" / "config.json").touch()
     reward = "reward.custom_reward_function.path=pkg://mine"
     given = ["data.val_files=[a.parquet,/b.parquet]", "actor_rollout_ref.model.path=my models"]
     overrides = submit.absolute("tool_call/gdpo", [*given, reward])

@@ -20,6 +20,7 @@ from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.batch import read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.run.memory import check_memory
+from gdpo_verl.start import check_model, joins_cluster
 from gdpo_verl.tasks.catalog import command_for
 from gdpo_verl.text import VLLM, did_you_mean
 
@@ -107,13 +108,12 @@ def check_run(config: Any) -> None:
       ValueError: names the configuration key in full and the remedy.
     """
     check_settings(config)
-    if not (os.environ.get("RAY_ADDRESS") or config.ray_kwargs.get("ray_init", {}).get("address")):
+    if not joins_cluster(config):
         # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
         platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
             config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
         )
-        if not platform:
-            _check_gpu(config)
+        _check_devices(config, platform)
         check_machine(config)
         check_memory(config, on_cpu=platform == "cpu")
 
@@ -214,6 +214,7 @@ def check_machine(config: Any) -> None:
       ValueError: names the configuration key in full and the remedy.
     """
     _check_rollout_engine(config.actor_rollout_ref.rollout.name)
+    check_model(config)
     check_data_files(config.data)
     if (objective := objective_of(config)) is not None:
         check_estimator(objective, config.actor_rollout_ref.rollout.n)
@@ -349,12 +350,23 @@ def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
     )
 
 
-def _check_gpu(config: Any) -> None:
-    if config.trainer.device == "cuda" and not torch.cuda.is_available():
+def _check_devices(config: Any, platform: str | None) -> None:
+    """Refuse devices that this machine has not, for which verl would wait without a word."""
+    devices = config.trainer.n_gpus_per_node
+    if not platform and config.trainer.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"trainer.n_gpus_per_node: {config.trainer.n_gpus_per_node}, but torch finds no GPU on "
-            "this machine. Train with hardware=cpu, submit the recipe to a Ray cluster "
-            "(scripts/submit.sh), or run `gdpo-verl doctor`."
+            f"trainer.n_gpus_per_node: {devices}, but torch finds no GPU on this machine. Train "
+            "with hardware=cpu, submit the recipe to a Ray cluster (scripts/submit.sh), or run "
+            "`gdpo-verl doctor`."
+        )
+    # With the variable set, verl leaves trainer.device as the hardware recipe has it.
+    for_gpus = os.environ.get("VERL_PLATFORM") == "cpu" and config.trainer.device == "cuda"
+    given = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
+    if platform == "cpu" and (for_gpus if given is None else given < devices):
+        raise ValueError(
+            "ray_kwargs.ray_init.num_gpus: with VERL_PLATFORM=cpu expected as many logical devices "
+            f"as trainer.n_gpus_per_node={devices}, for which verl would wait, found {given}. "
+            "Train with hardware=cpu, or set it; to train on GPUs, unset VERL_PLATFORM."
         )
 
 

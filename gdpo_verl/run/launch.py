@@ -11,6 +11,7 @@ RUN/done          the training came to its end
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -29,6 +30,7 @@ from gdpo_verl.run import checkpoints, deaths, memory, processes
 from gdpo_verl.run.claim import claim, is_finished
 from gdpo_verl.run.composition import compose, recipes_directory
 from gdpo_verl.run.progress import follow
+from gdpo_verl.start import check_model, joins_cluster
 
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 _PER_NODE = (
@@ -83,10 +85,13 @@ def train(
       RecipeError: no such recipe, or its configuration cannot be composed.
       ClaimError: `run` belongs to a training that learns something else, or that still runs.
       LaunchError: the training failed; says why and where its log is.
+      ValueError: there is no such model.
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
     config, overrides = composed(recipe, run, overrides)
+    if not joins_cluster(config):
+        check_model(config)
     with claim(run, recipe, config) as lock:
         if is_finished(run, config):
             return
@@ -277,8 +282,14 @@ def _follow(
         time.sleep(0.2)
     if hangs or driver.returncode is not None:
         return hangs
-    steps = OmegaConf.load(run / "config.yaml").trainer.total_training_steps or 0
-    follow(run, total_steps=steps, is_alive=runs_on, label=recipe)
+    trainer = OmegaConf.load(run / "config.yaml").trainer
+    follow(
+        run,
+        total_steps=trainer.total_training_steps or 0,
+        is_alive=runs_on,
+        label=recipe,
+        val_only=trainer.get("val_only", False),
+    )
     return hangs
 
 
@@ -303,8 +314,9 @@ def _hang(leader: int, run: Path, started: float, hang_after: float) -> str | No
 def _reason(log: str) -> str:
     """The last error in what this launch printed."""
     lines = deaths.plain(log).splitlines()
-    for line in reversed(lines):
+    for line, following in reversed([*itertools.pairwise([*lines, ""])]):
         match = _ERROR.fullmatch(line.strip())
         if match and "RayTaskError" not in match[1]:
-            return match[1]
+            # Hydra's has its cause on the next line.
+            return f"{match[1]} {following.strip()}" if match[1].endswith(":") else match[1]
     return lines[-1] if lines else "it printed nothing"

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl import __version__
 from gdpo_verl.run import cluster_nodes, composition, jobs, launch
 from gdpo_verl.run.jobs import INTERRUPTED, JobError, Server
+from gdpo_verl.start import check_model
 
 # The hardware recipes may say how many devices a Ray of their own has; here `ray start` did.
 _EXISTING_CLUSTER = [
@@ -120,14 +121,15 @@ def absolute(recipe: str, overrides: Sequence[str], working_dir: str | None = No
     """The overrides, and the files that the recipe names, by their full paths from here.
 
     The job has another working directory: that in which ``ray start`` ran on the head node, or
-    `working_dir`. Code in `working_dir` keeps its relative path. A model is a path only where it
-    is one here; a hub id stays as it is.
+    `working_dir`. Code in `working_dir` keeps its relative path. A hub id stays as it is.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
+      ValueError: a model that is neither here, nor a path from the root, nor a hub id.
       JobError: code that is a relative path, which is neither here nor in `working_dir`.
     """
     config = composition.compose(recipe, overrides)
+    check_model(config, elsewhere=True)
     added = []
     for key in (*_DATA, _MODEL, *_CODE):
         files = _named(config, key)
@@ -157,7 +159,7 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
                 f"{key}: {file!r} is relative and not in {os.getcwd()}{sent}. Give a path that "
                 "every node has, or send the file with --working-dir"
             )
-    if key == _MODEL and not (path.exists() or file.startswith((".", "~"))):
+    if key == _MODEL and not path.exists():
         return file
     return str(path.absolute())
 
@@ -184,8 +186,9 @@ def _command(
     retries: int,
     hang_after: float,
 ) -> str:
-    check = ["python", "-m", "cluster_nodes", __version__, *files]
-    train = ["python", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
+    # By this name a system without an environment has one too, which can say so.
+    check = ["python3", "-m", "cluster_nodes", __version__, *files]
+    train = ["python3", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     return f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
 

@@ -1,0 +1,99 @@
+"""A training's start: which Ray it joins, and whether its model can be loaded there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gdpo_verl.text import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+# verl's, where none is set (verl/trainer/config/model/hf_model.yaml).
+_DEFAULT = "~/models/deepseek-llm-7b-chat"
+
+
+def joins_cluster(config: Any) -> bool:
+    """Whether the training joins a Ray that it is told of, whose nodes may have other files."""
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    return bool(address or os.environ.get("RAY_ADDRESS"))
+
+
+def check_model(config: Any, *, elsewhere: bool = False) -> None:
+    """Refuse a model that Transformers would not find: neither a directory nor a hub's id.
+
+    The hub is asked; while it is out of reach, an id is believed.
+
+    Args:
+      config: verl's whole configuration.
+      elsewhere: other machines load the model, with files and a hub of their own.
+
+    Raises:
+      ValueError: names the key in full, what was found and what to set.
+    """
+    model, judge = config.actor_rollout_ref.model, config.reward.reward_model
+    models = {"actor_rollout_ref.model.path": model.get("hf_config_path") or model.path}
+    if judge.enable:
+        models["reward.reward_model.model_path"] = judge.model_path
+    for key, path in models.items():
+        if found := _fault(path or "", elsewhere):
+            raise ValueError(
+                f"{key}: expected a model's directory or a hub id, found {found} Set it to a "
+                "directory with a config.json, such as $PWD/models/toolbox, which `gdpo-verl "
+                "make-policy` writes, or to an id such as Qwen/Qwen2.5-0.5B-Instruct."
+            )
+
+
+def _fault(path: str, elsewhere: bool) -> str | None:
+    whole = os.path.expanduser(path)
+    if "://" in path or (elsewhere and path.startswith("/")):
+        return None
+    if os.path.isfile(os.path.join(whole, "config.json")):
+        if path.endswith("/"):
+            return f"{path!r}, at whose last slash verl stops."
+        return None if whole == path or elsewhere else f"{path!r}, in which verl leaves the '~'."
+    parent, name = os.path.split(whole)
+    beside = os.listdir(parent) if os.path.isdir(parent) else []
+    answer = "" if os.path.isdir(path) else _hub_answer(path, local=bool(beside), ask=not elsewhere)
+    if answer is None:
+        return None
+    default = ", verl's own default" if path == _DEFAULT else ""
+    place = f"{path!r}{default} (working directory {os.getcwd()})"
+    return f"no config.json in {place}{answer}.{did_you_mean(name, beside)}"
+
+
+def _hub_answer(path: str, *, local: bool, ask: bool) -> str | None:
+    """The end of a sentence on why the hub has no such model for us; None if it may have.
+
+    Args:
+      path: the model's name.
+      local: other things lie beside it here, so that a folder is meant unless the hub knows better.
+      ask: over the network.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        address = hf_hub_url(path, "config.json")
+        if isinstance(try_to_load_from_cache(path, "config.json"), str):
+            return None
+        if ask:
+            get_hf_file_metadata(address)
+            return None
+    except HFValidationError:
+        return ""
+    except OfflineModeIsEnabled:
+        return ", nor in the hub's cache, and HF_HUB_OFFLINE keeps from asking the hub"
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        return f", and the hub gives none to this machine ({type(error).__name__})"
+    except Exception as error:
+        logger.debug("the hub could not be asked for %s: %s", path, error)
+    return "" if local else None
