@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -79,6 +80,20 @@ def test_without_a_terminal_progress_is_a_line_a_step(tmp_path: Path) -> None:
         f"gdpo: step 3/4: format 0.750 {rewards}, 2.0 s a step, about 2 s left",
         f"gdpo: step 4/4: format 1.000 {rewards}, 2.0 s a step, finishing",
         f"gdpo: step 4/4: done in 0 s: format 1.000 {rewards}",
+    ]
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
+    import gdpo_verl.plugin  # noqa: F401  its handler writes the line
+
+    (handler,) = logging.getLogger("gdpo_verl").handlers
+    record = logging.LogRecord("gdpo_verl.x", logging.WARNING, "", 0, "9 of 32 failed.", None, None)
+    line = f"\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m {handler.format(record)}\n"
+    again = line.replace("pid=7", "pid=8")
+    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)], log_line=line + again)
+    assert [text for text in lines.splitlines() if "32" in text] == [
+        "gdpo: warning: 9 of 32 failed."
     ]
 
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from gdpo_verl.report.alerts import MANY_STEPS, Alert, find_alerts
 from gdpo_verl.report.metrics import METRICS, Metrics, only_validation, parse_metrics_line
 from gdpo_verl.report.table import duration
+from gdpo_verl.run.deaths import plain
 
 POLL_SECONDS = 1.0
 PLAIN_EVERY_SECONDS = 60.0
@@ -29,6 +30,8 @@ _PHASES = (
     (re.compile(r"Initial validation metrics"), "taking the first step"),
 )
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
+# As `gdpo_verl.plugin` writes them.
+_WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
 
 
 def follow(
@@ -44,9 +47,9 @@ def follow(
 
     On a terminal this is one line that is rewritten each second, elsewhere a line a step; with
     each component its mean and the share of groups in which it does not vary ("dead"). Alerts
-    (see `gdpo_verl.report.alerts`) get a line of their own, once. Lines that metrics.jsonl holds
-    when the call begins belong to an earlier launch: a resumed run continues from what it logs
-    next.
+    (see `gdpo_verl.report.alerts`) and the plug-in's warnings get a line of their own, once. Lines
+    that metrics.jsonl holds when the call begins belong to an earlier launch: a resumed run
+    continues from what it logs next.
 
     Args:
       run: the run directory; it may still be empty.
@@ -66,12 +69,15 @@ def follow(
         # Asked before reading, so that what the process wrote last is read as well.
         alive = is_alive()
         for text in log.read():
-            state.see_log(text.decode(errors="replace"))
+            if warning := state.see_log(plain(text.decode(errors="replace"))):
+                line.note(f"warning: {warning}")
         for text in metrics.read():
             record = parse_metrics_line(text)
             if record is not None:
                 state.see_metrics(*record)
                 line.step(state)
+                for alert in state.new_alerts():
+                    line.note(alert)
         if not alive:
             break
         line.show(state)
@@ -93,13 +99,20 @@ class _State:
         self.seconds: list[float] = []
         self.recent: dict[int, Metrics] = {}
         self.raised: set[tuple[str, str]] = set()
+        self.warnings: set[str] = set()
 
-    def see_log(self, line: str) -> None:
+    def see_log(self, line: str) -> str | None:
+        """Take in a line of the log; returns a warning of the plug-in that is new."""
         for pattern, phase in _PHASES:
             if pattern.search(line):
                 self.phase = "validating" if self.val_only and "step" in phase else phase
         if not self.total_steps and (match := _TOTAL_STEPS.search(line)):
             self.total_steps = int(match[1])
+        match = _WARNING.match(line)
+        if match is None or match[1] in self.warnings:
+            return None
+        self.warnings.add(match[1])
+        return match[1]
 
     def see_metrics(self, step: int, data: Metrics) -> None:
         self.step = step
@@ -176,8 +189,10 @@ class _LiveLine:
         )
 
     def step(self, state: _State) -> None:
-        for alert in state.new_alerts():
-            self.bar.write(f"{self.label}: {alert}", file=self.bar.fp)
+        pass  # shown at the next look
+
+    def note(self, text: str) -> None:
+        self.bar.write(f"{self.label}: {text}", file=self.bar.fp)
 
     def show(self, state: _State) -> None:
         self._write(state, state.describe())
@@ -201,21 +216,19 @@ class _PlainLines:
 
     def step(self, state: _State) -> None:
         if state.training:
-            self._write(f"{_where(state)}{state.describe()}")
-        for alert in state.new_alerts():
-            self._write(alert)
+            self.note(f"{_where(state)}{state.describe()}")
 
     def show(self, state: _State) -> None:
         now = time.monotonic()
         new = state.phase != self.phase or now - self.written >= PLAIN_EVERY_SECONDS
         if not state.training and new:
             self.phase, self.written = state.phase, now
-            self._write(state.describe())
+            self.note(state.describe())
 
     def close(self, state: _State) -> None:
-        self._write(f"{_where(state)}{state.verdict()}")
+        self.note(f"{_where(state)}{state.verdict()}")
 
-    def _write(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.stream.write(f"{self.label}: {text}\n")
         self.stream.flush()
 
