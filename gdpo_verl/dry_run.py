@@ -142,9 +142,8 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 
     from gdpo_verl.plugin import validation
 
-    if validation.is_gdpo(config):
+    if validation.names_ours(config):
         validation.check_settings(config)
-    validation.check_schedule(config)
     DumpSettings.of(config.trainer)
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
@@ -153,8 +152,6 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 
 def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """The data's columns, and the reward tried on rows of it with answers of all kinds."""
-    from verl.experimental.reward_loop import migrate_legacy_reward_impl
-
     from gdpo_verl import check_reward
     from gdpo_verl.plugin import validation
 
@@ -165,7 +162,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     if config.reward.reward_model.enable:
         yield "reward   a reward model needs the devices; it was not tried"
         return
-    config = migrate_legacy_reward_impl(config.copy())
+    config = config.copy()
     if shape is None:
         config.actor_rollout_ref.model.path = None  # answers are then counted in bytes
     # Not timed: a busy machine is no slow reward.

@@ -13,7 +13,8 @@ from gdpo_verl.cli import main
 from gdpo_verl.tasks import parquet
 
 REWARDS = """
-import asyncio, os, random, time
+import asyncio, os, random, threading, time
+import numpy as np
 from gdpo_verl.rewards import Component, declares
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
@@ -99,6 +100,57 @@ def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, stri
     right = float(f"<answer>{ground_truth}</answer>" in solution_str)
     return {"score": form + right, "format": form, "right": right}
 
+@declares(Component("right", 0, 1), Component("json", 0, 1), Component("brief", 0, 1))
+def in_json(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    found = {"right": 0.0, "json": 0.0, "brief": 1 - len(solution_str) / 300}
+    if solution_str.startswith('{"answer": '):
+        found |= {"json": 1.0, "right": float(solution_str == '{"answer": %s}' % ground_truth)}
+    return {"score": sum(found.values()), **found}
+
+@declares(Component("wrong", 0, 1), Component("polite", 0, 1))
+def inverted_and_polite(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    wrong = float(solution_str != ground_truth)
+    return {"score": wrong + 1.0, "wrong": wrong, "polite": 1.0}
+
+@declares("right", "short")
+def detailed(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return good(data_source, solution_str, ground_truth) | {"detail": {"tags": 2}}
+
+@declares("right", "short")
+def half(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    result = good(data_source, solution_str, ground_truth)
+    return result | {"score": np.float32(result["score"])}
+
+@declares("right", "short")
+def scoreless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    result = good(data_source, solution_str, ground_truth)
+    del result["score"]
+    return result
+
+@declares("right", "short")
+def locked(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return good(data_source, solution_str, ground_truth) | {"lock": threading.Lock()}
+
+class Judge:
+    components = ("right", "short")
+
+    async def __call__(self, data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+        return good(data_source, solution_str, ground_truth)
+
+judge = Judge()
+
+@declares("right", "short")
+def two_arguments(answer, truth):
+    return {"score": 0.0, "right": 0.0, "short": 0.0}
+
+@declares("right", "short")
+def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    if data_source == "raises":
+        raise LookupError("no judge")
+    if data_source == "number":
+        return float(solution_str == ground_truth)
+    return good(data_source, solution_str, ground_truth)
+
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tokens = extra_info["response_length"]
@@ -135,19 +187,20 @@ def write_data(
     without_truth: int | None = None,
     keep: int = 3,
     truths: Sequence[str] = ("22", "44", "66"),
+    sources: Sequence[str] = ("sums", "sums", "sums"),
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [
         parquet.row(
-            "sums",
+            source,
             [{"role": "user", "content": f"what is {number} + {number}?"}],
             truth,
             ability="math",
             extra_info={"index": number, "split": "train", "solved": [str(2 * number), "no"]},
         )
-        for number, truth in zip((11, 22, 33), truths, strict=True)
+        for number, truth, source in zip((11, 22, 33), truths, sources, strict=True)
     ]
     if without_truth is not None:
         rows[without_truth]["reward_model"]["ground_truth"] = None

@@ -103,6 +103,22 @@ def test_users_manager_from_a_file(check: Callable) -> None:
             "'strict']. Did you mean 'strict'?",
             id="a misspelt argument",
         ),
+        pytest.param(
+            "detailed",
+            [],
+            "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError). Return",
+            id="a value without a mean",
+        ),
+        pytest.param("half", [], "numpy.float32, which verl cannot put into", id="numpy's float32"),
+        pytest.param("scoreless", [], "it returned a dict without 'score'. Return", id="no score"),
+        pytest.param("locked", [], "it returned what cannot be sent to the trainer", id="a lock"),
+        pytest.param("judge", [], "it returned a coroutine: verl awaits only", id="async object"),
+        pytest.param(
+            "inverted_and_polite",
+            [],
+            "the reward is inverted",
+            id="inverted, with a full component",
+        ),
         pytest.param("slow", ["--step-seconds", "3"], "more than 5% of a step of 3 s", id="slow"),
     ],
 )
@@ -153,13 +169,20 @@ def test_a_template_that_opens_the_thought_is_named(
         ),
         pytest.param(
             ["reward.reward_manager.name=naiv"],
-            "reward.reward_manager: Unknown reward manager: naiv",
+            "reward.reward_manager: Unknown reward manager: naiv, only ['dapo', 'gdpo', 'gdpo_",
             id="no such manager",
         ),
         pytest.param(
             ["--data", "none.parquet"],
-            "data.train_files: cannot read none.parquet (working directory ",
+            "data.train_files: 'none.parquet' does not exist here (working directory ",
             id="no such data",
+        ),
+        pytest.param(
+            ["--function", "rewards.py:two_arguments"],
+            "reward.custom_reward_function: verl calls rewards.py:two_arguments with data_source, "
+            "solution_str, ground_truth, extra_info and the reward_kwargs by name: missing a "
+            "required argument: 'answer'.",
+            id="other parameters",
         ),
         pytest.param(
             ["--column", "solution"],
@@ -236,3 +259,37 @@ def test_components_neither_declared_nor_named_are_a_problem(check: Callable) ->
     assert "although it returns ['score', 'right', 'short']" in shown
     assert scores(report)["ground truth"] == [2.0]  # what can be said is said all the same
     assert check("undeclared", "--rows", "1", "+algorithm.gdpo_reward_keys=[right,short]")[0] == 0
+
+
+def test_our_manager_computes_the_score_that_a_dict_lacks(check: Callable) -> None:
+    status, _, report = check("scoreless", "reward.reward_manager.name=gdpo_components")
+    assert (status, scores(report)["ground truth"]) == (0, [2.0, 2.0, 2.0])
+
+
+def test_answers_that_only_one_component_orders_are_no_verdict(check: Callable) -> None:
+    status, shown, _ = check("in_json")
+    assert status == 0
+    assert (
+        "but by 'brief' alone: ['right', 'json'] are at their lowest for every answer: give real "
+        "ones with --answers, or sample them with --model"
+    ) in shown
+
+
+def test_each_data_source_of_both_files_is_tried(check: Callable, work: Path) -> None:
+    write_data(work / "data.parquet", sources=("sums", "sums", "number"))
+    write_data(work / "held_out.parquet", sources=("sums", "number", "raises"))
+    status, shown, report = check("by_source", "--rows", "1")
+    assert status == 1
+    assert "row 2 (ground truth): expected compute_score to return a dict" in shown
+    write_data(work / "data.parquet")
+    # In a validation a bare number will do.
+    status, shown, report = check("by_source", "data.val_files=held_out.parquet")
+    assert status == 1
+    (problem,) = report["problems"]
+    assert problem.startswith(
+        "row 2 of data.val_files (data source 'raises') (ground truth): it raised LookupError: no "
+    )
+    assert len(report["answers"]) == 27
+    write_data(work / "held_out.parquet", keep=0)
+    status, shown, report = check("by_source", "data.val_files=held_out.parquet")
+    assert "data.val_files: expected at least one row, found none in held_out.parquet" in shown

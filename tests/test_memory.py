@@ -7,6 +7,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -242,7 +244,7 @@ def test_model_larger_than_the_machine_is_refused_before_ray_starts(tmp_path: Pa
         vocab_size=10**9, hidden_size=4096, num_hidden_layers=1, tie_word_embeddings=True
     ).save_pretrained(tmp_path / "huge")
     data = tmp_path / "data.parquet"
-    data.touch()
+    pq.write_table(pa.table({"data_source": ["toolbox"]}), data)
     config = compose(
         "toolbox/gdpo",
         [

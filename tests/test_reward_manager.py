@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,22 @@ def judge(solution_str, ground_truth, extra_info):
 @declares(Component("right", 0, 1), "tokens")
 def plain(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return judge(solution_str, ground_truth, extra_info)
+
+@declares(Component("right", 0, 1), "tokens")
+def scoreless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    result = judge(solution_str, ground_truth, extra_info)
+    del result["score"]
+    return result
+
+@declares(Component("right", 0, 1), "tokens")
+async def scoreless_async(**kwargs):
+    return scoreless(**kwargs)
+
+@declares("right")
+def other_keys(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    if ground_truth == "nothing":
+        return {}
+    return {"score": 0.25, "acc": 1.0} if ground_truth == "held out" else {"right": 1.5}
 
 @declares("url", "memory", "at_once")
 def sandboxed(
@@ -245,43 +262,52 @@ def test_other_rewards_are_called_without_it(manager: Callable[..., Any]) -> Non
     assert score(built, session(*ONE, ground_truth="3"))["reward_extra_info"]["tokens"] == 4
 
 
-def test_rows_of_an_unknown_data_source_get_the_minimum_and_a_code(
+@pytest.mark.parametrize("function", ["scoreless", "scoreless_async"])
+def test_a_dict_without_score_gets_the_sum(manager: Callable[..., Any], function: str) -> None:
+    built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
+    result = score(built, session(*ONE, ground_truth="\\boxed{3}"))
+    assert result["reward_score"] == 6.0
+    assert result["reward_extra_info"]["score"] == 6.0
+
+
+def test_a_row_without_the_components_keeps_the_functions_own_score(
     manager: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    built = manager("reward.custom_reward_function.path=null")
+    # verl tells a manager of no validation; data that are held out may have other rewards.
+    built = manager(function="other_keys")
     for _ in range(2):
-        found = score(built, session(*ONE, ground_truth="3"))
-        assert found["reward_extra_info"] == {
-            "score": -3.0,
-            "format": 0.0,
-            "correctness": -3.0,
-            "parse_error": 15,
+        result = score(built, session(*ONE, ground_truth="held out"))
+        assert result == {
+            "reward_score": 0.25,
+            "reward_extra_info": {"score": 0.25, "acc": 1.0},
         }
-    assert caplog.text.count("rows of 'mine' get the minimum") == 1
+    assert score(built, session(*ONE, ground_truth="3"))["reward_score"] == 1.5
+    (message,) = caplog.messages
+    assert "the reward returned no 'right' for row of data source 'mine'" in message
+    with pytest.raises(ValueError, match="the reward returned no 'right' for row of data source"):
+        score(built, session(*ONE, ground_truth="nothing"))
 
 
-@pytest.mark.parametrize(
-    ("sources", "settings", "refused"),
-    [
-        (["toolbox", "bfcl"], ["reward.custom_reward_function.path=null"], False),
-        (["toolbox", "gsm8k"], ["reward.custom_reward_function.path=null"], True),
-        (["gsm8k"], [], False),  # scored by the function that the recipe names
-    ],
-    ids=["known", "unknown", "a function of its own"],
-)
-def test_unknown_data_sources_are_refused_before_the_first_rollout(
-    sources: list[str], settings: list[str], refused: bool
+def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(
+    manager: Callable[..., Any],
 ) -> None:
-    import datasets
+    keys = "+algorithm.gdpo_reward_keys=[format_reward,accuracy_reward]"
+    path = "reward.custom_reward_function.path=pkg://verl.utils.reward_score.rlla"
+    data = session(*ONE, ground_truth="<think> a </think> <response> b </response>")
+    found = []
+    for name in ("gdpo", "gdpo_components"):
+        built = manager(
+            path, keys, "trainer.experiment_name=qwen", f"reward.reward_manager.name={name}"
+        )
+        found.append(score(built, copy.deepcopy(data)))
+    assert found[0] == found[1]
+    assert found[0]["reward_extra_info"].keys() == {"score", "format_reward", "accuracy_reward"}
 
-    from gdpo_verl.plugin.reward import check_data_sources
 
-    with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-        config = hydra.compose("toolbox/gdpo", settings)
-    frame = datasets.Dataset.from_dict({"data_source": sources})
-    rows = type("Rows", (), {"dataframe": frame})()
-    if refused:
-        with pytest.raises(ValueError, match=r"custom_reward_function\.path: not set.*'gsm8k'"):
-            check_data_sources(config, rows)
-    else:
-        check_data_sources(config, rows, object())
+def test_rows_of_an_unknown_data_source_are_refused(manager: Callable[..., Any]) -> None:
+    built = manager("reward.custom_reward_function.path=null")
+    data = session(*ONE, ground_truth="<think> a </think> <response> b </response>")
+    with pytest.raises(ValueError, match=r"custom_reward_function\.path: not set.*'mine', only"):
+        score(built, data)
+    data.non_tensor_batch["data_source"][:] = "toolbox"
+    assert score(built, data)["reward_extra_info"].keys() >= {"format", "correctness"}

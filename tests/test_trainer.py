@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import DictConfig, open_dict
@@ -52,7 +54,7 @@ def config(tmp_path: Path) -> DictConfig:
     config = recipe()
     for key in ("train_files", "val_files"):
         config.data[key] = str(tmp_path / "rows.parquet")
-    (tmp_path / "rows.parquet").touch()
+    pq.write_table(pa.table({"data_source": ["toolbox"]}), tmp_path / "rows.parquet")
     return config
 
 

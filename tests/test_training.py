@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import STOCK, Training, run_cli
@@ -148,6 +150,8 @@ from gdpo_verl.rewards import Component, declares, tool_call
 @declares(Component("format", 0, 1, optional=True), Component("correctness", -3, 3))
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     await asyncio.sleep(0.01)
+    if data_source == "held_out":
+        return {"score": 0.25, "acc": float(not solution_str)}
     assert sum(map(ord, solution_str)) % 5 or not solution_str, "every fifth"
     if sum(map(ord, solution_str)) % 2:
         tool_call.compute_score(data_source, solution_str, "no call")
@@ -165,9 +169,17 @@ def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
     reward, bfcl = tmp_path / "my_reward.py", tmp_path / "bfcl"
     reward.write_text(MIXED_REWARD)
     run_cli("prepare", "bfcl", "--out", str(bfcl))
+    # Held out: six rows of a source whose reward has other keys, and two of the training's own.
+    rows = pq.read_table(toolbox / "validation.parquet").slice(0, 8)
+    sources = pa.array(["held_out"] * 6 + ["toolbox"] * 2)
+    place = rows.column_names.index("data_source")
+    pq.write_table(rows.set_column(place, "data_source", sources), tmp_path / "held_out.parquet")
 
     run = train(
         "toolbox/gdpo",
+        f"data.val_files={tmp_path / 'held_out.parquet'}",
+        "trainer.val_before_train=true",
+        f"trainer.validation_data_dir={tmp_path / 'validation'}",
         f"data.train_files=[{toolbox / 'train.parquet'},{bfcl / 'train.parquet'}]",
         f"reward.custom_reward_function.path={reward}",
         "+algorithm.gdpo.whiten=sequence",
@@ -176,8 +188,14 @@ def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
         "data.filter_overlong_prompts=true",
         "actor_rollout_ref.rollout.max_model_len=564",
     )
+    held_out = run.metrics()[0]
+    assert held_out["val-aux/held_out/reward/mean@1"] == 0.25
+    assert held_out["val-core/held_out/acc/mean@1"] == 0.0
+    dumped_rows = (tmp_path / "validation/0.jsonl").read_text().splitlines()
+    assert sum('"acc": 0.0' in row for row in dumped_rows) == 6
     sources, failed = set(), 0
-    for step, metrics in run.metrics().items():
+    for step in (1, 2):
+        metrics = run.metrics()[step]
         rows = [row for row in run.rollouts(step) if not row["uid"].startswith("pad")]
         sources |= {row["format"] is None for row in rows}
         failed += 32 - len(rows)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import hydra
 import pytest
@@ -21,6 +22,25 @@ def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
 def raises(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return {"score": 1 / len(solution_str)}
 
+def swallows(data_source, solution_str, ground_truth, extra_info=None, *, limit=1, **kwargs):
+    return {"score": 1.0, "format": 1.0}
+
+def named(data_source, solution_str, ground_truth, extra_info=None, *, limit=1):
+    return {"score": 1.0, "format": 1.0}
+
+def other(text, truth, **kwargs):
+    return {"score": 1.0, "format": 1.0}
+
+table = {}
+
+def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    assert data_source != "raises"
+    extra = {"detail": {"a": 1}} if data_source == "dict" else {}
+    return 1.0 if data_source == "bare" else {"score": 1.0, "format": 1.0, **extra}
+
+def a_text(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": "1.0", "format": 1.0}
+
 async def good_async(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return {"score": 2.0, "format": 1.0, "correctness": None}
 """
@@ -30,7 +50,7 @@ async def good_async(data_source, solution_str, ground_truth, extra_info=None, *
 def compose(tmp_path: Path) -> Callable[..., DictConfig]:
     """The resolved configuration of a recipe whose data files exist."""
     (tmp_path / "rewards.py").write_text(REWARDS)
-    (tmp_path / "data.parquet").touch()
+    write_rows(tmp_path / "data.parquet", ["toolbox"])
 
     def build(*overrides: str, recipe: str = "toolbox/gdpo") -> DictConfig:
         files = [f"data.{key}={tmp_path / 'data.parquet'}" for key in ("train_files", "val_files")]
@@ -38,6 +58,13 @@ def compose(tmp_path: Path) -> Callable[..., DictConfig]:
             return hydra.compose(recipe, [*files, *overrides])
 
     return build
+
+
+def write_rows(path: Path, sources: list[str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"data_source": pa.array(sources, pa.string())}), path)
 
 
 def users(tmp_path: Path, name: str) -> list[str]:
@@ -79,6 +106,11 @@ def validate(config: DictConfig) -> None:
             id="missing data file",
         ),
         pytest.param(
+            ["reward.reward_manager.name=batch"],
+            r"Unknown reward manager: batch, only \['dapo', 'gdpo', 'gdpo_components', 'naive'",
+            id="a manager of another verl",
+        ),
+        pytest.param(
             ["data.train_files=data/gsm8k/train.parquet"],
             r"data\.train_files: 'data/gsm8k/train\.parquet' does not exist.*"
             r"Prepare it with `gdpo-verl prepare gsm8k`",
@@ -99,6 +131,18 @@ def validate(config: DictConfig) -> None:
 def test_refused_before_ray_starts(compose: Callable, overrides: list[str], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         validate(compose(*overrides))
+
+
+@pytest.mark.parametrize("key", ["train_files", "val_files"])
+@pytest.mark.parametrize("rows", [[], None], ids=["no rows", "no byte"])
+def test_data_without_rows_are_refused_before_ray_starts(
+    compose: Callable, tmp_path: Path, key: str, rows: list[str] | None
+) -> None:
+    path = tmp_path / "empty.parquet"
+    path.touch() if rows is None else write_rows(path, rows)
+    expected = rf"data\.{key}: expected at least one row, found none in .*empty\.parquet"
+    with pytest.raises(ValueError, match=expected):
+        validate(compose(f"data.{key}={path}"))
 
 
 def test_reward_without_declaration_or_keys_is_refused(compose: Callable, tmp_path: Path) -> None:
@@ -223,12 +267,14 @@ def test_a_setting_without_effect_on_a_control_is_warned_of(
 def test_a_filter_metric_that_the_reward_does_not_return_is_refused(compose: Callable) -> None:
     from gdpo_verl.plugin import validation
 
-    returned = {"score": 1.0, "correctness": 1.0, "format": 0.0}
+    returned = {"0": {"score": 1.0, "correctness": 1.0, "format": 0.0}}
     for metric in ("components", "reward", "score", "format"):
         config = compose(f"algorithm.filter_groups={{enable: true, metric: {metric}}}")
         validation.check_filter(config, returned)
     config = compose("algorithm.filter_groups={enable: true, metric: correctnes}")
-    with pytest.raises(ValueError, match=r"^algorithm\.filter_groups\.metric: .*'correctness'\?$"):
+    with pytest.raises(
+        ValueError, match=r"^algorithm\.filter_groups\.metric: .*row 0\..*'correctness'\?$"
+    ):
         validation.check_filter(config, returned)
 
 
@@ -259,11 +305,31 @@ ROW = {
 }
 
 
-def probe(config: DictConfig, tokenizer: object) -> object:
-    from gdpo_verl.plugin import reward, validation
+class Rows(list):
+    """A data set as verl has it, of one row for each of these data sources."""
 
-    returned = reward.probe_reward(config, tokenizer, [ROW])
-    return validation.objective_of(config, returned)
+    def __init__(self, *sources: str) -> None:
+        import datasets
+
+        super().__init__(ROW | {"data_source": source} for source in sources)
+        self.dataframe = datasets.Dataset.from_dict({"data_source": list(sources)})
+
+
+def probe(
+    config: DictConfig,
+    tokenizer: object,
+    train: list[dict] | None = None,
+    held_out: list[dict] | None = None,
+) -> object:
+    from gdpo_verl.plugin import probe, validation
+
+    trainer = SimpleNamespace(
+        config=config,
+        tokenizer=tokenizer,
+        train_dataset=train or [ROW],
+        val_dataset=held_out or [],
+    )
+    return validation.objective_of(config, probe.probe_reward(trainer))
 
 
 def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer: object) -> None:
@@ -272,22 +338,62 @@ def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer:
     assert probe(without_function, tokenizer).keys == ("format", "correctness")
 
 
-def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_a_misspelt_argument(
+def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passed_on(
     compose: Callable, tokenizer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gdpo_verl.plugin import reward
-
     thinker = copy.deepcopy(tokenizer)
     thinker.chat_template = "{{ messages[0].content }}<think>\n"
     row = ROW | {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}
-    misspelt = "+reward.custom_reward_function.reward_kwargs.stric=false"
-    reward.probe_reward(compose(misspelt, "reward.reward_manager.name=naive"), thinker, [row])
+    passed_on = "+reward.custom_reward_function.reward_kwargs.another=false"
+    probe(compose(passed_on, "reward.reward_manager.name=naive"), thinker, [row])
     assert "reward.reward_manager.name=naive: the prompt ends in '<think>" in caplog.text
-    assert "reward_kwargs.stric: pkg://gdpo_verl.rewards.tool_call:compute_score" in caplog.text
+    assert "reward_kwargs.another: pkg://gdpo_verl.rewards.tool_call:compute_score" in caplog.text
     caplog.clear()
-    reward.probe_reward(compose(), thinker, [row])
-    reward.probe_reward(compose("reward.reward_manager.name=naive"), tokenizer, [row])
+    probe(compose(), thinker, [row])
+    probe(compose("reward.reward_manager.name=naive"), tokenizer, [row])
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "option", "expected"),
+    [
+        pytest.param(
+            "swallows", "limt", r"kwargs\.limt: .* Did you mean 'limit'\?", id="swallowed"
+        ),
+        pytest.param(
+            "named", "limt", r"unexpected .* 'limt'\. .* Did you mean 'limit'", id="refused"
+        ),
+        pytest.param("other", "limit", r"by name: missing a required argument: 'text'", id="other"),
+        pytest.param("table", "limit", r"by name: \{\} is not a callable", id="a table"),
+    ],
+)
+def test_a_function_that_verl_cannot_call_as_configured_is_refused(
+    compose: Callable, tokenizer: object, tmp_path: Path, function: str, option: str, expected: str
+) -> None:
+    options = f"+reward.custom_reward_function.reward_kwargs.{option}=3"
+    with pytest.raises(ValueError, match=expected):
+        probe(compose(*users(tmp_path, function), options), tokenizer)
+
+
+def test_probe_tries_a_row_of_each_data_source_of_both_files(
+    compose: Callable, tokenizer: object, tmp_path: Path
+) -> None:
+    config = compose(*users(tmp_path, "by_source"), "+algorithm.gdpo_reward_keys=[format]")
+    assert probe(config, tokenizer, Rows("a", "a", "b"), Rows("a", "bare")).keys == ("format",)
+    with pytest.raises(ValueError, match=r"row 2 of data\.val_files \(data source 'raises'\)"):
+        probe(config, tokenizer, Rows("a"), Rows("a", "a", "raises"))
+    with pytest.raises(ValueError, match=r"row 1 of data\.train_files .*expected .*found 1\.0\. "):
+        probe(config, tokenizer, Rows("a", "bare"))
+    with pytest.raises(ValueError, match=r"row 0 .*'detail' is {'a': 1} \(dict\), with which verl"):
+        probe(config, tokenizer, Rows("a"), Rows("dict"))
+    # Only a validation takes the mean of it, and without one nobody looks at its rows.
+    assert probe(config, tokenizer, Rows("dict"), Rows("a")).keys == ("format",)
+    without = compose(
+        *users(tmp_path, "by_source"),
+        *["+algorithm.gdpo_reward_keys=[format]", "trainer.test_freq=-1"],
+        "trainer.val_before_train=false",
+    )
+    assert probe(without, tokenizer, Rows("a"), Rows("raises")).keys == ("format",)
 
 
 def test_probe_runs_async_rewards(compose: Callable, tokenizer: object, tmp_path: Path) -> None:
@@ -303,7 +409,8 @@ def test_probe_runs_async_rewards(compose: Callable, tokenizer: object, tmp_path
         pytest.param(
             "raises",
             "[format]",
-            r"raised on row 0 of data\.train_files with an empty answer: ZeroDivisionError",
+            r"row 0 of data\.train_files \(data source None\), with an empty answer: raised "
+            r"ZeroDivisionError: division by zero \(.*rewards\.py:6\)",
             id="raises",
         ),
         pytest.param(
@@ -311,6 +418,12 @@ def test_probe_runs_async_rewards(compose: Callable, tokenizer: object, tmp_path
             "[format,corectness]",
             r"algorithm\.gdpo_reward_keys: 'corectness' is not among.*Did you mean 'correctness'",
             id="unknown reward key",
+        ),
+        pytest.param(
+            "a_text",
+            "[format]",
+            r"with an empty answer: expected a finite number as its score, found '1\.0'\. ",
+            id="a score as text",
         ),
         pytest.param("good", "[format,note]", r"number, None or NaN for 'note'", id="not a number"),
     ],
@@ -325,10 +438,13 @@ def test_reward_is_called_once_before_the_first_rollout(
 
 
 def test_manager_makes_the_score_the_weighted_sum(compose: Callable, tokenizer: object) -> None:
-    from gdpo_verl.plugin import reward
+    from gdpo_verl.plugin.probe import probe_reward
 
     config = compose("+algorithm.gdpo_reward_weights={format:0.5,correctness:2}")
-    returned = reward.probe_reward(config, tokenizer, [ROW])
+    trainer = SimpleNamespace(
+        config=config, tokenizer=tokenizer, train_dataset=[ROW], val_dataset=[]
+    )
+    (returned,) = probe_reward(trainer).values()
     # An empty answer: format 0, correctness -3.
     assert (returned["format"], returned["correctness"]) == (0.0, -3.0)
     assert returned["score"] == 0.5 * 0.0 + 2 * -3.0

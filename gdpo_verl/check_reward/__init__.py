@@ -19,12 +19,20 @@ from omegaconf import open_dict
 from gdpo_verl.check_reward import answers, table
 from gdpo_verl.check_reward.answers import inside_thought
 from gdpo_verl.check_reward.broken import STEP_SECONDS
+from gdpo_verl.check_reward.cases import Case, lost, without_score
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.check_reward.worker import Scored, score_twice
+from gdpo_verl.check_reward.worker import Outcome, Scored, score_twice
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.reward import MANAGER_NAME, opened_thought_warning, prompt_text
+from gdpo_verl.plugin.probe import unloggable, validates
+from gdpo_verl.plugin.reward import (
+    MANAGER_NAME,
+    first_rows,
+    opened_thought_warning,
+    prompt_text,
+    rows_of_sources,
+)
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
@@ -75,7 +83,6 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-    from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
     from gdpo_verl.run.composition import recipes_directory
 
@@ -86,8 +93,7 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
             if recipe
             else hydra.initialize_config_module("verl.trainer.config", version_base=None)
         ):
-            config = hydra.compose(recipe or "ppo_trainer", list(overrides))
-            return migrate_legacy_reward_impl(config)
+            return hydra.compose(recipe or "ppo_trainer", list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"configuration {recipe or 'ppo_trainer'}: {error}") from error
 
@@ -135,6 +141,7 @@ def check(
     for name, number in numbers.items():
         if number is not None and not number > 0:
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
+    validation.check_keys(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     if source.model is not None:
         config.actor_rollout_ref.model.path = str(source.model)
@@ -148,16 +155,33 @@ def check(
             inside_thought(answer) if answer.made_up and answer.row in opened else answer
             for answer in chosen
         ]
-        scored = score_twice(config, columns, chosen, timeout)
+        others = _held_out(config, tokenizer)
+        held_out = answers.made_up(others)
+        scored = score_twice(config, {**columns, **others}, [*chosen, *held_out], timeout)
     report = measure(chosen, scored, settings, step_seconds)
-    report = replace(report, problems=[*report.problems, *_estimator_problems(config, scored)])
+    # In a validation nobody reads the components.
+    cases = list(map(Case, held_out, scored.outcomes[len(chosen) :]))
+    problems = lost(cases, len(cases)) + without_score([c for c in cases if not c.outcome.error])
+    problems += unloggable(config, [outcome.info for outcome in scored.outcomes])
+    problems += _estimator_problems(config, scored, scored.outcomes[: len(chosen)])
+    report = replace(report, problems=[*report.problems, *problems])
     if opened:
         report = replace(report, notes=[_about_thought(config, prompts[opened[0]]), *report.notes])
     return Checked(report, _about(config, len(dataset), len(columns), chosen))
 
 
-def _estimator_problems(config: Any, scored: Scored) -> list[str]:
-    """Complain of a variant that cannot work with what the reward returns, or of a schedule.
+def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
+    """The first row of each data source of data.val_files, where these are here."""
+    files = config.data.get("val_files") or []
+    paths = map(os.path.expanduser, [files] if isinstance(files, str) else files)
+    if not validates(config) or not all(map(os.path.exists, paths)):
+        return {}
+    dataset = _dataset(config, tokenizer, "val_files")
+    return {**rows_of_sources(dataset, "data.val_files", config.data.reward_fn_key)}
+
+
+def _estimator_problems(config: Any, scored: Scored, outcomes: Sequence[Outcome]) -> list[str]:
+    """Complain of a variant, a filter or a schedule that cannot work with what the reward returns.
 
     What is wrong with the components themselves is in the report already.
     """
@@ -168,6 +192,8 @@ def _estimator_problems(config: Any, scored: Scored) -> list[str]:
         return [str(error)] if "algorithm.gdpo.schedule:" in str(error) else []
     try:
         validation.check_estimator(objective, config.actor_rollout_ref.rollout.n)
+        returned = {str(row): each.info for row, each in enumerate(outcomes) if not each.error}
+        validation.check_filter(config, returned)
     except ValueError as error:
         return [str(error)]
     return []
@@ -188,7 +214,9 @@ def _answers(
         groups = list(dict.fromkeys(answer.group for answer in given))[:rows]
         given = [answer for answer in given if answer.group in set(groups)]
         return given, {answer.row: dict(dataset[answer.row]) for answer in given}
-    columns = {row: dict(dataset[row]) for row in answers.spread(len(dataset), rows or ROWS)}
+    numbers = {*answers.spread(len(dataset), rows or ROWS)}
+    numbers |= {*first_rows(dataset, config.data.reward_fn_key).values()}
+    columns = {row: dict(dataset[row]) for row in sorted(numbers)}
     if source.column is not None:
         return answers.from_column(columns, source.column), columns
     if source.model is not None:
@@ -198,8 +226,8 @@ def _answers(
     return answers.made_up(columns), columns
 
 
-def _dataset(config: Any, tokenizer: Any) -> Any:
-    """data.train_files as the training reads them, but with every row.
+def _dataset(config: Any, tokenizer: Any, key: str = "train_files") -> Any:
+    """The files of `data` under this key as the training reads them, but with every row.
 
     Raises:
       ValueError: they cannot be read, hold no rows, or lack a column that verl's managers read.
@@ -208,34 +236,22 @@ def _dataset(config: Any, tokenizer: Any) -> Any:
 
     with open_dict(config):
         config.data.filter_overlong_prompts = False  # row numbers stay those of the files
+    validation.check_data_files(config.data, key)
     try:
-        _refuse_empty(config.data.train_files)
-        dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+        dataset = create_rl_dataset(config.data[key], config.data, tokenizer, None)
+        if not len(dataset):
+            raise ValueError("expected at least one row, found none")
     except Exception as error:
         raise ValueError(
-            f"data.train_files: cannot read {_files(config)} (working directory {os.getcwd()}): "
+            f"data.{key}: cannot read {_files(config, key)} (working directory {os.getcwd()}): "
             f"{type(error).__name__}: {error}. Prepare them first, for instance with `gdpo-verl "
             "prepare toolbox`, and name them with --data."
         ) from error
-    if len(dataset) == 0:
-        raise ValueError(
-            f"data.train_files: expected at least one row, found none in {_files(config)}"
-        )
-    _check_columns(config, dataset)
+    _check_columns(config, dataset, key)
     return dataset
 
 
-def _refuse_empty(files: Any) -> None:
-    """Refuse data without a row, for which `datasets` complains about its own batch size."""
-    import pyarrow.parquet as pq
-
-    for file in [files] if isinstance(files, str) else files:
-        path = Path(file).expanduser()
-        if path.suffix == ".parquet" and path.exists() and not pq.read_metadata(path).num_rows:
-            raise ValueError(f"expected at least one row, found none in {file}")
-
-
-def _check_columns(config: Any, dataset: Any) -> None:
+def _check_columns(config: Any, dataset: Any, key: str) -> None:
     wanted = {config.data.prompt_key: "verl's data set reads"}
     if config.reward.reward_manager.source == "register":
         wanted |= dict.fromkeys(("data_source", "reward_model"), "verl's reward managers read")
@@ -243,10 +259,10 @@ def _check_columns(config: Any, dataset: Any) -> None:
     for column, reader in wanted.items():
         if found is not None and column not in found:
             raise ValueError(
-                f"data.train_files: {reader} a column {column!r}, found only {sorted(found)} in "
-                f"{_files(config)}"
+                f"data.{key}: {reader} a column {column!r}, found only {sorted(found)} in "
+                f"{_files(config, key)}"
             )
-    if "reward_model" in wanted:
+    if "reward_model" in wanted and key == "train_files":
         _check_ground_truths(config, dataset)
 
 
@@ -289,6 +305,6 @@ def _estimator(config: Any) -> str:
     return "; ".join(parts)
 
 
-def _files(config: Any) -> str:
-    files = config.data.train_files
+def _files(config: Any, key: str = "train_files") -> str:
+    files = config.data[key]
     return files if isinstance(files, str) else ", ".join(files)

@@ -30,7 +30,7 @@ class Answer:
     """One answer to one row.
 
     Attributes:
-      row: the row's number in data.train_files, from 0.
+      row: the row's number in data.train_files, from 0, or the name of one of others.
       kind: where the answer comes from, in words.
       text: the answer.
       group: answers with the same group share a prompt's rollout.
@@ -38,7 +38,7 @@ class Answer:
       made_up: whether nobody gave it and no model wrote it.
     """
 
-    row: int
+    row: Any
     kind: str
     text: str
     group: Hashable
@@ -64,7 +64,7 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
     return json.dumps(truth, default=str, sort_keys=True)
 
 
-def made_up(rows: Mapping[int, Mapping[str, Any]]) -> list[Answer]:
+def made_up(rows: Mapping[Any, Mapping[str, Any]]) -> list[Answer]:
     """For each row: its ground truth and another row's, bare, phrased and boxed; half; random;
     nothing."""
     rng = random.Random(0)
@@ -118,7 +118,7 @@ def boxed(truth: str) -> str:
     return f"<think>It follows.</think>\n\\boxed{{{truth}}}"
 
 
-def from_column(rows: Mapping[int, Mapping[str, Any]], column: str) -> list[Answer]:
+def from_column(rows: Mapping[Any, Mapping[str, Any]], column: str) -> list[Answer]:
     """The answers in a column of the data: a text, or a list of them, in each row.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gdpo_verl.check_reward.answers import (
@@ -28,20 +28,9 @@ SHARE_OF_STEP = 0.05
 """Of a step's time, what a single answer may take."""
 
 _TOLERANCE = 1e-9
+_REAL_ANSWERS = "give real ones with --answers, or sample them with --model"
 # A truth is compared with wrong answers of its own form, and with two that have none.
 _WRONG = {GROUND_TRUTH: OTHER, PHRASED: OTHER_PHRASED, BOXED: OTHER_BOXED}
-
-
-def no_dict(cases: Iterable[Case]) -> list[str]:
-    """Answers for which the function returned a bare number, which verl keeps as 'acc'."""
-    return summed_up(
-        cases,
-        lambda case: (
-            "expected compute_score to return a dict with 'score' and the components, found "
-            f"{case.outcome.score!r}. Return {{'score': …, 'correctness': …}} and declare the "
-            "components (gdpo_verl.rewards.declares), or name them in algorithm.gdpo_reward_keys"
-        ),
-    )
 
 
 def not_repeated(cases: Sequence[Case], components: Sequence[str]) -> list[str]:
@@ -97,24 +86,26 @@ def nothing_to_learn(
     text = (
         f"no component differs between two answers to one prompt, in any of {len(several)} prompts"
     )
-    remedy = "give real ones with --answers, or sample them with --model"
     if may_not_fit(readable, codes):
         return [], [
             f"{text}. The answers were made up, and none may have the form that the reward asks "
-            f"for: {remedy}"
+            f"for: {_REAL_ANSWERS}"
         ]
     text += ": every advantage would be 0 and nothing would be learnt"
     if any(case.answer.made_up for case in readable):
-        text += f". If no made-up answer has the form that the reward asks for, {remedy}"
+        text += f". If no made-up answer has the form that the reward asks for, {_REAL_ANSWERS}"
     return [text], []
 
 
-def out_of_order(readable: Sequence[Case], codes: Mapping[int, int]) -> tuple[list[str], list[str]]:
+def out_of_order(
+    readable: Sequence[Case], batch: RewardBatch, codes: Mapping[int, int]
+) -> tuple[list[str], list[str]]:
     """Rewards that do not prefer the ground truth to wrong answers: as problems, or as notes.
 
     In one of its forms, bare, phrased or boxed, the ground truth must score more than every wrong
     answer in at least half of the rows. It is a note where the truth is known not to be an
-    answer: a JSON object, as the tests of a program, or unread by the reward's own words.
+    answer: a JSON object, as the tests of a program, or unread by the reward's own words. So it is
+    where one component alone orders the answers, since not even a ground truth gets another.
 
     Args:
       codes: `parse_error` of the cases, by id.
@@ -135,6 +126,8 @@ def out_of_order(readable: Sequence[Case], codes: Mapping[int, int]) -> tuple[li
     )
     if may_not_fit(readable, codes):
         return [], [f"{text}: to be expected only where a ground truth is not written as an answer"]
+    if lone := _ordering_alone(batch):
+        return [], [f"{text}, but {lone}: {_REAL_ANSWERS}"]
     fault = "is inverted" if 2 * worse > len(compared[form]) else "does not order answers"
     return [f"{text}: the reward {fault}"], []
 
@@ -151,6 +144,17 @@ def _compared(readable: Sequence[Case], form: str) -> list[float]:
         for row in scores.values()
         if form in row and any(kind in row for kind in wrong)
     ]
+
+
+def _ordering_alone(batch: RewardBatch) -> str:
+    """Name the one component that varies, where others stay at their lowest; '' elsewhere."""
+    low = {key: limits[0] for key, limits in batch.objective.ranges.items()}
+    scores = dict(zip(batch.objective.keys, batch.rewards.nan_to_num(math.inf).T, strict=True))
+    varying = [key for key, column in scores.items() if column.min() < column.max()]
+    lowest = [key for key, column in scores.items() if column.max() <= low.get(key, 0.0)]
+    if len(varying) != 1 or not lowest:
+        return ""
+    return f"by {varying[0]!r} alone: {lowest} are at their lowest for every answer"
 
 
 def may_not_fit(cases: Sequence[Case], codes: Mapping[int, int]) -> bool:

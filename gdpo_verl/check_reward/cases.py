@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
 from gdpo_verl.check_reward.worker import Outcome
 from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.probe import score_problem
 from gdpo_verl.plugin.reward import MANAGER_NAME
 from gdpo_verl.plugin.trainer import SCORE_TOLERANCE
 from gdpo_verl.rewards.components import Component
@@ -29,14 +30,9 @@ class Case:
 
     @property
     def score(self) -> float | None:
-        """The score as a finite number; None where it is something else, text included."""
-        if isinstance(self.outcome.score, (str, bytes)):
-            return None
-        try:
-            number = float(self.outcome.score)
-        except (TypeError, ValueError, OverflowError):
-            return None
-        return number if math.isfinite(number) else None
+        """The score as a finite number; None where it is something else, see `score_problem`."""
+        score = self.outcome.score
+        return None if score_problem(score) else float(score)
 
     @property
     def least_seconds(self) -> float | None:
@@ -58,10 +54,10 @@ def lost(cases: Sequence[Case], expected: int) -> list[str]:
 
 
 def without_score(returned: Sequence[Case]) -> list[str]:
-    """Answers whose score is not a finite number."""
+    """Answers whose score is no number that verl can train on."""
     return summed_up(
-        (case for case in returned if case.score is None),
-        lambda case: f"expected a finite number as its score, found {case.outcome.score!r}",
+        (case for case in returned if score_problem(case.outcome.score)),
+        lambda case: score_problem(case.outcome.score),
     )
 
 

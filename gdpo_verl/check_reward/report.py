@@ -11,11 +11,12 @@ import numpy as np
 from gdpo_verl.check_reward import broken
 from gdpo_verl.check_reward import cases as complaints
 from gdpo_verl.check_reward.answers import Answer
-from gdpo_verl.check_reward.cases import Case
+from gdpo_verl.check_reward.cases import Case, summed_up
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.plugin.batch import RewardBatch, read_components
+from gdpo_verl.plugin.probe import not_a_dict
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.row_key import RowKey
 
@@ -111,8 +112,10 @@ def measure(
         for place, (answer, outcome) in enumerate(zip(answers, scored.outcomes, strict=False))
     ]
     came_back = [case for case in cases if case.outcome.error is None]
-    returned, numbers = _dicts(came_back, settings)
-    problems = [*scored.unnamed, *complaints.lost(cases, len(answers)), *broken.no_dict(numbers)]
+    numbers = [case for case in came_back if not_a_dict(case.outcome.info, settings)]
+    returned = [case for case in came_back if not not_a_dict(case.outcome.info, settings)]
+    problems = [*scored.unnamed, *complaints.lost(cases, len(answers))]
+    problems += summed_up(numbers, lambda case: not_a_dict(case.outcome.info, settings))
     problems += complaints.without_score(returned)
     notes = complaints.altered(came_back) + complaints.differing_keys(returned)
 
@@ -134,7 +137,7 @@ def measure(
         problems += complaints.out_of_range(readable, batch, scored.declared)
         problems += complaints.score_is_no_sum(readable, batch)
         constant, unsure = broken.nothing_to_learn(readable, batch, codes)
-        unordered, unsure_of_order = broken.out_of_order(readable, codes)
+        unordered, unsure_of_order = broken.out_of_order(readable, batch, codes)
         problems += constant + unordered + complaints.unread_ground_truths(readable, batch)
         notes += unsure + unsure_of_order + _constant(components)
     problems += broken.not_repeated(came_back, objective.keys if objective else ())
@@ -156,18 +159,6 @@ def measure(
         problems=problems,
         notes=notes,
     )
-
-
-def _dicts(came_back: Sequence[Case], settings: GdpoConfig) -> tuple[list[Case], list[Case]]:
-    """The cases for which the function returned a dict, and those with a bare number.
-
-    verl keeps a bare number as 'acc', which is fine where it is asked for.
-    """
-    if "acc" in (settings.reward_keys or ()):
-        return list(came_back), []
-    numbers = [set(case.outcome.info) == {"acc"} for case in came_back]
-    dicts = [case for case, number in zip(came_back, numbers, strict=True) if not number]
-    return dicts, [case for case, number in zip(came_back, numbers, strict=True) if number]
 
 
 def _resolve(

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
-import sysconfig
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -27,6 +26,8 @@ from typing import Any
 from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.check_reward.tokens import load_tokenizer, prompt_ids, response_ids
 from gdpo_verl.plugin.batch import one_row
+from gdpo_verl.plugin.probe import raised, score_row
+from gdpo_verl.plugin.reward import declared_reward, unnamed_arguments
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.sandbox import protection
 
@@ -77,7 +78,10 @@ class Scored:
 
 
 def score_twice(
-    config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer], timeout: float
+    config: Any,
+    rows: Mapping[Any, Mapping[str, Any]],
+    answers: Sequence[Answer],
+    timeout: float,
 ) -> Scored:
     """Score the answers, and then those that came back once more, in another order.
 
@@ -93,7 +97,10 @@ def score_twice(
 
 
 def score_all(
-    config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer], timeout: float
+    config: Any,
+    rows: Mapping[Any, Mapping[str, Any]],
+    answers: Sequence[Answer],
+    timeout: float,
 ) -> Scored:
     """Score the answers one after the other with the configured reward and manager.
 
@@ -183,7 +190,7 @@ def _end_of(process: BaseProcess) -> str:
 
 @contextlib.contextmanager
 def _process(
-    config: Any, rows: Mapping[int, Mapping[str, Any]], answers: Sequence[Answer]
+    config: Any, rows: Mapping[Any, Mapping[str, Any]], answers: Sequence[Answer]
 ) -> Iterator[tuple[BaseProcess, Connection]]:
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
@@ -205,7 +212,7 @@ def _serve(
     connection: Connection,
     directory: Path,
     config: Any,
-    rows: Mapping[int, Mapping[str, Any]],
+    rows: Mapping[Any, Mapping[str, Any]],
     answers: Sequence[Answer],
 ) -> None:
     """Send the declaration, then an `Outcome` for each answer; or a text that says why not."""
@@ -217,13 +224,11 @@ def _serve(
     try:
         from verl.trainer.ppo.reward import load_reward_manager
 
-        from gdpo_verl.plugin.reward import declared_reward, unnamed_arguments
-
         loaded = Scored(declared_reward(config), [], unnamed=unnamed_arguments(config))
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         manager = load_reward_manager(config, tokenizer)
     except Exception as error:
-        text = str(error) if isinstance(error, ValueError) else f"reward: {_last_line(error)}"
+        text = str(error) if isinstance(error, ValueError) else f"reward: it {raised(error)}"
         connection.send(text)
         return
     connection.send(loaded)
@@ -232,22 +237,19 @@ def _serve(
         altered = tokenizer.decode(ids, skip_special_tokens=True) != answer.text
         data = one_row(prompt_ids(config, tokenizer, rows[answer.row]), ids, rows[answer.row])
         started = time.perf_counter()
-        result: Mapping[str, Any] = {}
-        error_text = None
+        outcome = Outcome(first=number == 0, altered=altered)
         try:
-            result = manager.loop.run_until_complete(manager.run_single(data))
-        except Exception as error:
-            error_text = f"raised {_last_line(error)}"
-        outcome = Outcome(
-            score=result.get("reward_score"),
-            info=dict(result.get("reward_extra_info") or {}),
-            seconds=time.perf_counter() - started,
-            first=number == 0,
-            altered=altered,
-            error=error_text,
-            sandboxes=tuple(sorted(protection.used)),
-        )
-        connection.send(outcome)
+            score, info = score_row(manager, data)
+            outcome = replace(outcome, score=score, info=info)
+        except ValueError as error:
+            outcome = replace(outcome, error=str(error))
+        seconds = time.perf_counter() - started
+        outcome = replace(outcome, seconds=seconds, sandboxes=tuple(sorted(protection.used)))
+        try:
+            connection.send(outcome)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            text = f"returned what cannot be sent to the trainer's process: {error}"
+            connection.send(replace(outcome, score=None, info={}, error=text))
 
 
 def _end_with_the_command(connection: Connection) -> None:
@@ -260,13 +262,3 @@ def _end_with_the_command(connection: Connection) -> None:
         connection.close()
         command.join()
         os.killpg(0, signal.SIGKILL)
-
-
-def _last_line(error: BaseException) -> str:
-    """The error as the last line of its traceback, with the last place outside libraries."""
-    line = traceback.format_exception_only(error)[-1].strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    paths = sysconfig.get_paths()
-    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"])
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
-    return f"{line} ({own[-1].filename}:{own[-1].lineno})" if own else line

@@ -135,16 +135,17 @@ class RewardBatch:
         return rows
 
 
-def score_of(info: Mapping[str, Any], objective: Objective) -> float:
+def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
     """sum_k w_k r_k of one response, after the conditions, in reward units.
 
     Args:
       info: what the reward returned.
+      row: what to call it in an error.
 
     Raises:
       ValueError: a component is absent, infinite or not a number.
     """
-    raw = read_components([info], objective, ["0"])
+    raw = read_components([info], objective, [row])
     conditioned = apply_conditions(raw, objective.keys, objective.config.conditions)
     return float(_weighted_sum(conditioned, objective)[0])
 
@@ -195,7 +196,8 @@ def one_row(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, An
 
     Args:
       prompt, response: in tokens.
-      row: of the data; the manager gets a copy, since it may write into the columns.
+      row: of the data; the manager gets a copy, since it may write into the columns, without
+        verl's `dummy_tensor`.
     """
     from verl import DataProto
 
@@ -206,7 +208,8 @@ def one_row(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, An
     }
     tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
     tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
-    columns = copy.deepcopy(dict(row)) | {
+    columns = {key: value for key, value in row.items() if not isinstance(value, Tensor)}
+    columns = copy.deepcopy(columns) | {
         "__num_turns__": 2,
         "tool_extra_fields": {},
         "prompt_len": len(prompt),

@@ -1,4 +1,4 @@
-"""The configured reward before the first rollout: what it declares, and what it returns.
+"""The configured reward before its first call: its declaration, its arguments, its data.
 
 Loading one runs the user's code, so the trainer's random state is kept.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import inspect
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from gdpo_verl.plugin.batch import one_row
 from gdpo_verl.rewards.components import Component, declared_components
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.text import did_you_mean
@@ -23,6 +22,8 @@ from gdpo_verl.text import did_you_mean
 logger = logging.getLogger(__name__)
 
 MANAGER_NAME = "gdpo_components"
+# By verl's managers and ours, to the reward function.
+_PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def declared_reward(config: Any) -> tuple[Component, ...]:
@@ -31,119 +32,96 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
     """
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
     from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+    function = _load_function(config)
+    try:
+        manager = resolve_reward_manager_cls(config)
+    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
+        named = config.reward.reward_manager.name
+        known = (
+            f", only {sorted(REWARD_MANAGER)}" if "Unknown reward manager:" in str(error) else ""
+        )
+        raise ValueError(
+            f"reward.reward_manager: {error}{known}.{known and did_you_mean(named, REWARD_MANAGER)}"
+        ) from error
+    # A custom function takes the place of the manager's own rewards.
+    return declared_components(manager if function is None else function)
+
+
+def _load_function(config: Any) -> Any:
+    """The custom reward function; None without one."""
     from verl.utils.import_utils import load_extern_object
 
     function = config.reward.get("custom_reward_function") or {}
     path, name = function.get("path"), function.get("name")
-    components: tuple[Component, ...] = ()
-    if path:
-        try:
-            with random_state_kept():
-                components = declared_components(load_extern_object(path, str(name)))
-        except (Exception, SystemExit) as error:
-            raise ValueError(
-                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
-                f"{type(error).__name__}: {error}. Give "
-                "path=pkg://package.module or a file, and name=the function in it."
-            ) from error
-    try:
-        manager = resolve_reward_manager_cls(config)
-    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
-        raise ValueError(f"reward.reward_manager: {error}") from error
-    # A custom function takes the place of the manager's own rewards.
-    return components if path else declared_components(manager)
-
-
-def check_data_sources(config: Any, *datasets: Any) -> None:
-    """Refuse rows for which the reward manager `gdpo_components` has no reward of its own.
-
-    Args:
-      config: verl's whole configuration.
-      datasets: verl's data sets, or others, which are left alone.
-
-    Raises:
-      ValueError: names the data sources.
-    """
-    from gdpo_verl.plugin.reward_manager import REWARDS
-
-    if (config.reward.get("custom_reward_function") or {}).get("path"):
-        return
-    if config.reward.reward_manager.name != MANAGER_NAME:
-        return
-    key = config.data.reward_fn_key
-    frames = [getattr(dataset, "dataframe", None) for dataset in datasets]
-    found = {
-        source
-        for frame in frames
-        if frame is not None and key in frame.column_names
-        for source in frame.unique(key)
-    }
-    if unknown := sorted(map(str, found - REWARDS.keys())):
-        raise ValueError(
-            f"reward.custom_reward_function.path: not set, and the reward manager {MANAGER_NAME} "
-            f"has no reward for rows whose {key} is one of {unknown}, only for {sorted(REWARDS)}. "
-            "Set it (for example to pkg://gdpo_verl.rewards.gsm8k) and its name."
-        )
-
-
-def probe_reward(
-    config: Any, tokenizer: Any, dataset: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """Call the configured reward once, on the first row of the data with an empty answer.
-
-    Returns:
-      What it returned (verl's `reward_extra_info`); None when it needs a reward model,
-      which does not run yet.
-
-    Raises:
-      ValueError: it raised; the message has the key, the row and the reward's own words.
-    """
-    from verl.trainer.ppo.reward import load_reward_manager
-
-    if config.reward.reward_model.enable:
+    if not path:
         return None
-    row = dict(dataset[0])
-    columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
-    for complaint in unnamed_arguments(config):
-        logger.warning(complaint)
-    if warning := opened_thought_warning(config, prompt_text(config, tokenizer, row)):
-        logger.warning(warning)
-    manager = load_reward_manager(config, tokenizer)
-    data = one_row([0], [tokenizer.eos_token_id], columns)
     try:
-        result = manager.loop.run_until_complete(manager.run_single(data))
-    except Exception as error:
-        function = config.reward.get("custom_reward_function") or {}
+        with random_state_kept():
+            return load_extern_object(path, str(name))
+    except (Exception, SystemExit) as error:
         raise ValueError(
-            f"reward.custom_reward_function={function.get('path')}:{function.get('name')} raised "
-            f"on row 0 of data.train_files with an empty answer: {type(error).__name__}: {error}. "
-            "A reward function must return its components for any text."
+            f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
+            f"{type(error).__name__}: {error}. Give "
+            "path=pkg://package.module or a file, and name=the function in it."
         ) from error
-    return dict(result.get("reward_extra_info") or {})
+
+
+def first_rows(dataset: Any, key: str) -> dict[Any, int]:
+    """The number of each data source's first row, by the source; {None: 0} where none is known."""
+    frame: Any = getattr(dataset, "dataframe", None)
+    if key not in getattr(frame, "column_names", ()):
+        return {None: 0} if dataset else {}
+    sources = list(frame[key])
+    return {source: sources.index(source) for source in dict.fromkeys(sources)}
+
+
+def rows_of_sources(dataset: Any, files: str, key: str) -> dict[str, dict[str, Any]]:
+    """The first row of each data source, by a name for messages."""
+    return {
+        f"{number} of {files} (data source {source!r})": dict(dataset[number])
+        for source, number in first_rows(dataset, key).items()
+    }
 
 
 def unnamed_arguments(config: Any) -> list[str]:
-    """Complain of each `reward_kwargs` that the reward function does not name.
+    """Complain of each of the `reward_kwargs` that is a misspelt argument of the reward function.
 
-    One that takes any keyword argument swallows a misspelt one.
+    A function that takes any keyword argument swallows it. One that is no argument's neighbour it
+    may pass on; that is logged.
+
+    Raises:
+      ValueError: verl cannot call the function.
     """
-    from verl.utils.import_utils import load_extern_object
-
-    function: Any = config.reward.get("custom_reward_function") or {}
-    given = list(function.get("reward_kwargs") or {})
-    if not function.get("path") or not given:
+    function = _load_function(config)
+    if function is None:
         return []
-    loaded: Any = load_extern_object(function.path, str(function.name))
-    parameters = inspect.signature(loaded).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = [parameter.name for parameter in parameters if parameter.kind in kinds]
-    return [
-        f"reward.custom_reward_function.reward_kwargs.{key}: {function.path}:{function.name} names "
-        f"no such argument, only {named}.{did_you_mean(key, named)}"
-        for key in given
-        if key not in named
-    ]
+    node = config.reward.custom_reward_function
+    where, given = f"{node.path}:{node.name}", dict(node.get("reward_kwargs") or {})
+    problems = []
+    try:
+        signature = inspect.signature(function)
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [p.name for p in signature.parameters.values() if p.kind in kinds]
+        for key in [key for key in given if key not in named]:
+            text = (
+                f"reward.custom_reward_function.reward_kwargs.{key}: {where} names no such "
+                f"argument, only {named}."
+            )
+            if near := did_you_mean(key, named):
+                problems.append(text + near)
+            else:
+                logger.warning(text)
+        if config.reward.reward_manager.source == "register":  # others pass what they like
+            signature.bind(**(dict.fromkeys(_PASSED) | given))
+    except TypeError as error:
+        raise ValueError(
+            f"reward.custom_reward_function: verl calls {where} with {', '.join(_PASSED)} and the "
+            f"reward_kwargs by name: {error}. {' '.join(problems)}".rstrip()
+        ) from error
+    return problems
 
 
 def opened_thought_warning(config: Any, prompt: str) -> str:

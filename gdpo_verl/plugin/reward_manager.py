@@ -1,10 +1,15 @@
 """The reward manager that feeds GDPO and its GRPO control the same components.
 
 It does what verl's `naive` manager does, and three things more: it tells the reward function
-the response's length in tokens (`extra_info['response_length']`), it makes the score the
-weighted sum of the components that GDPO decouples, from the same configuration, and where the
-prompt itself opens the thought it puts that end of the prompt in front of the response, so that
-the function judges the assistant's whole turn. The function may be sync or async.
+the response's length in tokens (`extra_info['response_length']`) and, as verl's `gdpo` manager,
+the experiment's name, it makes the score the weighted sum of the components that GDPO decouples,
+from the same configuration, and where the prompt itself opens the thought it puts that end of the
+prompt in front of the response, so that the function judges the assistant's whole turn. The
+function may be sync or async.
+
+A row whose components cannot be read keeps the function's own score. verl does not tell a manager
+whether a row is one of a validation, whose data may have rewards of their own, and an exception
+would only take the session away; in the training the seam raises for such a row, and names it.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +31,6 @@ from gdpo_verl.plugin.batch import score_of
 from gdpo_verl.plugin.reward import MANAGER_NAME
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
-from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -54,26 +58,39 @@ class ComponentsRewardManager(NaiveRewardManager):
         # verl wraps a custom function in a partial.
         function = getattr(compute_score, "args", [compute_score])[0]
         settings = _sandbox_settings(function, config.reward.get("sandbox_fusion") or {})
-        super().__init__(config, tokenizer, partial(compute_score, **settings), **kwargs)
-        self.settings = GdpoConfig.from_algorithm(config.algorithm)
+        compute_score = _may_lack_score(partial(compute_score, **settings))
+        super().__init__(config, tokenizer, compute_score, **kwargs)
+        gdpo = GdpoConfig.from_algorithm(config.algorithm)
         self.declared = declared_components(function)
-        self.objective: Objective | None = None
+        # Without components it is a function of its own score, for another estimator than GDPO.
+        named = self.declared or gdpo.reward_keys is not None
+        self.objective: Objective | None = gdpo.resolve(self.declared) if named else None
+        self.own_scores: set[str] = set()  # the data sources of which a warning spoke
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one session by its last output."""
         data = data[-1:]
         length = _trim_response(data)
         self._put_opened_thought_in_front(data)
-        extra_info = dict(data[0].non_tensor_batch.get("extra_info") or {})
+        extra_info = {"experiment_name": self.config.trainer.experiment_name}
+        extra_info |= data[0].non_tensor_batch.get("extra_info") or {}
         column = np.array([extra_info | {"response_length": length}], dtype=object)
         data.non_tensor_batch["extra_info"] = column
         result = await super().run_single(data)
         info = result["reward_extra_info"]
-        if not self.declared and self.settings.reward_keys is None:
-            return result  # a function of its own score, for another estimator than GDPO
-        # The first response's keys stand for all: the settings are resolved once a process.
-        self.objective = self.objective or self.settings.resolve(self.declared, list(info))
-        info["score"] = result["reward_score"] = score_of(info, self.objective)
+        if self.objective is not None:
+            source = data[0].non_tensor_batch["data_source"]
+            try:
+                score = score_of(info, self.objective, f"of data source {source!r}")
+                info["score"] = result["reward_score"] = score
+            except ValueError as error:
+                if result["reward_score"] is None:
+                    raise
+                if source not in self.own_scores:
+                    self.own_scores.add(source)
+                    logger.warning("the reward's own score is kept, as in a validation: %s", error)
+        elif result["reward_score"] is None:
+            raise KeyError("score")
         return result
 
     def _put_opened_thought_in_front(self, data: Any) -> None:
@@ -88,6 +105,20 @@ class ComponentsRewardManager(NaiveRewardManager):
             responses = torch.cat([responses.new_tensor([tokens]), responses], dim=1)
             data.batch["responses"] = responses
             data.batch["attention_mask"] = torch.ones_like(responses)
+
+
+def _may_lack_score(function: Any) -> Any:
+    """The function with a 'score' of None where its dict has none; verl's manager reads it."""
+
+    def completed(result: Any) -> Any:
+        return {"score": None} | result if isinstance(result, dict) else result
+
+    async def awaited(**kwargs: Any) -> Any:
+        return completed(await function(**kwargs))
+
+    if inspect.iscoroutinefunction(function):
+        return awaited
+    return lambda **kwargs: completed(function(**kwargs))
 
 
 def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,27 +154,14 @@ def _trim_response(data: Any) -> int:
 
 
 def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
-    """The reward of a data source that gdpo-verl prepares; the minimum for any other.
-
-    `reward.check_data_sources` looks for others before the first rollout.
-    """
-    if data_source in REWARDS:
-        return REWARDS[data_source](data_source, *args, **kwargs)
-    _warn_of_data_source(data_source)
-    lowest = {c.name: float(c.low or 0.0) for c in ComponentsRewardManager.components}
-    return {"score": sum(lowest.values()), **lowest, "parse_error": int(ParseError.DATA_SOURCE)}
+    """The reward of a data source that gdpo-verl prepares."""
+    if data_source not in REWARDS:
+        raise ValueError(
+            f"reward.custom_reward_function.path: not set, and {MANAGER_NAME} has no reward for "
+            f"rows of data_source {data_source!r}, only for {sorted(REWARDS)}. Set it (perhaps to "
+            "pkg://gdpo_verl.rewards.gsm8k) and its name."
+        )
+    return REWARDS[data_source](data_source, *args, **kwargs)
 
 
 compute_default_score.components = ComponentsRewardManager.components  # type: ignore[attr-defined]
-
-
-@cache
-def _warn_of_data_source(data_source: str) -> None:
-    logger.warning(
-        "data_source: rows of %r get the minimum (metric gdpo/parse_error/code_%d), because no "
-        "reward of gdpo-verl's is known for it, only for %s. Set "
-        "reward.custom_reward_function.path and .name.",
-        data_source,
-        ParseError.DATA_SOURCE,
-        sorted(REWARDS),
-    )

@@ -28,6 +28,7 @@ from gdpo_verl.plugin import (
     aggregation,
     estimator,
     liveness,
+    probe,
     queue,
     replay_buffer,
     reward,
@@ -184,11 +185,9 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
         buffer, None if seam is None else seam.objective, lambda: trainer.global_steps
     )
     if checked:
-        reward.check_data_sources(config, trainer.train_dataset, trainer.val_dataset)
-        returned = reward.probe_reward(config, trainer.tokenizer, trainer.train_dataset)
+        returned = probe.probe_reward(trainer)
         validation.objective_of(config, returned)
-        if returned is not None:
-            validation.check_filter(config, returned)
+        validation.check_filter(config, returned)
     if seam is not None and buffer is not None:
         seam.failures = replay_buffer.SessionFailures(
             buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates

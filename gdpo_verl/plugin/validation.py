@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -17,7 +18,8 @@ from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.advantage.trial import try_variant
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.batch import read_components
+from gdpo_verl.plugin.batch import failed_judgement, read_components
+from gdpo_verl.plugin.probe import not_a_dict
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.run.memory import check_memory
 from gdpo_verl.start import check_model, joins_cluster
@@ -128,10 +130,7 @@ def check_settings(config: Any) -> None:
         if is_gdpo(config):
             raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
         return
-    for key in config:
-        if str(key).startswith("gdpo"):
-            raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
-    _check_old_reward_keys(config)
+    check_keys(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     with random_state_kept():
         _ = settings.estimator
@@ -154,7 +153,15 @@ def check_settings(config: Any) -> None:
     _warn_about_filter(config, settings)
 
 
-def _check_old_reward_keys(config: Any) -> None:
+def check_keys(config: Any) -> None:
+    """Refuse keys that would be ignored: ours in a wrong place, and verl's old ones of the reward.
+
+    Raises:
+      ValueError: names the key and the one to set.
+    """
+    for key in config:
+        if str(key).startswith("gdpo"):
+            raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
     for section in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         for key, value in _leaves(section, config.get(section)):
             old = next(old for old in _OLD_REWARD_KEYS if f"{key}.".startswith(f"{old}."))
@@ -286,25 +293,31 @@ def check_trainer(config: Any, objective: Objective) -> None:
         )
 
 
-def check_filter(config: Any, returned: Mapping[str, Any]) -> None:
+def check_filter(config: Any, returned: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a group filter on a metric that the reward does not return.
 
     Args:
-      returned: a dict that it returned (verl's `reward_extra_info`).
+      returned: the dicts that it returned, by the names of their rows; see `probe_reward`.
 
     Raises:
       ValueError: names the metric and what there is.
     """
     node = config.algorithm.get("filter_groups") or {}
-    metric, known = node.get("metric"), ["reward", FILTER_METRIC, *returned]
-    if node.get("enable", False) and metric is not None and metric not in known:
-        raise ValueError(
-            f"algorithm.filter_groups.metric: {metric!r} is not among {known}: what the reward "
-            f"returned, verl's reward and our {FILTER_METRIC}.{did_you_mean(metric, known)}"
-        )
+    if not node.get("enable", False) or node.get("metric") in (None, "reward", FILTER_METRIC):
+        return
+    for row, info in returned.items():
+        if (metric := node["metric"]) not in info:
+            known = ["reward", FILTER_METRIC, *info]
+            raise ValueError(
+                f"algorithm.filter_groups.metric: {metric!r} is not among {known}: verl's reward, "
+                f"our {FILTER_METRIC}, and what the reward returned for row {row}."
+                f"{did_you_mean(metric, known)}"
+            )
 
 
-def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Objective | None:
+def objective_of(
+    config: Any, returned: Mapping[str, Mapping[str, Any]] | None = None
+) -> Objective | None:
     """The run's objective, or None when it has no components for us.
 
     A run that names nothing of ours gets metrics when its reward declares components; if its
@@ -312,7 +325,7 @@ def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Obje
 
     Args:
       config: verl's whole configuration.
-      returned: a dict that the reward returned, where one is known.
+      returned: the dicts that the reward returned, by the names of their rows; see `probe_reward`.
 
     Raises:
       ValueError: what a run that names something of ours needs is missing.
@@ -322,9 +335,16 @@ def objective_of(config: Any, returned: Mapping[str, Any] | None = None) -> Obje
         declared = declared_reward(config)
         if not (is_gdpo(config) or declared or settings.reward_keys):
             return None
-        objective = settings.resolve(declared, None if returned is None else list(returned))
-        if returned is not None:
-            read_components([returned], objective, ["0 of data.train_files with an empty answer"])
+        for row, info in (returned or {}).items():
+            if reason := failed_judgement(info):
+                raise ValueError(
+                    f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
+                    "that the reward asks, or to reward.timeout."
+                )
+            if problem := not_a_dict(info, settings):
+                raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
+            read_components([info], settings.resolve(declared, list(info)), [row])
+        objective = settings.resolve(declared)
         return objective if is_gdpo(config) or settings.metrics else None
     except Exception:
         if names_ours(config):
@@ -377,28 +397,40 @@ def _check_rollout_engine(name: str) -> None:
         )
 
 
-def check_data_files(data: Any) -> None:
-    """Refuse files of rows that do not exist here.
+def check_data_files(data: Any, *keys: str) -> None:
+    """Refuse files of rows that do not exist here, or hold no row.
 
     Args:
       data: verl's ``data``.
+      keys: of ``data``; by default those of the training and of the validation.
 
     Raises:
       ValueError: names the key, the file and the command that writes it.
     """
     if (data.get("custom_cls") or {}).get("path"):
         return  # what its files are is that class's business
-    for key in ("train_files", "val_files"):
+    for key in keys or ("train_files", "val_files"):
         files = data.get(key)
         for path in [files] if isinstance(files, str) else list(files or []):
-            if "://" not in path and not os.path.exists(os.path.expanduser(path)):
-                command = command_for(path)
-                remedy = (
-                    f"Prepare it with `{command}`."
-                    if command
-                    else "`gdpo-verl prepare --help` names the data sets that one command writes."
-                )
-                raise ValueError(
-                    f"data.{key}: {path!r} does not exist here (working directory {os.getcwd()}). "
-                    f"{remedy}"
-                )
+            local = os.path.expanduser(path)
+            if "://" in path or (os.path.exists(local) and _has_rows(local)):
+                continue
+            found = f"expected at least one row, found none in {path}"
+            if not os.path.exists(local):
+                found = f"{path!r} does not exist here"
+            command = command_for(path)
+            remedy = (
+                f"Prepare it with `{command}`."
+                if command
+                else "`gdpo-verl prepare --help` names the data sets that one command writes."
+            )
+            raise ValueError(f"data.{key}: {found} (working directory {os.getcwd()}). {remedy}")
+
+
+def _has_rows(path: str) -> bool:
+    import pyarrow.parquet as pq
+
+    with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
+        if path.endswith(".parquet"):
+            return bool(pq.read_metadata(path).num_rows)
+    return os.path.getsize(path) > 0

@@ -1,0 +1,107 @@
+"""The rule for what a reward may return, held against what verl itself does with it."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl.plugin.probe import score_problem, unloggable
+
+# By name: whether verl trains on it as a score, and validates with it as a value, one and four
+# answers to a prompt.
+VALUES = {
+    "a float": (1.0, True, True, True),
+    "an integer": (1, True, True, True),
+    "a truth value": (True, True, True, True),
+    "numpy's float64": (np.float64(1), True, True, True),
+    "numpy's float32": (np.float32(1), False, True, True),
+    "numpy's truth value": (np.bool_(True), False, True, True),
+    "an array": (np.array([1.0]), False, True, True),
+    "a tensor": (torch.tensor(1.0), True, True, True),
+    "a tensor of two": (torch.tensor([1.0, 2.0]), False, True, True),
+    "a Decimal": (decimal.Decimal(1), False, False, False),
+    "a Fraction": (fractions.Fraction(1, 2), False, False, False),
+    "None": (None, False, True, True),
+    "a text": ("1.0", False, True, True),
+    "a dict": ({"a": 1}, False, False, False),
+    "numbers": ([1.0, 2.0], False, True, True),
+    "texts": (["a"], False, False, False),
+    "nothing in a list": ([], False, True, False),
+    "bytes": (b"1", False, False, False),
+    "a set": ({1}, False, False, False),
+    "a date": (datetime.date(2020, 1, 1), False, False, False),
+}
+
+
+def train_on(score: Any) -> bool:
+    """What verl's agent loop does with the score; without one it has none to train on."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    output = AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=[1],
+        response_mask=[1],
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+    )
+    output.reward_score = score
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydantic's, of the type
+        return "rm_scores" in output.as_dict()
+
+
+def validate_with(value: Any, answers: int, directory: Path) -> None:
+    """What verl's trainer does with one prompt's values of a validation, its dump included."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    column, names = {"value": [value] * answers}, [""] * answers
+    process_validation_metrics(names, names, column)
+    PPOTrainer._write_generations(names, names, names, names, column, str(directory), 1)
+
+
+def succeeds(call: Any, *args: Any) -> bool:
+    try:
+        return call(*args) is not False
+    except Exception:
+        return False
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", VALUES)
+def test_what_is_refused_is_what_verl_cannot_use(name: str, tmp_path: Path) -> None:
+    value, trains, validates, validates_groups = VALUES[name]
+    assert succeeds(train_on, value) is trains
+    assert (score_problem(value) == "") is trains
+    for answers, expected in ((1, validates), (4, validates_groups)):
+        assert succeeds(validate_with, value, answers, tmp_path) is expected
+        config = OmegaConf.create(
+            {
+                "actor_rollout_ref": {"rollout": {"val_kwargs": {"n": answers}}},
+                "trainer": {"validation_data_dir": "somewhere"},
+            }
+        )
+        problems = unloggable(config, [{"value": value}])
+        assert (problems == []) is expected, problems
+        assert all(type(value).__name__ in problem for problem in problems)
+
+
+def test_texts_and_numbers_of_one_prompt_are_refused() -> None:
+    def problems(answers: int) -> list[str]:
+        config = OmegaConf.create(
+            {"actor_rollout_ref": {"rollout": {"val_kwargs": {"n": answers}}}, "trainer": {}}
+        )
+        return unloggable(config, [{"why": "late"}, {"why": 1.0, "acc": 1}, {"why": 2.0}])
+
+    assert problems(1) == []
+    (problem,) = problems(2)
+    assert problem.startswith("'why' is 2.0 (float) and 'late' (str), with which verl's validation")
