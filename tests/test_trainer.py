@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig, open_dict
 from seams import recipe
 
-from gdpo_verl.plugin import estimator, queue, replay_buffer
+from gdpo_verl.plugin import estimator, legacy, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.policy.model import train_tokenizer
@@ -55,6 +55,8 @@ def config(tmp_path: Path) -> DictConfig:
     for key in ("train_files", "val_files"):
         config.data[key] = str(tmp_path / "rows.parquet")
     pq.write_table(pa.table({"data_source": ["toolbox"]}), tmp_path / "rows.parquet")
+    (tmp_path / "config.json").touch()
+    config.actor_rollout_ref.model.path = str(tmp_path)
     return config
 
 
@@ -221,8 +223,10 @@ def test_the_legacy_trainer_refuses_a_schedule_because_it_tells_no_step(
     with open_dict(trainer.config):
         ramp = {"from": 0.0, "to": 1.0, "steps": 5}
         trainer.config.algorithm.gdpo = {"schedule": {"format": ramp}}
+        trainer.config.trainer.use_v1 = False
+    del trainer.replay_buffer
     with pytest.raises(ValueError, match=r"algorithm\.gdpo\.schedule"):
-        seams._init_legacy(verls, trainer)
+        legacy.init(verls, trainer)
 
 
 def test_installed_is_what_the_trainers_base_class_and_its_module_call() -> None:

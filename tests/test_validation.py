@@ -48,14 +48,16 @@ async def good_async(data_source, solution_str, ground_truth, extra_info=None, *
 
 @pytest.fixture
 def compose(tmp_path: Path) -> Callable[..., DictConfig]:
-    """The resolved configuration of a recipe whose data files exist."""
+    """The resolved configuration of a recipe whose data files and model exist."""
     (tmp_path / "rewards.py").write_text(REWARDS)
     write_rows(tmp_path / "data.parquet", ["toolbox"])
+    (tmp_path / "config.json").touch()
 
     def build(*overrides: str, recipe: str = "toolbox/gdpo") -> DictConfig:
         files = [f"data.{key}={tmp_path / 'data.parquet'}" for key in ("train_files", "val_files")]
         with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-            return hydra.compose(recipe, [*files, *overrides])
+            model = f"actor_rollout_ref.model.path={tmp_path}"
+            return hydra.compose(recipe, [*files, model, *overrides])
 
     return build
 
@@ -99,6 +101,11 @@ def validate(config: DictConfig) -> None:
             ["algorithm.use_kl_in_reward=true"],
             r"algorithm\.use_kl_in_reward.*use_kl_loss",
             id="KL in the reward",
+        ),
+        pytest.param(
+            ["actor_rollout_ref.model.path=/no/model"],
+            r"actor_rollout_ref\.model\.path: expected a model's directory.*in '/no/model'",
+            id="missing model",
         ),
         pytest.param(
             ["data.val_files=/no/such/file.parquet"],
