@@ -150,6 +150,25 @@ def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_i
     assert record.exc_info
 
 
+@pytest.mark.parametrize("manager", ["gdpo_components", "naive"])
+def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, manager: str
+) -> None:
+    trainer.config.algorithm.adv_estimator = "grpo"
+    trainer.config.reward.reward_manager.name = manager
+    seams._init_dataloader(verls, trainer)
+    infos = [{"format": 1.0, "correctness": 3.0}, {"score": 0.25, "correctness": 3.0}]
+    monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: infos)
+    batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], tags=[{}, {}], partition_id="train")
+
+    def advantages(*args: Any) -> None:
+        estimator._step.get().see(["u", "u"], torch.ones(2, 1), torch.ones(2, 1))  # type: ignore
+
+    ends = pytest.raises(ValueError, match="the reward returned no 'format' for row u_1_0, only")
+    with ends if manager == "gdpo_components" else contextlib.nullcontext():
+        seams._compute_advantage(advantages, trainer, batch, {})
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
 def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
     trainer: SimpleNamespace, fails: bool, monkeypatch: pytest.MonkeyPatch

@@ -328,7 +328,7 @@ def probe(
     train: list[dict] | None = None,
     held_out: list[dict] | None = None,
 ) -> object:
-    from gdpo_verl.plugin import probe, validation
+    from gdpo_verl.plugin import reward, validation
 
     trainer = SimpleNamespace(
         config=config,
@@ -336,7 +336,7 @@ def probe(
         train_dataset=train or [ROW],
         val_dataset=held_out or [],
     )
-    return validation.objective_of(config, probe.probe_reward(trainer))
+    return validation.objective_of(config, reward.probe_reward(trainer))
 
 
 def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer: object) -> None:
@@ -445,7 +445,7 @@ def test_reward_is_called_once_before_the_first_rollout(
 
 
 def test_manager_makes_the_score_the_weighted_sum(compose: Callable, tokenizer: object) -> None:
-    from gdpo_verl.plugin.probe import probe_reward
+    from gdpo_verl.plugin.reward import probe_reward
 
     config = compose("+algorithm.gdpo_reward_weights={format:0.5,correctness:2}")
     trainer = SimpleNamespace(

@@ -24,19 +24,13 @@ from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import Outcome, Scored, score_twice
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.probe import unloggable, validates
-from gdpo_verl.plugin.reward import (
-    MANAGER_NAME,
-    first_rows,
-    opened_thought_warning,
-    prompt_text,
-    rows_of_sources,
-)
+from gdpo_verl.plugin import reward, validation
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
 TIMEOUT = 20.0
+# Answers of a model to each row, where actor_rollout_ref.rollout.n is verl's default of 1.
+SEVERAL = 4
 
 
 @dataclass(frozen=True)
@@ -145,11 +139,13 @@ def check(
     settings = GdpoConfig.from_algorithm(config.algorithm)
     if source.model is not None:
         config.actor_rollout_ref.model.path = str(source.model)
+        if config.actor_rollout_ref.rollout.n == 1:
+            config.actor_rollout_ref.rollout.n = SEVERAL
     with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         dataset = _dataset(config, tokenizer)
         chosen, columns = _answers(config, source, dataset, tokenizer, rows)
-        prompts = {row: prompt_text(config, tokenizer, columns[row]) for row in columns}
+        prompts = {row: reward.prompt_text(config, tokenizer, columns[row]) for row in columns}
         opened = [row for row, prompt in prompts.items() if opened_thought(prompt)]
         chosen = [
             inside_thought(answer) if answer.made_up and answer.row in opened else answer
@@ -162,7 +158,7 @@ def check(
     # In a validation nobody reads the components.
     cases = list(map(Case, held_out, scored.outcomes[len(chosen) :]))
     problems = lost(cases, len(cases)) + without_score([c for c in cases if not c.outcome.error])
-    problems += unloggable(config, [outcome.info for outcome in scored.outcomes])
+    problems += reward.unloggable(config, [each.info for each in scored.outcomes])
     problems += _estimator_problems(config, scored, scored.outcomes[: len(chosen)])
     report = replace(report, problems=[*report.problems, *problems])
     if opened:
@@ -174,10 +170,11 @@ def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
     """The first row of each data source of data.val_files, where these are here."""
     files = config.data.get("val_files") or []
     paths = map(os.path.expanduser, [files] if isinstance(files, str) else files)
-    if not validates(config) or not all(map(os.path.exists, paths)):
+    if not reward.validates(config) or not all(map(os.path.exists, paths)):
         return {}
     dataset = _dataset(config, tokenizer, "val_files")
-    return {**rows_of_sources(dataset, "data.val_files", config.data.reward_fn_key)}
+    rows = reward.first_rows(dataset, "val_files", config.data.reward_fn_key)
+    return {name: dict(dataset[number]) for name, number in rows.items()}
 
 
 def _estimator_problems(config: Any, scored: Scored, outcomes: Sequence[Outcome]) -> list[str]:
@@ -200,9 +197,9 @@ def _estimator_problems(config: Any, scored: Scored, outcomes: Sequence[Outcome]
 
 
 def _about_thought(config: Any, prompt: str) -> str:
-    return opened_thought_warning(config, prompt) or (
+    return reward.opened_thought_warning(config, prompt) or (
         f"the prompt ends in {opened_thought(prompt)!r}, so that answers start inside the thought; "
-        f"{MANAGER_NAME} puts that in front of them for the reward"
+        f"{reward.MANAGER_NAME} puts that in front of them for the reward"
     )
 
 
@@ -215,7 +212,7 @@ def _answers(
         given = [answer for answer in given if answer.group in set(groups)]
         return given, {answer.row: dict(dataset[answer.row]) for answer in given}
     numbers = {*answers.spread(len(dataset), rows or ROWS)}
-    numbers |= {*first_rows(dataset, config.data.reward_fn_key).values()}
+    numbers |= {*reward.first_rows(dataset, "train_files", config.data.reward_fn_key).values()}
     columns = {row: dict(dataset[row]) for row in sorted(numbers)}
     if source.column is not None:
         return answers.from_column(columns, source.column), columns

@@ -105,7 +105,7 @@ def out_of_order(
     In one of its forms, bare, phrased or boxed, the ground truth must score more than every wrong
     answer in at least half of the rows. It is a note where the truth is known not to be an
     answer: a JSON object, as the tests of a program, or unread by the reward's own words. So it is
-    where one component alone orders the answers, since not even a ground truth gets another.
+    where one component alone orders the answers, and not even a ground truth gets another.
 
     Args:
       codes: `parse_error` of the cases, by id.
@@ -126,19 +126,24 @@ def out_of_order(
     )
     if may_not_fit(readable, codes):
         return [], [f"{text}: to be expected only where a ground truth is not written as an answer"]
-    if lone := _ordering_alone(batch):
+    # A length knows no truth from another; what orders all of them against the truth does.
+    alike = not any(
+        differences and max(differences) < 0
+        for differences in (_compared(readable, form, [wrong]) for form, wrong in _WRONG.items())
+    )
+    if alike and (lone := _ordering_alone(batch)):
         return [], [f"{text}, but {lone}: {_REAL_ANSWERS}"]
     fault = "is inverted" if 2 * worse > len(compared[form]) else "does not order answers"
     return [f"{text}: the reward {fault}"], []
 
 
-def _compared(readable: Sequence[Case], form: str) -> list[float]:
+def _compared(readable: Sequence[Case], form: str, wrong: Sequence[str] = ()) -> list[float]:
     """By how much each row's ground truth in this form beats its best wrong answer."""
     scores: dict[Any, dict[str, float]] = defaultdict(dict)
     for case in readable:
         if case.answer.made_up and case.score is not None:
             scores[case.answer.row][case.answer.kind] = case.score
-    wrong = (_WRONG[form], RANDOM, EMPTY)
+    wrong = wrong or (_WRONG[form], RANDOM, EMPTY)
     return [
         row[form] - max(row[kind] for kind in wrong if kind in row)
         for row in scores.values()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
 from gdpo_verl.check_reward.worker import Outcome
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.probe import score_problem
-from gdpo_verl.plugin.reward import MANAGER_NAME
+from gdpo_verl.plugin.reward import MANAGER_NAME, score_problem
 from gdpo_verl.plugin.trainer import SCORE_TOLERANCE
 from gdpo_verl.rewards.components import Component
 

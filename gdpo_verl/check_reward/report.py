@@ -16,7 +16,7 @@ from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.plugin.batch import RewardBatch, read_components
-from gdpo_verl.plugin.probe import not_a_dict
+from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.row_key import RowKey
 

@@ -26,8 +26,7 @@ from typing import Any
 from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.check_reward.tokens import load_tokenizer, prompt_ids, response_ids
 from gdpo_verl.plugin.batch import one_row
-from gdpo_verl.plugin.probe import raised, score_row
-from gdpo_verl.plugin.reward import declared_reward, unnamed_arguments
+from gdpo_verl.plugin.reward import declared_reward, raised, score_row, unnamed_arguments
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.sandbox import protection
 

@@ -98,8 +98,8 @@ class GdpoConfig:
             raise ValueError(
                 "algorithm.gdpo_reward_keys: the reward declares no components and none are named"
                 f"{_among(returned)}. Set algorithm.gdpo_reward_keys=[...] (on a stock verl "
-                "configuration with a leading +), or declare them with "
-                "gdpo_verl.rewards.components.declares."
+                "configuration with a leading +), or declare them with gdpo_verl.rewards.declares: "
+                "a decorator above that needs functools.wraps to keep them."
             )
         keys = self.reward_keys or tuple(names)
         optional = {component.name for component in declared if component.optional}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from gdpo_verl.plugin import estimator, probe, validation
+from gdpo_verl.plugin import estimator, reward, validation
 from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of, token_counts
 
 # The trainer of this process, once it was looked at.
@@ -22,7 +22,7 @@ def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     """Wrap `RayPPOTrainer.__init__`: check the reward before the first rollout."""
     original(trainer, *args, **kwargs)
     if validation.names_ours(trainer.config):
-        validation.objective_of(trainer.config, probe.probe_reward(trainer))
+        validation.objective_of(trainer.config, reward.probe_reward(trainer))
     _look(trainer)
 
 

@@ -1,20 +1,30 @@
-"""The configured reward before its first call: its declaration, its arguments, its data.
+"""The configured reward before the first rollout: what it declares, and what it returns.
 
-Loading one runs the user's code, so the trainer's random state is kept.
+Loading and calling it run the user's code, so the trainer's random state is kept. The complaints
+are those of `check_reward`, too.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import math
 import random
-from collections.abc import Iterator, Mapping
+import reprlib
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin.batch import one_row
 from gdpo_verl.rewards.components import Component, declared_components
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.text import did_you_mean
@@ -24,6 +34,23 @@ logger = logging.getLogger(__name__)
 MANAGER_NAME = "gdpo_components"
 # By verl's managers and ours, to the reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
+_CALLERS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "check_reward"))
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Keep a module that seeds a generator when it is imported from moving the trainer's."""
+    state, numpy_state, torch_state = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+    )
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
 
 
 def declared_reward(config: Any) -> tuple[Component, ...]:
@@ -34,81 +61,196 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     """
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
     from verl.trainer.ppo.reward import resolve_reward_manager_cls
-
-    function = _load_function(config)
-    try:
-        manager = resolve_reward_manager_cls(config)
-    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
-        named = config.reward.reward_manager.name
-        known = (
-            f", only {sorted(REWARD_MANAGER)}" if "Unknown reward manager:" in str(error) else ""
-        )
-        raise ValueError(
-            f"reward.reward_manager: {error}{known}.{known and did_you_mean(named, REWARD_MANAGER)}"
-        ) from error
-    # A custom function takes the place of the manager's own rewards.
-    return declared_components(manager if function is None else function)
-
-
-def _load_function(config: Any) -> Any:
-    """The custom reward function; None without one."""
     from verl.utils.import_utils import load_extern_object
 
     function = config.reward.get("custom_reward_function") or {}
     path, name = function.get("path"), function.get("name")
-    if not path:
-        return None
+    components: tuple[Component, ...] = ()
+    if path:
+        try:
+            with random_state_kept():
+                components = declared_components(load_extern_object(path, str(name)))
+        except (Exception, SystemExit) as error:
+            raise ValueError(
+                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
+                f"{type(error).__name__}: {error}. Give "
+                "path=pkg://package.module or a file, and name=the function in it."
+            ) from error
     try:
-        with random_state_kept():
-            return load_extern_object(path, str(name))
-    except (Exception, SystemExit) as error:
+        manager = resolve_reward_manager_cls(config)
+    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
+        named, known = config.reward.reward_manager.name, ""
+        if "Unknown reward manager:" in str(error):
+            known = f", only {sorted(REWARD_MANAGER)}.{did_you_mean(named, REWARD_MANAGER)}"
+        raise ValueError(f"reward.reward_manager: {error}{known}") from error
+    # A custom function takes the place of the manager's own rewards.
+    return components if path else declared_components(manager)
+
+
+@random_state_kept()
+def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
+    """Call the configured reward with an empty answer to a row of each data source of both files.
+
+    Args:
+      trainer: verl's; its `config`, `tokenizer`, `train_dataset` and `val_dataset` are read.
+
+    Returns:
+      The dict that it returned (verl's `reward_extra_info`) for each row of the training, by the
+      row's name; {} when it needs a reward model, which does not run yet.
+
+    Raises:
+      ValueError: it cannot be called, raised, or returned what ends a training.
+    """
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    config, tokenizer = trainer.config, trainer.tokenizer
+    if config.reward.reward_model.enable:
+        return {}
+    if problems := unnamed_arguments(config):
+        raise ValueError("; ".join(problems))
+    prompt = prompt_text(config, tokenizer, trainer.train_dataset[0])
+    if warning := opened_thought_warning(config, prompt):
+        logger.warning(warning)
+    manager, key = load_reward_manager(config, tokenizer), config.data.reward_fn_key
+    training = first_rows(trainer.train_dataset, "train_files", key)
+    held_out = first_rows(trainer.val_dataset, "val_files", key) if validates(config) else {}
+    returned = {}
+    for name, number in (training | held_out).items():
+        row = (trainer.train_dataset if name in training else trainer.val_dataset)[number]
+        try:
+            score, returned[name] = score_row(manager, one_row([0], [tokenizer.eos_token_id], row))
+            unfit = unloggable(config, [returned[name]]) if name in held_out else []
+            if problem := "; ".join(filter(None, [score_problem(score), *unfit])):
+                raise ValueError(problem)
+        except ValueError as error:
+            raise ValueError(
+                f"reward.custom_reward_function: row {name}, with an empty answer: {error}. "
+                "A reward function must return a score, and its components, for any text."
+            ) from error
+    return {name: returned[name] for name in training}
+
+
+def validates(config: Any) -> bool:
+    """Whether the training validates at all."""
+    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
+
+
+def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
+    """Have a reward manager score a row: its `reward_score` and `reward_extra_info`.
+
+    Raises:
+      ValueError: there is no result.
+    """
+    try:
+        result = manager.loop.run_until_complete(manager.run_single(data))
+    except Exception as error:
+        raise ValueError(raised(error)) from error
+    score = result.get("reward_score")
+    if inspect.iscoroutine(score):
+        score.close()
         raise ValueError(
-            f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
-            f"{type(error).__name__}: {error}. Give "
-            "path=pkg://package.module or a file, and name=the function in it."
-        ) from error
+            "returned a coroutine: verl awaits only a function that is itself written with `async "
+            "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
+        )
+    return score, dict(result.get("reward_extra_info") or {})
 
 
-def first_rows(dataset: Any, key: str) -> dict[Any, int]:
-    """The number of each data source's first row, by the source; {None: 0} where none is known."""
+def raised(error: BaseException) -> str:
+    """The error as the last line of its traceback, with the last place in the user's files."""
+    line = traceback.format_exception_only(error)[-1].strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if line == "KeyError: 'score'" and "reward_manager" in frames[-1].filename:
+        return (
+            "returned a dict without 'score'. Return the sum of the components as 'score', or "
+            f"declare them and set reward.reward_manager.name={MANAGER_NAME}, which computes it"
+        )
+    paths = sysconfig.get_paths()
+    others = (paths["stdlib"], paths["purelib"], paths["platlib"], *_CALLERS)
+    own = [frame for frame in frames if not frame.filename.startswith(others)] or frames
+    return f"raised {line} ({own[-1].filename}:{own[-1].lineno})"
+
+
+def score_problem(score: Any) -> str:
+    """Complain of a score that verl cannot train on; '' where it can."""
+    problem = f"expected a finite number as its score, found {score!r}"
+    if isinstance(score, (str, bytes)):
+        return problem
+    try:
+        torch.zeros(1)[-1] = score  # as verl does (agent_loop.py, `AgentLoopOutput.as_dict`)
+        return "" if math.isfinite(score) else problem
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        kind = f"{type(score).__module__}.{type(score).__name__}"
+        return f"{problem}, a {kind}, which verl cannot put into a tensor. Return float(score)"
+
+
+def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Complain of returned values with which verl's validation ends; its own function decides."""
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    answers, problems = config.actor_rollout_ref.rollout.val_kwargs.n, []
+    for key in dict.fromkeys(key for info in infos if validates(config) for key in info):
+        values = list({type(info[key]): info[key] for info in infos if key in info}.values())
+        if all(isinstance(value, (int, float)) for value in values):
+            continue
+        values.sort(key=lambda value: isinstance(value, str))  # verl skips all if the first is one
+        try:
+            for prompt in [[value] for value in values] if answers == 1 else [values * 2]:
+                process_validation_metrics([""] * len(prompt), [""] * len(prompt), {key: prompt})
+                if config.trainer.get("validation_data_dir"):
+                    json.dumps(prompt, default=methodcaller("tolist"))
+        except Exception as error:
+            found = " and ".join(f"{reprlib.repr(v)} ({type(v).__name__})" for v in values)
+            problems.append(
+                f"{key!r} is {found}, with which verl's validation ends ({type(error).__name__}). "
+                "Return a number, a text or None for it, the same for every answer"
+            )
+    return problems
+
+
+def not_a_dict(info: Mapping[str, Any], settings: GdpoConfig) -> str:
+    """Complain of a bare number, which verl keeps as 'acc'; '' for a dict, or where it is named."""
+    if set(info) != {"acc"} or "acc" in (settings.reward_keys or ()):
+        return ""
+    return (
+        "expected compute_score to return a dict with 'score' and the components, found "
+        f"{info['acc']!r}. Return {{'score': …, 'correctness': …}} and declare the components "
+        "(gdpo_verl.rewards.declares), or name them in algorithm.gdpo_reward_keys"
+    )
+
+
+def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
+    """The number of each data source's first row, by a name for messages; the first, if unknown."""
     frame: Any = getattr(dataset, "dataframe", None)
-    if key not in getattr(frame, "column_names", ()):
-        return {None: 0} if dataset else {}
-    sources = list(frame[key])
-    return {source: sources.index(source) for source in dict.fromkeys(sources)}
-
-
-def rows_of_sources(dataset: Any, files: str, key: str) -> dict[str, dict[str, Any]]:
-    """The first row of each data source, by a name for messages."""
-    return {
-        f"{number} of {files} (data source {source!r})": dict(dataset[number])
-        for source, number in first_rows(dataset, key).items()
-    }
+    known = key in getattr(frame, "column_names", ())
+    sources = list(frame[key]) if known else [None] * bool(dataset)
+    numbers = {source: sources.index(source) for source in dict.fromkeys(sources)}
+    return {f"{row} of data.{files} (data source {name!r})": row for name, row in numbers.items()}
 
 
 def unnamed_arguments(config: Any) -> list[str]:
-    """Complain of each of the `reward_kwargs` that is a misspelt argument of the reward function.
+    """Complain of each of the `reward_kwargs` that misspells an argument of the reward function.
 
-    A function that takes any keyword argument swallows it. One that is no argument's neighbour it
-    may pass on; that is logged.
+    One that takes any keyword argument swallows it. What has no similar name, which it may pass on,
+    is logged.
 
     Raises:
       ValueError: verl cannot call the function.
     """
-    function = _load_function(config)
-    if function is None:
+    from verl.utils.import_utils import load_extern_object
+
+    function: Any = config.reward.get("custom_reward_function") or {}
+    if not function.get("path"):
         return []
-    node = config.reward.custom_reward_function
-    where, given = f"{node.path}:{node.name}", dict(node.get("reward_kwargs") or {})
-    problems = []
+    given, problems = dict(function.get("reward_kwargs") or {}), []
     try:
-        signature = inspect.signature(function)
+        loaded: Any = load_extern_object(function.path, str(function.name))
+        signature = inspect.signature(loaded)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p.name for p in signature.parameters.values() if p.kind in kinds]
         for key in [key for key in given if key not in named]:
             text = (
-                f"reward.custom_reward_function.reward_kwargs.{key}: {where} names no such "
-                f"argument, only {named}."
+                f"reward.custom_reward_function.reward_kwargs.{key}: {function.path}:"
+                f"{function.name} names no such argument, only {named}."
             )
             if near := did_you_mean(key, named):
                 problems.append(text + near)
@@ -116,10 +258,12 @@ def unnamed_arguments(config: Any) -> list[str]:
                 logger.warning(text)
         if config.reward.reward_manager.source == "register":  # others pass what they like
             signature.bind(**(dict.fromkeys(_PASSED) | given))
+    except ValueError:  # a compiled function has no signature
+        return []
     except TypeError as error:
         raise ValueError(
-            f"reward.custom_reward_function: verl calls {where} with {', '.join(_PASSED)} and the "
-            f"reward_kwargs by name: {error}. {' '.join(problems)}".rstrip()
+            f"reward.custom_reward_function: verl calls {function.path}:{function.name} with "
+            f"{', '.join(_PASSED)} and the reward_kwargs by name: {error}. {' '.join(problems)}"
         ) from error
     return problems
 
@@ -149,19 +293,3 @@ def prompt_text(config: Any, tokenizer: Any, row: Mapping[str, Any]) -> str:
             )
         )
     return "\n".join(str(message["content"]) for message in messages)
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Keep a module that seeds a generator when it is imported from moving the trainer's."""
-    state, numpy_state, torch_state = (
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-    )
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)

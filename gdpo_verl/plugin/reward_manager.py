@@ -7,9 +7,9 @@ from the same configuration, and where the prompt itself opens the thought it pu
 prompt in front of the response, so that the function judges the assistant's whole turn. The
 function may be sync or async.
 
-A row whose components cannot be read keeps the function's own score. verl does not tell a manager
-whether a row is one of a validation, whose data may have rewards of their own, and an exception
-would only take the session away; in the training the seam raises for such a row, and names it.
+A row whose components cannot be read keeps the function's own score: verl does not tell a manager
+that it is a validation's, whose data may have other rewards, and an exception would only take the
+session away. The seam raises for such a row of the training, and names it.
 """
 
 from __future__ import annotations

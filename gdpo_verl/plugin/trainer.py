@@ -28,7 +28,6 @@ from gdpo_verl.plugin import (
     aggregation,
     estimator,
     liveness,
-    probe,
     queue,
     replay_buffer,
     reward,
@@ -185,7 +184,7 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
         buffer, None if seam is None else seam.objective, lambda: trainer.global_steps
     )
     if checked:
-        returned = probe.probe_reward(trainer)
+        returned = reward.probe_reward(trainer)
         validation.objective_of(config, returned)
         validation.check_filter(config, returned)
     if seam is not None and buffer is not None:
@@ -217,8 +216,11 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
         yield
     except RewardErrors:
         raise
-    except Exception:
-        if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates:
+    except Exception as error:
+        # Our manager has kept another score for a row without the components.
+        sums = trainer.config.reward.reward_manager.name == reward.MANAGER_NAME
+        no_score = sums and isinstance(error, ValueError)
+        if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates or no_score:
             raise
         logger.warning("no more metrics for the reward components in this run", exc_info=True)
         trainer.gdpo_seam = None

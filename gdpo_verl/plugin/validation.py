@@ -17,9 +17,8 @@ from omegaconf import OmegaConf
 from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.advantage.trial import try_variant
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin import contract
+from gdpo_verl.plugin import contract, reward
 from gdpo_verl.plugin.batch import failed_judgement, read_components
-from gdpo_verl.plugin.probe import not_a_dict
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.run.memory import check_memory
 from gdpo_verl.start import check_model, joins_cluster
@@ -341,7 +340,7 @@ def objective_of(
                     f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
                     "that the reward asks, or to reward.timeout."
                 )
-            if problem := not_a_dict(info, settings):
+            if problem := reward.not_a_dict(info, settings):
                 raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
             read_components([info], settings.resolve(declared, list(info)), [row])
         objective = settings.resolve(declared)

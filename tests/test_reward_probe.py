@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.plugin.probe import score_problem, unloggable
+from gdpo_verl.plugin.reward import score_problem, unloggable
 
 # By name: whether verl trains on it as a score, and validates with it as a value, one and four
 # answers to a prompt.
