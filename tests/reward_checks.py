@@ -14,7 +14,6 @@ from gdpo_verl.tasks import parquet
 
 REWARDS = """
 import asyncio, os, random, threading, time
-import numpy as np
 from gdpo_verl.rewards import Component, declares
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
@@ -107,19 +106,9 @@ def in_json(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
         found |= {"json": 1.0, "right": float(solution_str == '{"answer": %s}' % ground_truth)}
     return {"score": sum(found.values()), **found}
 
-@declares(Component("wrong", 0, 1), Component("polite", 0, 1))
-def inverted_and_polite(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    wrong = float(solution_str != ground_truth)
-    return {"score": wrong + 1.0, "wrong": wrong, "polite": 1.0}
-
 @declares("right", "short")
 def detailed(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return good(data_source, solution_str, ground_truth) | {"detail": {"tags": 2}}
-
-@declares("right", "short")
-def half(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    result = good(data_source, solution_str, ground_truth)
-    return result | {"score": np.float32(result["score"])}
 
 @declares("right", "short")
 def scoreless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):

@@ -109,16 +109,8 @@ def test_users_manager_from_a_file(check: Callable) -> None:
             "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError). Return",
             id="a value without a mean",
         ),
-        pytest.param("half", [], "numpy.float32, which verl cannot put into", id="numpy's float32"),
-        pytest.param("scoreless", [], "it returned a dict without 'score'. Return", id="no score"),
         pytest.param("locked", [], "it returned what cannot be sent to the trainer", id="a lock"),
         pytest.param("judge", [], "it returned a coroutine: verl awaits only", id="async object"),
-        pytest.param(
-            "inverted_and_polite",
-            [],
-            "the reward is inverted",
-            id="inverted, with a full component",
-        ),
         pytest.param("slow", ["--step-seconds", "3"], "more than 5% of a step of 3 s", id="slow"),
     ],
 )
@@ -264,6 +256,9 @@ def test_components_neither_declared_nor_named_are_a_problem(check: Callable) ->
 def test_our_manager_computes_the_score_that_a_dict_lacks(check: Callable) -> None:
     status, _, report = check("scoreless", "reward.reward_manager.name=gdpo_components")
     assert (status, scores(report)["ground truth"]) == (0, [2.0, 2.0, 2.0])
+    status, shown, _ = check("scoreless", "--rows", "1")
+    assert status == 1
+    assert "it returned a dict without 'score'. Return the sum of the components" in shown
 
 
 def test_answers_that_only_one_component_orders_are_no_verdict(check: Callable) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, PHRASED, Answer
@@ -96,6 +97,12 @@ def with_last(**changes: object) -> list[Outcome]:
             with_last(score=float("nan")),
             "row 7 (empty): expected a finite number as its score, found nan",
             id="no score",
+        ),
+        pytest.param(
+            with_last(score=np.float32(-1)),
+            "row 7 (empty): expected a finite number as its score, found np.float32(-1.0), a "
+            "numpy.float32, which verl cannot put into a tensor. Return float(score)",
+            id="numpy's float32",
         ),
         pytest.param(
             [*GOOD[:3], outcome(-1.0, a=0.0, parse_error=4)],
@@ -230,6 +237,10 @@ def without_code(outcomes: list[Outcome]) -> list[Outcome]:
         pytest.param(without_code([GOOD[0], GOOD[0], GOOD[2], GOOD[2]]),
                      "less than a wrong answer in 0 of 2 rows", "", id="unordered"),
         pytest.param(SWAPPED, "", "less than a wrong answer in 2 of 2 rows", id="truths unread"),
+        pytest.param([outcome(3.0, a=0.0, b=3.0), outcome(4.0, a=1.0, b=3.0)] * 2,
+                     "the reward is inverted", "", id="inverted, beside a full component"),
+        pytest.param([outcome(-3.0, a=0.0, b=-3.0), outcome(-2.0, a=1.0, b=-3.0)] * 2, "",
+                     "but by 'a' alone: ['b'] are at their lowest for every answer", id="alone"),
     ],
 )  # fmt: skip
 def test_a_reward_that_does_not_prefer_the_truth_is_a_problem(

@@ -432,4 +432,4 @@ def _has_rows(path: str) -> bool:
     with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
         if path.endswith(".parquet"):
             return bool(pq.read_metadata(path).num_rows)
-    return os.path.getsize(path) > 0
+    return not os.path.isfile(path) or os.path.getsize(path) > 0
