@@ -20,6 +20,7 @@ import yaml
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from test_prepare import DOUBLE, coding, problem, published, write_lines
+from test_start import put_into_cache
 from transformers import Qwen2Config
 
 from gdpo_verl import dry_run
@@ -98,8 +99,7 @@ def test_composes_with_verls_keys_and_passes_its_validation(
     capsys: pytest.CaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if hardware != "cpu":
-        monkeypatch.setenv("RAY_ADDRESS", "a.cluster:6379")  # which has the GPUs
+    monkeypatch.setenv("RAY_ADDRESS", "a.cluster:6379")  # which has the GPUs and the model
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -111,15 +111,28 @@ def test_composes_with_verls_keys_and_passes_its_validation(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_recipe_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_recipe_without_a_gpu_is_refused(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from verl.utils.config import validate_config
 
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    gpu8 = compose("tool_call/gdpo", "gpu8")
     with pytest.raises(ValueError, match=r"n_gpus_per_node: 8, but torch finds no GPU.*=cpu"):
-        validate_config(compose("tool_call/gdpo", "gpu8"), False, False)
+        validate_config(gpu8, False, False)
     on_cpu = compose("tool_call/gdpo", "cpu").copy()
     on_cpu.trainer.device = "cuda"  # as verl's driver, in which the platform is not chosen, has it
+    on_cpu.actor_rollout_ref.model.path = str(models["toolbox"])  # a small one
     validate_config(on_cpu, False, False)
+    # What stands in the shell of those who have done the quickstart.
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(ValueError, match=r"VERL_PLATFORM=cpu expected.*=8, .*found None\..*=cpu"):
+        validate_config(gpu8, False, False)
+    on_cpu.trainer.device = "cpu"
+    validate_config(on_cpu, False, False)
+    on_cpu.trainer.n_gpus_per_node = 2
+    with pytest.raises(ValueError, match=r"trainer\.n_gpus_per_node=2.* found 1\."):
+        validate_config(on_cpu, False, False)
 
 
 def test_a_misspelt_key_would_be_seen() -> None:
@@ -331,7 +344,12 @@ def test_each_line_of_a_readme_runs_as_printed(
         if any(f"prepare {data}" in line for line in lines):
             for split, rows in splits.items():
                 write_lines(place / f"{split}.jsonl", rows)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    put_into_cache(tmp_path / "hub", compose(f"{task}/gdpo", "gpu8").actor_rollout_ref.model.path)
+    environment = {
+        **os.environ,
+        **{"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
+        "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
+    }
     commands = dict.fromkeys(here(line, tmp_path) for line in lines)
     for command in commands:
         if command is None or command == "gdpo-verl make-policy":  # a minute; `policy` is its own

@@ -85,7 +85,7 @@ class Head(BaseHTTPRequestHandler):
 def head() -> Iterator[str]:
     Head.tokens.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Head) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

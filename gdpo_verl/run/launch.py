@@ -90,11 +90,11 @@ def train(
     """
     run = run.resolve()
     config, overrides = composed(recipe, run, overrides)
-    if not joins_cluster(config):
-        check_model(config)
     with claim(run, recipe, config) as lock:
         if is_finished(run, config):
             return
+        if not joins_cluster(config):
+            check_model(config)  # before there is a config.yaml, which another path would not fit
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):

@@ -1,0 +1,183 @@
+"""A model that cannot be loaded is refused, whichever way a training starts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl.cli import main
+from gdpo_verl.run import launch
+from gdpo_verl.start import check_model
+
+KEY = "actor_rollout_ref.model.path"
+
+
+def training(path: str | None, **model: str) -> DictConfig:
+    judge = {"enable": False, "model_path": None}
+    return OmegaConf.create(
+        {
+            "actor_rollout_ref": {"model": {"path": path, "hf_config_path": None, **model}},
+            "reward": {"reward_model": judge},
+        }
+    )
+
+
+def put_into_cache(cache: Path, model: str) -> None:
+    """Leave what huggingface_hub leaves of a model's configuration."""
+    place = cache / f"models--{model.replace('/', '--')}"
+    snapshot = place / "snapshots" / ("1" * 40)
+    for directory in (place / "refs", snapshot):
+        directory.mkdir(parents=True)
+    (place / "refs" / "main").write_text(snapshot.name)
+    (snapshot / "config.json").write_text("{}")
+
+
+@pytest.fixture
+def toolbox_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A policy in models/toolbox of the working directory, as make-policy leaves it."""
+    policy = tmp_path / "models" / "toolbox"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    return policy
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that has one model, and another for those who may read it."""
+
+    def do_HEAD(self) -> None:
+        missing = "GatedRepo" if "gated" in self.path else "RepoNotFound"
+        found = self.path.startswith("/models/known/")
+        self.send_response(200 if found else 403 if missing == "GatedRepo" else 404)
+        for name, value in {"ETag": '"1"', "X-Repo-Commit": "1" * 40}.items() if found else ():
+            self.send_header(name, value)
+        if not found:
+            self.send_header("X-Error-Code", missing)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def hub_at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point huggingface_hub, as HF_ENDPOINT does."""
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for name, value in {
+        "HF_HUB_OFFLINE": False,
+        "ENDPOINT": address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": template,
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hub_at(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+        yield
+        server.shutdown()
+
+
+@pytest.fixture
+def unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens there."""
+    hub_at("http://127.0.0.1:9", monkeypatch)
+
+
+@pytest.mark.usefixtures("toolbox_policy", "unreachable_hub")
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (None, r"found no config\.json in ''"),
+        ("~/models/deepseek-llm-7b-chat", r"in '~/models/deepseek.*', verl's own default \("),
+        ("~/models/toolbox", r"found '~/models/toolbox', in which verl leaves the '~'"),
+        ("/no/model", r"no config\.json in '/no/model' \(working directory /"),
+        ("models", r"no config\.json in 'models'"),
+        ("models/toolbox/", r"found 'models/toolbox/', at whose last slash verl stops"),
+        ("./models/toolbx", r"in './models/toolbx' .*\. Did you mean 'toolbox'\? Set it to"),
+        ("models/toolbx", r"in 'models/toolbx' .*\. Did you mean 'toolbox'\? Set it to"),
+        ("runs/mine/model", r"in 'runs/mine/model'"),
+    ],
+)
+def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
+    with pytest.raises(ValueError, match=rf"{KEY}: expected a model's directory or.*{found}"):
+        check_model(training(path))
+
+
+@pytest.mark.usefixtures("toolbox_policy", "unreachable_hub")
+@pytest.mark.parametrize(
+    "path", ["models/toolbox", "./models/toolbox", "Qwen/Qwen2.5-0.5B", "gpt2", "hdfs://models/x"]
+)
+def test_model_that_is_here_or_may_be_fetched_is_not_refused(path: str) -> None:
+    check_model(training(path))
+
+
+def test_configuration_may_lie_elsewhere_than_the_weights(toolbox_policy: Path) -> None:
+    check_model(training("/weights/alone", hf_config_path=str(toolbox_policy)))
+
+
+@pytest.mark.usefixtures("toolbox_policy", "hub")
+@pytest.mark.parametrize(
+    ("path", "refusal"),
+    [
+        ("models/known", None),
+        ("models/toolbx", "RepositoryNotFoundError"),
+        ("mymodel/typo", "RepositoryNotFoundError"),
+        ("meta/gated", "GatedRepoError"),
+    ],
+)
+def test_hub_that_answers_decides(path: str, refusal: str | None) -> None:
+    said = rf"no config\.json in '{path}'.*, and the hub gives none to this machine \({refusal}\)"
+    with pytest.raises(ValueError, match=said) if refusal else contextlib.nullcontext():
+        check_model(training(path))
+
+
+def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
+    with pytest.raises(ValueError, match="nor in the hub's cache, and HF_HUB_OFFLINE keeps from"):
+        check_model(training("models/cached"))
+    put_into_cache(Path("cache"), "models/cached")
+    check_model(training("models/cached"))
+
+
+@pytest.mark.usefixtures("toolbox_policy")
+def test_model_of_a_reward_model_is_looked_for_too() -> None:
+    config = training("models/toolbox")
+    config.reward.reward_model = {"enable": True, "model_path": "/no/judge"}
+    with pytest.raises(ValueError, match=r"^reward\.reward_model\.model_path: .*'/no/judge'"):
+        check_model(config)
+
+
+@pytest.mark.usefixtures("toolbox_policy")
+def test_machines_elsewhere_have_their_own_files_and_hub() -> None:
+    for path in ("/shared/model", "Qwen/Qwen2.5-0.5B", "~/models/toolbox", "models/toolbox"):
+        check_model(training(path), elsewhere=True)
+    for path in ("models/toolbx", "~/models/other", "./other"):
+        with pytest.raises(ValueError, match=r"no config\.json in"):
+            check_model(training(path), elsewhere=True)
+
+
+@pytest.mark.parametrize("recipe", ["toolbox/gdpo", "toolbox/grpo"])
+@pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["submit"]], ids=" ".join)
+def test_forgotten_model_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], recipe: str
+) -> None:
+    run = tmp_path / "run"
+    assert main([*command, recipe, "--run", str(run)]) == 1
+    printed = "".join(capsys.readouterr())
+    assert f"{KEY}: expected a model's directory or a hub id, found no config.json" in printed
+    assert not (run / "config.yaml").exists()  # with which the right path would not agree
+
+
+def test_cause_of_hydra_s_error_is_its_next_line() -> None:
+    log = "hydra.errors.InstantiationException: Error in call to target 'verl.M':\nOSError('no')\n"
+    assert launch._reason(log).endswith("Error in call to target 'verl.M': OSError('no')")
