@@ -59,6 +59,7 @@ def dry_run(
     *,
     card: float | None = None,
     elsewhere: bool = False,
+    config_dir: Path | None = None,
 ) -> DryRun:
     """Compose a training and check all of it that needs no device.
 
@@ -69,13 +70,15 @@ def dry_run(
       card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
         is for.
       elsewhere: the training runs on other machines, whose files need not be here.
+      config_dir: where the recipe is; default: among ours.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
     """
-    config, complete = launch.composed(recipe, run, overrides)
-    hardware = hardware_of(recipe, overrides)
-    lines = [*_what(recipe, launch.command(recipe, run, complete), config)]
+    config, complete = launch.composed(recipe, run, overrides, config_dir)
+    hardware = hardware_of(recipe, overrides, config_dir)
+    command = launch.command(recipe, run, complete, config_dir)
+    lines = [*_what(recipe, command, config)]
     problems: list[str] = []
     shape = load_shape(config.actor_rollout_ref.model)
     for check in (_model, _settings, _data_and_reward):

@@ -78,7 +78,7 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from gdpo_verl.run.composition import recipes_directory
+    from gdpo_verl.run.composition import recipes_directory, search_path
 
     place = (directory or recipes_directory()).resolve()
     try:
@@ -87,7 +87,8 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
             if recipe
             else hydra.initialize_config_module("verl.trainer.config", version_base=None)
         ):
-            return hydra.compose(recipe or "ppo_trainer", list(overrides))
+            places = [search_path(recipe, directory)] if recipe else []
+            return hydra.compose(recipe or "ppo_trainer", [*overrides, *places])
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(f"configuration {recipe or 'ppo_trainer'}: {error}") from error
 

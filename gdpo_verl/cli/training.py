@@ -17,6 +17,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
     train.add_argument("recipe", help="for example toolbox/gdpo")
+    _add_config_dir(train)
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
     train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
     _add_faults(train)
@@ -29,6 +30,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         usage="gdpo-verl submit [-h] --run RUN [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
     submit.add_argument("recipe", help="for example tool_call/gdpo")
+    _add_config_dir(submit)
     submit.add_argument(
         "--run", type=Path, required=True, help="a directory that every node can write"
     )
@@ -58,6 +60,12 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     attach.add_argument("job", help="as submit prints it")
     jobs.add_server_options(attach)
     attach.set_defaults(command=_attach)
+
+
+def _add_config_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config-dir", metavar="DIR", type=Path, help="where the recipe is, if not in gdpo-verl"
+    )
 
 
 def _add_faults(command: argparse.ArgumentParser) -> None:
@@ -104,7 +112,7 @@ def _train(options: argparse.Namespace) -> int:
 
         from gdpo_verl.run.launch import composed
 
-        config, _ = composed(options.recipe, run, options.overrides)
+        config, _ = composed(options.recipe, run, options.overrides, options.config_dir)
         print(OmegaConf.to_yaml(config), end="")
         return 0
     if options.dry_run:
@@ -117,6 +125,7 @@ def _train(options: argparse.Namespace) -> int:
         options.overrides,
         retries=options.retries,
         hang_after=60 * options.hang_after,
+        config_dir=options.config_dir,
     )
     return 0
 
@@ -126,7 +135,14 @@ def _dry_run(
 ) -> int:
     from gdpo_verl.dry_run import dry_run
 
-    found = dry_run(options.recipe, run, overrides, card=options.card, elsewhere=elsewhere)
+    found = dry_run(
+        options.recipe,
+        run,
+        overrides,
+        card=options.card,
+        elsewhere=elsewhere,
+        config_dir=options.config_dir,
+    )
     print(found.to_text())
     return int(bool(found.problems))
 
@@ -135,7 +151,9 @@ def _submit(options: argparse.Namespace) -> int:
     from gdpo_verl.run import submit
 
     if options.dry_run:
-        overrides = submit.absolute(options.recipe, options.overrides, options.working_dir)
+        overrides = submit.absolute(
+            options.recipe, options.overrides, options.working_dir, options.config_dir
+        )
         return _dry_run(options, options.run, overrides, elsewhere=True)
     return submit.submit(
         options.recipe,
@@ -149,6 +167,7 @@ def _submit(options: argparse.Namespace) -> int:
         retries=options.retries,
         hang_after=60 * options.hang_after,
         wait=not options.no_wait,
+        config_dir=options.config_dir,
     )
 
 

@@ -76,6 +76,8 @@ SOURCES = (
     "actor_rollout_ref.model.path",
     "reward.custom_reward_function.path",
 )
+# Where Hydra looks for the parts of a recipe besides its own folder.
+_VERLS, _OURS = "pkg://verl.trainer.config", "pkg://gdpo_verl.recipes"
 _STEPS = ("trainer.total_training_steps", "trainer.total_epochs")
 
 
@@ -88,21 +90,49 @@ def recipes_directory() -> Path:
     return Path(str(importlib.resources.files("gdpo_verl.recipes")))
 
 
-def require_recipe(recipe: str) -> None:
-    """Raise `RecipeError` when there is no recipe of this name."""
-    recipes = recipes_directory()
-    if not (recipes / f"{recipe}.yaml").exists():
-        known = sorted(
-            str(file.relative_to(recipes).with_suffix(""))
-            for file in recipes.glob("*/g[dr]po*.yaml")
-        )
+def require_recipe(recipe: str, directory: Path | None = None) -> Path:
+    """The file of a recipe, among ours or in `directory`.
+
+    Raises:
+      RecipeError: there is none of this name.
+    """
+    recipes = directory or recipes_directory()
+    file = recipes / f"{recipe}.yaml"
+    if not file.exists():
+        found = recipes.rglob("*.yaml") if directory else recipes.glob("*/g[dr]po*.yaml")
+        known = sorted(str(each.relative_to(recipes).with_suffix("")) for each in found)
         raise RecipeError(
-            f"recipe: {recipe!r} does not exist; there are {known}.{did_you_mean(recipe, known)}"
+            f"recipe: {recipe!r} does not exist{f' in {directory}' if directory else ''}; there "
+            f"are {known}.{did_you_mean(recipe, known)}"
         )
+    return file
 
 
-def compose(recipe: str, overrides: Sequence[str] = ()) -> DictConfig:
+def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VERLS) -> str:
+    """The override for all of Hydra's search path: what the recipe names, verl's and ours.
+
+    Args:
+      recipe: its name.
+      directory: where it is; default: among ours.
+      verls: the place of verl's configuration.
+    """
+    written = OmegaConf.select(
+        OmegaConf.load(require_recipe(recipe, directory)), "hydra.searchpath"
+    )
+    places = dict.fromkeys([*(written or []), _VERLS, _OURS])
+    quoted = (f"'{verls if place == _VERLS else place}'" for place in places)
+    return f"hydra.searchpath=[{','.join(quoted)}]"
+
+
+def compose(
+    recipe: str, overrides: Sequence[str] = (), directory: Path | None = None
+) -> DictConfig:
     """A recipe's whole configuration with Hydra's overrides, as verl's driver composes it.
+
+    Args:
+      recipe: its name, for example "toolbox/gdpo".
+      overrides: Hydra's.
+      directory: where the recipe is; default: among ours.
 
     Raises:
       RecipeError: no such recipe, or a key or value that does not compose.
@@ -111,27 +141,29 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> DictConfig:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    require_recipe(recipe)
+    recipes = directory or recipes_directory()
+    require_recipe(recipe, directory)
     # verl's yaml files by their path: as pkg:// Hydra would import verl, and torch with it.
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
         raise RecipeError("verl is not installed here; run `gdpo-verl doctor`")
     place = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     try:
-        with hydra.initialize_config_dir(str(recipes_directory().resolve()), version_base=None):
-            return hydra.compose(recipe, [*overrides, f"hydra.searchpath=['file://{place}']"])
+        places = search_path(recipe, directory, verls=f"file://{place}")
+        with hydra.initialize_config_dir(str(recipes.resolve()), version_base=None):
+            return hydra.compose(recipe, [*overrides, places])
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError(f"recipe {recipe}: {error}") from error
 
 
-def hardware_of(recipe: str, overrides: Sequence[str] = ()) -> str:
+def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | None = None) -> str:
     """The hardware recipe that is taken: the last ``hardware=…``, else the recipe's own."""
     for override in reversed(overrides):
         key, equals, value = override.partition("=")
         if equals and key.lstrip("+") == "hardware":
             return value
-    written: Any = OmegaConf.load(recipes_directory() / f"{recipe}.yaml")
-    defaults = written.get("defaults") or []
+    written: Any = OmegaConf.load(require_recipe(recipe, directory))
+    defaults = [each for each in written.get("defaults") or [] if not isinstance(each, str)]
     named = (entry["/hardware"] for entry in defaults if "/hardware" in entry)
     return str(next(named, ""))
 

@@ -28,7 +28,7 @@ from gdpo_verl.report import set_aside_metrics
 from gdpo_verl.report.metrics import only_validation, parse_metrics_line
 from gdpo_verl.run import checkpoints, deaths, memory, processes
 from gdpo_verl.run.claim import claim, is_finished
-from gdpo_verl.run.composition import compose, recipes_directory
+from gdpo_verl.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.run.progress import follow
 from gdpo_verl.start import check_model, joins_cluster
 
@@ -67,6 +67,7 @@ def train(
     *,
     retries: int = 0,
     hang_after: float = HANG_SECONDS,
+    config_dir: Path | None = None,
 ) -> None:
     """Train until the end; does nothing when `run` holds a training that came to this end.
 
@@ -80,6 +81,7 @@ def train(
       retries: how often a training that failed is started again; `worth_retrying` says when.
       hang_after: seconds without a logged step or validation, after which a training is ended as
         one that hangs.
+      config_dir: where the recipe is; default: among ours.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
@@ -89,7 +91,8 @@ def train(
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
-    config, overrides = composed(recipe, run, overrides)
+    config, overrides = composed(recipe, run, overrides, config_dir)
+    driver = command(recipe, run, overrides, config_dir)
     with claim(run, recipe, config) as lock:
         if is_finished(run, config):
             return
@@ -100,7 +103,7 @@ def train(
         for left in range(retries, -1, -1):
             start = _settle(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, overrides, lock, hang_after, environment_of(run, config))
+            failure = _run(recipe, run, driver, lock, hang_after, environment_of(run, config))
             if failure is None:
                 (run / "done").touch()
                 return
@@ -135,7 +138,7 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
 def _run(
     recipe: str,
     run: Path,
-    overrides: Sequence[str],
+    command: Sequence[str],
     lock: TextIO,
     hang_after: float,
     environment: Mapping[str, str],
@@ -144,7 +147,7 @@ def _run(
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
-            command(recipe, run, overrides),
+            command,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -216,7 +219,9 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def composed(recipe: str, run: Path, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+def composed(
+    recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[DictConfig, list[str]]:
     """The configuration with which `train` starts verl's driver, and the overrides that make it.
 
     Before those that are given, which win, come those that follow from the machines: flash-attn on
@@ -227,7 +232,7 @@ def composed(recipe: str, run: Path, overrides: Sequence[str]) -> tuple[DictConf
       RecipeError: no such recipe, or its configuration cannot be composed.
     """
     places = _places(run.resolve())
-    config = compose(recipe, [*places, *overrides])
+    config = compose(recipe, [*places, *overrides], config_dir)
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     chosen = {}
     if config.trainer.device != "cpu" and importlib.util.find_spec("flash_attn"):
@@ -236,14 +241,17 @@ def composed(recipe: str, run: Path, overrides: Sequence[str]) -> tuple[DictConf
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
-    return (compose(recipe, [*places, *complete]) if added else config), complete
+    return (compose(recipe, [*places, *complete], config_dir) if added else config), complete
 
 
-def command(recipe: str, run: Path, overrides: Sequence[str]) -> list[str]:
+def command(
+    recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
+) -> list[str]:
     """verl's own command, as `train` runs it."""
     return [
         *[sys.executable, "-m", "verl.trainer.main_ppo"],
-        *["--config-dir", str(recipes_directory()), "--config-name", recipe],
+        *["--config-dir", str(config_dir or recipes_directory()), "--config-name", recipe],
+        *([search_path(recipe, config_dir)] if config_dir else []),
         *_places(run.resolve()),
         *overrides,
     ]

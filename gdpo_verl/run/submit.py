@@ -55,6 +55,7 @@ def submit(
     retries: int = 0,
     hang_after: float = launch.HANG_SECONDS,
     wait: bool = True,
+    config_dir: Path | None = None,
 ) -> int:
     """Submit a training, show its log, and return its exit status.
 
@@ -74,6 +75,7 @@ def submit(
       hang_after: seconds without a logged step or validation, after which the job ends a training
         as one that hangs.
       wait: False prints the job's id and returns.
+      config_dir: where the recipe is, here and on every node; default: among ours.
 
     Returns:
       The job's own status; 130 when it was stopped.
@@ -82,14 +84,17 @@ def submit(
       RecipeError: no such recipe, or its configuration cannot be composed.
       JobError: a wrong argument, or Ray refused the job or is out of reach.
     """
-    composition.require_recipe(recipe)
+    config_dir = config_dir and config_dir.absolute()
+    composition.require_recipe(recipe, config_dir)
     if not run.is_absolute():
         raise JobError(
             f"--run: {str(run)!r} is relative, but the job has a working directory of its own; "
             "name a directory that every node can write, from its root"
         )
-    overrides = absolute(recipe, overrides, working_dir)
-    files = _files(composition.compose(recipe, overrides))
+    overrides = absolute(recipe, overrides, working_dir, config_dir)
+    files = _files(composition.compose(recipe, overrides, config_dir))
+    chosen = ["--config-dir", str(config_dir)] if config_dir else []
+    files += ["=".join(chosen)] if chosen else []
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}
     server = server or Server()
@@ -99,7 +104,7 @@ def submit(
             "py_modules": [_check(Path(stage)), *(_package(Path(stage)) if upload else [])],
             **({"working_dir": working_dir} if working_dir else {}),
         }
-        command = _command(recipe, run, overrides, files, retries, hang_after)
+        command = _command(recipe, run, [*chosen, *overrides], files, retries, hang_after)
         client = server.connect()
         with server.explained():
             job = client.submit_job(
@@ -117,7 +122,12 @@ def submit(
         return INTERRUPTED
 
 
-def absolute(recipe: str, overrides: Sequence[str], working_dir: str | None = None) -> list[str]:
+def absolute(
+    recipe: str,
+    overrides: Sequence[str],
+    working_dir: str | None = None,
+    config_dir: Path | None = None,
+) -> list[str]:
     """The overrides, and the files that the recipe names, by their full paths from here.
 
     The job has another working directory: that in which ``ray start`` ran on the head node, or
@@ -128,7 +138,7 @@ def absolute(recipe: str, overrides: Sequence[str], working_dir: str | None = No
       ValueError: a model that is neither here, nor a path from the root, nor a hub id.
       JobError: code that is a relative path, which is neither here nor in `working_dir`.
     """
-    config = composition.compose(recipe, overrides)
+    config = composition.compose(recipe, overrides, config_dir)
     check_model(config, elsewhere=True)
     added = []
     for key in (*_DATA, _MODEL, *_CODE):

@@ -1,0 +1,149 @@
+"""The commands for one's own recipes and rewards, as the docs print them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+from reward_checks import check as check
+from reward_checks import scores, write_data
+from reward_checks import work as work
+
+from gdpo_verl.check_reward import compose as compose_for_check
+from gdpo_verl.cli import main
+from gdpo_verl.dry_run import dry_run
+from gdpo_verl.run.composition import RecipeError, compose, hardware_of
+from gdpo_verl.run.submit import absolute
+
+ROOT = Path(__file__).parents[1]
+DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
+
+
+def printed(page: str, begin: str) -> list[str]:
+    """The commands of a page's blocks that begin so, each in one line."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    return [line for line in blocks.splitlines() if line.startswith(begin)]
+
+
+def arguments(line: str, directory: Path) -> list[str]:
+    words = line.partition("  #")[0].replace("$PWD", str(directory))
+    return shlex.split(words.replace("scripts/train.sh", "gdpo-verl train"))[1:]
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone in which the page's commands that make a recipe of one's own have been run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    for begin in ("mkdir ", "cp ", "sed "):
+        (line,) = printed("recipes.md", begin)
+        subprocess.run(["bash", "-c", line], check=True)
+    return tmp_path / "conf"
+
+
+def test_commands_of_the_pages_compose_and_name_a_model(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed("recipes.md", "gdpo-verl train") + printed("cpu.md", "gdpo-verl train")
+    lines += printed("variants.md", "scripts/train.sh")
+    assert len(lines) == 8
+    for line in lines:
+        words = [word for word in arguments(line, conf.parent) if word != "--dry-run"]
+        assert main([*words, "--cfg", "job"]) == 0, line
+        config = OmegaConf.create(capsys.readouterr().out)
+        assert config.actor_rollout_ref.model.path != DEFAULT, line
+
+
+def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf: Path) -> None:
+    task = conf / "mine" / "task.yaml"
+    task.write_text(task.read_text().replace("train_batch_size: 32", "train_batch_size: 64"))
+    with hydra.initialize_config_dir(str(conf), version_base=None):  # as verl's own command does
+        verls = hydra.compose("mine/gdpo")
+    assert verls.data.train_batch_size == 64
+    assert verls.trainer.device == "cpu"
+    assert compose("mine/gdpo", directory=conf) == verls
+    assert compose_for_check("mine/gdpo", [], conf).data == verls.data
+    assert hardware_of("mine/gdpo", directory=conf) == "cpu"
+
+    model = conf.parent / "model"
+    model.mkdir()
+    (model / "config.json").touch()
+    path = f"actor_rollout_ref.model.path={model}"
+    assert path in absolute("mine/gdpo", ["actor_rollout_ref.model.path=model"], None, conf)
+    lines = dry_run("mine/gdpo", conf.parent / "run", [path], config_dir=conf).lines
+    assert f"--config-dir {conf} --config-name mine/gdpo" in "\n".join(lines)
+    with pytest.raises(RecipeError, match=r"'mine/gdop' does not exist in .*Did you mean 'mine/gd"):
+        compose("mine/gdop", directory=conf)
+
+
+def test_recipe_that_names_other_places_keeps_them(conf: Path) -> None:
+    own = conf / "mine" / "gdpo.yaml"
+    (conf.parent / "more" / "hardware").mkdir(parents=True)
+    (conf.parent / "more" / "hardware" / "mine.yaml").write_text(
+        "# @package _global_\ntrainer: { device: cpu, n_gpus_per_node: 3 }\n"
+    )
+    places = f"[file://{conf.parent / 'more'}]"  # and neither verl's nor ours
+    own.write_text(re.sub(r"searchpath: .*", f"searchpath: {places}", own.read_text()))
+    config = compose("mine/gdpo", ["hardware=mine"], conf)
+    assert config.trainer.n_gpus_per_node == 3
+
+
+def test_verl_s_own_configuration_takes_the_settings_for_the_cpu() -> None:
+    (line,) = printed("cpu.md", "VERL_PLATFORM=cpu python -m verl.trainer.main_ppo")
+    words = shlex.split(line.partition(" ...")[0])[4:]
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra.compose("ppo_trainer", words)
+    assert config.algorithm.adv_estimator == "gdpo"
+    recipe = compose("toolbox/gdpo")
+    for key in ("ray_kwargs", "trainer.device", "actor_rollout_ref.rollout.dtype"):
+        assert OmegaConf.select(config, key) == OmegaConf.select(recipe, key)
+
+
+class Judge(BaseHTTPRequestHandler):
+    """A reward model that likes long answers."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"score": min(len(asked["text"]), 100) / 100}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/score"
+        server.shutdown()
+
+
+def test_reward_model_behind_an_address_is_asked(check: Callable, work: Path, judge: str) -> None:
+    section = (
+        (ROOT / "docs/rewards.md").read_text().partition("## A reward model by its address")[2]
+    )
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (work / "judge.py").write_text(code)
+    write_data(work / "rows.parquet", truths=["z" * 25] * 3)
+    (named,) = re.findall(r"\+reward\S+address=", section)
+    _, output, report = check(
+        None, "--function", "judge.py:compute_score", "--data", "rows.parquet", f"{named}{judge}"
+    )
+    assert "raised" not in output
+    assert scores(report)["ground truth"] == [1.25] * 3
+    assert scores(report)["empty"] == [1.0] * 3
