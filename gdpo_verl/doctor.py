@@ -129,7 +129,7 @@ def _fresh_process() -> Iterator[Finding]:
     yield _estimator(result["estimator"])
     yield _seam(result["seam"])
     yield _manager(result["manager"])
-    yield _device(result["device"])
+    yield _device(result["device"], result["vllm"])
     yield _vllm(result["vllm"], result["device"])
     if result["transformers"] is not None:
         yield Finding("transformers", _state(result["transformers"]), BROKEN)
@@ -172,7 +172,7 @@ def _manager(found: Any) -> Finding:
     )
 
 
-def _device(found: dict[str, Any]) -> Finding:
+def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:
     if "error" in found:
         return Finding(
             "device", found["error"], "set VERL_PLATFORM to a platform that verl knows, or unset it"
@@ -181,11 +181,13 @@ def _device(found: dict[str, Any]) -> Finding:
         return Finding("device", "CPU, by VERL_PLATFORM=cpu: for learning and testing")
     if found["gpus"]:
         return Finding("device", f"{found['gpus']} GPU(s)")
+    if vllm.get("device") == "cpu":  # the set that was asked for
+        return Finding("device", "CPU, with hardware=cpu: for learning and testing")
     return Finding(
         "device",
         "no GPU found",
-        "train with hardware=cpu and set VERL_PLATFORM=cpu for this check, or install a GPU build "
-        "of torch",
+        "install the set for the CPU (scripts/setup.sh cpu) and train with hardware=cpu, or see "
+        "why torch finds no GPU",
     )
 
 

@@ -106,3 +106,4 @@ echo "setup: installing $(grep -c '^ + ' "$log" || true) packages for $hardware 
 echo unfinished > "$state"
 install || give_up "the installation was not finished; run scripts/setup.sh again"
 echo "$wanted" > "$state"
+echo "setup: done. Next: source $venv/bin/activate, then gdpo-verl doctor; docs/quickstart.md trains"

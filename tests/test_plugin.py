@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import wrapt
 
-from gdpo_verl import hooks
+from gdpo_verl import doctor, hooks
 
 ADVANTAGES = """
 import json, sys
@@ -120,6 +120,12 @@ def test_hook_that_raises_is_reported_and_does_not_break_the_import(
 
     assert "gdpo-verl could not be set up on some.module" in caplog.text
     assert "doctor" in caplog.text
+
+
+def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed() -> None:
+    nothing = {"platform": "cuda", "gpus": 0}
+    assert not doctor._device(nothing, {"version": "0.27.1", "device": "cpu"}).remedy
+    assert "setup.sh cpu" in doctor._device(nothing, {"version": "0.24.0", "device": ""}).remedy
 
 
 @pytest.mark.real

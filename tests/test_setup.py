@@ -171,6 +171,7 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
 ) -> None:
     done = machine.setup("cpu", "test", PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
+    assert f"Next: source {machine.venv}/bin/activate" in done.stdout
     first, second = machine.asked
     assert first == f"{second} --dry-run"
     assert f"--python {machine.venv}/bin/python --no-deps" in second
