@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Train one recipe on a Ray cluster: scripts/submit.sh tool_call/gdpo [OPTIONS] [HYDRA OVERRIDES]
 #
-# RAY_API_SERVER_ADDRESS says where (http://HEAD:8265), RAY_AUTH_MODE=token that the cluster asks for
-# the token in ~/.ray/auth_token. RUN (required) is a directory that every node can write; with the
-# same one, a job goes on from the last whole checkpoint, with --retries N by itself. The log is shown
-# until the job ends, Ctrl-C stops the job, and the status is the job's; with --no-wait it prints the
-# job's id, for `gdpo-verl attach`. --dry-run submits nothing and says what would run, and what it
-# needs. Relative paths are those from here. The job is Ray's own `ray job submit` of
-#   python -m cluster_nodes VERSION FILES && gdpo-verl train RECIPE --run RUN [HYDRA OVERRIDES]
+# RAY_API_SERVER_ADDRESS says where (http://HEAD:8265); a token in ~/.ray/auth_token is sent. RUN
+# (required) is a directory that every node can write; with the same one, a job goes on from the last
+# whole checkpoint, with --retries N by itself. The log is shown until the job ends, Ctrl-C stops the
+# job, and the status is the job's; with --no-wait it prints the job's id, for `gdpo-verl attach`.
+# --dry-run submits nothing and says what would run, and what it needs. Relative paths are those from
+# here. The job is Ray's own `ray job submit` of
+#   python3 -m cluster_nodes VERSION FILES && gdpo-verl train RECIPE --run RUN [HYDRA OVERRIDES]
 # the first of which refuses a cluster with a node that has another gdpo-verl or verl, or none, or
 # lacks a file.
 set -euo pipefail
