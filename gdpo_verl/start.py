@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from gdpo_verl.text import did_you_mean
-
-logger = logging.getLogger(__name__)
 
 # verl's, where none is set (verl/trainer/config/model/hf_model.yaml).
 _DEFAULT = "~/models/deepseek-llm-7b-chat"
@@ -57,7 +54,9 @@ def _fault(path: str, elsewhere: bool) -> str | None:
         return None if whole == path or elsewhere else f"{path!r}, in which verl leaves the '~'."
     parent, name = os.path.split(whole)
     beside = os.listdir(parent) if os.path.isdir(parent) else []
-    answer = "" if os.path.isdir(path) else _hub_answer(path, local=bool(beside), ask=not elsewhere)
+    # What would lie in a folder of ours is meant to, unless the hub knows better.
+    unknown = "" if beside else None
+    answer = "" if os.path.isdir(path) else _hubs_answer(path, unknown, ask=not elsewhere)
     if answer is None:
         return None
     default = ", verl's own default" if path == _DEFAULT else ""
@@ -65,35 +64,21 @@ def _fault(path: str, elsewhere: bool) -> str | None:
     return f"no config.json in {place}{answer}.{did_you_mean(name, beside)}"
 
 
-def _hub_answer(path: str, *, local: bool, ask: bool) -> str | None:
-    """The end of a sentence on why the hub has no such model for us; None if it may have.
-
-    Args:
-      path: the model's name.
-      local: other things lie beside it here, so that a folder is meant unless the hub knows better.
-      ask: over the network.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
+    """None where the hub or its cache has the model, else the end of a sentence that it has not."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     try:
         address = hf_hub_url(path, "config.json")
-        if isinstance(try_to_load_from_cache(path, "config.json"), str):
-            return None
-        if ask:
+        cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+        if ask and not cached:
             get_hf_file_metadata(address)
-            return None
-    except HFValidationError:
+        return None if ask or cached else unknown
+    except errors.HFValidationError:
         return ""
-    except OfflineModeIsEnabled:
+    except errors.OfflineModeIsEnabled:
         return ", nor in the hub's cache, and HF_HUB_OFFLINE keeps from asking the hub"
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         return f", and the hub gives none to this machine ({type(error).__name__})"
-    except Exception as error:
-        logger.debug("the hub could not be asked for %s: %s", path, error)
-    return "" if local else None
+    except Exception:  # out of reach
+        return unknown

@@ -109,13 +109,7 @@ def require_recipe(recipe: str, directory: Path | None = None) -> Path:
 
 
 def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VERLS) -> str:
-    """The override for all of Hydra's search path: what the recipe names, verl's and ours.
-
-    Args:
-      recipe: its name.
-      directory: where it is; default: among ours.
-      verls: the place of verl's configuration.
-    """
+    """The override for all of Hydra's search path: what the recipe names, `verls` and ours."""
     written = OmegaConf.select(
         OmegaConf.load(require_recipe(recipe, directory)), "hydra.searchpath"
     )
@@ -129,10 +123,7 @@ def compose(
 ) -> DictConfig:
     """A recipe's whole configuration with Hydra's overrides, as verl's driver composes it.
 
-    Args:
-      recipe: its name, for example "toolbox/gdpo".
-      overrides: Hydra's.
-      directory: where the recipe is; default: among ours.
+    The recipe is in `directory`, or among ours.
 
     Raises:
       RecipeError: no such recipe, or a key or value that does not compose.

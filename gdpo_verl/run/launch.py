@@ -291,13 +291,8 @@ def _follow(
     if hangs or driver.returncode is not None:
         return hangs
     trainer = OmegaConf.load(run / "config.yaml").trainer
-    follow(
-        run,
-        total_steps=trainer.total_training_steps or 0,
-        is_alive=runs_on,
-        label=recipe,
-        val_only=trainer.get("val_only", False),
-    )
+    steps, val_only = trainer.total_training_steps or 0, trainer.get("val_only", False)
+    follow(run, total_steps=steps, is_alive=runs_on, label=recipe, val_only=val_only)
     return hangs
 
 
