@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,15 +19,16 @@ from omegaconf import DictConfig
 
 from gdpo_verl import __version__
 from gdpo_verl.plugin.dumps import DumpSettings
-from gdpo_verl.run import launch, memory
-from gdpo_verl.run.activations import Shape, is_lora, load_shape
+from gdpo_verl.run import launch
 from gdpo_verl.run.composition import hardware_of
+from gdpo_verl.run.memory import Shape, is_lora, load_shape, needs
 from gdpo_verl.start import check_model
 
 # GiB that nvidia-smi reports for the smallest card of each size (an L4 or A10G; an H100).
 CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
 # Answers that the reward is tried on; each prompt gets several.
 PROBED_ROWS = 4
+_GIB = 1 << 30
 # Of text, at most about this for one token of a common tokenizer.
 _BYTES_PER_TOKEN = 4
 
@@ -88,9 +90,7 @@ def dry_run(
             except (ValueError, AssertionError) as error:
                 problems.append(str(error))
     if shape is not None:
-        found, refused = _memory(config, shape, hardware, card)
-        lines += found
-        problems += refused
+        lines += _memory(config, shape, hardware, card)
     found, refused = _disk(config, shape, run)
     return DryRun([*lines, *found], [*problems, *refused])
 
@@ -187,27 +187,29 @@ def _files(config: DictConfig) -> list[str]:
     return files if not reward or "://" in reward else [*files, reward]
 
 
-def _memory(
-    config: DictConfig, shape: Shape, hardware: str, card: float | None
-) -> tuple[list[str], list[str]]:
+def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None) -> Iterator[str]:
     if config.trainer.device == "cpu":
-        total, source = memory.machine_memory(), "this machine"
-        bounds = list(memory.cpu_bounds(config, shape, total))
+        total: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        source = f"this machine, for {config.trainer.n_gpus_per_node} device(s)"
     else:
         total, source = _card(hardware, card)
-        bounds = list(memory.gpu_bounds(config, shape, total))
-    lines = [f"memory   {shape.weights / 1e9:.2f} billion weights; {source}: {_gib(total)}"]
-    lines += [f"  {b.what} {_gib(b.needed)} of {_gib(b.available)}" for b in bounds]
-    return lines, [memory.refusal(config, shape, bound) for bound in bounds if not bound.fits]
+    yield (
+        f"memory   {shape.weights / 1e9:.2f} billion weights; {source}: {_gib(total)}. Each device "
+        "holds, with activations on top (for information: nothing is refused by these numbers)"
+    )
+    yield from (f"  {what}: {_gib(size)}" for what, size in needs(config, shape))
 
 
-def _card(hardware: str, card: float | None) -> tuple[int, str]:
+def _card(hardware: str, card: float | None) -> tuple[float, str]:
     if card is not None:
-        return int(card * memory.GIB), "one GPU, by --card"
-    here = memory.device_memory()
-    if here is not None:
-        return here, "this machine's smallest GPU"
-    return int(CARDS.get(hardware, 79.5) * memory.GIB), f"the smallest GPU of hardware={hardware}"
+        return card * _GIB, "one GPU, by --card"
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        mebibytes = [int(line) for line in answer.stdout.split() if line.isdecimal()]
+        if answer.returncode == 0 and mebibytes:
+            return min(mebibytes) << 20, "this machine's smallest GPU"
+    return CARDS.get(hardware, 79.5) * _GIB, f"the smallest GPU of hardware={hardware}"
 
 
 def _disk(config: DictConfig, shape: Shape | None, run: Path) -> tuple[list[str], list[str]]:
@@ -278,4 +280,4 @@ def _existing(path: Path) -> Path:
 
 
 def _gib(size: float) -> str:
-    return f"{size / memory.GIB:.1f} GiB" if size >= memory.GIB else f"{size / 2**20:.0f} MiB"
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / 2**20:.0f} MiB"

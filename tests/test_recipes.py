@@ -248,11 +248,7 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(
     here = ("data.train_files: ", "trainer.default_local_dir: ")
     assert any("does not exist here" in problem for problem in found.problems)
     problems = [problem for problem in found.problems if not problem.startswith(here)]
-    if task == "code" and hardware in ("gpu1", "gpu24"):
-        assert all(each.startswith("actor_rollout_ref.model.path: ") for each in problems)
-        assert any("actor_rollout_ref.model.lora_rank=32" in each for each in problems)
-    elif task == "toolbox" or hardware != "cpu":  # the real models are too large for cores
-        assert problems == []
+    assert problems == []
 
 
 def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
@@ -266,7 +262,7 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
         num_attention_heads=28,
         num_key_value_heads=4,
     ).save_pretrained(tmp_path / "7b")
-    # A KL penalty in the reward: no data, no room on the card, no effect under GDPO.
+    # No data, and a KL penalty in the reward: no effect under GDPO. A small card is no fault.
     command = ["train", "tool_call/gdpo", "--dry-run", "--run", str(tmp_path / "run")]
     command += ["--card", "24", "hardware=gpu1", f"actor_rollout_ref.model.path={tmp_path / '7b'}"]
     command += [
@@ -279,9 +275,10 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
     assert any("algorithm.use_kl_in_reward: true has no effect" in line for line in problems)
     prepare = f"gdpo-verl prepare rlla --from FOLDER --out {tmp_path}/rlla"
     assert any("data.train_files: " in line and prepare in line for line in problems)
-    update = next(line for line in problems if "an update needs on each GPU" in line)
-    assert "actor_rollout_ref.model.lora_rank=32" in update
-    assert "and there are 22.0 GiB" in update
+    assert "7.61 billion weights; one GPU, by --card: 24.0 GiB" in printed
+    assert "nothing is refused by these numbers" in printed
+    assert "  weights in 1 shard(s): 28.4 GiB\n" in printed
+    assert not any("actor_rollout_ref.model.path" in line for line in problems)
     assert printed.splitlines()[-1] == f"Nothing was started. {len(problems)} to put right first."
     assert not (tmp_path / "run").exists()
 

@@ -20,7 +20,6 @@ from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract, reward
 from gdpo_verl.plugin.batch import failed_judgement, read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
-from gdpo_verl.run.memory import check_memory
 from gdpo_verl.start import check_model, joins_cluster
 from gdpo_verl.tasks.catalog import command_for
 from gdpo_verl.text import VLLM, did_you_mean
@@ -116,7 +115,6 @@ def check_run(config: Any) -> None:
         )
         _check_devices(config, platform)
         check_machine(config)
-        check_memory(config, on_cpu=platform == "cpu")
 
 
 def check_settings(config: Any) -> None:
