@@ -88,7 +88,7 @@ def dry_run(
             try:
                 lines += check(config, shape, elsewhere)
             except (ValueError, AssertionError) as error:
-                problems.append(str(error))
+                problems += [] if str(error) in problems else [str(error)]
     if shape is not None:
         lines += _memory(config, shape, hardware, card)
     found, refused = _disk(config, shape, run)
