@@ -183,7 +183,7 @@ def test_a_template_that_opens_the_thought_is_named(
             id="no such column of answers",
         ),
         pytest.param(
-            ["--recipe", "toolbox/gdop"], "configuration toolbox/gdop: Cannot find", id="no recipe"
+            ["--recipe", "toolbox/gdop"], "recipe: 'toolbox/gdop' does not exist", id="no recipe"
         ),
         pytest.param(
             ["algorithm.gdpo_reward_keys=[right]"],

@@ -45,9 +45,13 @@ def training(command: str) -> tuple[Path, list[str], DictConfig]:
     return options.run, arguments, composed(options.recipe, options.run, overrides)[0]
 
 
-def test_rayjob_starts_a_recipe_that_passes_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rayjob_starts_a_recipe_that_passes_the_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").touch()  # of a model; no test asks the hub
     _, arguments, _ = training(rayjob()["entrypoint"])
     here = [f"data.{name}_files=/tmp/none.parquet" for name in ("train", "val")]
+    here += [f"actor_rollout_ref.model.path={tmp_path}"]
     assert gdpo([*arguments, "--dry-run", *here]) == 1
     problems = re.findall(r"PROBLEM  (.+)", capsys.readouterr().out)
     assert len(problems) == 1

@@ -252,8 +252,10 @@ def test_retries_that_are_not_a_number_are_refused(capsys: pytest.CaptureFixture
 def test_failing_training_ends_with_its_reason_and_a_retry_would_not_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "config.json").touch()  # of a model
     command = ["train", "toolbox/gdpo", "--run", str(tmp_path), "--retries", "3"]
-    status = main([*command, "data.train_files=/no/file"])
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    status = main([*command, model, "data.train_files=/no/file"])
 
     assert status == 1
     error = capsys.readouterr().err

@@ -87,7 +87,8 @@ def test_without_a_terminal_progress_is_a_line_a_step(tmp_path: Path) -> None:
 def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
     import gdpo_verl.plugin  # noqa: F401  its handler writes the line
 
-    (handler,) = logging.getLogger("gdpo_verl").handlers
+    handlers = logging.getLogger("gdpo_verl").handlers
+    handler = next(each for each in handlers if "gdpo-verl" in str(each.formatter._fmt))
     record = logging.LogRecord("gdpo_verl.x", logging.WARNING, "", 0, "9 of 32 failed.", None, None)
     line = f"\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m {handler.format(record)}\n"
     again = line.replace("pid=7", "pid=8")

@@ -158,7 +158,11 @@ def test_control_with_broken_components_trains_on_without_metrics(
     queue: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch, metrics = put(queue, [*ROWS[:2], ("a_2_0", [1], None)]), {}
-    trainer = trainer_of(recipe("grpo"))
+    with pytest.raises(ValueError, match="no 'format' for row a_2_0"):  # whose score is no sum
+        trainer_of(recipe("grpo"))._compute_advantage(batch, {})
+    config = recipe("grpo")
+    config.reward.reward_manager.name = "naive"
+    trainer = trainer_of(config)
     trainer._compute_advantage(batch, metrics)
 
     assert len(advantages(queue, batch)) == 3

@@ -134,6 +134,7 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
             "gdpo/singleton_groups": 1 / 4,
             "gdpo/unscored_rows": 1 / 8,
             "gdpo/failed_sessions": 0.0,
+            "gdpo/reward_errors": 0.0,
             # Where correctness is the same for all, no format counts.
             "gdpo/phantom_groups": 0.0,
             # 4 of a_1's last output and of c_0, 1 of d_0.

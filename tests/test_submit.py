@@ -81,6 +81,12 @@ class Head(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def ray_asks_for_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command chooses this for its process, in which other tests start Ray."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
 @pytest.fixture
 def head() -> Iterator[str]:
     Head.tokens.clear()
