@@ -136,7 +136,7 @@ def test_legacy_trainer_gives_the_same_advantages_and_metrics(
         assert means == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
         found = [data[f"gdpo/{key}/advantage_share"] for key in ("format", "correctness")]
         assert sum(found) == pytest.approx(1.0)
-        assert data["gdpo/distinct_advantages/gdpo"] >= data["gdpo/distinct_advantages/grpo"] > 1
+        assert min(data[f"gdpo/distinct_advantages/{name}"] for name in ("gdpo", "grpo")) > 1
 
 
 # Asynchronous; one component is for one data source alone; every fifth answer makes it raise, and
