@@ -378,3 +378,19 @@ def test_one_name_declares_one_component() -> None:
 def test_a_bad_declaration_is_refused(entries: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"^components: "):
         declares(*entries)(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("gdpo_reward_weight", "gdpo_reward_weights"),
+        ("gdpo_weights", "gdpo_reward_weights"),
+        ("gdpo_whiten", "gdpo.whiten"),
+        ("gdpo_conditions", "gdpo.conditions"),
+        ("gdpo_gate", "gdpo.gate"),
+    ],
+)
+def test_an_unknown_flat_key_is_refused_with_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(ValueError, match=rf"^algorithm\.{key}: unknown.*mean '{near}'\?$"):
+        GdpoConfig.from_algorithm({key: 1.0})
+    GdpoConfig.from_algorithm({key: None})

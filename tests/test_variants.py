@@ -430,3 +430,33 @@ def test_dara_counts_the_groups_in_which_a_component_is_scored() -> None:
     )
     z = 0.5**0.5
     close(found[:3, 0], torch.tensor([z + 2**0.5 * z, -2 * z, z], dtype=found.dtype), 1e-6)
+
+
+# Groups of two: the second reward varies; both, of opposite signs; none; one response.
+SILENT = torch.tensor(
+    [[1.0, 3.0], [1.0, 1.0], [1.0, 0.0], [0.0, 3.0], [1.0, 1.0], [1.0, 1.0], [1, 2]]
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [True, True, False, False, False, False, False]),
+        ({"weights": [2.0, 1.0]}, [True, True, True, True, False, False, False]),
+        ({"weights": [1.0, 0.0]}, [False, False, True, True, False, False, False]),
+        ({"gate": 0}, [False, False, False, False, False, False, False]),
+        ({"scale": False}, [True, True, True, True, False, False, False]),
+        ({"variant": find_variant("rvpo")}, [True, True, True, True, False, False, False]),
+    ],
+    ids=["cancels", "weights", "weight 0", "gate", "no std", "variant"],
+)
+def test_a_group_has_a_signal_where_the_variant_gives_one(
+    options: dict[str, Any], expected: list[bool]
+) -> None:
+    found = decompose(SILENT, [0, 0, 1, 1, 2, 2, 3], **options)
+    assert found.has_signal.tolist() == expected
+
+
+def test_small_rewards_are_a_signal_where_nothing_is_scaled() -> None:
+    small = torch.tensor([[1e-6], [0.0]], dtype=torch.float64)
+    assert decompose(small, [0, 0], scale=False).has_signal.all()
