@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import fractions
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,19 @@ def test_texts_and_numbers_of_one_prompt_are_refused() -> None:
     assert problems(1) == []
     (problem,) = problems(2)
     assert problem.startswith("'why' is 2.0 (float) and 'late' (str), with which verl's validation")
+
+
+@pytest.mark.parametrize("name", ["input", "output", "gts", "step"])
+def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    columns = [["asked"], ["answered"], ["truth"], [1.0]]
+    PPOTrainer._write_generations(*columns, {name: [0.25]}, str(tmp_path), 7)
+    assert json.loads((tmp_path / "7.jsonl").read_text())[name] == 0.25  # verl's own is lost
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"val_kwargs": {"n": 1}}}, "trainer": {}}
+    )
+    (problem,) = unloggable(config, [{"score": 1.0, name: 0.25}])
+    assert problem.startswith(f"{name!r} is a column of verl's validation")

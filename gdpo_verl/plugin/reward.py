@@ -25,7 +25,7 @@ import torch
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin.batch import one_row
-from gdpo_verl.rewards.components import Component, declared_components
+from gdpo_verl.rewards.components import RESERVED, Component, declared_components
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.text import did_you_mean
 
@@ -189,6 +189,12 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
 
     answers, problems = config.actor_rollout_ref.rollout.val_kwargs.n, []
     for key in dict.fromkeys(key for info in infos if validates(config) for key in info):
+        if key in RESERVED and key != "score":
+            problems.append(
+                f"{key!r} is a column of verl's validation, which it would overwrite. Return it "
+                "under another name"
+            )
+            continue
         values = list({type(info[key]): info[key] for info in infos if key in info}.values())
         if all(isinstance(value, (int, float)) for value in values):
             continue
