@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import multiprocessing
+import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from importlib.metadata import version
@@ -22,6 +24,35 @@ from gdpo_verl.rewards.math_length import ParseError
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\$(.+?)\$", re.DOTALL)
 PATIENCE = 60
 """Seconds for a verdict, on a machine that may be busy."""
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?|-?\\frac\{\d+\}\{\d+\}")
+NO_TERM = re.compile(r"[=<>,$%]|\\(?:text|in|begin|cup|pm|math|mbox|infty|overline)|[\[\]]|\\\{")
+# A ground truth as other people write it; None where it cannot be written so.
+SPELLINGS: dict[str, Callable[[str], str | None]] = {
+    "in braces": lambda t: f"{{{t}}}",
+    "with a name in front": lambda t: None if NO_TERM.search(t) else f"y = {t}",
+    "the minus sign of Unicode": lambda t: t.replace("-", "−"),
+    r"\dfrac": lambda t: t.replace(r"\frac", r"\dfrac"),
+    "with spaces around signs": lambda t: t if "text" in t else re.sub("([+=-])", r" \1 ", t),
+    r"\left and \right": lambda t: (
+        re.sub(r"\\left|\\right", "", t).replace("(", r"\left(").replace(")", r"\right)")
+    ),
+    r"with \cdot": lambda t: re.sub(r"^(\d+)([a-z])$", r"\1\\cdot \2", t),
+    r"with \text{m s}^{-1}": lambda t: (
+        rf"{t}\ \text{{m s}}^{{-1}}" if NUMBER.fullmatch(t) else None
+    ),
+    r"with \text{ cm}": lambda t: rf"{t}\text{{ cm}}" if NUMBER.fullmatch(t) else None,
+    "a fraction as a/b": lambda t: re.sub(r"^(-?)\\d?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3", t),
+    "the minus below": lambda t: re.sub(r"^-\\d?frac\{(\d+)\}\{(\d+)\}$", r"\\frac{\1}{-\2}", t),
+    r"a word without \text": lambda t: re.sub(r"^\\text\{\(?([A-Za-z]+)\)?\}$", r"\1", t),
+}
+# The same, still to be evaluated.
+UNEVALUATED = {
+    "a derivative": r"\frac{d}{dx}\int %s\,dx",
+    "a limit": r"\lim_{h\to 0}\left(%s+h\right)",
+    "a sum": r"\sum_{k=1}^{1}\left(%s\right)",
+    "a determinant": r"\begin{vmatrix}%s&0\\0&1\end{vmatrix}",
+    "a binomial": r"\left(%s\right)\binom{k}{0}",
+}
 GENERATED = ("fraction_simplification", "gcd", "lcm", "chain_sum", "simple_equations")
 
 
@@ -35,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--math-rows", type=int, default=1500, help="of each corpus, drawn at random"
+    )
+    group.add_argument(
+        "--math-before", help="another checkout of gdpo-verl, judging all rows' rewritten answers"
     )
 
 
@@ -59,6 +93,11 @@ def card(args: argparse.Namespace) -> Card:
         made.sources.append(f"{name}: {len(rows):,} rows.")
         print(f"{name}: {len(rows):,} rows", flush=True)
         count(made, name, rows)
+    if args.math_before:
+        spelt = Card("", "", {"strict": rules["strict"], "before": before(args.math_before)})
+        every = argparse.Namespace(**vars(args) | {"math_rows": 10**9})
+        count_spellings(spelt, [truth for _, rows in corpora(every) for _, truth in rows])
+        made.tables |= {f"rewritten: {name}": lines for name, lines in spelt.tables.items()}
     if args.math_answers:
         real = list(real_answers(args.math_answers))
         real = random.Random(0).sample(real, min(args.math_rows, len(real)))
@@ -142,6 +181,40 @@ def count(made: Card, name: str, rows: list[tuple[Answer, str]]) -> None:
     made.wrong(f"{name}: the right one or another", hedges)
     unfinished = (a._replace(text=f"<think>Perhaps {boxed(t)}") for a, t in readable)
     made.wrong(f"{name}: right in a thought that does not end", unfinished)
+
+
+def count_spellings(made: Card, truths: list[str]) -> None:
+    """Every ground truth that equals itself, written in another way, and still to be evaluated."""
+    truths = [truth for truth in dict.fromkeys(truths) if can_be_right(truth)]
+    for name, spell in SPELLINGS.items():
+        pairs = [(truth, spell(truth)) for truth in truths]
+        made.right(f"spelt: {name}", (Answer(boxed(a), t) for t, a in pairs if a and a != t))
+    for name, form in UNEVALUATED.items():
+        terms = (t for t in truths if not NO_TERM.search(t))
+        made.wrong(f"still to be evaluated: {name}", (Answer(boxed(form % t), t) for t in terms))
+
+
+def before(checkout: str) -> Callable[[Answer], bool]:
+    """The strict verdicts of another checkout, in processes of their own."""
+    pool = ProcessPoolExecutor(
+        4, multiprocessing.get_context("spawn"), initializer=use_checkout, initargs=(checkout,)
+    )
+    return lambda answer: pool.submit(strict_elsewhere, answer).result()
+
+
+def use_checkout(checkout: str) -> None:
+    os.environ["PYTHONPATH"] = checkout  # of the workers that it starts
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gdpo_verl"]:
+        del sys.modules[name]
+    sys.path.insert(0, checkout)
+
+
+def strict_elsewhere(answer: Answer) -> bool:
+    from gdpo_verl.rewards import math_length
+
+    info = {"response_length": 1}
+    result = math_length.compute_score("", answer.text, answer.truth, info, deadline=PATIENCE)
+    return result["correctness"] == 1
 
 
 def can_be_right(truth: str) -> bool:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import deque
 from functools import cache
 from typing import Any
 
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.length import length_reward
-from gdpo_verl.rewards.math_form import is_evaluated, other_base, tidied
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import behind_thought
 
@@ -33,7 +33,18 @@ LONGEST = 10_000
 WORKERS = 4
 """Worker processes at most, in each process that computes rewards."""
 
-_BOX = re.compile(r"\\boxed\s*\{")
+# Without braces TeX boxes what comes next; here a letter or a whole number, up to the mode's end.
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)\s*(?:\{|([-+]?[\d.,]{1,99}|[A-Za-z])(?=\s{0,9}(?:\$|\\[)\]])))"
+)
+_REASONS = {
+    ParseError.UNCLOSED: "a box without an end",
+    ParseError.TOO_LONG: "a longer box",
+    ParseError.UNREADABLE: "an empty box",
+    ParseError.NONE: "it does not equal itself",
+    ParseError.GROUND_TRUTH: "it cannot read it",
+    ParseError.DEADLINE: "it gave no verdict within the deadline",
+}
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -51,8 +62,8 @@ def compute_score(
 ) -> dict[str, float]:
     """Both rewards of one answer, in the form in which verl calls a reward function.
 
-    Strict: the box stands behind the thought, and what it holds is evaluated, see
-    `math_form.is_evaluated`, and in the base of the ground truth where both name one.
+    Strict: the box stands behind the thought, and what it holds is evaluated and no copy of a
+    formula of the question, see `math_worker`.
 
     Args:
       data_source: ignored, as are `kwargs`.
@@ -111,12 +122,12 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     '3'
     """
     wanted = _formula(ground_truth)
-    correct, error = _compare(wanted, wanted, deadline)
+    correct, error = _compare(wanted, wanted, None, deadline)
     if not correct:
-        reason = error.name if error else "it does not equal itself"
         raise ValueError(
-            f"ground_truth: math-verify cannot compare answers with it ({reason}). Expected LaTeX "
-            f"or a text whose last \\boxed{{...}} holds it, found {ground_truth[-200:]!a}"
+            f"ground_truth: math-verify cannot compare answers with it: "
+            f"{_REASONS.get(error, error.name)}. Expected LaTeX or a text whose last "
+            f"\\boxed{{...}} holds it, found {ground_truth[-200:]!a}"
         )
     return wanted
 
@@ -127,9 +138,10 @@ def _formula(ground_truth: str) -> str:
     boxed, error = _last_box(ground_truth)
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
     if not 0 < len(wanted) <= LONGEST:
+        found = _REASONS.get(error, f"{len(wanted)} characters")
         raise ValueError(
-            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, found "
-            f"{len(wanted)} in {ground_truth[-200:]!a}"
+            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, found {found} in "
+            f"{ground_truth[-200:]!a}"
         )
     return wanted
 
@@ -147,24 +159,18 @@ def _judge(
     answer, error = ("", ParseError.UNCLOSED) if behind is None else _last_box(behind)
     if error:
         return False, error
-    correct, error = _compare(wanted, answer, deadline)
+    correct, error = _compare(wanted, answer, question, deadline)
     if error is ParseError.GROUND_TRUTH:
         warn_of_ground_truth("math_length", ValueError(f"math-verify cannot read {wanted!a}"))
-    if correct and question is not None:
-        if other_base(wanted, answer):
-            return False, ParseError.NONE
-        if not is_evaluated(wanted, answer, question):
-            return False, ParseError.NOT_EVALUATED
     return correct, error
 
 
 def _last_box(text: str) -> tuple[str, ParseError]:
     """The content of the last box, up to the brace that closes it. Linear in the text."""
-    start = -1
-    for box in _BOX.finditer(text):
-        start = box.end()
-    if start < 0:
-        return "", ParseError.NO_ANSWER
+    (box,) = deque(_BOX.finditer(text), maxlen=1) or [None]
+    if box is None or box[1]:
+        return (box[1], ParseError.NONE) if box else ("", ParseError.NO_ANSWER)
+    start = box.end()
     depth = 1
     for brace in _BRACE.finditer(text, start, start + LONGEST + 1):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -174,9 +180,11 @@ def _last_box(text: str) -> tuple[str, ParseError]:
     return "", ParseError.UNCLOSED if len(text) <= start + LONGEST else ParseError.TOO_LONG
 
 
-def _compare(wanted: str, answer: str, deadline: float) -> tuple[bool, ParseError]:
+def _compare(
+    wanted: str, answer: str, question: str | None, deadline: float
+) -> tuple[bool, ParseError]:
     try:
-        correct, error = _pool().ask((tidied(wanted), tidied(answer)), deadline)
+        correct, error = _pool().ask((wanted, answer, question), deadline)
     except TimeoutError:
         return False, ParseError.DEADLINE
     except EOFError:

@@ -1,44 +1,163 @@
-"""The worker that asks math-verify; `math_length` starts it and gives it a deadline."""
+"""The worker that asks math-verify; `math_length` starts it and gives it a deadline.
+
+Math-verify evaluates what it compares, so that a copy of the question is right by value. What
+an answer has to be beside equal is asked of what was parsed, and not of its spelling.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+import sympy
+from latex2sympy2_extended.logic import And
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Derivative, Eq, Integral, Limit, Number, Product, Rational, Set, Sum, binomial
 
 from gdpo_verl.rewards.deadline import serve
+from gdpo_verl.rewards.math_form import as_list, differ, tidied
 from gdpo_verl.rewards.parse_error import ParseError
 
 _IN_A_BOX = (LatexExtractionConfig(boxed_match_priority=0),)
+_OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
+# Evaluated by the parser itself.
+_SPELT = re.compile(r"\\(?:det|[dt]?binom|choose)(?![a-z])|\{[vV]matrix\}")
+_MATH_MODE = re.compile(r"\$+|\\[()\[\]]|\\(?:begin|end)\{(?:align|equation|gather)\*?\}")
+_RELATION = re.compile(r"[=<>,;:]|\\(?:[lg]eq?|approx|to)(?![a-z])")
+_LONGEST_OF_A_QUESTION = 300
 
 
-def compare(question: tuple[str, str]) -> tuple[bool, int]:
-    """Tell whether an answer is the ground truth, both LaTeX; with a `ParseError`."""
-    ground_truth, answer = question
-    wanted = _read_ground_truth(ground_truth)
-    if not wanted:
+def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
+    """Tell whether an answer is the ground truth; with a `ParseError`.
+
+    Args:
+      asked: the ground truth and the answer, LaTeX; and the question, empty when it is not
+        known, None for math-verify's verdict alone.
+    """
+    truth, answer, question = asked
+    wanted = _read_ground_truth(truth)
+    if wanted is None:
         return False, ParseError.GROUND_TRUTH
-    found = _read(answer)
-    if not found:
+    found = _read(as_list(truth, answer))
+    if found is None:
         return False, ParseError.UNREADABLE
-    return bool(verify(wanted, found, timeout_seconds=None)), ParseError.NONE
+    if not verify([wanted], [found], timeout_seconds=None):
+        return False, ParseError.NONE
+    if question is None:
+        return True, ParseError.NONE
+    if differ(truth, answer) or _apart(wanted, found):
+        return False, ParseError.NONE
+    as_asked = found == wanted and _digits(answer) == _digits(truth)
+    results = list(_results(found))
+    evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
+    if _is_plain(wanted):
+        evaluated = evaluated and all(map(_is_plain, results))
+    if evaluated and (as_asked or not _is_copy(answer, found, question)):
+        return True, ParseError.NONE
+    return False, ParseError.NOT_EVALUATED
 
 
-def _read(latex: str) -> list[Any]:
-    """Read a formula with math-verify, as a whole and in one way; empty for nothing."""
+def _read(latex: str) -> Any:
+    """Read a formula with math-verify, as a whole and in one way; None for nothing."""
     found = parse(
-        f"\\boxed{{{latex}}}", _IN_A_BOX, extraction_mode="first_match", parsing_timeout=None
+        f"\\boxed{{{tidied(latex)}}}",
+        _IN_A_BOX,
+        extraction_mode="first_match",
+        parsing_timeout=None,
     )
     # It returns the text alone when it could not read it, and takes equal texts for equal.
-    return [] if not found or isinstance(found[0], str) else found[:1]
+    return None if not found or isinstance(found[0], str) else sympy.sympify(found[0])
 
 
 _read_ground_truth = lru_cache(maxsize=256)(_read)
 
 
+def _results(formula: Any) -> Iterator[Any]:
+    """The right-hand side of the last equation, or of each in a list; else the formula."""
+    if isinstance(formula, Eq):
+        yield formula.rhs
+    elif isinstance(formula, And):
+        yield from _results(formula.args[-1])
+    elif isinstance(formula, Set) and any(isinstance(part, Eq) for part in formula.args):
+        for part in formula.args:
+            yield from _results(part)
+    else:
+        yield formula
+
+
+def _operators(latex: str, formulas: list[Any]) -> set[Any]:
+    found = {type(part) for formula in formulas for part in formula.atoms(*_OPERATORS)}
+    return found | set(_SPELT.findall(latex))
+
+
+def _is_plain(formula: Any) -> bool:
+    """Recognise numbers as people write them; and lists, intervals and matrices of them."""
+    if isinstance(formula, Eq):
+        return isinstance(formula.lhs, sympy.Symbol) and _is_plain(formula.rhs)
+    if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
+        return all(map(_is_plain, formula.args))
+    factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
+    kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
+    return len(set(kinds)) == len(kinds) and None not in kinds
+
+
+def _kind(factor: Any) -> str | None:
+    """A number, or what may scale it: a denominator, a power of ten."""
+    if isinstance(factor, sympy.Pow):
+        base, exponent = factor.args
+        scales = exponent == -1 or (base == 10 and exponent.is_Integer)
+        return "scale" if isinstance(base, Number) and scales else None
+    return "number" if isinstance(factor, (Number, sympy.logic.boolalg.BooleanAtom)) else None
+
+
+def _apart(wanted: Any, found: Any) -> bool:
+    """Find two small numbers to differ: math-verify rounds to six places."""
+    a, b = (formula.rhs if isinstance(formula, Eq) else formula for formula in (wanted, found))
+    if a == b or not all(isinstance(x, sympy.Expr) and x.is_number and x.is_finite for x in (a, b)):
+        return False
+    a, b = a.evalf(), b.evalf()
+    real = isinstance(a, Number) and isinstance(b, Number)
+    return real and bool(abs(a - b) > 1e-3 * max(abs(a), abs(b)))
+
+
+def _is_copy(answer: str, found: Any, question: str) -> bool:
+    """Recognise a formula of the question, which is no answer to it.
+
+    The same formula is one that is parsed to the same and holds the same digits, since the
+    parser cancels fractions. A name or a number may well be an answer.
+    """
+    results = dict(zip([answer.rpartition("=")[2]], _results(found), strict=False))
+    copies = [
+        (_digits(text), _bare(formula))
+        for text, formula in {**results, answer: found}.items()
+        if formula.args or (isinstance(formula, Rational) and text.strip("+- .,0123456789"))
+    ]
+    return bool(copies) and any(formula in copies for formula in _formulas(question))
+
+
+@lru_cache(maxsize=64)
+def _formulas(question: str) -> list[tuple[list[str], Any]]:
+    """The formulas of a question, and the sides of its relations."""
+    pieces = [piece.strip().rstrip("?.,;:") for piece in _MATH_MODE.split(question)]
+    pieces = [piece for piece in pieces if len(piece) <= _LONGEST_OF_A_QUESTION]
+    pieces += [side for piece in pieces for side in _RELATION.split(piece)]
+    read = [(_digits(piece), _read(piece)) for piece in dict.fromkeys(pieces) if piece.strip()]
+    return [(digits, _bare(formula)) for digits, formula in read if formula is not None]
+
+
+def _digits(latex: str) -> list[str]:
+    return re.findall(r"\d+", latex)
+
+
+def _bare(formula: Any) -> Any:
+    """The formula without braces around it."""
+    return formula.args[0] if isinstance(formula, Set) and len(formula.args) == 1 else formula
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    compare((r"\frac{1}{2}", "0.5"))  # imports and grammar, before the first deadline runs
+    compare((r"\frac{1}{2}", "0.5", ""))  # imports and grammar, before the first deadline runs
     serve(compare)
