@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import multiprocessing
-import os
 import random
 import re
 import signal
-import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -18,11 +18,12 @@ from importlib.metadata import version
 from card import Answer, Card, others, read_lines
 from verl.utils.reward_score import math_dapo, math_reward, math_verify
 
+from gdpo_verl.child_process import ChildProcess
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import ParseError
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\$(.+?)\$", re.DOTALL)
-PATIENCE = 60
+PATIENCE = 20
 """Seconds for a verdict, on a machine that may be busy."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?|-?\\frac\{\d+\}\{\d+\}")
 NO_TERM = re.compile(r"[=<>,$%]|\\(?:text|in|begin|cup|pm|math|mbox|infty|overline)|[\[\]]|\\\{")
@@ -53,6 +54,15 @@ UNEVALUATED = {
     "a determinant": r"\begin{vmatrix}%s&0\\0&1\end{vmatrix}",
     "a binomial": r"\left(%s\right)\binom{k}{0}",
 }
+JUDGE = f"""
+import json, sys
+from gdpo_verl.rewards.math_length import compute_score
+for line in sys.stdin:
+    text, truth, _ = json.loads(line)
+    info = {{"response_length": 1}}
+    result = compute_score("", text, truth, info, deadline={PATIENCE})
+    print(json.dumps(result["correctness"] == 1), flush=True)
+"""
 GENERATED = ("fraction_simplification", "gcd", "lcm", "chain_sum", "simple_equations")
 
 
@@ -68,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--math-rows", type=int, default=1500, help="of each corpus, drawn at random"
     )
     group.add_argument(
-        "--math-before", help="another checkout of gdpo-verl, judging all rows' rewritten answers"
+        "--math-before", help="a Python with another gdpo-verl, to judge rewritten answers beside"
     )
 
 
@@ -194,27 +204,16 @@ def count_spellings(made: Card, truths: list[str]) -> None:
         made.wrong(f"still to be evaluated: {name}", (Answer(boxed(form % t), t) for t in terms))
 
 
-def before(checkout: str) -> Callable[[Answer], bool]:
-    """The strict verdicts of another checkout, in processes of their own."""
-    pool = ProcessPoolExecutor(
-        4, multiprocessing.get_context("spawn"), initializer=use_checkout, initargs=(checkout,)
-    )
-    return lambda answer: pool.submit(strict_elsewhere, answer).result()
+def before(python: str) -> Callable[[Answer], bool]:
+    """The strict verdicts of the gdpo-verl that another Python has, one process a thread."""
+    threads = threading.local()
 
+    def judge(answer: Answer) -> bool:
+        if not hasattr(threads, "child"):
+            threads.child = ChildProcess([python, "-c", JUDGE], cwd="/")
+        return bool(threads.child.ask(answer, time.monotonic() + 9 * PATIENCE))
 
-def use_checkout(checkout: str) -> None:
-    os.environ["PYTHONPATH"] = checkout  # of the workers that it starts
-    for name in [name for name in sys.modules if name.partition(".")[0] == "gdpo_verl"]:
-        del sys.modules[name]
-    sys.path.insert(0, checkout)
-
-
-def strict_elsewhere(answer: Answer) -> bool:
-    from gdpo_verl.rewards import math_length
-
-    info = {"response_length": 1}
-    result = math_length.compute_score("", answer.text, answer.truth, info, deadline=PATIENCE)
-    return result["correctness"] == 1
+    return judge
 
 
 def can_be_right(truth: str) -> bool:
