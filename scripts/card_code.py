@@ -63,6 +63,29 @@ HABITS: dict[str, Callable[[str, str], str]] = {
         f"except EOFError: pass\n{call.replace('sys.stdin', 'lines')}"
     ),
     "open(0)": lambda s, call: f"{READ}{s}\n{call.replace('sys.stdin', 'open(0)')}",
+    "sys.stdout wrapped anew": lambda s, call: (
+        f"{READ}import io\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n{s}\n{call}"
+    ),
+    "sys.stdin = open(0)": lambda s, call: f"{READ}sys.stdin = open(0)\n{s}\n{call}",
+    "a reader over os.read(fd)": lambda s, call: (
+        f"{READ}import io, os\ndata = io.BytesIO(os.read(0, os.fstat(0).st_size))\n"
+        f"{s}\n{call.replace('sys.stdin', 'data')}"
+    ),
+    "os.fdopen(1, 'w')": lambda s, call: (
+        f"{READ}import os\nout = os.fdopen(1, 'w')\n{s}\n{call[:-1]}, file=out)"
+    ),
+    "codecs.getreader": lambda s, call: (
+        f"{READ}import codecs\nsys.stdin = codecs.getreader('utf-8')(sys.stdin.buffer)\n{s}\n{call}"
+    ),
+    "sys.__stdout__": lambda s, call: f"{READ}{s}\n{call[:-1]}, file=sys.__stdout__)",
+    "sys.stdout.close() at the end": lambda s, call: f"{READ}{s}\n{call}\nsys.stdout.close()",
+    "asyncio.to_thread": lambda s, call: (
+        f"{READ}import asyncio\n{s}\nasync def main(): await asyncio.to_thread(lambda: {call})\n"
+        "asyncio.run(main())"
+    ),
+    "os.path.abspath(__file__)": lambda s, call: (
+        f"{READ}import os\nhere = os.path.dirname(os.path.abspath(__file__))\n{s}\n{call}"
+    ),
     "a blank behind the output": lambda s, call: (
         f"{READ}{s}\n{call.replace('print(', 'print(end=chr(32) + chr(10), *[')[:-1]}])"
     ),
@@ -77,6 +100,18 @@ FENCES = {
     "with a shell command behind": "```python\n{}\n```\nRun it:\n```bash\npython a.py\n```",
     "with its use behind": "```python\n{}\n```\nFor example:\n```python\nprint(f(3))\n```",
     "not closed": "```python\n{}",
+    "an end token on the fence's line": "```python\n{}\n```<|im_end|>",
+    "</s> on the fence's line": "```python\n{}\n```</s>",
+    "between answer tags": "<answer>\n```python\n{}\n```</answer>",
+    "a fence behind <answer>": "<answer> ```python\n{}\n```\n</answer>",
+    "a fence behind words": "The program: ```python\n{}\n```",
+    "four backticks": "````python\n{}\n````",
+    "four around a fence": "````python\nuse = '''\n```\nf()\n```\n'''\n{}\n````",
+    "a fence in a docstring": "```python\nuse = '''\n    ```\n    f()\n    ```\n'''\n{}\n```",
+    "<think> in a comment": "```python\n# prints <think>\n{}\n```",
+    "tildes": "~~~python\n{}\n~~~",
+    "```py3": "```py3\n{}\n```",
+    "```python:main.py": "```python:main.py\n{}\n```",
     "a first attempt in front": "```python\ndef f(: no\n```\nBetter:\n```python\n{}\n```",
 }
 # {name} is the function that is asked for. None reads the tests, and none is right.
