@@ -12,13 +12,13 @@ import functools
 import tempfile
 
 _ALWAYS = """
-access arch_prctl brk clock_getres clock_gettime clock_nanosleep close close_range dup dup2 dup3
-epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 exit
-exit_group faccessat faccessat2 fadvise64 fdatasync fstat fstatfs fsync futex futex_waitv getcpu
-getcwd getdents getdents64 getegid geteuid getgid getgroups getitimer getpgid getpgrp getpid
-getppid getrandom getresgid getresuid getrlimit getrusage getsid gettid gettimeofday getuid
-lseek lstat madvise membarrier mincore mmap mprotect mremap munmap nanosleep newfstatat open openat
-pause pipe pipe2 poll ppoll pread64 preadv preadv2 pselect6 pwrite64 pwritev pwritev2 read
+access alarm arch_prctl brk chdir clock_getres clock_gettime clock_nanosleep close close_range dup
+dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2
+exit exit_group faccessat faccessat2 fadvise64 fchdir fdatasync fstat fstatfs fsync futex
+futex_waitv getcpu getcwd getdents getdents64 getegid geteuid getgid getgroups getitimer getpgid
+getpgrp getpid getppid getrandom getresgid getresuid getrlimit getrusage getsid gettid gettimeofday
+getuid lseek lstat madvise membarrier mincore mmap mprotect mremap munmap nanosleep newfstatat open
+openat pause pipe pipe2 poll ppoll pread64 preadv preadv2 pselect6 pwrite64 pwritev pwritev2 read
 readlink readlinkat readv restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask
 rt_sigreturn rt_sigsuspend rt_sigtimedwait sched_getaffinity sched_getparam sched_getscheduler
 sched_yield select set_robust_list set_tid_address setitimer sigaltstack stat statfs statx sysinfo
@@ -27,9 +27,8 @@ writev
 """
 # Only where the file system is the sandbox's own: Landlock does not rule all of these.
 _WRITING = """
-chdir chmod copy_file_range creat fallocate fchdir fchmod fchmodat flock ftruncate link linkat mkdir
-mkdirat rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat
-utimes
+chmod copy_file_range creat fallocate fchmod fchmodat flock ftruncate link linkat mkdir mkdirat
+rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat utimes
 """
 _CLONE_THREAD, _AF_UNIX, _PR_SET_NAME = 0x10000, 1, 15
 # F_DUPFD to F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
@@ -72,7 +71,11 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
         permit("ioctl", pyseccomp.Arg(1, equal, command))
     permit("prctl", pyseccomp.Arg(0, equal, _PR_SET_NAME))
     permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of others
-    permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))  # asyncio wakes itself with one
+    # asyncio wakes itself by a pair, which is connected for good: without an address, nothing else
+    # is reached. Not sendmsg and recvmsg: they pass descriptors, in memory that no filter sees.
+    permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))
+    permit("sendto", pyseccomp.Arg(4, equal, 0))
+    permit("recvfrom", pyseccomp.Arg(4, equal, 0))
     if threads:
         permit("clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
     with tempfile.TemporaryFile() as file:

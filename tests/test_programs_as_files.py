@@ -1,0 +1,282 @@
+"""A program in a sandbox does what it does as a file of its own, run by plain Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from sandboxes import FOUND, HOLDS, LIMITS
+
+from gdpo_verl.rewards.code_text import PUBLISHED_IMPORTS, PUBLISHED_SETUP
+from gdpo_verl.sandbox import Sandbox, Status
+
+STDIN = "3\n1 2 3\n-7 \u00e9\nlast"
+# The header of contest programs, in the words of many.
+FAST_IO = """
+import os, sys
+from io import BytesIO, IOBase
+BUFSIZE = 8192
+class FastIO(IOBase):
+    newlines = 0
+    def __init__(self, file):
+        self._fd = file.fileno()
+        self.buffer = BytesIO()
+        self.writable = "x" in file.mode or "r" not in file.mode
+        self.write = self.buffer.write if self.writable else None
+    def read(self):
+        while True:
+            b = os.read(self._fd, max(os.fstat(self._fd).st_size, BUFSIZE))
+            if not b:
+                break
+            ptr = self.buffer.tell()
+            self.buffer.seek(0, 2), self.buffer.write(b), self.buffer.seek(ptr)
+        self.newlines = 0
+        return self.buffer.read()
+    def readline(self):
+        while self.newlines == 0:
+            b = os.read(self._fd, max(os.fstat(self._fd).st_size, BUFSIZE))
+            self.newlines = b.count(b"\\n") + (not b)
+            ptr = self.buffer.tell()
+            self.buffer.seek(0, 2), self.buffer.write(b), self.buffer.seek(ptr)
+        self.newlines -= 1
+        return self.buffer.readline()
+    def flush(self):
+        if self.writable:
+            os.write(self._fd, self.buffer.getvalue())
+            self.buffer.truncate(0), self.buffer.seek(0)
+class IOWrapper(IOBase):
+    def __init__(self, file):
+        self.buffer = FastIO(file)
+        self.flush = self.buffer.flush
+        self.writable = self.buffer.writable
+        self.write = lambda s: self.buffer.write(s.encode("ascii"))
+        self.read = lambda: self.buffer.read().decode("ascii")
+        self.readline = lambda: self.buffer.readline().decode("ascii")
+"""
+THREADS = {
+    "a thread": "import threading\nthreading.Thread(target=print, args=('t',)).start()",
+    "a daemon is not waited for": "import threading, time\nprint('main')\n"
+    "threading.Thread(target=lambda: (time.sleep(60), print('t')), daemon=True).start()",
+    "a thread that raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\n"
+    "t.start(); t.join(); print('on')",
+    "exit() in a thread": "import threading\nt = threading.Thread(target=exit, args=(3,))\n"
+    "t.start(); t.join(); print('on')",
+    "a thread with a stack of its own": "import sys, threading\nsys.setrecursionlimit(10**6)\n"
+    "threading.stack_size(1 << 26)\ndef f(n): return n and 1 + f(n - 1)\n"
+    "t = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()",
+    "asyncio.to_thread": "import asyncio\nasync def main():\n"
+    "    print(await asyncio.gather(*(asyncio.to_thread(pow, 2, n) for n in range(5))))\n"
+    "asyncio.run(main())",
+    "run_in_executor reads input": "import asyncio, sys\nasync def main():\n"
+    "    loop = asyncio.get_running_loop()\n"
+    "    print(await loop.run_in_executor(None, sys.stdin.readline))\nasyncio.run(main())",
+    "call_soon_threadsafe": "import asyncio, threading\nasync def main():\n"
+    "    loop, done = asyncio.get_running_loop(), asyncio.Event()\n"
+    "    threading.Thread(target=loop.call_soon_threadsafe, args=(done.set,)).start()\n"
+    "    await done.wait(); print('set')\nasyncio.run(main())",
+    "an executor": "from concurrent.futures import ThreadPoolExecutor\n"
+    "with ThreadPoolExecutor(3) as pool: print(list(pool.map(abs, [-1, -2])))",
+    "a timer": "import threading\nthreading.Timer(0.01, print, ('late',)).start()",
+}
+PROGRAMS = {
+    # -------------------------------------------------------- reading
+    "input": "n = int(input()); print(n, input().split(), repr(input()), repr(input()))",
+    "input beyond the end": "try:\n    while True: print(input('> '))\nexcept EOFError: print('E')",
+    "sys.stdin": "import sys\nfor line in sys.stdin: print(repr(line))",
+    "sys.stdin.buffer": "import sys\nprint(sys.stdin.buffer.read(3), sys.stdin.buffer.readlines())",
+    "input and then sys.stdin.read": "import sys\ninput(); print(repr(sys.stdin.read()))",
+    "open(0)": "print(repr(open(0).read()))",
+    "open(0) again": "print(repr(open(0).read()))\ntry: open(0)\nexcept OSError: print('closed')",
+    "open(0) as sys.stdin": "import sys\nsys.stdin = open(0)\nprint(input(), sys.stdin.read())",
+    "open(0) in a with": "with open(0, newline='') as f: print([*f])",
+    "os.read": "import os\nprint(os.read(0, 5), os.fstat(0).st_size)",
+    "fileno": "import os, sys\nprint(sys.stdin.fileno(), os.read(sys.stdin.fileno(), 99))",
+    "input = sys.stdin.readline": "import sys\ninput = sys.stdin.readline\nprint([input()] * 2)",
+    "sys.__stdin__": "import sys\nprint(sys.__stdin__.readline(), sys.__stdin__ is sys.stdin)",
+    "a wrapper around stdin": "import sys, io\n"
+    "sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding='utf-8')\nprint([*sys.stdin])",
+    "a codec's reader": "import codecs, sys\n"
+    "sys.stdin = codecs.getreader('utf-8')(sys.stdin.buffer)\nprint([*sys.stdin])",
+    "a codec's reader of stdin detached": "import codecs, sys\n"
+    "sys.stdin = codecs.getreader('utf-8')(sys.stdin.detach())\nprint(sys.stdin.read())",
+    "io.BytesIO of stdin": "import io, os\ninput = io.BytesIO(os.read(0, 1 << 16)).readline\n"
+    "print(int(input()), input())",
+    "mmap": "import mmap\nm = mmap.mmap(0, 0, prot=mmap.PROT_READ)\nprint(m.readline(), len(m))",
+    "select": "import select, sys\nprint(select.select([sys.stdin], [], [], 1)[0] == [sys.stdin])",
+    "fileinput": "import fileinput\nprint([*fileinput.input()])",
+    "stdin sought": "import sys\nsys.stdin.read(); sys.stdin.seek(0); print(input())",
+    "stdin closed": "import sys\nprint(input()); sys.stdin.close()",
+    "fd 0 closed": "import os\nprint(input()); os.close(0)",
+    # -------------------------------------------------------- writing
+    "a wrapper around stdout": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n"
+    "print('x')",
+    "stdout detached": "import io, sys\n"
+    "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\nprint('\u00e9')",
+    "stdout detached and left": "import sys\nout = sys.stdout.detach()\nout.write(b'x')",
+    "a codec's writer": "import codecs, sys\n"
+    "sys.stdout = codecs.getwriter('utf-8')(sys.stdout.buffer)\nprint('\u00e9')",
+    "a buffered writer": "import io, sys\n"
+    "out = io.BufferedWriter(io.FileIO(1, 'w', closefd=False), 1 << 20)\nout.write(b'x\\n' * 9)",
+    "reconfigured": "import sys\nsys.stdout.reconfigure(line_buffering=True, newline='\\r\\n')\n"
+    "print(sys.stdout.line_buffering)",
+    "os.fdopen": "import os\nout = os.fdopen(1, 'w')\nout.write('x')",
+    "os.fdopen as sys.stdout": "import os, sys\nsys.stdout = os.fdopen(1, 'w')\nprint('x')",
+    "os.fdopen closed": "import os\nwith os.fdopen(1, 'w') as out: out.write('x')",
+    "text left behind fd 1 closed": "print('lost')\nwith open(1, 'w') as f: f.write('x')",
+    "fd 1 closed": "import os, sys\nprint('x', flush=True); os.close(1)",
+    "open(1) not closed": "f = open(1, 'w', closefd=False); f.write('x')\nprint('y')",
+    "io.open(1) in bytes": "import io\nf = io.open(1, 'wb', closefd=False); f.write(b'x')",
+    "a file in a cycle": "class A: out = open(1, 'w', closefd=False)\nA.out.write('x')",
+    "a file that a built-in holds": "import builtins\nout = open(1, 'w', closefd=False)\n"
+    "builtins.show = lambda x: out.write(x)\nshow('x')",
+    "os.write": "import os\nprint('b'); os.write(1, b'a')",
+    "a copy of the descriptor": "import os, sys\nsys.stdout = open(os.dup(1), 'w')\nprint('x')",
+    "sys.__stdout__": "import sys\nprint('a'); print('x', file=sys.__stdout__)",
+    "sys.__stdout__ behind another": "import io, sys\nsys.stdout = io.StringIO(); print('lost')\n"
+    "print('x', file=sys.__stdout__)",
+    "stdout put back": "import io, sys\nsys.stdout = s = io.StringIO(); print('a')\n"
+    "sys.stdout = sys.__stdout__; print(s.getvalue() * 2)",
+    "sys.stdout.close()": "import sys\nprint('x'); sys.stdout.close()",
+    "sys.__stdout__.close()": "import sys\nprint('x'); sys.__stdout__.close()",
+    "print after close": "import sys\nprint('x'); sys.stdout.close(); print('y')",
+    "no stdout": "import sys\nprint('x'); sys.stdout = None; print('y')",
+    "stdout deleted": "import sys\nprint('x'); del sys.stdout",
+    "stdout without flush": "import sys\nclass W:\n"
+    "    def write(self, s): sys.__stdout__.write(s)\nsys.stdout = W(); print('x')",
+    "stdout that cannot be flushed": "import sys\nclass W:\n    write = sys.stdout.write\n"
+    "    def flush(self): 1 / 0\nsys.stdout = W(); print('x')",
+    "stderr": "import sys\nprint('e', file=sys.stderr); sys.stderr.write('\\ud800'); print('x')",
+    "stderr closed": "import sys\nsys.stderr.close(); print('x')",
+    "stdout as stderr": "import sys\nsys.stdout = sys.stderr; print('lost')",
+    "redirected": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as s:\n"
+    "    print('a')\nprint(s.getvalue() * 2)",
+    "a surrogate is refused": "print('a'); print('\\ud800')",
+    "an escaped byte": "import sys\nprint('\\udce9\\udcff'.encode(errors='surrogateescape'))\n"
+    "sys.stdout.write('\\udcc3\\udca9')",
+    "names of streams": "import sys\n"
+    "for s in (sys.stdin, sys.stdout): print(s.name, s.mode, s.encoding, s.errors, s.newlines)",
+    "the header": f"{FAST_IO}sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)\n"
+    "input = lambda: sys.stdin.readline().rstrip('\\r\\n')\nprint(int(input()) + 1)\n"
+    "print(sum(map(int, input().split())))",
+    "the header, and exit": f"{FAST_IO}sys.stdout = IOWrapper(sys.stdout)\nprint('x'); exit()",
+    "the header, never flushed": f"{FAST_IO}out = IOWrapper(sys.stdout)\nout.write('x')\n",
+    "the header in bytes": f"{FAST_IO}out = FastIO(sys.stdout)\nout.write(b'x')\n",
+    # -------------------------------------------------------- the end
+    "exit handlers": "import atexit\natexit.register(print, 'b'); print('a')",
+    "an exit handler for the output": "import atexit, io, os, sys\nout = io.StringIO()\n"
+    "sys.stdout = out\natexit.register(lambda: os.write(1, out.getvalue().encode()))\nprint('x')",
+    "an exit handler that raises": "import atexit\natexit.register(lambda: 1 / 0); print('a')",
+    "an exit handler that leaves": "import atexit\natexit.register(exit, 3); print('a')",
+    "__del__ with globals": "class A:\n    def __del__(self): print(x)\na = A()\nx = 5",
+    "__del__ in a cycle": "class A:\n    def __del__(self): print(self.n)\n"
+    "a = A(); a.a = a; a.n = 3; del a",
+    "sys.exit with a text": "import sys\nprint('x'); sys.exit('text')",
+    "sys.exit(None)": "import sys\nprint('x'); sys.exit(None)",
+    "sys.exit(True)": "import sys\nprint('x'); sys.exit(True)",
+    "sys.exit(256)": "import sys\nprint('x'); sys.exit(256)",
+    "sys.exit(2.5)": "import sys\nprint('x'); sys.exit(2.5)",
+    "sys.exit in a finally": "import sys\ntry: 1 / 0\nfinally: print('x'); sys.exit()",
+    "os._exit loses what was not flushed": "import os\nprint('x'); os._exit(0)",
+    "os._exit behind a flush": "import os\nprint('x', flush=True); os._exit(0)",
+    "raises behind its output": "print('x'); 1 / 0",
+    "a keyboard interrupt": "print('x'); raise KeyboardInterrupt",
+    "an alarm": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: print('time'))\n"
+    "signal.alarm(1); signal.pause()",
+    "gc disabled": "import gc; gc.disable(); gc.freeze(); print('x')",
+    # -------------------------------------------------------- the module
+    "__file__": "import os\nprint(os.path.isabs(__file__), os.path.basename(__file__))\n"
+    "os.path.abspath(__file__)",
+    "names of a module": "import builtins\nprint(__name__, __doc__, __package__, __spec__)\n"
+    "print(__builtins__ is builtins)",
+    "names that are there": "print(sorted({*globals()} & {'__file__', '__loader__', '__cached__',"
+    "'__annotations__', 'code', 'request', 'os', 'json'} - {'__loader__', 'os', 'json'}))",
+    "a docstring": "'Words.'\nprint(__doc__)",
+    "sys.argv": "import os, sys\nprint(len(sys.argv), os.path.basename(sys.argv[0]))",
+    "sys.path": "import os, sys\nprint(os.path.dirname(__file__) == sys.path[0])",
+    "the directory": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))",
+    "__main__": "import __main__, sys\nx = 3\nprint(__main__.x, sys.modules[__name__].x)",
+    "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__name__)",
+    "types": "import dataclasses, typing\n@dataclasses.dataclass\nclass P:\n    x: 'int' = 1\n"
+    "print(P(), typing.get_type_hints(P))",
+    "deep recursion": "def f(n):\n    try: return f(n + 1)\n    except RecursionError: return n\n"
+    "print(f(0) > 985)",
+    "recursion as deep as it says": "import sys\nn = 3000\nsys.setrecursionlimit(n + 20)\n"
+    "def f(n): return n and 1 + f(n - 1)\nprint(f(n))",
+    "a traceback": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError as e:\n"
+    "    print(e.__traceback__.tb_lineno, e.__traceback__.tb_next, e.__context__)\n"
+    "    print(traceback.extract_stack()[-1].lineno)",
+    "no exception is handled": "import sys\nprint(sys.exc_info())",
+    "warnings": "import warnings\nwarnings.warn('w'); print('x' is 'x')",
+    "logging": "import logging, sys\nlogging.basicConfig(stream=sys.stdout); logging.error('x')",
+    "the main thread": "import threading\n"
+    "print(threading.main_thread() is threading.current_thread(), threading.active_count())",
+    "too many digits": "print(len(str(10**4299)))\nprint(10**5000)",
+    "as many digits as it asks for": "import sys\nsys.set_int_max_str_digits(0)\nprint(10**5000)",
+    "asyncio": "import asyncio\nasync def work(n, q): await asyncio.sleep(0.01); await q.put(n)\n"
+    "async def main():\n    q = asyncio.Queue()\n"
+    "    await asyncio.gather(*(work(n, q) for n in range(3)))\n"
+    "    print(sorted([await q.get() for _ in range(3)]))\nasyncio.run(main())",
+    "an event loop's own": "import asyncio\nloop = asyncio.new_event_loop()\n"
+    "print(loop.run_until_complete(asyncio.sleep(0, 'x'))); loop.close()",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """What each gives as a file run by plain Python: its output, and its success."""
+    here = tmp_path_factory.mktemp("plain")
+    (here / "stdin").write_bytes(STDIN.encode())
+
+    def run(name):
+        folder = tmp_path_factory.mktemp("program")
+        (folder / "solution.py").write_text((PROGRAMS | THREADS)[name], "utf-8")
+        with open(here / "stdin") as stdin, open(folder / "stdout", "w+b") as stdout:
+            code = subprocess.run(
+                [sys.executable, "-X", "utf8", "solution.py"],
+                **{"cwd": folder, "stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL},
+                env={"LC_ALL": "C.UTF-8"},
+                check=False,
+            ).returncode
+            stdout.seek(0)
+            return stdout.read().decode(errors="replace"), code == 0
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(names := [*PROGRAMS, *THREADS], pool.map(run, names), strict=True))
+
+
+# The sandboxes of every protection, and one as lenient programs run in.
+PLACES = {found.name: (found, True) for found in FOUND}
+PLACES |= {f"{found.name}, lenient": (found, False) for found in FOUND[:1]}
+
+
+@pytest.fixture(scope="module")
+def started():
+    made = {}
+    for name, (found, strict) in PLACES.items():
+        limits = replace(LIMITS, timeout=30, deadline=3600)
+        made[name] = Sandbox(found, limits, () if strict else PUBLISHED_IMPORTS)
+    yield made
+    for sandbox in made.values():
+        sandbox.close()
+
+
+@HOLDS
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", [*PROGRAMS, *THREADS])
+def test_a_program_runs_as_a_file_of_its_own_would(plain, started, name, place):
+    found, strict = PLACES[place]
+    if name in THREADS and not found.own_user and (os.geteuid() == 0 or found.name == "landlock"):
+        pytest.skip("threads cannot be counted here, so there are none")
+    code = (PROGRAMS | THREADS)[name]
+    outcome = started[place].run(code, STDIN, setup="" if strict else PUBLISHED_SETUP)
+    assert (outcome.text, outcome.status is Status.OK) == plain[name]
+
+
+@HOLDS
+def test_lines_of_standard_input_may_end_as_those_of_windows():
+    with Sandbox(FOUND[0], LIMITS) as sandbox:
+        assert sandbox.run("print([input(), input()])", "a\r\nb\r\n").text == "['a', 'b']\n"
