@@ -79,6 +79,18 @@ def test_a_list_of_tests_counts_one_by_one():
 
 
 @runs_code
+def test_integers_of_any_size_pass_both_ways():
+    test = "assert f(4300) == 10**4300 and f(10**5000, 0) == 10**5000"
+    truth = {"entry_point": "f", "test": test}
+    assert verdict("def f(n, b=10): return b**n if b else n", truth) == (1, 1, 0)
+    assert verdict("def f(n, b=10): return b**n + 1 if b else n", truth) == (0, 1, 0)
+    call = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
+    assert verdict("def f(n): return -n", call) == (1, 1, 0)
+    # As long as an output may be, in one integer: compared without a conversion to decimals.
+    assert verdict("def f(n): return 1 << (12 << 20)", call) == (0, 1, 0)
+
+
+@runs_code
 def test_an_expected_exception_is_no_bug():
     test = "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False\n"
     truth = {"entry_point": "f", "test": test}

@@ -106,6 +106,13 @@ def test_nothing_reaches_the_network(sandbox):
             "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
             "socket.socket(socket.AF_UNIX)",
             "socket.socket(socket.AF_INET, socket.SOCK_RAW)",
+            "socket.socketpair()[0].sendto(b'x', '/x')",
+            "socket.socketpair()[0].sendto(b'x', socket.MSG_OOB, '/x')",
+            "socket.socketpair()[0].send(b'x', socket.MSG_OOB)",
+            "socket.socketpair()[0].sendmsg([b'x'])",
+            "socket.send_fds(socket.socketpair()[0], [b'x'], [1])",
+            "socket.socketpair(socket.AF_INET)",
+            "socket.socketpair()[0].connect('/x')",
             "1 // (ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(256)) + 1)",
             imports="socket, ctypes",
         )

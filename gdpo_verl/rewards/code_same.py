@@ -21,7 +21,7 @@ def same_text(found: str, expected: str) -> bool:
 
     A number that `expected` writes with a point or an exponent has the tolerance.
     """
-    found, expected = found.rstrip(), expected.rstrip()
+    found, expected = found.strip(), expected.strip()
     if found.count("\n") != expected.count("\n"):  # before a list of a million lines is made
         return False
     return all(map(_same_line, found.split("\n"), expected.split("\n")))
@@ -36,8 +36,8 @@ def _same_line(found: str, expected: str) -> bool:
 
 
 def _same_word(found: str, expected: str) -> bool:
-    if found == expected or not any(mark in expected for mark in ".eE"):
-        return found == expected
+    if found == expected or "_" in found or not any(mark in expected for mark in ".eE"):
+        return found == expected  # float() reads 1_0 as 10
     try:
         return _close(float(found), float(expected))
     except ValueError:
@@ -45,12 +45,27 @@ def _same_word(found: str, expected: str) -> bool:
 
 
 def same_lines(found: str, expected: str) -> bool:
-    """As verl's code rewards compare: equal but for white space at the ends, and at each line's."""
-    return _stripped(found) == _stripped(expected)
+    """As verl's code rewards compare: but for white space around the whole and around what is
+    printed in a line, but for empty lines, or line by line as numbers of numpy.allclose.
+    """
+    lines = found.splitlines()
+    texts = "\n".join(lines), "\n".join(map(str.strip, lines))
+    if expected.strip() in map(str.strip, texts):
+        return True
+    asked = [line.strip() for line in expected.split("\n") if line]
+    printed = [line for line in lines if line]
+    return asked in (lines, printed) or _all_close(printed, asked)
 
 
-def _stripped(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().split("\n")]
+def _all_close(found: list[str], expected: list[str]) -> bool:
+    """Integers without a sign alone are exact."""
+    if len(found) != len(expected) or all(map(str.isdigit, found + expected)):
+        return False
+    try:
+        pairs = list(zip(map(float, found), map(float, expected), strict=True))
+    except ValueError:
+        return False
+    return all(a == b or abs(a - b) <= 1e-8 + 1e-5 * abs(b) < math.inf for a, b in pairs)
 
 
 def same_value(text: str, expected: Any) -> bool:
@@ -85,11 +100,13 @@ def _as_json(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, items),) = value.items()
+    if kind == "int":
+        return int(items, 16)
     if kind == "tuple":
         return [_as_json(item) for item in items]
     if kind != "dict":
         raise ValueError(f"{kind} is not JSON")
-    return {key if isinstance(key, str) else json.dumps(key): _as_json(item) for key, item in items}
+    return {k if isinstance(k, str) else json.dumps(_as_json(k)): _as_json(v) for k, v in items}
 
 
 def _same(found: Any, expected: Any) -> bool:

@@ -61,6 +61,8 @@ def encode(value: Any) -> Any:
     >>> encode({1: (2, None)})
     {'dict': [[1, {'tuple': [2, None]}]]}
     """
+    if isinstance(value, int) and value.bit_length() > 2000:  # Python limits what decimals hold
+        return {"int": hex(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -95,6 +97,8 @@ def decode(value: Any) -> Any:
     ((kind, items),) = value.items()
     if kind == "dict":
         return {decode(key): decode(item) for key, item in items}
+    if kind == "int":
+        return int(items, 16)
     if kind == "bytes":
         return items.encode("latin-1")
     if kind == "complex":

@@ -71,11 +71,11 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
         permit("ioctl", pyseccomp.Arg(1, equal, command))
     permit("prctl", pyseccomp.Arg(0, equal, _PR_SET_NAME))
     permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of others
-    # asyncio wakes itself by a pair, which is connected for good: without an address, nothing else
-    # is reached. Not sendmsg and recvmsg: they pass descriptors, in memory that no filter sees.
+    # asyncio wakes itself by a pair, connected for good: no address, so it reaches nothing else; no
+    # flags, so nothing urgent. Not sendmsg: it passes descriptors, in memory that no filter sees.
     permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))
-    permit("sendto", pyseccomp.Arg(4, equal, 0))
-    permit("recvfrom", pyseccomp.Arg(4, equal, 0))
+    for name in ("sendto", "recvfrom"):
+        permit(name, pyseccomp.Arg(3, equal, 0), pyseccomp.Arg(4, equal, 0))
     if threads:
         permit("clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
     with tempfile.TemporaryFile() as file:
