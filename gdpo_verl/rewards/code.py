@@ -162,7 +162,17 @@ def _result(passed: float, length: float, bug_free: float, error: ParseError) ->
 def _as_published(tests: Tests) -> Tests:
     """Prepare a row as verl does: the first ten tests, common imports ahead of the program."""
     inputs, outputs = tests.inputs[:10], tests.outputs[:10]
+    if tests.kind == "call":
+        inputs = [[*map(_number_keys, given[:1]), *given[1:]] for given in inputs]
     return replace(tests, inputs=inputs, outputs=outputs, setup=f"{PUBLISHED_SETUP}\n{tests.setup}")
+
+
+def _number_keys(value: Any) -> Any:
+    """JSON has texts for keys: a dict with none but those of integers gets the integers."""
+    try:
+        return {int(key): item for key, item in value.items()}
+    except (AttributeError, ValueError):
+        return value
 
 
 def _judge(
