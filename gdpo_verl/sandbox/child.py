@@ -33,6 +33,7 @@ import contextlib
 import ctypes
 import gc
 import io
+import itertools
 import json
 import os
 import resource
@@ -343,14 +344,8 @@ def _checked(result: int, what: str) -> int:
 # ------------------------------------------------------------------ the program
 
 
-def _become(
-    request: dict[str, Any],
-    settings: dict[str, Any],
-    stdin: int,
-    stdout: int,
-    command: int,
-    reply: int,
-) -> NoReturn:
+def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -> NoReturn:
+    stdin, stdout, command, reply = channels
     _end_with_parent()
     script = request["start"] == "script"
     if script:
@@ -376,7 +371,10 @@ def _become(
     except BaseException:
         status = 1
     status = 0 if status is None else status if isinstance(status, int) else 1
-    os._exit(_finish(status) if script else status & 0xFF)
+    try:
+        status = _finish(status) if script else status
+    finally:
+        os._exit(status & 0xFF)
 
 
 def _open_streams() -> None:
@@ -399,23 +397,23 @@ def _finish(status: int) -> int:
     with ignored:
         atexit._run_exitfuncs()
     try:
-        out = getattr(sys, "stdout", None)
-        if out is not None and not getattr(out, "closed", False):
+        if (out := getattr(sys, "stdout", None)) is not None and not getattr(out, "closed", False):
             out.flush()
     except BaseException:
         status = status or 120
+    # Files left open write their rest, before one is collected behind what it writes to.
+    files, found = (io.TextIOWrapper, io.BufferedWriter), gc.get_objects()
+    kinds = {kind for kind in set(map(type, found)) if issubclass(kind, files)}
+    for out in itertools.compress(found, map(kinds.__contains__, map(type, found))):
+        with ignored:
+            out.flush()
+    out = found = None
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-    out = None
-    # A file that is collected may find what it writes to closed before it.
-    for kinds in ((io.TextIOWrapper, io.BufferedWriter), (io.IOBase,)):
-        for left in gc.get_objects():
-            if issubclass(type(left), kinds):
-                with ignored:
-                    left.flush()
-        left = None
-        sys.modules.pop("__main__", None)
-        gc.collect()
-    return status & 0xFF
+    del sys.modules["__main__"]
+    gc.collect()
+    with ignored:
+        sys.stdout.flush()
+    return status
 
 
 def _compile(code: str, filename: str) -> types.CodeType:

@@ -25,22 +25,14 @@ class Status(Enum):
     """The end of a program, or of one call into it."""
 
     OK = auto()
-    SYNTAX = auto()
-    """It does not compile."""
-    EXCEPTION = auto()
-    """It raised, was killed, or left with another status than 0."""
-    TIMEOUT = auto()
-    """It took longer than a test may."""
-    MEMORY = auto()
-    """It needed more memory than allowed."""
-    OUTPUT = auto()
-    """It wrote more than allowed."""
-    NO_FUNCTION = auto()
-    """It does not define the function that the tests call."""
-    NOT_PLAIN = auto()
-    """The function returned something else than plain data."""
-    DEADLINE = auto()
-    """The time for all tests of the answer was over."""
+    SYNTAX = auto()  # it does not compile
+    EXCEPTION = auto()  # it raised, was killed, or left with another status than 0
+    TIMEOUT = auto()  # it took longer than a test may
+    MEMORY = auto()  # it needed more memory than allowed
+    OUTPUT = auto()  # it wrote more than allowed
+    NO_FUNCTION = auto()  # it does not define the function that the tests call
+    NOT_PLAIN = auto()  # the function returned something else than plain data
+    DEADLINE = auto()  # the time for all tests of the answer was over
 
 
 @dataclass(frozen=True)
