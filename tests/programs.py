@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from sandboxes import working_protections
 
 from gdpo_verl.rewards.code import ParseError, compute_score
-from gdpo_verl.sandbox.protection import working_protections
 
 KEYS = {"score", "pass", "length", "bug_free", "parse_error"}
 HOLDS = next(working_protections(), None)

@@ -11,8 +11,7 @@ import pytest
 from reward_checks import check as check
 from reward_checks import scores, write_data
 from reward_checks import work as work
-
-from gdpo_verl.sandbox.protection import working_protections
+from sandboxes import working_protections
 
 
 def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:

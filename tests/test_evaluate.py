@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from conftest import RECIPES
 from omegaconf import OmegaConf
+from sandboxes import working_protections
 
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import run
 from gdpo_verl.evaluate.sampling import question_seed
 from gdpo_verl.evaluate.training_data import Training, training_of
-from gdpo_verl.sandbox.protection import working_protections
 from gdpo_verl.tasks import toolbox as toolbox_data
 from gdpo_verl.tasks.benchmark import Answer, Question, Questions, Sampling, questions_digest
 from gdpo_verl.tasks.catalog import BENCHMARKS, open_benchmark

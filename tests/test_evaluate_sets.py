@@ -8,11 +8,11 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sandboxes import working_protections
 
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import run
 from gdpo_verl.rewards import math_length
-from gdpo_verl.sandbox.protection import working_protections
 from gdpo_verl.tasks import catalog, math_sets, parquet
 from gdpo_verl.tasks.benchmark import Answer
 from gdpo_verl.tasks.catalog import open_benchmark

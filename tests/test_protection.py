@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import sandboxes
 from sandboxes import FOUND, HOLDS, LIMITS, SHORT, attempts, still_works
 from sandboxes import nothing_protects as nothing_protects
 from sandboxes import sandbox as sandbox
@@ -15,7 +16,7 @@ from sandboxes import sandbox as sandbox
 from gdpo_verl import doctor
 from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, view
 from gdpo_verl.sandbox import protection as protections
-from gdpo_verl.sandbox.protection import Protection, working_protections
+from gdpo_verl.sandbox.protection import Protection
 
 VERSION = f"python3.{sys.version_info.minor}"
 # Those of Debian's Python, of Fedora's, of this one, and of the environment that runs this.
@@ -61,7 +62,7 @@ def test_of_a_system_directory_only_the_libraries_are_readable(library):
         f"open({str(library / 'python3/dist-packages/tests/data.py')!r}).read()",
         f"open({str(library / 'link')!r}).read()",
     )
-    for found in working_protections():
+    for found in sandboxes.working_protections():
         with Sandbox(found, LIMITS) as sandbox:
             said = sandbox.run(code).text.split("\n")
         assert said[0] == "done n = 42", found.name

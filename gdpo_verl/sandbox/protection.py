@@ -16,7 +16,6 @@ program.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -101,15 +100,6 @@ def best_protection(
     found = _unprotected(site_packages)
     used.add(found.name)
     return found
-
-
-def working_protections() -> Iterator[Protection]:
-    """Every protection that holds here, best first."""
-    for candidate in _candidates(None):
-        with contextlib.suppress(OSError, RuntimeError):
-            found = candidate()
-            _probe(found)
-            yield found
 
 
 def _candidates(site_packages: str | None) -> Iterator[Callable[[], Protection]]:
