@@ -232,15 +232,12 @@ class Program:
 
 
 def _clean(scratch: str | None) -> None:
-    if scratch and os.listdir(scratch):
+    for path in [os.path.join(scratch, name) for name in os.listdir(scratch)] if scratch else ():
         import shutil  # slow to load, and hardly ever needed
 
-        for name in os.listdir(scratch):
-            path = os.path.join(scratch, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
+        shutil.rmtree(path, ignore_errors=True)  # a directory, and neither a file nor a link
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _write(descriptor: int, message: dict[str, Any]) -> None:
@@ -351,11 +348,8 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
     if script:
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
-    kept = () if script else (command, reply)
-    for descriptor in range(3, 64):
-        if descriptor not in kept:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+    for kept, end in itertools.pairwise([2, *([] if script else sorted((command, reply))), 64]):
+        os.closerange(kept + 1, end)
     _open_streams()
     sys.path = [os.getcwd(), *sys.path, *settings["path"]]
     sys.argv = [os.path.join(os.getcwd(), "solution.py")]
@@ -419,9 +413,7 @@ def _finish(status: int) -> int:
 def _compile(code: str, filename: str) -> types.CodeType:
     try:
         return compile(code, filename, "exec", dont_inherit=True)
-    except MemoryError:
-        raise
-    except Exception:
+    except (SyntaxError, ValueError, OverflowError, RecursionError):
         raise SystemExit(SYNTAX) from None
 
 

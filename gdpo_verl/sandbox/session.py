@@ -71,10 +71,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("timeout", "deadline", "memory_mb", "output_mb", "processes"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ValueError(f"{name}: expected a positive number, found {value!r}")
-            if math.isinf(value):
-                raise ValueError(f"{name}: expected a finite number, found {value!r}")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
+                raise ValueError(f"{name}: expected a positive finite number, found {value!r}")
 
     @property
     def output_bytes(self) -> int:
