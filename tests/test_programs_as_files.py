@@ -192,8 +192,7 @@ PROGRAMS = {
     "os.path.abspath(__file__)",
     "names of a module": "import builtins\nprint(__name__, __doc__, __package__, __spec__)\n"
     "print(__builtins__ is builtins)",
-    "names that are there": "print(sorted({*globals()} & {'__file__', '__loader__', '__cached__',"
-    "'__annotations__', 'code', 'request', 'os', 'json'} - {'__loader__', 'os', 'json'}))",
+    "names that are not there": "print({*globals()} & {'code', 'request', 'command', 'Program'})",
     "a docstring": "'Words.'\nprint(__doc__)",
     "sys.argv": "import os, sys\nprint(len(sys.argv), os.path.basename(sys.argv[0]))",
     "sys.path": "import os, sys\nprint(os.path.dirname(__file__) == sys.path[0])",

@@ -27,15 +27,7 @@ from gdpo_verl.rewards.code_text import (
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
-from gdpo_verl.sandbox import (
-    Limits,
-    Outcome,
-    Sandbox,
-    Status,
-    best_protection,
-    slot,
-    slot_directory,
-)
+from gdpo_verl.sandbox import Limits, Sandbox, Status, best_protection, slot, slot_directory
 from gdpo_verl.sandbox.child import encode
 from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
 
@@ -195,19 +187,19 @@ def _judge(
         if tests.kind == "script":
             outcome = solver.run(code, given, setup=tests.setup)
             same = same_text if strict else same_lines
-            passed = outcome.status is Status.OK and same(outcome.text, expected)
+            yield outcome.status is Status.OK and same(outcome.text, expected), outcome.status
         else:
-            outcome = _call(solver, tests, code, given)
-            passed, outcome = _compare(outcome, expected)
-        yield passed, outcome.status
+            yield _run_call(tests, given, expected, code, solver)
 
 
-def _call(solver: Solver, tests: Tests, code: str, arguments: list[Any]) -> Outcome:
-    loaded: Outcome = solver.load(tests.setup, code, tests.name)
-    if loaded.status is not Status.OK:
-        return loaded
-    outcome: Outcome = solver.call(json.dumps(encode([arguments, {}])))
-    return outcome
+def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: Solver) -> Verdict:
+    outcome = solver.load(tests.setup, code, tests.name)
+    if outcome.status is Status.OK:
+        outcome = solver.call(json.dumps(encode([given, {}])))
+    try:
+        return outcome.status is Status.OK and same_value(outcome.text, expected), outcome.status
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return False, Status.NOT_PLAIN
 
 
 def _run_assert(tests: Tests, test: str, code: str, solver: Solver, checker: Sandbox) -> Verdict:
@@ -225,12 +217,3 @@ def _run_assert(tests: Tests, test: str, code: str, solver: Solver, checker: San
         answer = f"E{outcome.error}" if outcome.error else f"V{outcome.text}"
         message = checker.reply(answer)
     return message == "P", worst
-
-
-def _compare(outcome: Outcome, expected: Any) -> tuple[bool, Outcome]:
-    if outcome.status is not Status.OK:
-        return False, outcome
-    try:
-        return same_value(outcome.text, expected), outcome
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return False, Outcome(Status.NOT_PLAIN)

@@ -378,8 +378,7 @@ def _open_streams() -> None:
         mode = "w" if number else "r"
         stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
         stream.buffer.raw.name = f"<{name}>"  # type: ignore[attr-defined]
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+        vars(sys).update({name: stream, f"__{name}__": stream})
 
 
 def _finish(status: int) -> int:
@@ -388,7 +387,6 @@ def _finish(status: int) -> int:
     with ignored:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()  # waits for the threads
-    with ignored:
         atexit._run_exitfuncs()
     try:
         if (out := getattr(sys, "stdout", None)) is not None and not getattr(out, "closed", False):
@@ -396,17 +394,17 @@ def _finish(status: int) -> int:
     except BaseException:
         status = status or 120
     # Files left open write their rest, before one is collected behind what it writes to.
-    files, found = (io.TextIOWrapper, io.BufferedWriter), gc.get_objects()
-    kinds = {kind for kind in set(map(type, found)) if issubclass(kind, files)}
+    found, writers = gc.get_objects(), (io.TextIOWrapper, io.BufferedWriter)
+    kinds = {kind for kind in set(map(type, found)) if issubclass(kind, writers)}
     for out in itertools.compress(found, map(kinds.__contains__, map(type, found))):
         with ignored:
             out.flush()
-    out = found = None
+    del out, found
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     del sys.modules["__main__"]
     gc.collect()
     with ignored:
-        sys.stdout.flush()
+        sys.__stdout__.flush()  # type: ignore[union-attr]
     return status
 
 
@@ -419,8 +417,7 @@ def _compile(code: str, filename: str) -> types.CodeType:
 
 def _module(name: str) -> dict[str, Any]:
     module = sys.modules[name] = types.ModuleType(name)
-    names = {"__file__": sys.argv[0], "__cached__": None, "__annotations__": {}}
-    module.__dict__.update(names, __builtins__=builtins)
+    module.__dict__.update(__builtins__=builtins, __file__=sys.argv[0])
     return module.__dict__
 
 

@@ -71,8 +71,7 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
         permit("ioctl", pyseccomp.Arg(1, equal, command))
     permit("prctl", pyseccomp.Arg(0, equal, _PR_SET_NAME))
     permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of others
-    # asyncio wakes itself by a pair, connected for good: no address, so it reaches nothing else; no
-    # flags, so nothing urgent. Not sendmsg: it passes descriptors, in memory that no filter sees.
+    # asyncio wakes itself by a pair: with no address or flags, it reaches its other end alone.
     permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))
     for name in ("sendto", "recvfrom"):
         permit(name, pyseccomp.Arg(3, equal, 0), pyseccomp.Arg(4, equal, 0))

@@ -26,7 +26,7 @@ _ATTEMPTS = 3
 _BUSY = (429, 502, 503, 504)
 
 
-class FusionSandbox:
+class FusionSandbox(AbstractContextManager["FusionSandbox"]):
     """A service in the place of `Sandbox`.
 
     A function keeps no state from one call to the next: each is a program of its own.
@@ -40,9 +40,6 @@ class FusionSandbox:
         self.semaphore = semaphore or contextlib.nullcontext()
         self.deadline = time.monotonic() + limits.deadline
         self.function: dict[str, str] = {}
-
-    def __enter__(self) -> FusionSandbox:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         pass

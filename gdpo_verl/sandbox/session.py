@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -86,7 +87,7 @@ class Limits:
         return max(1, math.ceil(self.timeout))
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager["Sandbox"]):
     """A running sandbox; a context manager. Not shared between threads.
 
     Programs in it run one after the other, each in a process of its own that inherits
@@ -101,9 +102,6 @@ class Sandbox:
         self.deadline = time.monotonic() + limits.deadline
         self.process: ChildProcess | None = None
         self.last_status: int | None = None  # exit status of the last program that ended
-
-    def __enter__(self) -> Sandbox:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
