@@ -7,7 +7,7 @@ import pytest
 from tool_calls import ANSWER, ASKED, GOOD, ONE, RESPONSE, THOUGHT, TWO, bad, block, call, verdict
 
 from gdpo_verl.rewards import tool_text
-from gdpo_verl.rewards.thought import END_TOKENS, assistant_text
+from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_call import (
     ParseError,
     correctness_reward,
@@ -185,6 +185,20 @@ def test_a_ground_truth_of_more_characters_is_an_error_in_preparation():
     assert verdict(ANSWER, holding(2 * longest), strict=False)[2] == ParseError.GROUND_TRUTH
 
 
+# Qwen, Llama 3 and 4, Phi, GPT-OSS, ChatGLM, Cohere, Gemma 2 and 4, Mistral, DeepSeek.
+END_TOKENS = """
+    <|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <|eot|> <|end|> <|return|> <|call|>
+    <|user|> <|observation|> <|END_OF_TURN_TOKEN|> <EOS_TOKEN> <end_of_turn> <eos> <turn|> </s>
+    <｜end▁of▁sentence｜>
+""".split()
+
+
+@pytest.mark.parametrize("token", END_TOKENS)
+def test_the_special_tokens_of_all_common_models_are_dropped_at_the_end(token):
+    assert verdict(f"{ANSWER}{token}") == GOOD
+    assert assistant_text(f"{token} x {token}y") == f"{token} x {token}y"
+
+
 def test_special_tokens_at_the_end_are_dropped_in_any_number_and_order():
     rng = random.Random(7)
     for count in (1, 2, 5, 50):
@@ -192,3 +206,5 @@ def test_special_tokens_at_the_end_are_dropped_in_any_number_and_order():
         assert assistant_text(f" {ANSWER}{tokens}") == ANSWER
         assert assistant_text(f"<|im_end|> x{tokens}") == "<|im_end|> x"
         assert assistant_text(f"{tokens}</s>") == ""
+    for text in ("a <|b c|>", "<|" * 30, "|>", "<||>", f"<|{'x' * 50}|>"):
+        assert assistant_text(text) == text

@@ -48,7 +48,6 @@ class ParseError(IntEnum):
     """There was no verdict within the deadline."""
     CRASHED = 13
     """The process that judged the answer died of it, as of memory."""
-    """No reward is known for the row's data source."""
     NOT_EVALUATED = 16
     """The box equals the ground truth, but still has to be evaluated, or repeats the question."""
     SYNTAX = 20

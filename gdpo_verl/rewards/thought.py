@@ -6,17 +6,10 @@ import re
 from collections import deque
 
 THINK, END_THINK = "<think>", "</think>"
-END_TOKENS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "</s>",
-)
-
-_SPACE_OR_TOKENS = re.compile(r"(?:\s+|" + "|".join(map(re.escape, END_TOKENS)) + ")+")
+# What chat templates end a turn with: Qwen's <|im_end|>, DeepSeek's in full-width bars, and so on.
+_END = r"(?:<[|｜][^\s<>|｜]{1,40}[|｜]>|</s>|<eos>|<EOS_TOKEN>|<end_of_turn>|<turn\|>)"
+_AT_END = re.compile(_END + r"\Z")
+_SPACE_OR_TOKENS = re.compile(rf"(?:\s+|{_END})+")
 
 
 def assistant_text(text: str) -> str:
@@ -26,7 +19,7 @@ def assistant_text(text: str) -> str:
     'So.'
     """
     text = text.strip()
-    if not text.endswith(END_TOKENS):
+    if not _AT_END.search(text[-50:]):
         return text
     (last,) = deque(_SPACE_OR_TOKENS.finditer(text), maxlen=1)
     return text[: last.start()]
