@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from linear import assert_linear
 from programs import KEYS, PIECES, runs_none
 
-from gdpo_verl.rewards import parse_error
+from gdpo_verl.rewards import code_text, parse_error
 from gdpo_verl.rewards.code import ParseError, compute_score, find_code, parse_ground_truth
 
 
@@ -33,6 +33,82 @@ from gdpo_verl.rewards.code import ParseError, compute_score, find_code, parse_g
 )  # fmt: skip
 def test_the_last_python_block_after_the_thought_counts(text, expected):
     assert find_code(text) == expected
+
+
+P = "print(1)\n"
+BLOCK = f"```python\n{P}```"
+DOCSTRING = 'def f():\n    """Use:\n    ```python\n    f()\n    ```\n    """\n'
+TAGS = 'print("<think>")  # as <think> and\nprint("</think>")\n'
+FOUR, TILDES, TABS = "'''\n```\n'''\n", "'''\n~~~\n'''\n", "if a:\n\t'''\n\t```\n\t'''\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        pytest.param(f"{BLOCK}<|im_end|>", P, id="end token"),
+        pytest.param(f"{BLOCK}</s>", P, id="Mistral's"),
+        pytest.param(f"{BLOCK}<end_of_turn>\n", P, id="Gemma's"),
+        pytest.param(f"{BLOCK} <｜end▁of▁sentence｜>", P, id="DeepSeek's"),
+        pytest.param(f"<answer>\n{BLOCK}</answer>", P, id="closing tag"),
+        pytest.param(f"<answer>\n{BLOCK}</answer><|im_end|>", P, id="closing tag and token"),
+        pytest.param(f"{BLOCK}</answer>\nIt prints 1.\n```\n1\n```", P, id="tag, text, output"),
+        pytest.param(f"<answer> {BLOCK}\n</answer>", P, id="opening tag"),
+        pytest.param(f"<answer>{BLOCK}</answer>", P, id="both tags"),
+        pytest.param(f"<answer>```\n{P}```</answer>", P, id="both tags, unlabelled"),
+        pytest.param(f"The program: {BLOCK}", P, id="behind text"),
+        pytest.param(f"The program in `a.py`: {BLOCK}", P, id="behind a span"),
+        pytest.param(f"The program: ```\n{P}```", P, id="behind a colon"),
+        pytest.param(f"Use ``` around it.\n{BLOCK}", P, id="a fence in prose"),
+        pytest.param(f"Run: ```bash\nls\n```\n{BLOCK}", P, id="another language behind text"),
+        pytest.param(f"It is ```{P[:-1]}``` or\n{BLOCK}", P, id="span of three"),
+        pytest.param(f"It is ```{P[:-1]}```\n{BLOCK}", P, id="span of three at the end"),
+        pytest.param(f"Right~~~\n{BLOCK}", P, id="tildes behind text"),
+        pytest.param("1. ```python\n   if a:\n     b\n   ```", "if a:\n  b\n", id="list item"),
+        pytest.param(f"```python\n{P[:-1]}```", P, id="closed behind the code"),
+        pytest.param(f"```python\n{P[:-1]}``` <|im_end|>", P, id="closed behind it, token"),
+        pytest.param(f"```python\n{P}</answer>", P, id="closed by a tag alone"),
+        pytest.param(f"```python\n{DOCSTRING}```\nSo.", DOCSTRING, id="fence in a docstring"),
+        pytest.param(f"```python\n{DOCSTRING}", DOCSTRING, id="fence in a docstring, cut off"),
+        pytest.param(f"```python\n{TABS}```", TABS, id="tabs"),
+        pytest.param(f"- ```python\n  {P}     ```\n  ```", P, id="indented by less than four more"),
+        pytest.param(f"````python\n{FOUR}````", FOUR, id="four hold three"),
+        pytest.param(f"```python\n{P}````", P, id="closed by more"),
+        pytest.param(f"~~~python\n{FOUR}~~~", FOUR, id="tildes hold backticks"),
+        pytest.param(f"```python\n{TILDES}```", TILDES, id="backticks hold tildes"),
+        pytest.param(f"```python\r\n{P}```\r\n", P, id="carriage returns"),
+        pytest.param(f"```python\n{TAGS}```", TAGS, id="tags in the program"),
+        pytest.param(f"```python\n{TAGS}```\nIt has `<think>`.", TAGS, id="tag in a span"),
+        pytest.param(f"<think>hm</think>\n```python\n{TAGS}```", TAGS, id="tags behind a thought"),
+        pytest.param(f"hm\n</think>\n```python\n{TAGS}```", TAGS, id="behind the prompt's thought"),
+        pytest.param(f"<think>\n```python\n{TAGS}```\n</think>\n{BLOCK}", P, id="in the thought"),
+        pytest.param(f"<think>\n```python\nx\n</think>\n{BLOCK}", P, id="open fence in a thought"),
+        pytest.param(f"x\n```python\nx\n</think>\n{BLOCK}", P, id="and in the prompt's"),
+        pytest.param(f"<think>a</think> So. <think>b</think>\n{BLOCK}", P, id="two thoughts"),
+        pytest.param(f"<think>a</think>\n{BLOCK}\n<think>b</think>", P, id="before a thought"),
+        # What follows is no answer.
+        pytest.param(f"<think>a</think>\n{BLOCK}\n</think>", "", id="before the last end"),
+        pytest.param(f"<think>\n{BLOCK}\n</think>\nSo.", "", id="in a thought alone"),
+        pytest.param(f"<think>a</think> <think>{BLOCK}</think>", "", id="in a second thought"),
+        pytest.param(f"{BLOCK}\n</think>", "", id="in the prompt's thought"),
+        pytest.param(f"Well. <think>\n{BLOCK}", "", id="thought without end behind text"),
+        pytest.param(f"<think>a</think>\n<think>\n{BLOCK}", "", id="second without end"),
+        pytest.param(f"`<think>\n{BLOCK}", "", id="half a span"),
+        pytest.param(f"<think>\n```python\n{TAGS}{P}```\n", "", id="its end in a program"),
+    ],
+)  # fmt: skip
+def test_fences_and_thoughts_are_read_as_they_are_written(text, program):
+    assert find_code(text).rstrip() == program.rstrip()
+
+
+PYTHON = ["py3", "Python 3", "PYTHON", "python3.11", "python:main.py", "{.python .lines}"]
+PYTHON += ["main.py", 'python title="a.py"', "{ .py }", " python "]
+
+
+@pytest.mark.parametrize("label", [*PYTHON, "pycon", "python-repl", "pytb", "text", "c++", "ruby"])
+def test_a_label_names_python_in_any_spelling_or_another_language(label):
+    block = "```{}\n{}\n```\n"
+    found = find_code(block.format(label, "labelled") + block.format("", "plain"))
+    assert found == ("labelled\n" if label in PYTHON else "plain\n")
 
 
 def test_a_block_that_shows_the_functions_use_is_not_the_answer():
@@ -77,7 +153,6 @@ for _ in range(900):
         pytest.param({"entry_point": "f"}, id="no test of the function"),
         pytest.param({"fn_name": "f", "inputs": [DEEP], "outputs": [1]}, id="a deep argument"),
         pytest.param({"fn_name": "f", "inputs": [[1]], "outputs": [DEEP]}, id="a deep value"),
-        pytest.param({"fn_name": "f", "inputs": [[10**5000]], "outputs": [1]}, id="no number"),
         pytest.param({"inputs": [DEEP], "outputs": ["1"]}, id="a deep input"),
         pytest.param({"entry_point": "f", "test": "-" * 100_000 + "1"}, id="a deep test"),
         pytest.param({"entry_point": "f", "test": []}, id="an empty list of tests"),
@@ -105,6 +180,13 @@ def test_any_text_is_read(text):
         assert isinstance(find_code(text, "f", strict=strict), str)
 
 
+@pytest.mark.parametrize("digits", [3999, 4000, 4001, 4301, 12_345])
+def test_integers_of_any_size_are_read(digits):
+    assert code_text._integer("9" * digits) == 10**digits - 1
+    assert code_text._integer("-1" + "0" * digits) == -(10**digits)
+    assert code_text._integer("-" + "9" * digits) == 1 - 10**digits
+
+
 WORST = {
     "fences": lambda n: "```\n" * (n // 4),
     "opening fences": lambda n: "```python\n" * (n // 10),
@@ -121,6 +203,21 @@ WORST = {
     "labels before backticks": lambda n: ("```" + "a" * 999 + "`\n") * (n // 1004),
     "blank lines": lambda n: "```python\n" + " \n" * (n // 2),
     "surrogates": lambda n: "\ud800\0" * (n // 2),
+    "spaces in a block": lambda n: "```python\n" + " " * n + "x",
+    "spans": lambda n: "`<think>` " * (n // 10),
+    "half a span": lambda n: "`<think>" * (n // 8),
+    "closing fences behind code": lambda n: "```python\n" + "x``` y" * (n // 6),
+    "many backticks in a block": lambda n: "```python\nx" + "`" * n + "y",
+    "closing tags": lambda n: "```python\n" + "</answer> " * (n // 10) + "y",
+    "opened thoughts in blocks": lambda n: "<think>\n```x\n</think>\n" * (n // 22),
+    "longer and longer fences": lambda n: "".join(
+        "`" * i + "\n" for i in range(3, int((2 * n) ** 0.5))
+    ),
+    "indented text": lambda n: " " * (n // 2) + "a" * (n // 2) + "```x`",
+    "a long number": lambda n: "1" * n + "```x`",
+    "tags and text": lambda n: "<think>" * (n // 14) + "a" * (n // 2),
+    "labels of dots": lambda n: "```" + "." * (n // 2) + "/" * (n // 2),
+    "lines of tags": lambda n: "<answer> ```python\nx\n```</answer>\n" * (n // 34),
     "definitions of nothing": lambda n: "```python\n" + "def" + " " * (n // 2) + "def " * (n // 8),
 }
 

@@ -9,15 +9,23 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text
 from gdpo_verl.sandbox.child import encode
 
-# The line is looked through ahead: what follows overlaps, and would take quadratic time to fail.
-_FENCE = re.compile(r"^([ \t]*)```+(?=[^`\n]*$)[ \t]*([^\s`]*)[^`\n]*$", re.MULTILINE)
-_LABELS = ("python", "py", "python3")
+_TAG = re.compile(r"</?think>")
+_SPAN = re.compile(r"(?<!`)`[^`]+`(?!`)")
+# Marker of a list, text, fence and label.
+_OPENING = re.compile(
+    r"([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(|(?!```|~~~)\S(?:(?!```).)*(?=```))"
+    r"(`{3,}(?=[^`]*$)|~{3,})(.*)"
+)
+_CLOSING = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t\r]*(?=<|$)")
+_FIRST_INDENT = re.compile(r"\s*(\n[ \t]+)(?=\S)")
+_BEHIND_CODE = re.compile(r"(?<=[^\s`])[ \t]*```+[ \t\r]*(?=<|$)|</answer>\s*\Z", re.MULTILINE)
+_PYTHON = re.compile(r"[\s{.]*(?:[\w/-]+\.)?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
 
 PUBLISHED_IMPORTS = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
@@ -55,9 +63,10 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     """The program of an answer: its last block fenced as Python, else its last unlabelled one.
 
     Where a function is asked for, it is the last of them that defines it, if one does: models
-    show in a further block how it is used. What stands before the first `</think>` is thought and
-    no answer, and neither is a thought without an end. A block that is not closed reaches to the
-    end of the text.
+    show in a further block how it is used. Thoughts are no answer, in one without an end there is
+    none, and tags in a block or a code span make none. Without `<think>`, one began in the prompt.
+    A block that is not closed reaches to a fence behind code, to `</answer>` at the end, or to
+    the end of the text.
 
     Args:
       text: the assistant's turn.
@@ -73,35 +82,59 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     """
     if not strict:
         return text.rpartition("```python")[2].partition("```")[0]
-    thought, closed, answer = text.partition("</think>")
-    if not closed:
-        answer = "" if "<think>" in thought else thought
-    python: list[str] = []
-    plain: list[str] = []
-    for fence, end in _blocks(answer):
-        # Within a list the whole block is indented as its fence is.
-        source = answer[fence.end() : end].replace("\n" + fence[1], "\n")[1:]
-        label = fence[2].lower()
-        if label in _LABELS:
-            python.append(source)
-        elif not label:
-            plain.append(source)
-    blocks = python or plain or [""]
-    defining = [b for b in blocks if name and re.search(rf"\bdef[ \t]+{name}\b", b)]
-    return (defining or blocks)[-1]
+    text = assistant_text(text)
+    begun, end, rest = text.partition(f"\n{END_THINK}\n")
+    if end and THINK not in begun:  # the prompt opened the thought
+        text = rest
+    blocks = _blocks(text)
+    if blocks is None:  # unless a fence in the thought has no end, the thought has none
+        blocks = _blocks(text.partition(END_THINK)[2]) or []
+    python = [lines for label, lines in blocks if _PYTHON.match(label)]
+    plain = [lines for label, lines in blocks if not label]
+    sources = [_dedented(lines) for lines in reversed(python or plain)]
+    defining = [s for s in sources if name and re.search(rf"\bdef[ \t]+{name}\b", s)]
+    return next(iter(defining or sources), "")
 
 
-def _blocks(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """The opening fence of each block, and where the block ends."""
-    opened = None
-    for fence in _FENCE.finditer(text):
-        if opened is None:
-            opened = fence
-        elif not fence[2]:
-            yield opened, fence.start()
-            opened = None
-    if opened is not None:
-        yield opened, len(text)
+def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
+    """The label and the lines of each fenced block behind the thought; None when that is open.
+
+    A fence closes a block by CommonMark's rules: it is at least as long as the opening one, and
+    indented by less than four more. Tags may follow it, and text may stand before an opening one.
+    """
+    blocks: list[tuple[str, list[str]]] = []
+    begun, thinking, fence, margin = 0, False, "", 0
+    for line in text.split("\n"):
+        if fence:
+            closing = _CLOSING.match(line) if fence in line else None
+            indent = len(closing[1].expandtabs(4)) if closing else 0
+            if not closing or not closing[2].startswith(fence) or indent >= margin + 4:
+                blocks[-1][1].append(line)
+                continue
+            blocks[-1][1].append("")
+            fence, line = "", line[closing.end() :]
+        if "think>" in line:
+            for tag in _TAG.findall(_SPAN.sub("", line)):
+                if tag == END_THINK:
+                    del blocks[begun:]
+                begun, thinking = begun if thinking else len(blocks), tag == THINK
+            line = line.rpartition("think>")[2]
+        if opening := _OPENING.match(line) if "```" in line or "~~~" in line else None:
+            marker, text, run, label = opening.groups()
+            # Behind text, where a fence may be talked about, it is Python's or it is announced.
+            if not text or _PYTHON.fullmatch(label.strip()) or text.rstrip()[-1] in ":>":
+                fence, margin = run, len(marker.expandtabs(4))
+                blocks.append((label.strip(), []))
+    if fence:
+        blocks[-1][1][:] = _BEHIND_CODE.split("\n".join(blocks[-1][1]), 1)[:1]
+    return None if thinking else blocks
+
+
+def _dedented(lines: list[str]) -> str:
+    """The source without the indentation of its first line, which is that of a list."""
+    source = "\n" + "\n".join(lines)
+    indent = _FIRST_INDENT.match(source)
+    return (source.replace(indent[1], "\n") if indent else source)[1:]
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
@@ -127,7 +160,7 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
 def _parse(ground_truth: Any) -> Tests:
     if isinstance(ground_truth, str):
         try:
-            ground_truth = json.loads(ground_truth)
+            ground_truth = json.loads(ground_truth, parse_int=_integer)
         except ValueError as error:
             raise ValueError(f"ground_truth: expected a JSON object: {error}") from error
     if not isinstance(ground_truth, dict):
@@ -170,6 +203,14 @@ def _asserting(truth: dict[str, Any]) -> Tests:
     return Tests("assert", tests, name=name, setup=setup)
 
 
+def _integer(digits: str) -> int:
+    """An integer of any size: int() takes no more than 4,300 digits, and their square in time."""
+    if len(digits) <= 4000:
+        return int(digits)
+    half, sign = len(digits) // 2, "-" * (digits[0] == "-")
+    return _integer(digits[:-half]) * 10**half + _integer(sign + digits[-half:])
+
+
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier()
 
@@ -185,8 +226,9 @@ def _as_text(lines: Any) -> str:
 def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
     if isinstance(arguments, str):
         try:
-            arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
-            value = json.loads(value)
+            lines = filter(str.strip, arguments.split("\n"))
+            arguments = [json.loads(line, parse_int=_integer) for line in lines]
+            value = json.loads(value, parse_int=_integer)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"ground_truth: expected JSON in the input and output of a call: {error}"
