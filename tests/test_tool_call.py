@@ -248,12 +248,33 @@ def script(name):
 benchmark = script("benchmark_rewards")
 
 
+def repeated(unit, start=""):
+    return lambda size: start + unit * ((size - len(start)) // len(unit))
+
+
+ENDS = {
+    "ends before calls": repeated("</think>x<tool_call>", "<think>"),
+    "ends before calls that begin": repeated('</think>\n<tool_call>\n{"name": "', "<think>"),
+    "ends before responses": repeated("</think>x<response>", "<think>"),
+    "ends on lines before responses": repeated("</think>\n<response>", "<think>"),
+    "ends before calls in a text": repeated(
+        "</think>x<tool_call>", '<think></think>\n<tool_call>["'
+    ),
+    "ends and calls": repeated(f"</think>x<tool_call>{ONE}</tool_call>", "<think>"),
+    "ends and lists": repeated('</think> <tool_call>[" <tool_call>[', "<think>"),
+    "ends of the prompt's thought": repeated("x</think>\n<tool_call>", "<tool_call>"),
+    "arguments as text": repeated('{"name":"f","arguments":"{}"}', "<think>x</think><tool_call>"),
+}
+
+
 def judge(strict, ground_truth):
     return lambda text: compute_score("rlla", text, ground_truth, strict=strict)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("text", benchmark.WORST.values(), ids=benchmark.WORST.keys())
+@pytest.mark.parametrize(
+    "text", [*benchmark.WORST.values(), *ENDS.values()], ids=[*benchmark.WORST, *ENDS]
+)
 def test_the_time_is_linear_in_the_text(text, strict):
     assert_linear(judge(strict, benchmark.TRUTH), text)
 

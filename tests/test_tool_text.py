@@ -30,6 +30,64 @@ def test_tags_inside_the_thought_are_ignored(thought):
     assert verdict(f"<think>{thought}</think>\n{ASKED}") == GOOD
 
 
+HELD = block(call(text="a</think>b", why="<think>"))
+BOUND = block(call(text="</think> <tool_call>", more="</think>\n<response>"))
+LONG_THOUGHT = "</think> and <tool_call> so " * 9
+
+
+@pytest.mark.parametrize("asked", [HELD, BOUND], ids=["tag", "boundary"])
+@pytest.mark.parametrize(
+    ("before", "tidy"),
+    [
+        pytest.param("<think>why</think>\n", 1, id="newline"),
+        pytest.param("<think>why</think>\n \n", 1, id="newline and blank"),
+        pytest.param("<think>why</think> \r\n", 1, id="carriage return"),
+        pytest.param("<think>why</think> ", 0, id="blank"),
+        pytest.param("<think>why</think>", 0, id="nothing"),
+        pytest.param("<think>why</think>\nI call it:\n", 0, id="text"),
+        pytest.param("<think>I end with </think> soon</think>\n", 1, id="end named"),
+        pytest.param("<think>I end with </think> soon</think> ", 0, id="end named, blank"),
+        pytest.param("<think>I end with </think> <tool_call> soon</think>\n", 1, id="both named"),
+        pytest.param("<think>I end with </think>\n<tool_call>\n soon</think>\n", 1, id="on lines"),
+        pytest.param(f"<think>so: </think> {ASKED} or not</think>\n", 1, id="tried out"),
+        pytest.param(f"<think>{ASKED}</think>\n", 1, id="another call inside"),
+        pytest.param("<think>no <response> here</think> So: ", 0, id="response named"),
+        pytest.param("<think>a</think> text <think>b</think>\n", 1, id="two thoughts"),
+        pytest.param("<think>a</think> text <think>b</think> So: ", 0, id="two, text"),
+        pytest.param("why</think>\n", 0, id="opened by the prompt"),
+        pytest.param("why <tool_call></think> So: ", 0, id="opened by the prompt, tag named"),
+        pytest.param("why </tool_call></think>\n", 0, id="opened by the prompt, end named"),
+        pytest.param("", 0, id="no thought"),
+        pytest.param("So: ", 0, id="text alone"),
+    ],
+)
+def test_a_thought_ends_where_the_call_behind_it_can_be_read(before, tidy, asked):
+    assert verdict(before + asked, asked) == (tidy, 3.0, ParseError.NONE)
+    assert verdict(f"{before}{asked}\n{RESPONSE}", f"{asked}\n{RESPONSE}")[:2] == (tidy, 3.0)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        pytest.param(f"<think>a {HELD}", id="thought without end"),
+        pytest.param(f"<think>a {HELD}</think>", id="closed behind it"),
+        pytest.param(f"<think>a</think> so {HELD} or</think>", id="mentioned and closed behind it"),
+        pytest.param(f"a {HELD}</think>", id="opened by the prompt"),
+        pytest.param(f"<think>a</think> b <think>{HELD}</think>", id="in the second"),
+        pytest.param(f"<think>a</think> b <think>{HELD}", id="in the second without end"),
+        pytest.param(f"<think>a</think>\n{ASKED}\n</think>\n{HELD}", id="behind another call"),
+        pytest.param(f"<think>a</think>\n<response>{HELD}</response>", id="in the response"),
+        pytest.param(f"<think>{LONG_THOUGHT}\n{HELD}</think>", id="a long thought"),
+    ],
+)
+def test_a_call_in_a_thought_is_not_paid_whatever_it_holds(response):
+    assert verdict(response, HELD)[:2] == (0.0, -3.0)
+
+
+def test_a_thought_may_name_its_end_any_number_of_times():
+    assert verdict(f"<think>{LONG_THOUGHT}</think>\n{ASKED}") == GOOD
+
+
 def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
     assert format_reward("<think>after </think> comes nothing</think>", THOUGHT) == 1.0
 
@@ -90,7 +148,13 @@ def test_a_call_out_of_place_earns_nothing(response, code):
         pytest.param('{"name": "f"}', "NOT_A_CALL", id="no parameters"),
         pytest.param('{"name": "f", "parameters": null}', "NOT_A_CALL", id="null parameters"),
         pytest.param('{"name": "f", "parameters": [1]}', "NOT_A_CALL", id="list parameters"),
-        pytest.param('{"name": "f", "parameters": "{}"}', "NOT_A_CALL", id="text parameters"),
+        pytest.param('{"name": "f", "parameters": "x"}', "NOT_JSON", id="text that is no JSON"),
+        pytest.param('{"name": "f", "parameters": "{} {}"}', "NOT_JSON", id="text and more"),
+        pytest.param('{"name": "f", "parameters": "5"}', "NOT_A_CALL", id="text of a number"),
+        pytest.param('{"name": "f", "parameters": "\\"{}\\""}', "NOT_A_CALL", id="text of a text"),
+        pytest.param('{"name": "f", "parameters": "{\\"\\":NaN}"}', "NOT_FINITE", id="text of NaN"),
+        pytest.param('{"name": "f", "arguments": "%s"}' % ("[" * 9999), "TOO_DEEP", id="deep text"),
+        pytest.param('{"function": "f", "parameters": {}}', "NOT_A_CALL", id="function not nested"),
         pytest.param(
             '{"name": "f", "parameters": 1, "arguments": {}}', "NOT_A_CALL", id="parameters first"
         ),
@@ -110,6 +174,17 @@ def test_what_is_not_plainly_a_call_is_not_parsed(line, code):
     assert verdict(f"{THOUGHT}\n{block(line)}") == bad(ParseError[code])
 
 
+def as_text(key):
+    """ONE with its parameters as JSON in a text."""
+    found = json.loads(ONE)
+    return json.dumps({"name": found["name"], key: f" {json.dumps(found['parameters'])}\n"})
+
+
+def nested(line):
+    """As OpenAI's API gives a call."""
+    return f'{{"id": "call_1", "type": "function", "function": {line}}}'
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -119,6 +194,11 @@ def test_what_is_not_plainly_a_call_is_not_parsed(line, code):
         pytest.param(block(f"[{ONE},\n {call('time')}]"), id="JSON list"),
         pytest.param(block(ONE.replace("parameters", "arguments"), call("time")), id="arguments"),
         pytest.param(f"{block(ONE)}\n{block(call('time'))}", id="several blocks"),
+        pytest.param(block(as_text("parameters"), call("time")), id="parameters as text"),
+        pytest.param(block(as_text("arguments"), call("time")), id="arguments as text"),
+        pytest.param(block(nested(ONE), nested(call("time"))), id="OpenAI's"),
+        pytest.param(block(nested(as_text("arguments")), call("time")), id="OpenAI's, as text"),
+        pytest.param(block(f"[{nested(ONE)}, {call('time')}]"), id="OpenAI's in a list"),
         pytest.param(block(ONE[:-1] + ', "id": 7}', call("time")), id="extra fields"),
         pytest.param("\n" + TWO, id="two newlines after think"),
     ],
@@ -186,11 +266,9 @@ def test_a_ground_truth_of_more_characters_is_an_error_in_preparation():
 
 
 # Qwen, Llama 3 and 4, Phi, GPT-OSS, ChatGLM, Cohere, Gemma 2 and 4, Mistral, DeepSeek.
-END_TOKENS = """
-    <|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <|eot|> <|end|> <|return|> <|call|>
-    <|user|> <|observation|> <|END_OF_TURN_TOKEN|> <EOS_TOKEN> <end_of_turn> <eos> <turn|> </s>
-    <｜end▁of▁sentence｜>
-""".split()
+BARS = "im_end endoftext eot_id eom_id end_of_text eot end return call user observation"
+END_TOKENS = [f"<|{name}|>" for name in [*BARS.split(), "END_OF_TURN_TOKEN"]]
+END_TOKENS += ["<EOS_TOKEN>", "<end_of_turn>", "<eos>", "<turn|>", "</s>", "<｜end▁of▁sentence｜>"]
 
 
 @pytest.mark.parametrize("token", END_TOKENS)

@@ -9,9 +9,10 @@
 The text comes from an adversary, the policy itself. Whatever it is, reading takes time
 linear in its length and ends in a `Reading`, never in an exception.
 
-**Where the thought ends.** At the first `</think>` that newlines and then `<tool_call>` or
-`<response>` follow; without one, at the last `</think>`. So a thought may mention any
-tag, its own included, and all of it stays thought.
+**Where the thought ends.** At the first `</think>` that a newline and then `<tool_call>` or
+`<response>` follow, else at the first that these follow behind other text, else at the last one:
+the first of them behind which the rest can be read. So a thought may mention any tag, its own
+included, and so may an argument. A call that could be read ends the thought for good.
 
 **Order.** Outside the thought and the JSON of the calls, a tag that is not in its place
 (thought, calls, response) makes the answer out of order, and none of its calls count. A
@@ -23,9 +24,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import END_THINK, THINK
 
 Call = dict[str, Any]
 
@@ -33,9 +36,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE, END_RESPONSE = "<response>", "</response>"
 LONGEST = 100_000
 """Characters of an answer from its first call tag on."""
+MOST_ENDS = 5
+"""Ends of a thought that are tried before its last one."""
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
-_THOUGHT_END = re.compile(r"</think>(?=\n+<(?:tool_call|response)>)")
 _SPACE = re.compile(r"\s*")
 
 
@@ -66,32 +70,51 @@ class Reading(NamedTuple):
 
 def read(text: str) -> Reading:
     """Read an answer that went through `assistant_text`. Never raises for any text."""
-    try:
-        thought_end = _find_thought_end(text)
-        calls, position, tidy = _read_calls(text, thought_end)
-        has_response, tidy_tail = _read_tail(text[position:])
-    except Unreadable as failure:
-        return Reading([], False, False, failure.code)
-    tidy = tidy and tidy_tail and _is_tidy_thought(text, thought_end)
-    return Reading(calls, has_response, tidy)
+    error = ParseError.NONE
+    for apart, end in _thought_ends(text):
+        try:
+            return _read_behind(text, end)
+        except Unreadable as failure:
+            error = error or failure.code
+            if apart and failure.code is ParseError.OUT_OF_ORDER:
+                break
+    return Reading([], False, False, error or ParseError.UNCLOSED)
 
 
-def _find_thought_end(text: str) -> int:
-    """The position behind the thought's closing tag, 0 when there is no thought."""
-    first = _TAG.search(text)
-    if first is None or "think" not in first.group():
-        return 0
-    boundary = _THOUGHT_END.search(text)
-    start = boundary.start() if boundary else text.rfind("</think>")
-    if start < 0:
-        raise Unreadable(ParseError.UNCLOSED)
-    return start + len("</think>")
+def _thought_ends(text: str) -> list[tuple[bool, int]]:
+    """The positions where the thought may end, 0 for none, in the order of preference.
+
+    With each, whether a newline and a part of the answer follow.
+    """
+    tags = list(_TAG.finditer(text))
+    thoughts = [tag for tag in tags if "think" in tag[0]]
+    none = [(False, 0)] if tags[:1] != thoughts[:1] or not tags else []
+    if none and (not thoughts or thoughts[0][0] == THINK):
+        return none
+    ends = [
+        (_apart(text[tag.end() : after.start()]), tag.end())
+        for tag, after in pairwise(tags)
+        if tag[0] == END_THINK and after[0] in (OPEN, RESPONSE)
+    ]
+    ends.sort(key=lambda end: not end[0])
+    last = text.rfind(END_THINK)
+    return [*none, *ends[:MOST_ENDS], *([(False, last + len(END_THINK))] if last >= 0 else [])]
+
+
+def _read_behind(text: str, thought_end: int) -> Reading:
+    calls, position, tidy = _read_calls(text, thought_end)
+    has_response, tidy_tail = _read_tail(text[position:])
+    return Reading(calls, has_response, tidy and tidy_tail and _is_tidy_thought(text, thought_end))
+
+
+def _apart(gap: str) -> bool:
+    return gap.isspace() and "\n" in gap
 
 
 def _is_tidy_thought(text: str, end: int) -> bool:
-    if not text.startswith("<think>"):
+    if not text.startswith(THINK):
         return False
-    inner = text[len("<think>") : end - len("</think>")]
+    inner = text[len(THINK) : end - len(END_THINK)]
     return bool(inner) and not inner.isspace()
 
 
@@ -106,7 +129,7 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
         gap = text[position:start]
         if _TAG.search(gap):
             raise Unreadable(ParseError.OUT_OF_ORDER)
-        tidy = tidy and bool(gap) and not gap.strip("\n")
+        tidy = tidy and _apart(gap)
         start += len(OPEN)
         position = _read_block(text, start, calls)
         tidy = tidy and text[start] == "\n" == text[position - len(CLOSE) - 1]
@@ -140,10 +163,17 @@ def _decode(text: str, position: int) -> tuple[Any, int]:
 
 
 def _as_call(value: Any) -> Call:
+    if isinstance(value, dict) and "name" not in value:
+        value = value.get("function")  # as OpenAI nests it
     if not isinstance(value, dict):
         raise Unreadable(ParseError.NOT_A_CALL)
     name = value.get("name")
     parameters = value["parameters"] if "parameters" in value else value.get("arguments")
+    if isinstance(parameters, str):  # JSON, as OpenAI writes it
+        written = parameters.strip()
+        parameters, end = _decode(written, 0)
+        if end < len(written):
+            raise Unreadable(ParseError.NOT_JSON)
     if not isinstance(name, str) or not isinstance(parameters, dict):
         raise Unreadable(ParseError.NOT_A_CALL)
     return {"name": name, "parameters": parameters}
@@ -158,8 +188,8 @@ def _read_tail(tail: str) -> tuple[bool, bool]:
     if _TAG.search(gap) or _TAG.search(after) or CLOSE in inner:
         raise Unreadable(ParseError.OUT_OF_ORDER)
     once = RESPONSE not in inner and END_RESPONSE not in inner
-    apart = bool(gap) and not gap.strip("\n")
-    return bool(opened), bool(closed) and not after and once and apart and bool(inner.strip())
+    tidy = bool(closed) and not after and once and _apart(gap) and bool(inner.strip())
+    return bool(opened), tidy
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
