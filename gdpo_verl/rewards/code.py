@@ -1,10 +1,8 @@
 """Rewards for programming tasks: share of tests passed, length, free of errors.
 
-The rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). Everything
-that the policy wrote runs in a sandbox and is untrusted there to the end: a test's expected
-output never enters the sandbox of the answer, and what comes out of it is compared here, as
-plain data. The length counts only for right answers (Eq. 8) where `algorithm.gdpo.conditions`
-says so.
+The rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). What the
+policy wrote runs in a sandbox and is untrusted to the end: a test's expected output never enters
+that sandbox, and what comes out of it is compared here, as plain data.
 """
 
 from __future__ import annotations
@@ -63,31 +61,26 @@ def compute_score(
       data_source: ignored, as are `kwargs`.
       solution_str: the assistant's turn; `find_code` says which part of it is the program.
       ground_truth: the tests, see `parse_ground_truth`.
-      extra_info: holds `response_length` in tokens, which the reward manager
-        `gdpo_components` puts there.
-      strict: False to read the program and to run it behind common imports as verl's
-        `prime_code` does, to compare output as leniently as that, and to take the first ten tests.
+      extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there).
+      strict: False to read, run and compare as leniently as verl's `prime_code` does.
       limit: the longest response that earns the length reward, in tokens.
       timeout: CPU seconds a test; twice as many by the clock.
       deadline: seconds for all tests of an answer.
       memory_limit_mb: memory of the program, in MiB.
-      site_packages: a directory of packages that programs may import; the standard library
-        alone without it.
+      site_packages: a directory of packages that programs may import.
       allow_unprotected: run the program even where the machine gives no protection.
       sandbox_fusion_url: the service to run programs on, instead of this machine.
       concurrent_semaphore: held during a request to it.
 
     Returns:
       pass, the share of tests passed; length, 0 or 1; bug_free, 1 when no test met with an
-      error; score, their sum; parse_error, that of the first test that met with an error, a
-      `ParseError`: 0 = none. The same keys for any text. Tests that cannot be read give 0 for
-      all and `ParseError.GROUND_TRUTH`.
+      error; score, their sum; parse_error, the `ParseError` of the first test that did. The same
+      keys for any text; 0 for all where the tests cannot be read.
 
     Raises:
       ValueError: no `response_length`, or a setting out of range.
       Unprotected: nothing protects this machine, whatever the answer.
-      SandboxError: the sandbox or the service does not work, or another user made the directory
-        in which sandboxes wait for a core.
+      SandboxError: the sandbox or the service does not work.
     """
     limits = _limits(timeout, deadline, memory_limit_mb)
     if sandbox_fusion_url:

@@ -72,11 +72,9 @@ def same_value(text: str, expected: Any) -> bool:
     """Tell whether a call's value is the one expected, as JSON.
 
     Args:
-      text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything.
+      text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything: raises
+        ValueError, TypeError, AttributeError or RecursionError where it is none.
       expected: a JSON value; a list of one may stand for what it holds, as in some data sets.
-
-    Raises:
-      ValueError, TypeError, AttributeError, RecursionError: the text is no such JSON.
     """
     if _size(text) > _size(json.dumps(encode(expected))):
         return False

@@ -42,21 +42,13 @@ PUBLISHED_SETUP = (
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of an answer.
+    """The tests of an answer."""
 
-    Attributes:
-      kind: 'script' (standard input and output), 'call' or 'assert'.
-      inputs: what goes in: a text, a list of arguments, or the source of a test.
-      outputs: what must come out: a text or a JSON value; empty for 'assert'.
-      name: the function to call; empty for 'script'.
-      setup: runs before the answer, as a prompt's imports.
-    """
-
-    kind: str
-    inputs: list[Any]
-    outputs: list[Any] = field(default_factory=list)
-    name: str = ""
-    setup: str = ""
+    kind: str  # 'script' (standard input and output), 'call' or 'assert'
+    inputs: list[Any]  # a text, a list of arguments, or the source of a test
+    outputs: list[Any] = field(default_factory=list)  # a text or a JSON value; none for 'assert'
+    name: str = ""  # the function to call
+    setup: str = ""  # runs before the answer, as a prompt's imports
 
 
 def find_code(text: str, name: str = "", *, strict: bool = True) -> str:

@@ -17,19 +17,12 @@ ADVANTAGE = "_advantage"
 
 @dataclass(frozen=True)
 class Component:
-    """One named reward component.
+    """One named reward component."""
 
-    Attributes:
-      name: its key in the dict that the reward function returns.
-      low: the smallest value it can take, in reward units; None when unbounded.
-      high: the largest value it can take; None when unbounded.
-      optional: the key may be missing for some data sources. A missing, None or
-        NaN value then means *not scored*.
-    """
-
-    name: str
-    low: float | None = None
-    high: float | None = None
+    name: str  # its key in the dict that the reward function returns
+    low: float | None = None  # the smallest value it can take; None when unbounded
+    high: float | None = None  # the largest value it can take; None when unbounded
+    # The key may be missing for some data sources: a missing, None or NaN value is *not scored*.
     optional: bool = False
 
 

@@ -27,10 +27,8 @@ from typing import Any
 
 from gdpo_verl.child_process import ChildProcess
 
-START_SECONDS = 120.0
-"""Seconds that a worker may take for its imports, on a busy machine."""
-MEMORY_BYTES = 2**30
-"""Address space that a worker may take."""
+START_SECONDS = 120.0  # that a worker may take for its imports, on a busy machine
+MEMORY_BYTES = 2**30  # address space that a worker may take
 
 
 class DeadlinePool:

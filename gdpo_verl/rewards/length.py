@@ -14,12 +14,8 @@ def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
     That it counts only for right answers (Eq. 8) is `algorithm.gdpo.conditions`, not this.
 
     Args:
-      extra_info: holds `response_length`, the response's length in tokens, which the reward
-        manager `gdpo_components` puts there. A text has no length in tokens of its own.
+      extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there).
       limit: the longest response that earns the reward, in tokens.
-
-    Returns:
-      0.0 or 1.0.
 
     Raises:
       ValueError: there is no `response_length`, or the limit is not a positive number.

@@ -1,10 +1,9 @@
 """Rewards for mathematics under a length limit: correctness and length, each 0 or 1.
 
 The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is what
-stands in the last \\boxed{...} of the text; the library math-verify says whether it is the
-ground truth. Its computer algebra may hang or grow without bound on a few characters of
-LaTeX, so it runs in worker processes with a deadline. `strict=True` is hardened against
-boxes that are right without being an answer, `strict=False` leaves the verdict to math-verify.
+stands in the last \\boxed{...}; the library math-verify says whether it is the ground truth. Its
+computer algebra may hang or grow without bound on a few characters of LaTeX, so it runs in
+worker processes with a deadline.
 """
 
 from __future__ import annotations
@@ -24,14 +23,10 @@ from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 
-LIMIT = 4000
-"""The paper's limit, in tokens."""
-DEADLINE = 5.0
-"""Seconds for one answer; common ones take milliseconds."""
-LONGEST = 10_000
-"""Characters in a box."""
-WORKERS = 4
-"""Worker processes at most, in each process that computes rewards."""
+LIMIT = 4000  # the paper's, in tokens
+DEADLINE = 5.0  # seconds for one answer; common ones take milliseconds
+LONGEST = 10_000  # characters in a box
+WORKERS = 4  # processes at most, in each process that computes rewards
 
 # Without braces TeX boxes what comes next; here a letter or a whole number, up to the mode's end.
 _BOX = re.compile(
@@ -62,28 +57,23 @@ def compute_score(
 ) -> dict[str, float]:
     """Both rewards of one answer, in the form in which verl calls a reward function.
 
-    Strict: the box stands behind the thought, and what it holds is evaluated and no copy of a
-    formula of the question, see `math_worker`.
-
     Args:
       data_source: ignored, as are `kwargs`.
       solution_str: the assistant's turn.
       ground_truth: LaTeX, or a text whose last box holds it.
-      extra_info: holds `response_length` in tokens, which the reward manager
-        `gdpo_components` puts there, and may hold `question`, the problem, so that no copy
-        of its formulas passes for an answer.
-      strict: False to take any last box that math-verify finds equal.
+      extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there),
+        and may hold `question`, the problem, so that no copy of its formulas is an answer.
+      strict: the box stands behind the thought, and `math_worker` asks for more than equality.
       limit: the longest response that earns the length reward, in tokens.
       deadline: for the verdict on one answer, in seconds.
 
     Returns:
-      correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`:
-      0 = none. The same keys for any text. An answer without a verdict within the deadline
-      gives correctness 0, a malformed ground truth 0 for both, and each its code.
+      correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`. The same
+      keys for any text; no verdict within the deadline is correctness 0, a malformed ground
+      truth 0 for both.
 
     Raises:
-      ValueError: `response_length` is absent, or the limit or the deadline is no positive
-        number; these are faults of the configuration, not of the text.
+      ValueError: no `response_length`, or the limit or the deadline is no positive number.
 
     >>> answer = "Halved: \\\\boxed{0.5}"
     >>> compute_score("math", answer, "\\\\frac{1}{2}", {"response_length": 7}, limit=100)
@@ -109,14 +99,10 @@ def compute_score(
 
 
 def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
-    """The formula of a ground truth, at data preparation, where a malformed one is an error.
-
-    Returns:
-      What stands in its last box, or all of it when it has none.
+    """The formula of a ground truth: what stands in its last box, or all of it without one.
 
     Raises:
-      ValueError: it is not text, or math-verify cannot read it, or not within the deadline,
-        or does not find it equal to itself, so that no answer could be right.
+      ValueError: it is no text, or math-verify does not find it equal to itself.
 
     >>> parse_ground_truth("We get $x = 3$, so \\\\boxed{3}.")
     '3'

@@ -50,7 +50,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
         return True, ParseError.NONE
     if differ(truth, answer) or _apart(wanted, found):
         return False, ParseError.NONE
-    as_asked = found == wanted and _digits(answer) == _digits(truth)
+    as_asked = _key(answer, found) == _key(truth, wanted)
     results = list(_results(found))
     evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
     if _is_plain(wanted):
@@ -124,37 +124,30 @@ def _apart(wanted: Any, found: Any) -> bool:
 
 
 def _is_copy(answer: str, found: Any, question: str) -> bool:
-    """Recognise a formula of the question, which is no answer to it.
-
-    The same formula is one that is parsed to the same and holds the same digits, since the
-    parser cancels fractions. A name or a number may well be an answer.
-    """
-    results = dict(zip([answer.rpartition("=")[2]], _results(found), strict=False))
+    """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
+    parts = {answer.rpartition("=")[2]: next(_results(found)), answer: found}
     copies = [
-        (_digits(text), _bare(formula))
-        for text, formula in {**results, answer: found}.items()
+        _key(text, formula)
+        for text, formula in parts.items()
         if formula.args or (isinstance(formula, Rational) and text.strip("+- .,0123456789"))
     ]
-    return bool(copies) and any(formula in copies for formula in _formulas(question))
+    return bool(copies) and any(key in copies for key in _formulas(question))
 
 
 @lru_cache(maxsize=64)
-def _formulas(question: str) -> list[tuple[list[str], Any]]:
-    """The formulas of a question, and the sides of its relations."""
+def _formulas(question: str) -> list[Any]:
+    """The keys of a question's formulas, and of the sides of its relations."""
     pieces = [piece.strip().rstrip("?.,;:") for piece in _MATH_MODE.split(question)]
     pieces = [piece for piece in pieces if len(piece) <= _LONGEST_OF_A_QUESTION]
     pieces += [side for piece in pieces for side in _RELATION.split(piece)]
-    read = [(_digits(piece), _read(piece)) for piece in dict.fromkeys(pieces) if piece.strip()]
-    return [(digits, _bare(formula)) for digits, formula in read if formula is not None]
+    read = [(piece, _read(piece)) for piece in dict.fromkeys(pieces) if piece.strip()]
+    return [_key(piece, formula) for piece, formula in read if formula is not None]
 
 
-def _digits(latex: str) -> list[str]:
-    return re.findall(r"\d+", latex)
-
-
-def _bare(formula: Any) -> Any:
-    """The formula without braces around it."""
-    return formula.args[0] if isinstance(formula, Set) and len(formula.args) == 1 else formula
+def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
+    """What equal formulas share: digits, as the parser cancels fractions, and what is in braces."""
+    one = isinstance(formula, Set) and len(formula.args) == 1
+    return re.findall(r"\d+", latex), formula.args[0] if one else formula
 
 
 if __name__ == "__main__":

@@ -17,53 +17,27 @@ class ParseError(IntEnum):
     """The reason why an answer could not be read or judged; 0 when nothing is wrong."""
 
     NONE = 0
-    """Nothing wrong."""
-    NO_ANSWER = 1
-    """No answer tags, box, call or block of Python outside the thought, where one is asked for."""
-    NO_CALL = 1
-    """The name of `NO_ANSWER` in tool calling."""
-    NO_CODE = 1
-    """The name of `NO_ANSWER` in code."""
-    OUT_OF_ORDER = 2
-    """A tag stands outside its place, as a closing before an opening one."""
-    UNCLOSED = 3
-    """The thought, the answer, the last box or a block of calls has no end."""
-    NOT_JSON = 4
-    """The text between the call tags is not JSON."""
-    NOT_A_CALL = 5
-    """JSON, but not calls: name or parameters missing or of the wrong type, or no call."""
-    DUPLICATE_KEY = 6
-    """A key stands twice in one object, so that its value is anyone's guess."""
-    NOT_FINITE = 7
-    """NaN, Infinity, or a number beyond the range of a double."""
-    TOO_DEEP = 8
-    """Nested deeper than the interpreter's recursion limit."""
-    GROUND_TRUTH = 9
-    """The row's ground truth is at fault, not the answer."""
-    UNREADABLE = 10
-    """The answer is no number and no formula, or missing."""
-    TOO_LONG = 11
-    """The box or the calls are longer than any answer asked for."""
-    DEADLINE = 12
-    """There was no verdict within the deadline."""
-    CRASHED = 13
-    """The process that judged the answer died of it, as of memory."""
-    NOT_EVALUATED = 16
-    """The box equals the ground truth, but still has to be evaluated, or repeats the question."""
-    SYNTAX = 20
-    """The program does not compile."""
-    EXCEPTION = 21
-    """The program raised, crashed, or left with a status other than 0."""
-    TIMEOUT = 22
-    """A test took longer than it may."""
-    MEMORY = 23
-    """The program needed more memory than allowed."""
-    OUTPUT = 24
-    """The program wrote more than allowed."""
-    NO_FUNCTION = 25
-    """The program does not define the function that the tests call."""
-    NOT_PLAIN = 26
-    """The function returned something that is not plain data."""
+    NO_ANSWER = NO_CALL = NO_CODE = 1  # no tags, box, call or block of Python outside the thought
+    OUT_OF_ORDER = 2  # a tag outside its place, as a closing before an opening one
+    UNCLOSED = 3  # the thought, the answer, the last box or a block of calls has no end
+    NOT_JSON = 4  # between the call tags
+    NOT_A_CALL = 5  # JSON, but name or parameters missing or of the wrong type, or no call
+    DUPLICATE_KEY = 6  # in one object, whose value nobody knows
+    NOT_FINITE = 7  # NaN, Infinity, or a number beyond the range of a double
+    TOO_DEEP = 8  # nested deeper than the interpreter's recursion limit
+    GROUND_TRUTH = 9  # the row is at fault, not the answer
+    UNREADABLE = 10  # no number and no formula, or nothing
+    TOO_LONG = 11  # the box or the calls are longer than any answer asked for
+    DEADLINE = 12  # no verdict within it
+    CRASHED = 13  # the process that judges crashed on the answer, as for memory
+    NOT_EVALUATED = 16  # equal, but still to be evaluated, or a formula of the question
+    SYNTAX = 20  # the program does not compile
+    EXCEPTION = 21  # it raised, crashed, or left with a status other than 0
+    TIMEOUT = 22  # a test took longer than it may
+    MEMORY = 23  # more than allowed
+    OUTPUT = 24  # more than allowed
+    NO_FUNCTION = 25  # the function that the tests call is not defined
+    NOT_PLAIN = 26  # a returned value is not plain data
 
 
 def warn_of_ground_truth(reward: str, error: Exception) -> None:

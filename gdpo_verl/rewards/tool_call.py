@@ -63,9 +63,8 @@ def compute_score(
       strict: False for the published rules' verdicts.
 
     Returns:
-      format in {0, 1}; correctness in [-3, 3]; score, their sum; parse_error, a
-      `ParseError`: 0 = none. The same keys for any text. A malformed ground truth gives
-      correctness -3 and `ParseError.GROUND_TRUTH`.
+      format in {0, 1}; correctness in [-3, 3]; score, their sum; parse_error, a `ParseError`.
+      The same keys for any text; a malformed ground truth gives correctness -3.
 
     >>> call = '<tool_call>\\n{"name": "add", "parameters": {"a": 1}}\\n</tool_call>'
     >>> compute_score("toolbox", "<think>Add.</think>\\n" + call + "<|im_end|>", call)
@@ -84,18 +83,9 @@ def compute_score(
 def format_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
     """1 when the whole answer has the shape that the ground truth has, else 0.
 
-    A thought, then the calls if the ground truth holds any, then the response if it holds
-    one, a newline between each two. Strict: every part must hold something, what stands
-    between the call tags must be calls, and further newlines, further blocks and any
-    layout of the JSON are fine.
-
-    Args:
-      response: the assistant's turn.
-      ground_truth: a right answer in the same form.
-      strict: False for the published rule, which looks at tags alone.
-
-    Returns:
-      0.0 or 1.0; 0.0 under strict when the ground truth is malformed.
+    A thought, then the calls if the ground truth holds any, then the response if it holds one,
+    a newline between each two. Strict: every part holds something, and calls stand between the
+    call tags, in any layout and any number of blocks. Published: tags alone.
     """
     return compute_score("", response, ground_truth, strict=strict)["format"]
 
@@ -112,21 +102,13 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
     parameter beyond twice the number asked for, so that spraying does not pay; and true
     differs from 1.
 
-    Args:
-      response: the assistant's turn.
-      ground_truth: a right answer in the same form.
-      strict: False for the published rule.
-
-    Returns:
-      -3.0 for calls that cannot be read, 0.0 when no call was asked for.
+    -3.0 for calls that cannot be read, 0.0 when no call was asked for.
     """
     return compute_score("", response, ground_truth, strict=strict)["correctness"]
 
 
 def parse_ground_truth(ground_truth: str) -> Reading:
-    """Read a ground truth, at data preparation, where a malformed one is an error.
-
-    Calls, a response, or both, with or without a thought; or a thought alone.
+    """Read a ground truth: calls, a response, or both, with or without a thought; or that alone.
 
     Raises:
       ValueError: it is not text, its calls cannot be read or are more than `MOST_ASKED`, its

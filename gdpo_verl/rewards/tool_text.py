@@ -34,10 +34,8 @@ Call = dict[str, Any]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE, END_RESPONSE = "<response>", "</response>"
-LONGEST = 100_000
-"""Characters of an answer from its first call tag on."""
-MOST_ENDS = 5
-"""Ends of a thought that are tried before its last one."""
+LONGEST = 100_000  # characters of an answer from its first call tag on
+MOST_ENDS = 5  # of a thought, tried before its last one
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _SPACE = re.compile(r"\s*")
@@ -52,20 +50,12 @@ class Unreadable(ValueError):
 
 
 class Reading(NamedTuple):
-    """An answer as it was read.
+    """An answer as it was read."""
 
-    Attributes:
-      calls: dicts of exactly `name` (str) and `parameters` (dict), in order of appearance;
-        empty when they could not be read.
-      has_response: a `<response>` stands outside the thought and the calls.
-      tidy: every part is in its exact place and none is empty.
-      error: why the calls could not be read. NONE also when there are none.
-    """
-
-    calls: list[Call]
-    has_response: bool
-    tidy: bool
-    error: ParseError = ParseError.NONE
+    calls: list[Call]  # of exactly `name` (str) and `parameters` (dict); none that cannot be read
+    has_response: bool  # outside the thought and the calls
+    tidy: bool  # every part is in its exact place and none is empty
+    error: ParseError = ParseError.NONE  # why the calls could not be read
 
 
 def read(text: str) -> Reading:

@@ -13,16 +13,13 @@ one line on its standard output:
 
 A start also holds "wall", the seconds by the clock that the program has for all its messages.
 
-Every program gets a fork of its own, so none sees what another left in memory, and in it the
-limits and the system call filter, before its first line runs. The server reads nothing that
-a program wrote: it passes it on, cut to the output limit.
+Every program gets a fork of its own, with the limits and the system call filter before its first
+line. The server passes on what a program wrote, unread and cut to the output limit.
 
-A function's messages are its first line, of no interest, and then one for each call: `V` and
-the value as JSON of `encode`, or `E` and the built-in exception that was raised. A test's are
-`C` and the arguments of a call as JSON of `encode`, and at its end `P`, it passed, or `F` and
-the exception.
-
-Nobody has to trust this file's answers: no test's expected output is ever in its memory.
+A function's messages are a first line, of no interest, and for each call `V` and the value as JSON
+of `encode`, or `E` and the built-in exception. A test's are `C` and a call's arguments as JSON of
+`encode`, and at its end `P`, it passed, or `F` and the exception. Nobody has to trust any of them:
+no test's expected output is ever in this process's memory.
 """
 
 from __future__ import annotations
@@ -54,10 +51,7 @@ _CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
 def encode(value: Any) -> Any:
-    """Plain data as JSON keeps it: lists as they are, other containers in {kind: items}.
-
-    Raises:
-      TypeError: the value is, or holds, something else than plain data.
+    """Plain data as JSON keeps it, other containers than lists as {kind: items}; or TypeError.
 
     >>> encode({1: (2, None)})
     {'dict': [[1, {'tuple': [2, None]}]]}
@@ -83,10 +77,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of `encode`.
-
-    Raises:
-      ValueError, TypeError: it is not what `encode` returns.
+    """The inverse of `encode`; raises ValueError or TypeError for anything else.
 
     >>> decode({"dict": [[1, {"tuple": [2, None]}]]})
     {1: (2, None)}
@@ -236,7 +227,7 @@ def _clean(scratch: str | None) -> None:
         import shutil  # slow to load, and hardly ever needed
 
         shutil.rmtree(path, ignore_errors=True)  # a directory, and neither a file nor a link
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(path)
 
 
@@ -401,7 +392,7 @@ def _finish(status: int) -> int:
             out.flush()
     del out, found
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-    del sys.modules["__main__"]
+    sys.modules.pop("__main__", None)
     gc.collect()
     with ignored:
         sys.__stdout__.flush()  # type: ignore[union-attr]

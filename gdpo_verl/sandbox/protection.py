@@ -49,19 +49,13 @@ class Unprotected(RuntimeError):
 
 @dataclass(frozen=True)
 class Protection:
-    """A way to start a sandbox.
+    """A way to start a sandbox."""
 
-    Attributes:
-      name: bubblewrap (as root or not), landlock or unprotected.
-      command: what starts the server.
-      settings: what the server must know of it (`child.confine`).
-      own_user: the server becomes a user that no other process has; then the number of
-        processes and threads can be limited although this process is root's.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    settings: dict[str, Any]
+    name: str  # bubblewrap (as root or not), landlock or unprotected
+    command: tuple[str, ...]  # starts the server
+    settings: dict[str, Any]  # what the server must know of it (`child.confine`)
+    # The server becomes a user that no other process has; then its threads can be limited although
+    # this process is root's.
     own_user: bool = False
 
 

@@ -38,36 +38,22 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a program.
-
-    Attributes:
-      status: how it ended.
-      text: a script's standard output; a call's value, as JSON of `child.encode`.
-      error: the built-in exception that a call raised, if it raised one.
-    """
+    """The result of a program."""
 
     status: Status
-    text: str = ""
-    error: str = ""
+    text: str = ""  # a script's standard output; a call's value, as JSON of `child.encode`
+    error: str = ""  # the built-in exception that a call raised, if it raised one
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that a program may use.
+    """The resources that a program may use."""
 
-    Attributes:
-      timeout: seconds of CPU time a test, rounded up; twice as many by the clock.
-      deadline: seconds by the clock for everything that one sandbox does.
-      memory_mb: address space of a program, in MiB.
-      output_mb: size of a program's output and of each file that it writes, in MiB.
-      processes: threads of a program, where they can be counted.
-    """
-
-    timeout: float = 4.0
-    deadline: float = 15.0
-    memory_mb: float = 1024
-    output_mb: float = 4
-    processes: int = 64
+    timeout: float = 4.0  # seconds of CPU time a test, rounded up; twice as many by the clock
+    deadline: float = 15.0  # seconds by the clock for everything that one sandbox does
+    memory_mb: float = 1024  # address space of a program, in MiB
+    output_mb: float = 4  # of a program's output and of each file that it writes, in MiB
+    processes: int = 64  # threads of a program, where they can be counted
 
     def __post_init__(self) -> None:
         for name in ("timeout", "deadline", "memory_mb", "output_mb", "processes"):
@@ -107,26 +93,16 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self.close()
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
-        """Run a program from its first line to its end.
-
-        Args:
-          code: the program.
-          stdin: its standard input.
-          setup: run first in the same module, as imports that are taken for granted.
-        """
+        """Run a program to its end; `setup` first in the same module, as imports are."""
         answer = self._ask({"start": "script", "setup": setup, "code": code, "stdin": stdin})
         if answer is None:
             return Outcome(Status.DEADLINE)
         return Outcome(_status(answer, self.limits), str(answer.get("text", "")))
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
-        """Start a program whose function `name` is then called by `call`.
+        """Start a program whose function `name`, or method of `Solution`, `call` then calls.
 
-        Args:
-          setup: run first in the same module, as a prompt's imports; its own `name` is
-            forgotten.
-          code: the program.
-          name: a function, or a method of its class `Solution`.
+        `setup` runs first in the same module, as a prompt's imports; its `name` is forgotten.
         """
         request = {"start": "function", "setup": setup, "code": code, "name": name}
         outcome = self._message(request)
@@ -142,10 +118,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         return self._text({**request, "wall": self.limits.deadline})
 
     def reply(self, message: str) -> str:
-        """Answer a test's call: `C` and the arguments of the next one, or `P` when it passed.
-
-        A test that ended in any other way gives another text.
-        """
+        """Answer a test's call: `C` and the next one's arguments, `P` for passed, or other text."""
         return self._text({"send": message})
 
     def close(self) -> None:
