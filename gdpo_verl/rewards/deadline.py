@@ -34,14 +34,13 @@ MEMORY_BYTES = 2**30  # address space that a worker may take
 class DeadlinePool:
     """Worker processes that answer one question at a time. Any thread may ask.
 
-    A worker is started when a question finds none free, and stays. One that was killed, by
-    its deadline or by anyone, is replaced. Workers end with their parent, however it ends:
-    when they wait, at once; when they work, a second after the deadline at the latest.
+    A worker is started when a question finds none free, and stays. One that was killed is
+    replaced. Workers end with their parent: when they wait, at once; when they work, a second
+    after the deadline at the latest.
 
     Args:
       module: run by `python -m`; it calls `serve`.
-      size: how many workers at most. More questions than that wait for a free one, which
-        does not count against their deadline.
+      size: workers at most. Waiting for a free one does not count against the deadline.
     """
 
     def __init__(self, module: str, size: int) -> None:
@@ -113,11 +112,9 @@ def _started(module: str) -> ChildProcess:
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """Answer the parent's questions until there are no more. What a worker's module calls.
+    """Answer the parent's questions until there are no more; crash where `answer` raises.
 
-    Args:
-      answer: from a question to its answer, both what JSON can hold. When it raises, the
-        worker crashes on the question.
+    What a worker's module calls. A question and its answer are what JSON can hold.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

@@ -16,16 +16,13 @@ Pairs = list[tuple[int, int, float]]
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
-    """6 S / M - 3, as `tool_call.correctness_reward` defines them.
+    """6 S / M - 3, as `tool_call.correctness_reward` defines them, in [-3, 3].
 
     Args:
       wanted: the calls asked for, with `name` and `parameters`.
       found: the calls that were made; at least one.
       strict: False for the published rule: each call asked for, in turn, takes the best call
         that is left, the first of equally good ones.
-
-    Returns:
-      float in [-3, 3].
 
     Raises:
       TypeError, KeyError, AttributeError: something in the lists is no call.

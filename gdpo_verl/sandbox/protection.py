@@ -66,11 +66,10 @@ def best_protection(
     """The best protection of this machine.
 
     Args:
-      allow_unprotected: take what there is when neither bubblewrap nor Landlock works.
       site_packages: a directory of packages that programs may import and read.
 
     Raises:
-      Unprotected: nothing protects here, and `allow_unprotected` is false.
+      Unprotected: neither bubblewrap nor Landlock works, and `allow_unprotected` is false.
     """
     reasons = []
     for candidate in _candidates(site_packages):

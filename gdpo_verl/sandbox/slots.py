@@ -20,12 +20,8 @@ class SandboxError(RuntimeError):
 def slot(count: int | None = None) -> Iterator[None]:
     """Wait for one of the machine's places to run a sandbox in, as many as it has cores.
 
-    Held by all reward workers of a user together, so that a program's seconds by the clock
-    are not spent waiting for a core. A place is a lock on a file, which the kernel gives
-    back whatever becomes of its holder.
-
-    Raises:
-      SandboxError: see `slot_directory`.
+    All reward workers of a user share them, so that a program's seconds by the clock are not
+    spent waiting for a core. A place is a lock on a file: the kernel gives it back.
     """
     count = count or len(os.sched_getaffinity(0))
     with slot_directory() as directory:
