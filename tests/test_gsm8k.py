@@ -63,7 +63,37 @@ def test_the_plain_answer_earns_everything(strict: bool) -> None:
         pytest.param("42.50", "42.5", (1, 0), (0, 0), id="a decimal"),
         pytest.param("²", "2", (0, 0), (0, 1), id="a superscript"),
         pytest.param("٤٢", "42", (0, 0), (0, 1), id="digits of another script"),
-        pytest.param("$42", "42", (0, 0), (0, 0), id="a currency"),
+        pytest.param(".5", "0.5", (1, 0), (0, 0), id="a point ahead"),
+        pytest.param("-.50", "-.5", (1, 0), (0, 0), id="minus and a point ahead"),
+        pytest.param(".0", "0", (1, 1), (0, 0), id="a point ahead of zero"),
+        pytest.param("$42", "42", (1, 1), (0, 0), id="a currency"),
+        pytest.param("-$1,042.50", "-1042.5", (1, 0), (0, 0), id="a sign and a currency"),
+        pytest.param("$-42", "-42", (1, 1), (0, 0), id="a currency and a sign"),
+        pytest.param("42 €", "42", (1, 1), (0, 0), id="a currency behind it"),
+        pytest.param("\\$42", "42", (1, 1), (0, 0), id="LaTeX's currency"),
+        pytest.param("42%", "42", (1, 1), (0, 0), id="per cent"),
+        pytest.param("42\\%", "42", (1, 1), (0, 0), id="LaTeX's per cent"),
+        pytest.param("$42$", "42", (1, 1), (0, 0), id="in dollars"),
+        pytest.param("$ -.5 $", "-0.5", (1, 0), (0, 0), id="in dollars and blanks"),
+        pytest.param("$$42$$", "42", (1, 1), (0, 0), id="in two dollars"),
+        pytest.param("\\(42\\)", "42", (1, 1), (0, 0), id="in parentheses of LaTeX"),
+        pytest.param("\\[\n42\n\\]", "42", (1, 1), (0, 0), id="in brackets of LaTeX"),
+        pytest.param("\\boxed{42}", "42", (1, 1), (0, 0), id="in a box"),
+        pytest.param("**$\\boxed{\\$42}$**.", "42", (1, 1), (0, 0), id="in all of it"),
+        pytest.param("**42**", "42", (1, 1), (0, 0), id="bold"),
+        pytest.param("**42.**", "42", (1, 1), (0, 0), id="bold with its point"),
+        pytest.param("$43$", "42", (0, 1), (0, 0), id="another in dollars"),
+        pytest.param("\\boxed{}", "42", (0, 0), (0, 0), id="an empty box"),
+        pytest.param(".", "0", (0, 0), (0, 0), id="a point alone"),
+        pytest.param("", "0", (0, 0), (0, 0), id="nothing for zero"),
+        pytest.param("$", "0", (0, 0), (0, 0), id="a currency alone"),
+        pytest.param("4.2.", "42", (0, 0), (0, 0), id="two points"),
+        pytest.param(",042", "42", (0, 0), (0, 0), id="a comma ahead"),
+        pytest.param("4 2", "42", (0, 0), (0, 0), id="a blank between"),
+        pytest.param("$4$2", "42", (0, 0), (0, 0), id="a currency between"),
+        pytest.param("84/2", "42", (0, 0), (0, 0), id="a quotient that is to be worked out"),
+        pytest.param("1/2", "0.5", (0, 0), (0, 0), id="a fraction"),
+        pytest.param("x = 42", "42", (0, 0), (0, 0), id="an equation"),
         pytest.param("42 eggs", "42", (0, 0), (0, 0), id="a unit"),
         pytest.param("41 42 43", "42", (0, 0), (0, 0), id="all candidates"),
         pytest.param("4e1", "40", (0, 0), (0, 0), id="an exponent"),
@@ -113,9 +143,20 @@ def test_answers_are_numbers(answer: str, ground_truth: str, strict: tuple, publ
         ),
         pytest.param(tagged("42") + " eggs", (1, 1, 0), "NONE", (1, 1, 0), id="text behind it"),
         pytest.param(tagged("42") + "<|im_end|>", (1, 1, 1), "NONE", (1, 1, 0), id="an end token"),
+        *(
+            pytest.param(tagged("42") + token, (1, 1, 1), "NONE", (1, 1, 0), id=token)
+            for token in ("<end_of_turn>", "<eos>", "<｜end▁of▁sentence｜>", "<|return|>")
+        ),
+        pytest.param(
+            f"<think>a</think> So. {tagged('42')}", (1, 1, 1), "NONE", (1, 1, 1), id="two thoughts"
+        ),
         pytest.param(
             f"{THOUGHT}\n\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0), id="two newlines"
         ),
+        pytest.param(
+            f"{THOUGHT} \n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0), id="blank, newline"
+        ),
+        pytest.param(f"{THOUGHT} <answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="a blank"),
         pytest.param(
             f"{THOUGHT}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="no newline"
         ),
@@ -231,6 +272,11 @@ WORST = {
     "answers": filled("<answer>", THOUGHT),
     "ends of answer": filled("</answer>", f"{THOUGHT}\n<answer>"),
     "newlines": filled("\n", THOUGHT, "<answer>42</answer>"),
+    "dollars": filled("$", INSIDE[0], "x</answer>"),
+    "boxes": filled("\\boxed{", INSIDE[0], "42</answer>"),
+    "points": filled(".", INSIDE[0], "x</answer>"),
+    "signs behind it": filled("%", INSIDE[0] + "42", "x</answer>"),
+    "digits, blanks and a letter": filled(" ", INSIDE[0] + "9" * 9999, "x</answer>"),
     "special tokens": filled("<|im_end|> "),
 }
 

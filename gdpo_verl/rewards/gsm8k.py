@@ -26,7 +26,12 @@ HASHES = "####"
 
 _PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
 # A digit of another script, which \d would match, is no digit here.
-_NUMBER = re.compile(r"([+\-−]?)([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
+_NUMBER = re.compile(r"([+\-−]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
+# Bold type, a box, dollars of LaTeX or of money, per cent: what is written around a number.
+_DRESSED = re.compile(
+    r"(?:\*\*|\\boxed *\{|\\[(\[]|\\?[$€£¥]|\s)*([+\-−]?)\\?[$€£¥]?([0-9.,]+)"
+    r"(?:\*\*|\}|\\[)\]]|\\?[$€£¥%]|\s)*\.?"
+)
 
 Verdict = tuple[bool, bool, bool, ParseError]
 
@@ -44,9 +49,10 @@ def compute_score(
     """The three rewards of one answer, in the form in which verl calls a reward function.
 
     Strict: the answer stands between the last answer tags behind the last `</think>`, and
-    is a number such as 42, -3, +7, 1,000 or 42.0. It is right when it is the same number as
-    the ground truth, and an integer when nothing but zeros follows its point. The format is
-    a thought, newlines and an answer, neither empty, and nothing else.
+    is a number such as 42, -3, +7, 1,000, 42.0 or .5, as $42$, **42**, \\boxed{42}, $42 or 42%
+    too. It is right when it is the same number as the ground truth, and an integer when nothing
+    but zeros follows its point. The format is a thought, newlines and an answer, neither empty,
+    and nothing else.
 
     Published: text between the last answer tags, else the whole text; right when it is the
     very text behind #### in the ground truth; an integer by `str.isdigit`.
@@ -110,7 +116,8 @@ def parse_ground_truth(ground_truth: str) -> str:
 
 def _judge_strictly(text: str, wanted: str) -> Verdict:
     answer, form, error = _read_answer(assistant_text(text))
-    number = None if answer is None else _read_number(answer)
+    dressed = _DRESSED.fullmatch((answer or "").strip())
+    number = _read_number("".join(dressed.groups())) if dressed else None
     if answer is not None and number is None:
         error = ParseError.UNREADABLE
     integer = number is not None and "." not in number
@@ -130,7 +137,7 @@ def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
         return None, False, ParseError.UNCLOSED
     thought = text[len(THINK) : max(0, len(text) - len(rest) - len(END_THINK))]
     thinks = text.startswith(THINK) and bool(thought.strip())
-    alone = bool(gap) and not gap.strip("\n") and not tail
+    alone = gap.isspace() and "\n" in gap and not tail
     return answer, thinks and alone and bool(answer.strip()), ParseError.NONE
 
 
