@@ -86,6 +86,32 @@ def test_conditioned_mathematics_passes_too(recipe: Callable) -> None:
     assert scores(report)["empty"] == [0.0] * 3  # short, but not right
 
 
+GOOD_CALL = '<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+UNREADABLE = {
+    "gsm8k/gdpo": ("22", "forty-two"),
+    "gsm8k/gdpo_strict": ("22", "forty-two"),
+    "math_length/gdpo": ("22", r"\boxed{}"),
+    "toolbox/gdpo": (GOOD_CALL, "<tool_call>\nno JSON\n</tool_call>"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("bad", [1, 3], ids=["one", "all"])
+def test_a_ground_truth_that_the_reward_refuses_is_a_problem(
+    recipe: Callable, name: str, bad: int
+) -> None:
+    good, refused = UNREADABLE[name]
+    status, shown, report = recipe(name, [good] * (3 - bad) + [refused] * bad)
+    assert (status, report["parse_errors"]["9"] > 0) == (1, True)
+    more = " (and 2 more)" if bad == 3 else ""
+    assert (
+        f"PROBLEM  row {3 - bad} (ground truth): parse_error 9: the reward cannot read the row's "
+        "ground truth and gives every answer the minimum. Correct it, or leave the row out of the "
+        f"data{more}\n"
+    ) in shown + "\n"
+    assert shown.count("parse_error 9:") == 1
+
+
 needs_sandbox = pytest.mark.skipif(
     next(working_protections(), None) is None,
     reason="no sandbox works here: apt install bubblewrap",
@@ -99,6 +125,13 @@ def test_programs_cannot_be_made_up_of_their_tests_and_that_is_a_note(recipe: Ca
     assert all(answer["score"] == 0.0 for answer in report["answers"])
     assert "note     no component differs between two answers to one prompt" in shown
     assert "give real ones with --answers, or sample them with --model" in shown
+
+
+@needs_sandbox
+def test_tests_that_cannot_be_read_are_a_problem(recipe: Callable) -> None:
+    status, shown, _ = recipe("code/gdpo_strict", [*TESTS[:2], '{"inputs": [], "outputs": []}'])
+    assert status == 1
+    assert "PROBLEM  row 2 (ground truth): parse_error 9: the reward cannot read" in shown
 
 
 @needs_sandbox

@@ -151,9 +151,15 @@ def with_last(**changes: object) -> list[Outcome]:
         ),
         pytest.param(
             [*GOOD[:2], outcome(-3.0, a=0.0, b=-3.0, parse_error=9), GOOD[3]],
-            "row 7 (ground truth): parse_error 9 with the row's own ground truth as the answer: "
-            "correct the ground truth, or leave the row out of the data",
+            "row 7 (ground truth): parse_error 9: the reward cannot read the row's ground truth "
+            "and gives every answer the minimum. Correct it, or leave the row out of the data",
             id="malformed ground truth",
+        ),
+        pytest.param(
+            [*GOOD[:2], outcome(-3.0, a=0.0, b=-3.0, parse_error=4), GOOD[3]],
+            "row 7 (ground truth): parse_error 4 with the row's own ground truth as the answer: "
+            "correct the ground truth, or leave the row out of the data",
+            id="ground truth that is no answer",
         ),
         pytest.param(
             GOOD[:2],

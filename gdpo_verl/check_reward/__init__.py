@@ -19,7 +19,7 @@ from omegaconf import open_dict
 from gdpo_verl.check_reward import answers, table
 from gdpo_verl.check_reward.answers import inside_thought
 from gdpo_verl.check_reward.broken import STEP_SECONDS
-from gdpo_verl.check_reward.cases import Case, lost, without_score
+from gdpo_verl.check_reward.cases import Case, lost, refused_ground_truths, without_score
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import Outcome, Scored, score_twice
@@ -159,6 +159,7 @@ def check(
     # In a validation nobody reads the components.
     cases = list(map(Case, held_out, scored.outcomes[len(chosen) :]))
     problems = lost(cases, len(cases)) + without_score([c for c in cases if not c.outcome.error])
+    problems += refused_ground_truths(cases)
     problems += reward.unloggable(config, [each.info for each in scored.outcomes])
     problems += _estimator_problems(config, scored, scored.outcomes[: len(chosen)])
     report = replace(report, problems=[*report.problems, *problems])

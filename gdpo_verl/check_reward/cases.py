@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
 from gdpo_verl.check_reward.worker import Outcome
@@ -12,6 +13,9 @@ from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import MANAGER_NAME, score_problem
 from gdpo_verl.plugin.trainer import SCORE_TOLERANCE
 from gdpo_verl.rewards.components import Component
+from gdpo_verl.rewards.parse_error import ParseError
+
+_REFUSED = int(ParseError.GROUND_TRUTH)
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,28 @@ def _outside(component: Component, readable: Sequence[Case], values: Sequence[fl
     )
 
 
+def refused_ground_truths(returned: Sequence[Case]) -> list[str]:
+    """Rows whose ground truth the reward says that it cannot read, whatever the answer."""
+    rows: dict[Any, Case] = {}
+    for case in returned:
+        code = case.outcome.info.get("parse_error")
+        if isinstance(code, (int, float)) and code == _REFUSED:
+            rows.setdefault(case.answer.row, case)
+    return summed_up(
+        rows.values(),
+        lambda case: (
+            f"parse_error {_REFUSED}: the reward cannot read the row's ground truth and gives "
+            "every answer the minimum. Correct it, or leave the row out of the data"
+        ),
+    )
+
+
 def unread_ground_truths(readable: Sequence[Case], batch: RewardBatch) -> list[str]:
     """Rows whose ground truth, given as the answer, cannot be read although most others can."""
     truths = [
         (case, code)
         for case, code in zip(readable, batch.parse_errors, strict=True)
-        if case.answer.kind == GROUND_TRUTH and code is not None
+        if case.answer.kind == GROUND_TRUTH and code not in (None, _REFUSED)
     ]
     codes = {id(case): code for case, code in truths if code}
     if not codes or len(codes) > len(truths) / 2:

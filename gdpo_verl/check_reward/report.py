@@ -116,7 +116,7 @@ def measure(
     returned = [case for case in came_back if not not_a_dict(case.outcome.info, settings)]
     problems = [*scored.unnamed, *complaints.lost(cases, len(answers))]
     problems += summed_up(numbers, lambda case: not_a_dict(case.outcome.info, settings))
-    problems += complaints.without_score(returned)
+    problems += complaints.without_score(returned) + complaints.refused_ground_truths(returned)
     notes = complaints.altered(came_back) + complaints.differing_keys(returned)
 
     objective, unresolved = _resolve(returned, scored.declared, settings)
