@@ -200,7 +200,7 @@ def _integer(digits: str) -> int:
     if len(digits) <= 4000:
         return int(digits)
     half, sign = len(digits) // 2, "-" * (digits[0] == "-")
-    return _integer(digits[:-half]) * 10**half + _integer(sign + digits[-half:])
+    return _integer(digits[:-half]) * int(10**half) + _integer(sign + digits[-half:])
 
 
 def _is_name(name: Any) -> bool:
