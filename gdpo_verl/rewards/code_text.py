@@ -52,7 +52,7 @@ class Tests:
 
 
 def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
-    """The program of an answer: its last block fenced as Python, else its last unlabelled one.
+    """The program of an answer: its last block fenced as Python, else its last unlabelled one, or ''.
 
     Where a function is asked for, it is the last of them that defines it, if one does: models
     show in a further block how it is used. Thoughts are no answer, in one without an end there is
@@ -65,9 +65,6 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
       name: the function that the tests call; empty for a script.
       strict: False to read as verl's code rewards do: from the last "```python" to the next
         fence, and without one, the text up to any fence.
-
-    Returns:
-      The source, '' when there is none.
 
     >>> find_code("First:\\n```python\\nprint(1)\\n```\\nBetter:\\n```python\\nprint(2)\\n```\\n")
     'print(2)\\n'

@@ -65,8 +65,7 @@ def compute_score(
 
     Returns:
       correctness, integer and format, 0.0 or 1.0; score, their sum; parse_error, a
-      `ParseError`: 0 = none. The same keys for any text. A malformed ground truth gives
-      0 for all and `ParseError.GROUND_TRUTH`.
+      `ParseError`. The same keys for any text; 0 for all where the ground truth is malformed.
 
     >>> compute_score("gsm8k", "<think>6 * 7</think>\\n<answer>42.0</answer>", "... #### 42")
     {'score': 3.0, 'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'parse_error': 0}
@@ -92,10 +91,7 @@ def compute_score(
 
 
 def parse_ground_truth(ground_truth: str) -> str:
-    """The number of a ground truth, at data preparation, where a malformed one is an error.
-
-    Returns:
-      The number without commas, leading zeros and zeros behind the point.
+    """The number of a ground truth, without commas, leading zeros and zeros behind the point.
 
     Raises:
       ValueError: it is not text, or no number stands in it or behind its ####.

@@ -32,10 +32,8 @@ WORKERS = 4  # processes at most, in each process that computes rewards
 _BOX = re.compile(
     r"\\(?:boxed|fbox)\s*(?:\{|([-+]?[\d.,]{1,99}|[A-Za-z])(?=\s{0,9}(?:\$|\\[)\]])))"
 )
+_BOXES = {ParseError.UNCLOSED: "a box without an end", ParseError.UNREADABLE: "an empty box"}
 _REASONS = {
-    ParseError.UNCLOSED: "a box without an end",
-    ParseError.TOO_LONG: "a longer box",
-    ParseError.UNREADABLE: "an empty box",
     ParseError.NONE: "it does not equal itself",
     ParseError.GROUND_TRUTH: "it cannot read it",
     ParseError.DEADLINE: "it gave no verdict within the deadline",
@@ -124,7 +122,7 @@ def _formula(ground_truth: str) -> str:
     boxed, error = _last_box(ground_truth)
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
     if not 0 < len(wanted) <= LONGEST:
-        found = _REASONS.get(error, f"{len(wanted)} characters")
+        found = _BOXES.get(error, "none or more")
         raise ValueError(
             f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, found {found} in "
             f"{ground_truth[-200:]!a}"

@@ -39,10 +39,7 @@ def behind_thought(text: str) -> str | None:
 
 
 def opened_thought(prompt: str) -> str:
-    """The end of a prompt that opens the answer's thought; '' when the answer opens its own.
-
-    As the chat templates of many reasoning models do. The policy's answer then starts inside
-    the thought and holds no opening tag.
+    """The end of a prompt that opens the answer's thought, as many chat templates do; else ''.
 
     >>> opened_thought("<|assistant|>\\n<think>\\n"), opened_thought("<think>\\n\\n</think>\\n")
     ('<think>\\n', '')

@@ -1,8 +1,7 @@
 """Rewards for tool calling: format, 0 or 1, and correctness, from -3 to 3.
 
 The two rewards of ToolRL (https://arxiv.org/abs/2504.13958), with which GDPO's paper
-(https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=True` is hardened
-against answers that please the rules without doing the task; `strict=False` gives the
+(https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=False` gives the
 published rules' verdicts, defects included. `tool_text` says how an answer is read.
 """
 

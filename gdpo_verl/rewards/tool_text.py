@@ -6,8 +6,8 @@
     </tool_call>
     <response>done</response>
 
-The text comes from an adversary, the policy itself. Whatever it is, reading takes time
-linear in its length and ends in a `Reading`, never in an exception.
+The text comes from an adversary, the policy itself: reading any text takes linear time and ends in
+a `Reading`.
 
 **Where the thought ends.** At the first `</think>` that a newline and then `<tool_call>` or
 `<response>` follow, else at the first that these follow behind other text, else at the last one:
