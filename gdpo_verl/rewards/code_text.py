@@ -52,7 +52,7 @@ class Tests:
 
 
 def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
-    """The program of an answer: its last block fenced as Python, else its last unlabelled one, or ''.
+    """The program of an answer: its last block fenced as Python, else its last unlabelled; or ''.
 
     Where a function is asked for, it is the last of them that defines it, if one does: models
     show in a further block how it is used. Thoughts are no answer, in one without an end there is
