@@ -165,6 +165,10 @@ def count(made: Card, name: str, rows: list[Calls]) -> None:
     made.wrong(f"{name}: the calls of 40 rows", (written(everything, row) for row in rows[:40]))
     thoughts = (Answer(f"<think>{asked(row)}</think>", asked(row)) for row in rows)
     made.wrong(f"{name}: right in the thought alone", thoughts)
+    tags = [with_values(row, lambda value: f"{value}</think>") for row in rows]
+    made.right(f"{name}: </think> in the values", (
+        Answer(f"{THOUGHT} {asked(row)}", asked(row)) for row in tags
+    ))  # fmt: skip
 
 
 def written(calls: Calls, truth: Calls) -> Answer:
@@ -204,6 +208,12 @@ FORMATS: dict[str, Callable[[Calls], str]] = {
     "one JSON list": lambda calls: f"<tool_call>\n{json.dumps(calls)}\n</tool_call>",
     "Qwen, Hermes": one_a_block,
     "Qwen, with its end token": lambda calls: one_a_block(calls) + "<|im_end|>",
+    "parameters as JSON in a text": lambda calls: asked(
+        [{**call, "parameters": json.dumps(call["parameters"])} for call in calls]
+    ),
+    "OpenAI, a nested function": lambda calls: "\n".join(
+        f'<tool_call>\n{{"function": {lines([call], "arguments")}}}\n</tool_call>' for call in calls
+    ),
     "Llama": lambda calls: "<|python_tag|>" + lines(calls, separator="; ") + "<|eom_id|>",
     "Mistral": lambda calls: "[TOOL_CALLS][" + lines(calls, "arguments", ", ") + "]</s>",
     "DeepSeek": deepseek,
