@@ -106,6 +106,12 @@ def test_the_legacy_trainers_declaration_says_what_may_be_absent() -> None:
     torch.testing.assert_close(found, expected.float())
 
 
+def test_a_row_of_a_trainer_without_a_queue_is_the_only_output_of_its_session() -> None:
+    objective = GdpoConfig(reward_keys=("format",)).resolve([])
+    step = estimator.step_of_columns(objective, ["a", "b", "a"], {"format": np.ones(3)})
+    assert step.row_keys == ["a_0_0", "b_1_0", "a_2_0"]
+
+
 def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
     objective = GdpoConfig(reward_keys=("format",)).resolve([])
     step = estimator.AdvantageStep(objective, [{}], ["a_0_0"], [False])

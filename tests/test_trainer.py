@@ -129,6 +129,13 @@ def test_a_component_that_the_probe_does_not_return_is_refused(trainer: SimpleNa
         seams._init_dataloader(verls, trainer)
 
 
+def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
+    with open_dict(trainer.config):
+        trainer.config.algorithm.filter_groups = {"enable": True, "metric": "correctnes"}
+    with pytest.raises(ValueError, match=r"filter_groups\.metric: 'correctnes'"):
+        seams._init_dataloader(verls, trainer)
+
+
 def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_it(
     trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
