@@ -25,7 +25,7 @@ _IN_A_BOX = (LatexExtractionConfig(boxed_match_priority=0),)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
 _SPELT = re.compile(r"\\(?:det|[dt]?binom|choose)(?![a-z])|\{[vV]matrix\}")
-_MATH_MODE = re.compile(r"\$+|\\[()\[\]]|\\(?:begin|end)\{(?:align|equation|gather)\*?\}")
+_MATH_MODE = re.compile(r"(?<!\\)\$+|\\[()\[\]]|\\(?:begin|end)\{(?:align|equation|gather)\*?\}")
 _RELATION = re.compile(r"[=<>,;:]|\\(?:[lg]eq?|approx|to)(?![a-z])")
 _LONGEST_OF_A_QUESTION = 300
 
