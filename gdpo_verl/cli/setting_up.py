@@ -30,9 +30,15 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     prepare.set_defaults(command=_prepare)
 
-    policy = commands.add_parser("make-policy", help="train the tiny policy that RL starts from")
+    policy = commands.add_parser(
+        "make-policy", help="make the policy that RL starts from: a tiny one, or a pretrained one"
+    )
+    policy.add_argument(
+        "name", nargs="?", choices=["tiny", "smollm2"], default="tiny",
+        help="tiny, trained here for a task in minutes, or SmolLM2-135M-Instruct; default: tiny",
+    )  # fmt: skip
     policy.add_argument("--task", choices=["toolbox", "reasoning-gym", "bfcl"], default="toolbox")
-    policy.add_argument("--out", type=Path, help="default: models/TASK")
+    policy.add_argument("--out", type=Path, help="default: models/TASK, models/smollm2")
     policy.add_argument("--seed", type=int, default=0)
     policy.set_defaults(command=_make_policy)
 
@@ -68,6 +74,14 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _make_policy(options: argparse.Namespace) -> None:
+    if options.name == "smollm2":
+        from gdpo_verl.policy.pretrained import make_smollm2
+
+        out = options.out or Path("models/smollm2")
+        made = make_smollm2(out)
+        print(f"{out}: {made['parameters']:,} parameters from {made['source']}, {made['licence']}")
+        return
+
     from gdpo_verl.policy import make_policy
 
     out = options.out or Path("models") / options.task

