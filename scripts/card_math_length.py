@@ -78,6 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--math-rows", type=int, default=1500, help="of each corpus, drawn at random"
     )
     group.add_argument(
+        "--math-truths", type=int, default=10**9, help="rows whose answers are rewritten; all"
+    )
+    group.add_argument(
         "--math-before", help="a Python with another gdpo-verl, to judge rewritten answers beside"
     )
 
@@ -105,7 +108,7 @@ def card(args: argparse.Namespace) -> Card:
         count(made, name, rows)
     if args.math_before:
         spelt = Card("", "", {"strict": rules["strict"], "before": before(args.math_before)})
-        every = argparse.Namespace(**vars(args) | {"math_rows": 10**9})
+        every = argparse.Namespace(**vars(args) | {"math_rows": args.math_truths})
         count_spellings(spelt, [truth for _, rows in corpora(every) for _, truth in rows])
         made.tables |= {f"rewritten: {name}": lines for name, lines in spelt.tables.items()}
     if args.math_answers:

@@ -90,6 +90,7 @@ def test_equal_formulas_are_right(ground_truth: str, right: str, wrong: str) -> 
         pytest.param(r"\boxed {3}", 1, "NONE", id="a space before the brace"),
         pytest.param(r"$\boxed 3$", 1, "NONE", id="no braces"),
         pytest.param(r"\[\boxed3 \]", 1, "NONE", id="no braces and no space"),
+        pytest.param(r"So \boxed 3.", 1, "NONE", id="no braces and no formula"),
         pytest.param(r"\fbox{3}", 1, "NONE", id="another box"),
         pytest.param(r"\boxed{1, 2, 3, 4}", 0, "NONE", id="all candidates with commas"),
         pytest.param(r"\boxed{2 \text{ or } 3}", 0, "NONE", id="all candidates with or"),
@@ -181,21 +182,28 @@ RIGHT = [
     ("2x+2", "f'(x)=2(x+1)"), ("x^2+C", r"\int 2x\,dx=C+x^2"), (r"2\sqrt2", r"A'B'=\sqrt8"),
     (r"\frac{1+d}2", r"\frac{d+1}2"), ("5", r"\int_0^5 dx = 5"), ("10", r"\sum_{i=1}^4 i=10"),
     ("10", "1+2+3+4=10"), ("2x", r"\frac{dy}{dx}=2x"),
+    ("x+y=1", "2x+2y=2"), ("x^2+y^2=25", "x^2+y^2-25=0"), ("3x-4y+7=0", "3x-4y=-7"),
+    ("15", "f(3)=9+6=15"), ("15", r"P(3)=3\cdot5=15"), ("15", r"1+2+3+4+5=\frac{5\cdot6}2=15"),
+    (r"\log_2 3", r"\log_2(3)"), (r"\sin^2(1)", r"\sin^2 1"), ("2e-1", "-1+2e"),
+    (r"\frac{\sqrt3}{2}", r"\frac{√3}{2}"), (r"\frac54", r"1\ 1/4"), (r"\sqrt{x+1}", "√{x+1}"),
     # The ground truth holds the operator itself.
-    (r"\binom{n}{2}", r"\binom{n}{n-2}"), (r"\binom{n}{2}", r"\frac{n(n-1)}2"),
+    (r"\binom{n}{2}", r"\dbinom{n}{2}"), (r"\binom{n}{2}", r"\binom{n}{n-2}"),
+    (r"\binom{n}{2}", r"\frac{n(n-1)}2"),
     (r"\frac{1}{2004!}", r"\frac{1}{2004!}"),
     # Letters, and numbers below math-verify's tolerance.
     ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("xy", "yx"),
     (r"\triangle ABC", r"\triangle CAB"), ("10^{-9}", "10^{-9}"), ("0", "-0"),
     (r"1.5\times10^{-8}", r"1.5\times 10^{-8}"),
     # A list, and thousands.
-    ("5, 125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"), ("(5,125)", "(5, 125)"),
+    ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"),
+    ("(5,125)", "(5, 125)"),
 ]  # fmt: skip
 # Right by value for math-verify, and no answer.
 UNEVALUATED = [
     ("5", r"\int_{0}^{2} \int_{0}^{1}(x+2) d x d y"), ("5", "2(3)"), ("6", "2(3)"),
     ("120", r"\binom{10}{3}"), ("120", r"{10 \choose 3}"), ("120", "5!"), ("6", r"\gcd(12,18)"),
-    ("32", "2^5"), ("2", r"\sqrt{4}"), ("2", "√4"), ("6", "(2)(3)"), ("6", r"2 \cdot 3"),
+    ("32", "2^5"), ("15", "x=15=10+5"),
+    ("2", r"\sqrt{4}"), ("2", "√4"), ("6", "(2)(3)"), ("6", r"2 \cdot 3"),
     ("5", "2+3"), ("5", r"x = 2 + 3"), ("3", "|-3|"), ("5", r"\log_2 32"), ("5", r"\max(3,5)"),
     ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"), ("0", r"\sin 0"), (r"\{3,7\}", r"\{1+2,7\}"),
     ("-2", r"\det \begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("10", r"S=\sum_{i=1}^4 i"),
@@ -245,7 +253,10 @@ def test_the_lenient_verdict_is_math_verifys() -> None:
         (r"Simplify $\frac{84}{144}$.", r"\frac{7}{12}", r"\dfrac{84}{144}", "7/12"),
         (r"Simplify $\sqrt{50}$ for $y$.", r"5\sqrt{2}", r"y = \sqrt{50}", r"y = 5\sqrt2"),
         (r"Express $0.1\overline{7}$ as one.", r"\frac{8}{45}", r"0.1\overline{7}", "8/45"),
-        (r"Where is \[f(-1) = 0?\]", "0", "f(-1) = 0", "c = 0"),
+        (r"Simplify $\frac{6}{8}$.", r"\frac34", r"\frac68", r"\frac{3}{4}"),
+        (r"$\frac12\sqrt{50}$ is?", r"\frac{5\sqrt2}2", r"\frac{1}{2}\sqrt{50}", r"\frac52\sqrt2"),
+        (r"\begin{align*}y&=\sqrt{50}\\z&=1\end{align*}", r"5\sqrt2", r"\sqrt{50}", r"5\sqrt{2}"),
+        (r"Expand $(x+1)(x-1) \text{ for } x>0$.", "x^2-1", "(x+1)(x-1)", "y=x^2-1"),
         ("Factor $x^2 - 4$.", "(x-2)(x+2)", "(x^2-4)", r"(x-2)\cdot(x+2)"),
         ("Factor $x^2 - 4$.", "(x-2)(x+2)", "{x^{2}-4}", r"\left(x-2\right)(x+2)"),
         ("Factor $x^2 - 4$.", "(x-2)(x+2)", r"\{x^2-4\}", "(x-2)(2+x)"),
@@ -262,6 +273,7 @@ def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(
     # The ground truth is an answer wherever else it stands, and so is a number.
     assert verdict(boxed(ground_truth), ground_truth, f"{question} ${ground_truth}$")[0] == 1
     assert verdict(boxed("0.5"), r"\frac12", "Is $0.5$ or $0.25$ more?")[0] == 1
+    assert verdict(boxed("x=2"), "2", "Is $x=2$ or $x=3$?")[0] == 1
     # A part of a formula is none of the question's.
     assert verdict(boxed("2x+2"), "2(x+1)", "Derive $f(x)=x^2+2x+2$.")[0] == 1
 

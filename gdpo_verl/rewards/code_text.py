@@ -10,22 +10,26 @@ import ast
 import json
 import re
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text
 from gdpo_verl.sandbox.child import encode
 
 _TAG = re.compile(r"</?think>")
-_SPAN = re.compile(r"(?<!`)`[^`]+`(?!`)")
+_SPAN = re.compile(r"`{1,2}[^`]+`{1,2}")
 # Marker of a list, text, fence and label.
 _OPENING = re.compile(
     r"([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(|(?!```|~~~)\S(?:(?!```).)*(?=```))"
     r"(`{3,}(?=[^`]*$)|~{3,})(.*)"
 )
-_CLOSING = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t\r]*(?=<|$)")
-_FIRST_INDENT = re.compile(r"\s*(\n[ \t]+)(?=\S)")
+_CLOSING = re.compile(r"([ \t]*)(`{3,}|~{3,})(?:[ \t\r]*(?=<|$)|(?=[.,;:)]| +[A-Z(]))")
+_UNQUOTED_END = re.compile(r"(?<!`)</think>(?!`)")
 _BEHIND_CODE = re.compile(r"(?<=[^\s`])[ \t]*```+[ \t\r]*(?=<|$)|</answer>\s*\Z", re.MULTILINE)
-_PYTHON = re.compile(r"[\s{.]*(?:[\w/-]+\.)?py(?:thon)?[\d.]*(?![\w-])", re.IGNORECASE)
+_PYTHON = re.compile(
+    r"[\s{#]*\.?(?:[\w./-]+\.|x-|language-|i)?py(?:py|thon)?(?:[-_]code)?-?[\d.]*(?![\w-])",
+    re.IGNORECASE,
+)
 
 PUBLISHED_IMPORTS = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
@@ -72,17 +76,17 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     if not strict:
         return text.rpartition("```python")[2].partition("```")[0]
     text = assistant_text(text)
-    begun, end, rest = text.partition(f"\n{END_THINK}\n")
-    if end and THINK not in begun:  # the prompt opened the thought
-        text = rest
     blocks = _blocks(text)
-    if blocks is None:  # unless a fence in the thought has no end, the thought has none
-        blocks = _blocks(text.partition(END_THINK)[2]) or []
-    python = [lines for label, lines in blocks if _PYTHON.match(label)]
-    plain = [lines for label, lines in blocks if not label]
-    sources = [_dedented(lines) for lines in reversed(python or plain)]
-    defining = [s for s in sources if name and re.search(rf"\bdef[ \t]+{name}\b", s)]
-    return next(iter(defining or sources), "")
+    if blocks is None:  # the thought has no end, or a fence that was opened in it has none
+        blocks = _blocks("".join(_UNQUOTED_END.split(text, maxsplit=1)[1:])) or []
+    read = [(label, _dedented(lines)) for label, lines in reversed(blocks)]
+    python = [source for label, source in read if _PYTHON.match(label) and source.strip()]
+    plain = [source for label, source in read if not label and source.strip()]
+    defines = re.compile(
+        rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*[=:]", re.MULTILINE
+    )
+    defining = [source for source in python + plain if name and defines.search(source)]
+    return next(iter(defining or python or plain), "")
 
 
 def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
@@ -92,16 +96,25 @@ def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
     indented by less than four more. Tags may follow it, and text may stand before an opening one.
     """
     blocks: list[tuple[str, list[str]]] = []
-    begun, thinking, fence, margin = 0, False, "", 0
+    begun, thinking, left, fence, margin = 0, False, False, "", 0
     for line in text.split("\n"):
         if fence:
             closing = _CLOSING.match(line) if fence in line else None
             indent = len(closing[1].expandtabs(4)) if closing else 0
-            if not closing or not closing[2].startswith(fence) or indent >= margin + 4:
+            again = _PYTHON.match(line.lstrip("`")) if line.startswith("```") else None
+            if again and (
+                left or not blocks[-1][1]
+            ):  # behind a thought with an open fence, or twice
+                del blocks[begun if left else -1 :]
+                fence, thinking, line = "", thinking and not left, line
+            elif not closing or not closing[2].startswith(fence) or indent >= margin + 4:
+                left = left or line.rstrip().endswith(END_THINK)
                 blocks[-1][1].append(line)
                 continue
-            blocks[-1][1].append("")
-            fence, line = "", line[closing.end() :]
+            else:
+                blocks[-1][1].append("")
+                fence, line = "", line[closing.end() :]
+            left = False
         if "think>" in line:
             for tag in _TAG.findall(_SPAN.sub("", line)):
                 if tag == END_THINK:
@@ -120,10 +133,10 @@ def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
 
 
 def _dedented(lines: list[str]) -> str:
-    """The source without the indentation of its first line, which is that of a list."""
-    source = "\n" + "\n".join(lines)
-    indent = _FIRST_INDENT.match(source)
-    return (source.replace(indent[1], "\n") if indent else source)[1:]
+    """The source without the indentation of its first line of code, which is that of a list."""
+    first = next((line for line in lines if line.strip() and line.lstrip()[0] != "#"), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    return ("\n" + "\n".join(lines)).replace("\n" + indent, "\n")[1:]
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
@@ -201,7 +214,7 @@ def _integer(digits: str) -> int:
 
 
 def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier()
+    return isinstance(name, str) and name.isidentifier() and not iskeyword(name)
 
 
 def _as_text(lines: Any) -> str:

@@ -26,10 +26,10 @@ HASHES = "####"
 
 _PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
 # A digit of another script, which \d would match, is no digit here.
-_NUMBER = re.compile(r"([+\-−]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
+_NUMBER = re.compile(r"([+\-−–]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
 # Bold type, a box, dollars of LaTeX or of money, per cent: what is written around a number.
 _DRESSED = re.compile(
-    r"(?:\*\*|\\boxed *\{|\\[(\[]|\\?[$€£¥]|\s)*([+\-−]?)\\?[$€£¥]?([0-9.,]+)"
+    r"(?:\*\*|\\boxed *\{|\\[(\[]|\\?[$€£¥]|\s)*([+\-−–]?)\\?[$€£¥]?([0-9.,]+(?:\{,\}[0-9.,]+)*)"
     r"(?:\*\*|\}|\\[)\]]|\\?[$€£¥%]|\s)*\.?"
 )
 
@@ -112,8 +112,7 @@ def parse_ground_truth(ground_truth: str) -> str:
 
 def _judge_strictly(text: str, wanted: str) -> Verdict:
     answer, form, error = _read_answer(assistant_text(text))
-    dressed = _DRESSED.fullmatch((answer or "").strip())
-    number = _read_number("".join(dressed.groups())) if dressed else None
+    number = None if answer is None else _read_number(answer)
     if answer is not None and number is None:
         error = ParseError.UNREADABLE
     integer = number is not None and "." not in number
@@ -142,7 +141,8 @@ def _read_number(text: str) -> str | None:
 
     It stays text: int() and Decimal() do not take a megabyte of digits.
     """
-    match = _NUMBER.fullmatch(text.strip())
+    dressed = _DRESSED.fullmatch(text.strip())
+    match = _NUMBER.fullmatch("".join(dressed.groups()).replace("{,}", ",")) if dressed else None
     if match is None:
         return None
     sign, whole, fraction = match.groups(default="")

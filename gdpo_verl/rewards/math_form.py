@@ -8,25 +8,35 @@ from itertools import accumulate
 _SIGNS = str.maketrans({
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
     "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3", "~": " ",
+    "∠": r"\angle ", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34", "⁴": "^4", "€": "", "£": "",
 })  # fmt: skip
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
-    (re.compile(r"(?<=\d)(?:,\\!\s*|\\,|\{,\})(?=\d{3}(?!\d))"), ""),  # between thousands
+    (re.compile(r"^\s*\\approx(?![a-z])"), ""),
+    (re.compile(r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))"), ""),  # between thousands
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
-    (re.compile(r"\\(?:text|math)(?:rm|bf)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}"), r"\1"),
-    (re.compile(r"√\s*(?:\{\s*)?(\d{1,99}|[a-z])\s*\}?"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![\d.])(\d{1,9})\s+(\d{1,9})/(\d{1,9})(?!\d)"), r"\1\\frac{\2}{\3}"),
-    (re.compile(r"(?<=\d)[eE]([+-]?\d{1,3})(?![\w^])"), r"\\times 10^{\1}"),
+    (
+        re.compile(r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}"),
+        r"\1",
+    ),
+    (re.compile(r"√\s*(\d{1,99}|[a-z])"), r"\\sqrt{\1}"),
+    (re.compile(r"√\s*(?=\{|\()"), r"\\sqrt"),
+    (
+        re.compile(r"(?<![\d.])(\d{1,9})(?:\s|\\[ ,;:])+(\d{1,9})/(\d{1,9})(?!\d)"),
+        r"\1\\frac{\2}{\3}",
+    ),
+    # Not 2e-1, which is a number times Euler's less one.
+    (re.compile(r"((?<!\d)1|\.\d{1,99})[eE]([+-]?\d{1,3})(?![\w^])"), r"\1\\times 10^{\2}"),
     # It would read 2(3) as 2 3/1.
-    (re.compile(r"(?<=[\d)])\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))"), r"\\cdot "),
+    (re.compile(r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))"), r"\\cdot "),
 ]
 _MARK = re.compile(r"\\.|.", re.DOTALL)
 _REPEATING = re.compile(
-    r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{\s*)?(\d{1,20})\s*\}?"
+    r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,20})\s*\}|(\d))"
 )
 _BASE = re.compile(r"\d\s*_\s*(?:\{\s*)?(\d+)")
 _LETTERS = re.compile(r"(\\angle)?([A-Z]{2,})")
-_LIST = re.compile(r"\d,(?:\s|\\ )+-?\d")
+_LIST = re.compile(r"\d\s*,(?:[\s~]|\\[ ,;:])+-?\d")
 
 
 def tidied(latex: str) -> str:
@@ -64,7 +74,10 @@ def differ(wanted: str, answer: str) -> bool:
     (True, True, False)
     """
     bases = _BASE.findall(wanted), _BASE.findall(answer)
-    a, b = (_LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text", "", latex)) for latex in (wanted, answer))
+    a, b = (
+        _LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
+        for latex in (wanted, answer)
+    )
     if not a or not b:
         return all(bases) and bases[0] != bases[1]
     either_way = a[1] or len(a[2]) == 2  # an angle, a segment
@@ -72,7 +85,8 @@ def differ(wanted: str, answer: str) -> bool:
 
 
 def _as_fraction(match: re.Match[str]) -> str:
-    whole, fixed, period = match.groups()
+    whole, fixed, *periods = match.groups()
+    period = periods[0] or periods[1]
     nines, zeros = 10 ** len(period) - 1, 10 ** len(fixed)
     top = int(whole + fixed + period) - int(whole + fixed or "0")
     return rf"\frac{{{top}}}{{{nines * zeros}}}"

@@ -28,9 +28,9 @@ DEADLINE = 5.0  # seconds for one answer; common ones take milliseconds
 LONGEST = 10_000  # characters in a box
 WORKERS = 4  # processes at most, in each process that computes rewards
 
-# Without braces TeX boxes what comes next; here a letter or a whole number, up to the mode's end.
+# Without braces TeX boxes what comes next; here a whole number, or a letter at the formula's end.
 _BOX = re.compile(
-    r"\\(?:boxed|fbox)\s*(?:\{|([-+]?[\d.,]{1,99}|[A-Za-z])(?=\s{0,9}(?:\$|\\[)\]])))"
+    r"\\(?:boxed|fbox)\s*(?:\{|([-+]?\d[\d.,]{0,99}|[A-Za-z](?=\s{0,9}(?:\$|\\[)\]]))))"
 )
 _BOXES = {ParseError.UNCLOSED: "a box without an end", ParseError.UNREADABLE: "an empty box"}
 _REASONS = {

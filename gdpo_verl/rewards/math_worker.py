@@ -25,9 +25,11 @@ _IN_A_BOX = (LatexExtractionConfig(boxed_match_priority=0),)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
 _SPELT = re.compile(r"\\(?:det|[dt]?binom|choose)(?![a-z])|\{[vV]matrix\}")
-_MATH_MODE = re.compile(r"(?<!\\)\$+|\\[()\[\]]|\\(?:begin|end)\{(?:align|equation|gather)\*?\}")
-_RELATION = re.compile(r"[=<>,;:]|\\(?:[lg]eq?|approx|to)(?![a-z])")
-_LONGEST_OF_A_QUESTION = 300
+_MATH_MODE = re.compile(
+    r"(?<!\\)\$+|\\[()\[\]]|\\(?:begin|end)\{(?:align(?:ed)?|eqnarray|equation|gather|displaymath)\*?\}"
+)
+_RELATION = re.compile(r"[=<>,;:&]|\\\\|\\q?quad|\\text|\\(?:[lg]eq?|approx|to)(?![a-z])")
+_LONGEST_OF_A_QUESTION, _MOST_OF_A_QUESTION = 300, 60  # characters of a formula, and formulas
 
 
 def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
@@ -42,16 +44,18 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
     found = _read(as_list(truth, answer))
+    if found is None and "=" in answer:  # a left-hand side such as \\det(A)
+        found = _read(answer := answer.rpartition("=")[2])
     if found is None:
         return False, ParseError.UNREADABLE
     if not verify([wanted], [found], timeout_seconds=None):
         return False, ParseError.NONE
     if question is None:
         return True, ParseError.NONE
-    if differ(truth, answer) or _apart(wanted, found):
+    if differ(tidied(truth), tidied(answer)) or _apart(wanted, found):
         return False, ParseError.NONE
-    as_asked = _key(answer, found) == _key(truth, wanted)
-    results = list(_results(found))
+    as_asked = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
+    results = list(_results(answer, found))
     evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
     if _is_plain(wanted):
         evaluated = evaluated and all(map(_is_plain, results))
@@ -75,33 +79,37 @@ def _read(latex: str) -> Any:
 _read_ground_truth = lru_cache(maxsize=256)(_read)
 
 
-def _results(formula: Any) -> Iterator[Any]:
-    """The right-hand side of the last equation, or of each in a list; else the formula."""
+def _results(latex: str, formula: Any) -> Iterator[Any]:
+    """What stands right of the last equals sign, or of that of each equation in a list."""
     if isinstance(formula, Eq):
         yield formula.rhs
-    elif isinstance(formula, And):
-        yield from _results(formula.args[-1])
+    elif isinstance(formula, And) and (last := _read(latex.rpartition("=")[2])) is not None:
+        yield last  # of a chain, whose parts are sorted
     elif isinstance(formula, Set) and any(isinstance(part, Eq) for part in formula.args):
         for part in formula.args:
-            yield from _results(part)
+            yield from _results("", part)
     else:
         yield formula
 
 
 def _operators(latex: str, formulas: list[Any]) -> set[Any]:
     found = {type(part) for formula in formulas for part in formula.atoms(*_OPERATORS)}
-    return found | set(_SPELT.findall(latex))
+    return found | {"binom" if name[-1] in "me" else "det" for name in _SPELT.findall(latex)}
 
 
 def _is_plain(formula: Any) -> bool:
     """Recognise numbers as people write them; and lists, intervals and matrices of them."""
     if isinstance(formula, Eq):
-        return isinstance(formula.lhs, sympy.Symbol) and _is_plain(formula.rhs)
+        return _is_named(formula) and _is_plain(formula.rhs)
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
         return all(map(_is_plain, formula.args))
     factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
     kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
     return len(set(kinds)) == len(kinds) and None not in kinds
+
+
+def _is_named(formula: Any) -> bool:
+    return isinstance(formula, Eq) and isinstance(formula.lhs, sympy.Symbol)
 
 
 def _kind(factor: Any) -> str | None:
@@ -115,7 +123,7 @@ def _kind(factor: Any) -> str | None:
 
 def _apart(wanted: Any, found: Any) -> bool:
     """Find two small numbers to differ: math-verify rounds to six places."""
-    a, b = (formula.rhs if isinstance(formula, Eq) else formula for formula in (wanted, found))
+    a, b = (f.rhs if _is_named(f) else f for f in (wanted, found))
     if a == b or not all(isinstance(x, sympy.Expr) and x.is_number and x.is_finite for x in (a, b)):
         return False
     a, b = a.evalf(), b.evalf()
@@ -125,29 +133,37 @@ def _apart(wanted: Any, found: Any) -> bool:
 
 def _is_copy(answer: str, found: Any, question: str) -> bool:
     """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
-    parts = {answer.rpartition("=")[2]: next(_results(found)), answer: found}
     copies = [
-        _key(text, formula)
-        for text, formula in parts.items()
-        if formula.args or (isinstance(formula, Rational) and text.strip("+- .,0123456789"))
+        (digits, formula)
+        for digits, formula in _ends(answer, found)
+        if formula.args
+        or (
+            (isinstance(formula, Rational) and "".join(digits) != f"{abs(formula.p)}{formula.q}")
+            and answer.strip("+- .,0123456789")
+        )
     ]
     return bool(copies) and any(key in copies for key in _formulas(question))
+
+
+def _ends(latex: str, formula: Any) -> list[Any]:
+    """The keys of a formula and of what stands right of its last equals sign."""
+    return [_key(latex, formula), _key(latex.rpartition("=")[2], next(_results(latex, formula)))]
 
 
 @lru_cache(maxsize=64)
 def _formulas(question: str) -> list[Any]:
     """The keys of a question's formulas, and of the sides of its relations."""
-    pieces = [piece.strip().rstrip("?.,;:") for piece in _MATH_MODE.split(question)]
+    pieces = [piece.strip().rstrip("?.,;:\\ ") for piece in _MATH_MODE.split(question)]
     pieces = [piece for piece in pieces if len(piece) <= _LONGEST_OF_A_QUESTION]
-    pieces += [side for piece in pieces for side in _RELATION.split(piece)]
-    read = [(piece, _read(piece)) for piece in dict.fromkeys(pieces) if piece.strip()]
+    pieces += [side.strip() for piece in pieces for side in _RELATION.split(piece)]
+    read = [(piece, _read(piece)) for piece in list(dict.fromkeys(pieces))[:_MOST_OF_A_QUESTION]]
     return [_key(piece, formula) for piece, formula in read if formula is not None]
 
 
 def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
     """What equal formulas share: digits, as the parser cancels fractions, and what is in braces."""
     one = isinstance(formula, Set) and len(formula.args) == 1
-    return re.findall(r"\d+", latex), formula.args[0] if one else formula
+    return re.findall(r"\d", latex), formula.args[0] if one else formula
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections import deque
 
 THINK, END_THINK = "<think>", "</think>"
 # What chat templates end a turn with: Qwen's <|im_end|>, DeepSeek's in full-width bars, and so on.
-_END = r"(?:<[|｜][^\s<>|｜]{1,40}[|｜]>|</s>|<eos>|<EOS_TOKEN>|<end_of_turn>|<turn\|>)"
+_END = r"(?:<[|｜][^\s<>|｜]{1,40}[|｜]>|</s>|<eo[sa]>|<EOS_TOKEN>|\[EOS\]|<end_of_turn>|<turn\|>)"
 _AT_END = re.compile(_END + r"\Z")
 _SPACE_OR_TOKENS = re.compile(rf"(?:\s+|{_END})+")
 

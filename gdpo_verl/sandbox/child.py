@@ -45,6 +45,7 @@ from typing import Any, NoReturn
 # Exit statuses of a program that did not reach its end, beside Python's own 1.
 MEMORY, SYNTAX, MISSING = 71, 72, 73
 
+_exit = os._exit  # whatever a program puts in its place
 _PLAIN = {"tuple": tuple, "set": set, "frozenset": frozenset}
 # Raised in a test by a proxied call, these could end a loop early and count as success.
 _CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -223,12 +224,15 @@ class Program:
 
 
 def _clean(scratch: str | None) -> None:
+    """Empty the directory, or end: the host then starts another server for the next program."""
     for path in [os.path.join(scratch, name) for name in os.listdir(scratch)] if scratch else ():
         import shutil  # slow to load, and hardly ever needed
 
-        shutil.rmtree(path, ignore_errors=True)  # a directory, and neither a file nor a link
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        with contextlib.suppress(OSError, RecursionError):
+            remove = os.unlink if os.path.islink(path) or os.path.isfile(path) else shutil.rmtree
+            remove(path)
+    if scratch and os.listdir(scratch):
+        os._exit(0)
 
 
 def _write(descriptor: int, message: dict[str, Any]) -> None:
@@ -359,7 +363,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
     try:
         status = _finish(status) if script else status
     finally:
-        os._exit(status & 0xFF)
+        _exit(status & 0xFF if status.bit_length() < 32 else 0xFF)
 
 
 def _open_streams() -> None:
@@ -423,7 +427,7 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
     exec(_compile(request["setup"], "setup.py"), namespace)
     namespace.pop(name, None)  # a prompt's stub is not an answer
     exec(_compile(request["code"], "solution.py"), namespace)
-    function = namespace.get(name) or getattr(namespace.get("Solution", int)(), name, None)
+    function = namespace.get(name) or getattr(namespace.get("Solution", object)(), name, None)
     if not callable(function):
         raise SystemExit(MISSING)
     _write_all(reply, b"loaded\n")
@@ -432,7 +436,7 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
         try:
             result = function(*arguments, **keywords)
         except BaseException as error:
-            _write_all(reply, f"E{_builtin_name(error)}\n".encode())
+            _write_all(reply, f"E{_said(error)}\n".encode())
             continue
         try:
             text = "V" + json.dumps(encode(result))
@@ -441,8 +445,13 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
         _write_all(reply, text.encode() + b"\n")
 
 
-def _builtin_name(error: BaseException) -> str:
-    return next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
+def _said(error: BaseException) -> str:
+    """Its built-in class and, as JSON, its arguments, where they are plain data."""
+    name = next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
+    try:
+        return f"{name} {json.dumps(encode(list(error.args)))}"
+    except (TypeError, ValueError, RecursionError):
+        return f"{name} []"
 
 
 def _run_checks(request: dict[str, Any], command: int, reply: int) -> None:
@@ -455,10 +464,16 @@ def _run_checks(request: dict[str, Any], command: int, reply: int) -> None:
         answer = answers.readline()
         if answer.startswith("V"):
             return decode(json.loads(answer[1:]))
-        kind = getattr(builtins, answer[1:].strip(), None)
+        name, _, said = answer[1:].partition(" ")
+        kind = getattr(builtins, name, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             kind = RuntimeError
-        raise RuntimeError("control flow") if issubclass(kind, _CONTROL) else kind("in the answer")
+        try:
+            error = RuntimeError() if issubclass(kind, _CONTROL) else kind.__new__(kind)
+        except TypeError:  # a group
+            error = RuntimeError()
+        error.args = tuple(decode(json.loads(said or "[]")))
+        raise error
 
     exec(_compile(request["setup"], "setup.py"), namespace)
     candidate.__name__ = request["name"]

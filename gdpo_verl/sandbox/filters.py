@@ -31,8 +31,8 @@ chmod copy_file_range creat fallocate fchmod fchmodat flock ftruncate link linka
 rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat utimes
 """
 _CLONE_THREAD, _AF_UNIX, _PR_SET_NAME = 0x10000, 1, 15
-# F_DUPFD to F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
-_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+# F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not FIOSETOWN: as F_SETOWN.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 

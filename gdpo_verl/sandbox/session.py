@@ -42,7 +42,7 @@ class Outcome:
 
     status: Status
     text: str = ""  # a script's standard output; a call's value, as JSON of `child.encode`
-    error: str = ""  # the built-in exception that a call raised, if it raised one
+    error: str = ""  # the built-in exception that a call raised, and its arguments as JSON
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The server's answer; None when the deadline is over."""
-        wall = 2 * self.limits.timeout + 1
+        wall, used = 2 * self.limits.timeout + 1, self.process is not None
         try:
-            if self.process is None:
+            if not used:
                 self._start()
             assert self.process
             # "\\u0000" for every character.
@@ -158,7 +158,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             self.close()
             return None
         except EOFError:
-            self.close()  # whatever killed the server; the next test gets another
+            self.close()  # whatever killed the server, perhaps what the last program left behind
+            if used and "start" in request:
+                return self._ask(request)
             return {"event": "exit", "status": -signal.SIGKILL}
 
     def _start(self) -> None:
@@ -197,7 +199,7 @@ def read_reply(text: str) -> Outcome:
         return Outcome(Status.OK, rest)
     if kind == "E":
         known = {"NotPlain": Status.NOT_PLAIN, "MemoryError": Status.MEMORY}
-        return Outcome(known.get(rest, Status.EXCEPTION), error=rest)
+        return Outcome(known.get(rest.partition(" ")[0], Status.EXCEPTION), error=rest)
     return Outcome(Status.NOT_PLAIN)
 
 
