@@ -99,6 +99,45 @@ def test_an_expected_exception_is_no_bug():
 
 
 @runs_code
+@pytest.mark.parametrize(
+    ("raised", "caught"),
+    [
+        ("raise ValueError('bad', 3)", "except ValueError as e: assert e.args == ('bad', 3)"),
+        ("raise KeyError('x')", "except KeyError as e: assert str(e) == repr('x')"),
+        (r"b'\xff'.decode()", "except UnicodeDecodeError as e: assert e.args[1] == b'\\xff'"),
+        (
+            "class Own(OSError): pass\n    raise Own(object())",
+            "except OSError as e: assert e.args == ()",
+        ),
+    ],
+)
+def test_a_test_sees_what_an_exception_says(raised, caught):
+    test = f"try:\n    f(1)\n{caught}\nelse:\n    assert False\n"
+    truth = {"entry_point": "f", "test": test}
+    assert verdict(f"def f(x):\n    {raised}", truth)[0] == 1
+
+
+@runs_code
+@pytest.mark.parametrize(
+    "leave",
+    [
+        "os.makedirs('a/b'); open('a/x', 'w').write('1'); os.chmod('a', 0o555)",
+        "os.mkdir('a'); os.chmod('a', 0)",
+        "[(os.mkdir('d'), os.chdir('d')) for _ in range(2000)]",
+    ],
+)
+def test_what_one_test_leaves_behind_the_next_does_not_find(leave):
+    code = f"import os\nassert os.listdir('.') == []\nprint(1)\ntry: {leave}\nexcept OSError: pass"
+    assert verdict(code, {"inputs": [""] * 3, "outputs": ["1"] * 3}) == (1, 1, 0)
+
+
+@runs_code
+def test_a_method_of_numbers_is_no_function_of_the_programs():
+    truth = {"fn_name": "bit_count", "inputs": [[]], "outputs": [0]}
+    assert verdict("pass", truth) == (0, 0, ParseError.NO_FUNCTION)
+
+
+@runs_code
 def test_the_length_is_the_one_in_tokens():
     for length, expected in [(10, 1.0), (11, 0.0)]:
         result = compute_score("m", answer(CALL), CALLS, {"response_length": length}, limit=10)

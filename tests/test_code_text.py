@@ -111,7 +111,39 @@ def test_a_label_names_python_in_any_spelling_or_another_language(label):
     assert found == ("labelled\n" if label in PYTHON else "plain\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
+        pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
+        pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
+        pytest.param("```python\na\n```.", "a\n", id="a full stop"),
+        pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
+        pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
+        pytest.param("```python\n'''\n</think>\n'''\n```", "'''\n</think>\n'''\n", id="in a text"),
+        pytest.param("```python\n    # a\nb\n  c\n```", "    # a\nb\n  c\n", id="a comment first"),
+        pytest.param("```python\n```python\na\n```", "a\n", id="opened twice"),
+        pytest.param("```python\na\n```\nNo ``<think>`` here.", "a\n", id="a span of two"),
+    ],
+)  # fmt: skip
+def test_what_stands_around_the_block_is_left_out(text, expected):
+    assert find_code(text) == expected
+
+
+@pytest.mark.parametrize(
+    "label", ["pypy3", "ipython3", "python-3", "python_code", "x-python", "a.v2.py"]
+)
+def test_python_has_many_labels(label):
+    assert find_code(f"```{label}\na\n```\n```bash\nb\n```") == "a\n"
+
+
 def test_a_block_that_shows_the_functions_use_is_not_the_answer():
+    shown = "```\ndef f(x): return x\n```\n```python\nprint(f(1))  # calls def f\n```"
+    assert find_code(shown, "f") == "def f(x): return x\n"
+    assert (
+        find_code("```python\nf = lambda x: x\n```\n```python\nf(1)\n```", "f")
+        == "f = lambda x: x\n"
+    )
     answer = "```python\ndef f(x):\n  return x\n```\nFor example:\n```python\nprint(f(1))\n```"
     assert find_code(answer, "f") == "def f(x):\n  return x\n"
     assert find_code(answer) == "print(f(1))\n"

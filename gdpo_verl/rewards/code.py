@@ -79,8 +79,7 @@ def compute_score(
 
     Raises:
       ValueError: no `response_length`, or a setting out of range.
-      Unprotected: nothing protects this machine, whatever the answer.
-      SandboxError: the sandbox or the service does not work.
+      Unprotected, SandboxError: nothing protects this machine; the sandbox does not work.
     """
     limits = _limits(timeout, deadline, memory_limit_mb)
     if sandbox_fusion_url:

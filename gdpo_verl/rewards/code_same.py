@@ -45,9 +45,8 @@ def _same_word(found: str, expected: str) -> bool:
 
 
 def same_lines(found: str, expected: str) -> bool:
-    """As verl's code rewards compare: but for white space around the whole and around what is
-    printed in a line, but for empty lines, or line by line as numbers of numpy.allclose.
-    """
+    """As verl compares: but for white space around the whole and printed lines, for empty lines, or
+    line by line as numbers of numpy.allclose."""
     lines = found.splitlines()
     texts = "\n".join(lines), "\n".join(map(str.strip, lines))
     if expected.strip() in map(str.strip, texts):

@@ -1,7 +1,6 @@
 """Read what a code reward is given: the program of an answer, and the tests of a row.
 
-The answer comes from an adversary, the policy itself. Whatever it is, reading takes time
-linear in its length and never raises.
+The answer comes from an adversary, the policy itself: reading any takes linear time.
 """
 
 from __future__ import annotations
@@ -150,8 +149,7 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
     * `{"entry_point", "test", "prompt"}`: `test` is a source text, or a list of them, each one
       test; it defines `check(candidate)` or asserts by itself. `prompt`, optional, runs first.
 
-    Raises:
-      ValueError: it is none of these, or has no test.
+    Raises ValueError where it is none of these, or has no test.
     """
     try:
         return _parse(ground_truth)

@@ -29,8 +29,8 @@ class Component:
 def declares(*components: Component | str) -> Callable[[F], F]:
     """Attach the declaration that the estimator, the metrics and the checks read.
 
-    The function may be sync or async. It returns a dict with `score`, every component that
-    is not optional, and whatever else is to be logged, the same for any text.
+    The function, sync or async, returns `score`, every component that is not optional, and
+    whatever else is to be logged, the same keys for any text.
 
     >>> @declares(Component("format", 0, 1), "correctness")
     ... def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -49,8 +49,7 @@ def declares(*components: Component | str) -> Callable[[F], F]:
 def declared_components(reward: Any) -> tuple[Component, ...]:
     """The declaration of a reward function or manager class, empty when it has none.
 
-    Raises:
-      ValueError: an entry is neither a `Component` nor a name, or `check_names` refuses the names.
+    Raises ValueError for an entry that is neither a `Component` nor a name, and as `check_names`.
     """
     return _as_components(getattr(reward, "components", None) or ())
 
@@ -67,14 +66,7 @@ def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
 
 
 def check_names(names: Sequence[Any], where: str) -> None:
-    """Refuse names that no component can have.
-
-    Args:
-      where: what stands before the reason in an error.
-
-    Raises:
-      ValueError: a name is no text, stands twice, or belongs to verl or to our dumps.
-    """
+    """Raise ValueError, which begins with `where`, for names that no component can have."""
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"{where}: expected distinct names of components, found {list(names)}")
     for name in names:

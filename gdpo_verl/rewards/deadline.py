@@ -1,10 +1,9 @@
 """Questions answered by other processes, each within a deadline.
 
-A computation that hangs inside C code listens to no thread and to no Python signal handler,
-so it runs in a process that can be killed. The workers are plain interpreters on a module of
-ours: multiprocessing, and the pools built on it, run the main module again in each worker
-(a user's script without a guard, or Ray's own), and pebble's pool of 5.2 is broken for good
-when a worker that waits is killed, as by the kernel for memory.
+A computation that hangs inside C code listens to no thread and no signal handler, so it runs in
+a process that can be killed. Workers are plain interpreters: multiprocessing, and the pools built
+on it, run the main module again in each (a user's script without a guard, or Ray's own), and
+pebble's pool of 5.2 is broken for good when a worker that waits is killed.
 
     parent: `DeadlinePool(module).ask(question, deadline)`
     worker: `python -m module`, which calls `serve(answer)`

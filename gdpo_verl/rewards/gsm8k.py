@@ -5,9 +5,8 @@ The three rewards of the GSM8K example of GDPO (https://arxiv.org/abs/2601.05242
     <think>why</think>
     <answer>42</answer>
 
-`strict=True` reads what stands between the answer tags, behind the thought, as a number;
-`strict=False` gives the published rules' verdicts, defects included. Both take time linear
-in the text, which comes from an adversary, the policy itself.
+`strict=False` gives the published rules' verdicts, defects included. Both take time linear in
+the text, which comes from an adversary, the policy itself.
 """
 
 from __future__ import annotations
@@ -93,8 +92,7 @@ def compute_score(
 def parse_ground_truth(ground_truth: str) -> str:
     """The number of a ground truth, without commas, leading zeros and zeros behind the point.
 
-    Raises:
-      ValueError: it is not text, or no number stands in it or behind its ####.
+    Raises ValueError where there is none, neither in it nor behind its ####.
 
     >>> parse_ground_truth("600 + 400 = 1000, so #### 1,000")
     '1000'

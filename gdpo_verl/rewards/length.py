@@ -20,10 +20,8 @@ def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
     Raises:
       ValueError: there is no `response_length`, or the limit is not a positive number.
 
-    >>> length_reward({"response_length": 4000}, limit=4000)
-    1.0
-    >>> length_reward({"response_length": 4001}, limit=4000)
-    0.0
+    >>> [length_reward({"response_length": length}, limit=4000) for length in (4000, 4001)]
+    [1.0, 0.0]
     """
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
         raise ValueError(

@@ -99,8 +99,7 @@ def compute_score(
 def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     """The formula of a ground truth: what stands in its last box, or all of it without one.
 
-    Raises:
-      ValueError: it is no text, or math-verify does not find it equal to itself.
+    Raises ValueError where math-verify does not find it equal to itself.
 
     >>> parse_ground_truth("We get $x = 3$, so \\\\boxed{3}.")
     '3'

@@ -66,12 +66,8 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
 
 def _read(latex: str) -> Any:
     """Read a formula with math-verify, as a whole and in one way; None for nothing."""
-    found = parse(
-        f"\\boxed{{{tidied(latex)}}}",
-        _IN_A_BOX,
-        extraction_mode="first_match",
-        parsing_timeout=None,
-    )
+    how = {"extraction_mode": "first_match", "parsing_timeout": None}
+    found = parse(f"\\boxed{{{tidied(latex)}}}", _IN_A_BOX, **how)
     # It returns the text alone when it could not read it, and takes equal texts for equal.
     return None if not found or isinstance(found[0], str) else sympy.sympify(found[0])
 

@@ -27,15 +27,8 @@ from gdpo_verl.rewards.tool_text import (
     read,
 )
 
-__all__ = [
-    "HIGHEST",
-    "LOWEST",
-    "ParseError",
-    "compute_score",
-    "correctness_reward",
-    "format_reward",
-    "parse_ground_truth",
-]
+__all__ = ["ParseError", "compute_score", "correctness_reward", "format_reward"]
+__all__ += ["HIGHEST", "LOWEST", "parse_ground_truth"]
 
 MOST_ASKED = 50
 """Calls of a ground truth; matching them takes the square of their number for each call made."""
@@ -95,11 +88,10 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
     6 S / M - 3, where S begins with J(names) and M with 1, J being the multiset Jaccard
     similarity. For every call asked for, M grows by 1 + its number of parameters, and S by
     J(parameter names) + the number of equal parameters of the call of its name that it is
-    matched with. Published: each call asked for takes the best that is left. Strict: they
-    are matched for the largest S, so that mending a call never costs; each unmatched call
-    beyond the number asked for adds 1 + its number of parameters to M, and a match each
-    parameter beyond twice the number asked for, so that spraying does not pay; and true
-    differs from 1.
+    matched with. Published: each call asked for takes the best that is left. Strict: they are
+    matched for the largest S; each unmatched call beyond the number asked for adds 1 + its number
+    of parameters to M, and a match each parameter beyond twice the number asked for, so that
+    spraying does not pay; and true differs from 1.
 
     -3.0 for calls that cannot be read, 0.0 when no call was asked for.
     """
@@ -109,9 +101,7 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
 def parse_ground_truth(ground_truth: str) -> Reading:
     """Read a ground truth: calls, a response, or both, with or without a thought; or that alone.
 
-    Raises:
-      ValueError: it is not text, its calls cannot be read or are more than `MOST_ASKED`, its
-        response is not closed, or there is nothing of all that in it.
+    Raises ValueError where it is none, or has more than `MOST_ASKED` calls.
     """
     if not isinstance(ground_truth, str):
         raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")

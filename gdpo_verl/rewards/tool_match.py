@@ -24,9 +24,7 @@ def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
       strict: False for the published rule: each call asked for, in turn, takes the best call
         that is left, the first of equally good ones.
 
-    Raises:
-      TypeError, KeyError, AttributeError: something in the lists is no call.
-      RecursionError: values are nested too deep to compare.
+    Raises TypeError, KeyError or AttributeError for what is no call, RecursionError for depth.
     """
     same, choose = (identical, _best_pairs) if strict else (eq, _pairs_in_turn)
     if same(wanted, found):
@@ -98,9 +96,7 @@ def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
     """Pairs of row and column with the largest sum, by the Hungarian method.
 
     Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
-
-    Args:
-      gains: rows of equal length, at least 0: a row may as well have no column.
+    `gains` are rows of equal length, at least 0: a row may as well have no column.
     """
     height, columns = len(gains), len(gains[0])
     gains = [[*row, *[0.0] * height] for row in gains]  # columns that stand for none

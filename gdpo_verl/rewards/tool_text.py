@@ -9,14 +9,12 @@
 The text comes from an adversary, the policy itself: reading any text takes linear time and ends in
 a `Reading`.
 
-**Where the thought ends.** At the first `</think>` that a newline and then `<tool_call>` or
-`<response>` follow, else at the first that these follow behind other text, else at the last one:
-the first of them behind which the rest can be read. So a thought may mention any tag, its own
-included, and so may an argument. A call that could be read ends the thought for good.
-
-**Order.** Outside the thought and the JSON of the calls, a tag that is not in its place
-(thought, calls, response) makes the answer out of order, and none of its calls count. A
-response may mention the tags of thought, but no call.
+**The thought ends** at the first `</think>` that a newline and then `<tool_call>` or `<response>`
+follow, else at the first that these follow behind other text, else at the last one: the first of
+them behind which the rest can be read. So a thought and an argument may mention any tag. A call
+that could be read ends the thought for good. **Order**: elsewhere a tag that is not in its place
+(thought, calls, response) makes the answer out of order, and none of its calls count. A response
+may mention the tags of thought, but no call.
 """
 
 from __future__ import annotations
@@ -72,10 +70,7 @@ def read(text: str) -> Reading:
 
 
 def _thought_ends(text: str) -> list[tuple[bool, int]]:
-    """The positions where the thought may end, 0 for none, in the order of preference.
-
-    With each, whether a newline and a part of the answer follow.
-    """
+    """Where the thought may end, best first, 0 for none; with each whether a newline follows."""
     tags = list(_TAG.finditer(text))
     thoughts = [tag for tag in tags if "think" in tag[0]]
     none = [(False, 0)] if tags[:1] != thoughts[:1] or not tags else []

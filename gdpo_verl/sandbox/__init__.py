@@ -4,15 +4,5 @@ from gdpo_verl.sandbox.protection import Protection, Unprotected, best_protectio
 from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, Status
 from gdpo_verl.sandbox.slots import SandboxError, slot, slot_directory
 
-__all__ = [
-    "Limits",
-    "Outcome",
-    "Protection",
-    "Sandbox",
-    "SandboxError",
-    "Status",
-    "Unprotected",
-    "best_protection",
-    "slot",
-    "slot_directory",
-]
+__all__ = ["Limits", "Outcome", "Protection", "Sandbox", "SandboxError", "Status", "Unprotected"]
+__all__ += ["best_protection", "slot", "slot_directory"]

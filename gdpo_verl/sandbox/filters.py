@@ -45,8 +45,7 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
       threads: the program may start threads. Only where their number is limited.
       own_files: the program's file system is its own, and may be written.
 
-    Raises:
-      RuntimeError: pyseccomp or the library libseccomp is missing.
+    Raises RuntimeError where pyseccomp or libseccomp is missing.
     """
     try:
         import pyseccomp

@@ -1,7 +1,6 @@
 """A Sandbox Fusion service (https://github.com/bytedance/SandboxFusion) in a sandbox's place.
 
-One POST to its `run_code` for every program and every call. The service sees the answer's
-code and the tests' inputs, and no expected output.
+One POST to its `run_code` for every program and call: code and inputs, and no expected output.
 """
 
 from __future__ import annotations
@@ -93,11 +92,7 @@ class FusionSandbox(AbstractContextManager["FusionSandbox"]):
 
 @functools.cache
 def check_service(url: str) -> None:
-    """Run a program on the service, once.
-
-    Raises:
-      SandboxError: it does not answer as it should; names the configuration key.
-    """
+    """Run a program on the service, once; SandboxError names the configuration key."""
     outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
     if outcome.text.strip() != "42":
         raise SandboxError(f"{URL_KEY}={url}: print(6 * 7) gave {outcome}. Is it `…/run_code`?")

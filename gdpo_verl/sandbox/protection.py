@@ -2,16 +2,13 @@
 
 Tried in this order; the first whose probe finds every door shut is taken, once a process:
 
-* **bubblewrap** (the program `bwrap`): namespaces of its own for processes, network, mounts,
-  IPC and users, and a view of the file system that holds Python's standard library, read-only,
-  and an empty scratch directory in memory.
-* **landlock**, for containers in which no namespace can be made: the kernel's own rules leave
-  the standard library readable and nothing writable. Threads only when run as root.
-* **unprotected**, only where the user allows it: limits, a session of its own, and whichever of
-  the other parts works.
+* **bubblewrap** (the program `bwrap`): namespaces of its own, and a view of the file system that
+  holds Python's standard library, read-only, and an empty scratch directory in memory.
+* **landlock**, where no namespace can be made: the kernel's rules leave the standard library
+  readable and nothing writable. Threads only when run as root.
+* **unprotected**, only where the user allows it: limits, and whichever of the other parts works.
 
-In each the server (`child.py`) adds limits and the system call filter (`filters`) to every
-program.
+In each the server (`child`) adds limits and the system call filter (`filters`) to every program.
 """
 
 from __future__ import annotations
@@ -63,13 +60,9 @@ class Protection:
 def best_protection(
     *, allow_unprotected: bool = False, site_packages: str | None = None
 ) -> Protection:
-    """The best protection of this machine.
+    """The best protection, under which programs may read the packages in `site_packages`.
 
-    Args:
-      site_packages: a directory of packages that programs may import and read.
-
-    Raises:
-      Unprotected: neither bubblewrap nor Landlock works, and `allow_unprotected` is false.
+    Raises Unprotected where neither bubblewrap nor Landlock works, unless that is allowed.
     """
     reasons = []
     for candidate in _candidates(site_packages):

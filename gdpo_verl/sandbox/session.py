@@ -74,10 +74,9 @@ class Limits:
 
 
 class Sandbox(AbstractContextManager["Sandbox"]):
-    """A running sandbox; a context manager. Not shared between threads.
+    """A running sandbox; a context manager, not shared between threads.
 
-    Programs in it run one after the other, each in a process of its own that inherits
-    nothing from the one before.
+    Programs run one after the other, each in a process that inherits nothing from the others.
     """
 
     def __init__(self, protection: Protection, limits: Limits, imports: Sequence[str] = ()) -> None:

@@ -48,10 +48,9 @@ def _free_slot(directory: int, count: int) -> int | None:
 
 @contextlib.contextmanager
 def slot_directory() -> Iterator[int]:
-    """Open the directory of the places; its path can be foreseen, and anyone may have made it.
+    """Open the directory of the places, or raise SandboxError where others may write it.
 
-    Raises:
-      SandboxError: it is not a directory that this user alone may write.
+    Its path can be foreseen, and anyone may have made it.
     """
     path = Path(tempfile.gettempdir()) / f"gdpo-verl-slots-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
