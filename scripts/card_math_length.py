@@ -111,6 +111,11 @@ def card(args: argparse.Namespace) -> Card:
         every = argparse.Namespace(**vars(args) | {"math_rows": args.math_truths})
         count_spellings(spelt, [truth for _, rows in corpora(every) for _, truth in rows])
         made.tables |= {f"rewritten: {name}": lines for name, lines in spelt.tables.items()}
+        made.notes.append(
+            "Spelt, and still to be evaluated: each ground truth that equals itself, of MATH, "
+            "college_math and reasoning-gym, written in another way; before is the strict rule of "
+            "gdpo-verl until 2026-11-25, which asked the spelling."
+        )
     if args.math_answers:
         real = list(real_answers(args.math_answers))
         real = random.Random(0).sample(real, min(args.math_rows, len(real)))
