@@ -81,9 +81,7 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     read = [(label, _dedented(lines)) for label, lines in reversed(blocks)]
     python = [source for label, source in read if _PYTHON.match(label) and source.strip()]
     plain = [source for label, source in read if not label and source.strip()]
-    defines = re.compile(
-        rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*[=:]", re.MULTILINE
-    )
+    defines = re.compile(rf"(?m)^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*[=:]")
     defining = [source for source in python + plain if name and defines.search(source)]
     return next(iter(defining or python or plain), "")
 
@@ -101,11 +99,10 @@ def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
             closing = _CLOSING.match(line) if fence in line else None
             indent = len(closing[1].expandtabs(4)) if closing else 0
             again = _PYTHON.match(line.lstrip("`")) if line.startswith("```") else None
-            if again and (
-                left or not blocks[-1][1]
-            ):  # behind a thought with an open fence, or twice
+            # Opened twice, or behind a thought that left a fence open.
+            if again and (left or not blocks[-1][1]):
                 del blocks[begun if left else -1 :]
-                fence, thinking, line = "", thinking and not left, line
+                fence, thinking = "", thinking and not left
             elif not closing or not closing[2].startswith(fence) or indent >= margin + 4:
                 left = left or line.rstrip().endswith(END_THINK)
                 blocks[-1][1].append(line)
@@ -121,9 +118,9 @@ def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
                 begun, thinking = begun if thinking else len(blocks), tag == THINK
             line = line.rpartition("think>")[2]
         if opening := _OPENING.match(line) if "```" in line or "~~~" in line else None:
-            marker, text, run, label = opening.groups()
+            marker, before, run, label = opening.groups()
             # Behind text, where a fence may be talked about, it is Python's or it is announced.
-            if not text or _PYTHON.fullmatch(label.strip()) or text.rstrip()[-1] in ":>":
+            if not before or _PYTHON.fullmatch(label.strip()) or before.rstrip()[-1] in ":>":
                 fence, margin = run, len(marker.expandtabs(4))
                 blocks.append((label.strip(), []))
     if fence:
