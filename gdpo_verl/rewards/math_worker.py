@@ -1,7 +1,8 @@
 """The worker that asks math-verify; `math_length` starts it and gives it a deadline.
 
 Math-verify evaluates what it compares, so that a copy of the question is right by value. What
-an answer has to be beside equal is asked of what was parsed, and not of its spelling.
+an answer has to be beside equal is asked of what was parsed, and of its spelling only where the
+parser has computed already, as it does with determinants and fractions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
     found = _read(as_list(truth, answer))
-    if found is None and "=" in answer:  # a left-hand side such as \\det(A)
+    if found is None and "=" in answer:  # a left-hand side such as \det(A)
         found = _read(answer := answer.rpartition("=")[2])
     if found is None:
         return False, ParseError.UNREADABLE
