@@ -253,6 +253,7 @@ def test_the_lenient_verdict_is_math_verifys() -> None:
         (r"Simplify $\frac{84}{144}$.", r"\frac{7}{12}", r"\dfrac{84}{144}", "7/12"),
         (r"Simplify $\sqrt{50}$ for $y$.", r"5\sqrt{2}", r"y = \sqrt{50}", r"y = 5\sqrt2"),
         (r"Express $0.1\overline{7}$ as one.", r"\frac{8}{45}", r"0.1\overline{7}", "8/45"),
+        (r"Convert $\frac{57}{160}$ to a decimal.", "0.35625", r"\frac{57}{160}", "y=.35625"),
         (r"Simplify $\frac{6}{8}$.", r"\frac34", r"\frac68", r"\frac{3}{4}"),
         (r"$\frac12\sqrt{50}$ is?", r"\frac{5\sqrt2}2", r"\frac{1}{2}\sqrt{50}", r"\frac52\sqrt2"),
         (r"\begin{align*}y&=\sqrt{50}\\z&=1\end{align*}", r"5\sqrt2", r"\sqrt{50}", r"5\sqrt{2}"),

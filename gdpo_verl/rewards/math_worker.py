@@ -133,11 +133,7 @@ def _is_copy(answer: str, found: Any, question: str) -> bool:
     copies = [
         (digits, formula)
         for digits, formula in _ends(answer, found)
-        if formula.args
-        or (
-            (isinstance(formula, Rational) and "".join(digits) != f"{abs(formula.p)}{formula.q}")
-            and answer.strip("+- .,0123456789")
-        )
+        if formula.args or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
     ]
     return bool(copies) and any(key in copies for key in _formulas(question))
 
