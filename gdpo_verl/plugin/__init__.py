@@ -134,6 +134,22 @@ def _add_metrics_without_queue(metric_utils: Any) -> None:
     wrap(metric_utils, "compute_data_metrics", compute)
 
 
+@when_imported("verl.workers.engine_workers")
+@_on_supported_verl
+def _read_shared_prompts_key(engine_workers: Any) -> None:
+    from gdpo_verl.plugin import shared_prompts
+
+    shared_prompts.read_key(engine_workers)
+
+
+@when_imported("verl.workers.engine.fsdp.transformer_impl")
+@_on_supported_verl
+def _share_prompts(transformer_impl: Any) -> None:
+    from gdpo_verl.plugin import shared_prompts
+
+    shared_prompts.install(transformer_impl)
+
+
 @when_imported("verl.experimental.reward_loop.reward_manager")
 @_on_supported_verl
 def _register_reward_manager(_: Any) -> None:
