@@ -135,19 +135,16 @@ def _add_metrics_without_queue(metric_utils: Any) -> None:
 
 
 @when_imported("verl.workers.engine_workers")
-@_on_supported_verl
-def _read_shared_prompts_key(engine_workers: Any) -> None:
-    from gdpo_verl.plugin import shared_prompts
+def _share_prompts(engine_workers: Any) -> None:
+    def init_model(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(worker, *args, **kwargs)
+        if worker.config.actor.get("use_prefix_grouper", False):
+            from gdpo_verl.plugin import shared_prompts
 
-    shared_prompts.read_key(engine_workers)
+            shared_prompts.share(worker)
+        return result
 
-
-@when_imported("verl.workers.engine.fsdp.transformer_impl")
-@_on_supported_verl
-def _share_prompts(transformer_impl: Any) -> None:
-    from gdpo_verl.plugin import shared_prompts
-
-    shared_prompts.install(transformer_impl)
+    wrap(engine_workers.ActorRolloutRefWorker, "init_model", init_model)
 
 
 @when_imported("verl.experimental.reward_loop.reward_manager")

@@ -1,9 +1,9 @@
 """Each prompt computed once for all of its responses, in verl's FSDP engine.
 
-A group's G responses follow the same prompt, and verl's engine computes the prompt for each of them.
+A group's responses follow the same prompt, and verl's engine computes the prompt for each of them.
 Here a micro-batch is one row: every distinct prompt once, all responses behind, and a mask under
-which a response sees its prompt and itself. Log-probabilities and gradients are those of the
-separate rows, and logits are computed for response tokens alone.
+which a response sees its prompt and itself. Log-probabilities and gradients are those of separate
+rows; logits are computed for response tokens alone.
 
 The switch is verl's own key ``actor_rollout_ref.actor.use_prefix_grouper``, which its engine does
 not read (0.9.1, verl/workers/engine). The idea is that of Prefix Grouper
@@ -12,15 +12,29 @@ not read (0.9.1, verl/workers/engine). The idea is that of Prefix Grouper
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 from gdpo_verl.hooks import wrap
+from gdpo_verl.plugin.contract import Use, installed_verl, problems
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
-_FLAG = "gdpo_shares_prompts"  # on a batch, beside verl's own use_remove_padding
+_FLAG = "gdpo_shares_prompts"  # of an engine, and of its batches beside use_remove_padding
+_FSDP = "workers.engine.fsdp.transformer_impl"
+# fmt: off
+USES = (
+    Use("workers.engine_workers", "ActorRolloutRefWorker.init_model", "self", "actor ref"),
+    Use(_FSDP, "prepare_micro_batches", "data dp_group ...", "max_token_len_per_gpu"),
+    Use(_FSDP, "FSDPEngine.forward_backward_batch", "self data ...", "prepare_micro_batches"),
+    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", "self micro_batch",
+        "input_ids position_ids attention_mask input_ids_rmpad_rolled temperature_rmpad"),
+    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_outputs",
+        "self output output_args micro_batch ...", "input_ids offsets"),
+)
+# fmt: on
 
 
 class Packed(NamedTuple):
@@ -93,9 +107,10 @@ def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list
     return parts
 
 
-def install(engine: Any) -> None:
-    """Make verl's FSDP engine (verl/workers/engine/fsdp/transformer_impl.py) share prompts."""
-    from verl.utils import tensordict_utils
+@cache
+def _install(engine: Any) -> None:
+    """Wrap verl's FSDP engine (verl/workers/engine/fsdp/transformer_impl.py) in this process."""
+    from verl.utils import device, tensordict_utils
 
     def forward_backward(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, _FLAG, False):
@@ -108,7 +123,7 @@ def install(engine: Any) -> None:
             return original(data=data, dp_group=dp_group, **kwargs)
         parts = divide(*_rows(data), data["max_token_len_per_gpu"])
         # FSDP's processes gather weights together, so each has as many micro-batches.
-        most = torch.tensor(len(parts), device=data["input_ids"].device)
+        most = torch.tensor(len(parts), device=device.get_device_name())
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=dp_group)
         while len(parts) < most:
             longest = max(parts, key=len)
@@ -130,7 +145,13 @@ def install(engine: Any) -> None:
         return model_inputs, {**output_args, _FLAG: packed.places}
 
     def outputs(
-        original: Any, self: Any, output: Any, output_args: Any, micro_batch: Any, *args: Any, **kw: Any
+        original: Any,
+        self: Any,
+        output: Any,
+        output_args: Any,
+        micro_batch: Any,
+        *args: Any,
+        **kw: Any,
     ) -> Any:
         places = output_args.get(_FLAG)
         if places is None:
@@ -156,31 +177,28 @@ def install(engine: Any) -> None:
     wrap(language_model, "prepare_model_outputs", outputs)
 
 
-def read_key(engine_workers: Any) -> None:
-    """Have verl's worker of actor and reference policy (verl/workers/engine_workers.py) read it."""
+def share(worker: Any) -> None:
+    """Have the engines of verl's worker, actor and reference policy, share prompts.
 
-    def init_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if self.config.actor.get("use_prefix_grouper", False):
-            for worker in filter(None, (self.actor, self.ref)):
-                _refuse_other_attention(worker.engine.model_config.hf_config)
-                setattr(worker.engine, _FLAG, True)
-        return result
+    Raises:
+      ValueError: a mask cannot share them in the model's attention.
+    """
+    from verl.workers.engine.fsdp import transformer_impl
 
-    wrap(engine_workers.ActorRolloutRefWorker, "init_model", init_model)
-
-
-def _refuse_other_attention(config: Any) -> None:
-    found = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
-    if found != {"full_attention"}:
-        raise ValueError(
-            f"{KEY}: expected a model of full attention, which a mask can share a prompt in, found "
-            f"layers of {sorted(found)}. Set it to false."
-        )
+    for role in filter(None, (worker.actor, worker.ref)):
+        config = role.engine.model_config.hf_config.get_text_config()
+        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if layers != {"full_attention"}:
+            raise ValueError(
+                f"{KEY}: expected a model with full attention in all layers, found "
+                f"{sorted(layers)}. Set it to false."
+            )
+        setattr(role.engine, _FLAG, True)
+    _install(transformer_impl)
 
 
 def check(config: Any) -> None:
-    """Refuse the switch with settings of the engine that it does not know.
+    """Refuse the switch where the engine is another, or is set otherwise.
 
     Raises:
       ValueError: names the key to change.
@@ -201,6 +219,8 @@ def check(config: Any) -> None:
         ),
         "actor_rollout_ref.actor.fsdp_config.pad_to_length=false": not engine.get("pad_to_length"),
     }
+    if found := problems(installed_verl(), USES):
+        raise ValueError(f"{KEY}: does not fit this verl: {'; '.join(found)}. Set it to false.")
     if missing := [key for key, met in needs.items() if not met]:
         raise ValueError(f"{KEY}: needs {', '.join(missing)}. Set that, or {KEY}=false.")
 

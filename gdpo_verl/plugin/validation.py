@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.advantage.trial import try_variant
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin import contract, reward
+from gdpo_verl.plugin import contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import failed_judgement, read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.start import check_model, joins_cluster
@@ -128,6 +128,7 @@ def check_settings(config: Any) -> None:
             raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
         return
     check_keys(config)
+    shared_prompts.check(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     with random_state_kept():
         _ = settings.estimator

@@ -45,6 +45,7 @@ NOT_SCIENCE = (
     "*.n_gpus_per_node",
     # what fits into memory
     "*.use_remove_padding",
+    "*.use_prefix_grouper",
     "*.use_fused_kernels",
     "*.fused_kernel_options.*",
     "*.attn_implementation",

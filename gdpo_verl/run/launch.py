@@ -20,13 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.report import set_aside_metrics
 from gdpo_verl.report.metrics import only_validation, parse_metrics_line
-from gdpo_verl.run import checkpoints, deaths, memory, processes
+from gdpo_verl.run import checkpoints, cpu_settings, deaths, memory, processes
 from gdpo_verl.run.claim import claim, is_finished
 from gdpo_verl.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.run.progress import follow
@@ -98,6 +98,8 @@ def train(
             return
         if not joins_cluster(config):
             check_model(config)  # before there is a config.yaml, which another path would not fit
+        if config.trainer.device == "cpu":
+            _say(f"{recipe}: {cpu_settings.describe(config)}")
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
@@ -226,22 +228,35 @@ def composed(
 
     Before those that are given, which win, come those that follow from the machines: flash-attn on
     GPUs where it is installed, for it looks at the rows of a pack one by one, where sdpa computes
-    a dense mask over all of it; and the workers of a node times the nodes.
+    a dense mask over all of it; on CPUs what suits the model; and the workers of a node times the
+    nodes.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
+      ValueError: the machine has too little memory for the model.
     """
     places = _places(run.resolve())
     config = compose(recipe, [*places, *overrides], config_dir)
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
-    chosen = {}
-    if config.trainer.device != "cpu" and importlib.util.find_spec("flash_attn"):
+    chosen: dict[str, Any] = {}
+    if config.trainer.device == "cpu":
+        if not joins_cluster(config):
+            chosen |= cpu_settings.choose_settings(config)
+    elif importlib.util.find_spec("flash_attn"):
         chosen[_ATTENTION] = "flash_attention_2"
     if config.trainer.nnodes > 1:
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
-    return (compose(recipe, [*places, *complete], config_dir) if added else config), complete
+    config = compose(recipe, [*places, *complete], config_dir) if added else config
+    if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < (
+        least := chosen.get(cpu_settings.BUCKET, 0)
+    ):
+        raise ValueError(
+            f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
+            f"takes, found {bucket}. Leave it out."
+        )
+    return config, complete
 
 
 def command(

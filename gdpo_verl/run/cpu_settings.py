@@ -1,0 +1,118 @@
+"""Settings of `hardware=cpu` that depend on the model, the processor and the machine's memory.
+
+The recipe's own values are the tiny policy's. A pretrained model is recognised by weights that are
+stored in half precision; of it only config.json is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.run.memory import is_lora
+
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+_MIB = 1 << 20
+# Attention is dense over a micro-batch, so that a longer one costs more.
+_TOKENS = 512
+# The trainer's part of what weights and optimizer leave to vLLM, Ray and everything else.
+_SHARE = 0.5
+
+
+def choose_settings(config: Any) -> dict[str, Any]:
+    """Overrides for verl's whole configuration with a pretrained model; none with another.
+
+    Raises:
+      ValueError: weights and optimizer alone are larger than the machine's memory.
+    """
+    found = _read_config(config.actor_rollout_ref.model.path)
+    model = found.get("text_config", found)
+    dtype = model.get("dtype") or model.get("torch_dtype")
+    if dtype not in ("bfloat16", "float16") or "hidden_size" not in model:
+        return {}
+    half = has_bfloat16()
+    size = 2 if half else 4
+    width, layers, words = (model[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    inner = model.get("intermediate_size") or 4 * width
+    weights = words * width + layers * width * (3 * width + 3 * inner)
+    # In float32 the weights, and but for LoRA gradients and two moments; then vLLM's weights and
+    # those that the trainer computes with.
+    fixed = weights * ((4 if is_lora(config) else 16) + 2 * size)
+    if (free := memory() - fixed) <= 0:
+        raise ValueError(
+            f"actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
+            f"{memory() / 2**30:.1f} GiB of memory, found one of {weights / 1e6:,.0f} million "
+            f"weights, which take {fixed / 2**30:.1f} GiB with gradients and optimizer. Train a "
+            "smaller one, or adapters with actor_rollout_ref.model.lora_rank=32."
+        )
+    # Of a token: what a layer keeps for the backward pass, and its logits several times.
+    activations = layers * (10 * width + 4 * inner) * size + 4 * words * 4
+    most = int(_SHARE * free / activations / config.trainer.n_gpus_per_node)
+    row = config.data.max_prompt_length + config.data.max_response_length
+    tokens = max(row, min(_TOKENS, most))
+    # Packing pays where prompts are shared, and a mask can share them in full attention.
+    shares = set(model.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    ours = "actor_rollout_ref"
+    chosen: dict[str, Any] = {
+        BUCKET: max(64, -(-max(words, inner) * width * 4 // _MIB)),
+        f"{ours}.model.use_remove_padding": shares,
+        f"{ours}.actor.use_prefix_grouper": shares,
+        f"{ours}.actor.use_dynamic_bsz": True,
+        f"{ours}.actor.ppo_max_token_len_per_gpu": tokens,
+    }
+    for role in ("rollout", "ref"):
+        chosen[f"{ours}.{role}.log_prob_use_dynamic_bsz"] = True
+        chosen[f"{ours}.{role}.log_prob_max_token_len_per_gpu"] = tokens
+    if half:
+        chosen[f"{ours}.rollout.dtype"] = "bfloat16"
+        for role in ("actor", "ref"):
+            chosen[f"{ours}.{role}.fsdp_config.dtype"] = "bfloat16"
+            chosen[f"{ours}.{role}.fsdp_config.mixed_precision.param_dtype"] = "bf16"
+    if config.trainer.v1.trainer_mode == "sync":  # what is trained on, this policy has sampled
+        chosen["algorithm.rollout_correction.bypass_mode"] = True
+    return chosen
+
+
+def describe(config: Any) -> str:
+    """A line about what was chosen, or set in its place."""
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    size = (
+        f"{actor.ppo_max_token_len_per_gpu} tokens"
+        if actor.use_dynamic_bsz
+        else f"{actor.ppo_micro_batch_size_per_gpu} rows"
+    )
+    rows = "packed" if model.use_remove_padding else "padded"
+    once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
+    return f"computes in {actor.fsdp_config.dtype}, micro-batches of {size}, {rows}{once}"
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies in bfloat16; where it does not, float32 is faster."""
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def memory() -> int:
+    """The bytes that this machine has, or the container around this process."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    written = limit.read_text().strip() if limit.exists() else "max"
+    return min(total, int(written)) if written.isdecimal() else total
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """The model's config.json; empty where there is none, which verl will say."""
+    from huggingface_hub import hf_hub_download
+
+    file = os.path.join(os.path.expanduser(path), "config.json")
+    try:
+        if not os.path.isdir(os.path.dirname(file)):
+            file = hf_hub_download(path, "config.json")
+        found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,225 @@
+"""Each prompt once for its responses, against verl's engine that computes it for each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl.plugin import shared_prompts
+from gdpo_verl.plugin.contract import installed_verl, problems
+from gdpo_verl.plugin.shared_prompts import check, divide, pack
+
+
+def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
+    # Prompt 7 8 with responses 1 2 and 3, prompt 9 with response 4.
+    packed = pack([[7, 8, 1, 2], [9, 4], [7, 8, 3]], [2, 1, 2])
+
+    # The rows' tokens are 0 to 8; the prompt of the last row, 6 and 7, is that of the first.
+    assert packed.tokens.tolist() == [0, 1, 2, 3, 4, 5, 8]
+    # 1 follows 8, 2 follows 1, 4 follows 9 and 3 follows 8.
+    assert packed.predictors.tolist() == [1, 2, 4, 1]
+    # verl keeps a token's log-probability one place before it.
+    assert packed.places.tolist() == [1, 2, 4, 7]
+    assert packed.mask.int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0],
+        [1, 1, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_a_row_without_a_response_adds_nothing_to_predict():
+    packed = pack([[7, 8], [7, 8, 3]], [2, 2])
+
+    assert packed.tokens.tolist() == [0, 1, 4]
+    assert packed.predictors.tolist() == [1]
+    assert packed.places.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("limit", "parts"),
+    [
+        (9, [[1, 0, 2]]),  # 5 of row 1, then 3 and 1: the prompt 7 8 counts once
+        (8, [[1, 0], [2]]),
+        (5, [[1], [0, 2]]),
+        (2, [[1], [0], [2]]),  # too long, and there is nothing to divide
+    ],
+)
+def test_micro_batches_are_filled_by_computed_tokens(limit, parts):
+    rows = [[7, 8, 1], [5, 4, 3, 2, 1], [7, 8, 3]]
+
+    assert divide(rows, [2, 1, 2], limit) == parts
+
+
+ENGINE = """
+import os, sys, torch
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+import verl
+from tensordict import TensorDict
+from types import SimpleNamespace
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.padding import no_padding_2_padding
+from gdpo_verl.plugin import shared_prompts
+
+store = torch.distributed.TCPStore("127.0.0.1", 0, 1, True)
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+engine = EngineRegistry.new(
+    model_type="language_model", backend="fsdp2",
+    model_config=HFModelConfig(
+        path=sys.argv[1], use_remove_padding=True, enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "sdpa"}),
+    engine_config=FSDPEngineConfig(
+        strategy="fsdp2", dtype="float32", use_torch_compile=False,
+        mixed_precision=dict(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")),
+    optimizer_config=FSDPOptimizerConfig(lr=0.0), checkpoint_config=CheckpointConfig())
+engine.initialize()
+
+draw = torch.Generator().manual_seed(0)
+tokens = lambda count: torch.randint(3, 300, (count,), generator=draw)
+prompts = [tokens(9), tokens(4), tokens(13)]
+rows = [(prompts[i % 3], tokens(1 + i % 5)) for i in range(12)]
+nested = lambda each: torch.nested.as_nested_tensor(list(each), layout=torch.jagged)
+
+
+def batch():
+    data = TensorDict({
+        "input_ids": nested(torch.cat(row) for row in rows),
+        "position_ids": nested(torch.arange(len(p) + len(r)) for p, r in rows),
+        "prompts": nested(p for p, _ in rows),
+        "responses": nested(r for _, r in rows),
+        "loss_mask": nested(torch.ones(len(r)) for _, r in rows),
+        "response_mask": nested(torch.ones(len(r)) for _, r in rows),
+    }, batch_size=[len(rows)])
+    tu.assign_non_tensor(
+        data, use_remove_padding=True, use_dynamic_bsz=True, max_token_len_per_gpu=40,
+        use_fused_kernels=False, temperature=0.7, calculate_entropy=True)
+    return data
+
+
+def loss(model_output, data, dp_group=None):
+    # Weights that no two tokens share.
+    log_probs, entropy = (no_padding_2_padding(model_output[k], data) for k in ("log_probs", "entropy"))
+    mask = data["response_mask"].to_padded_tensor(0.0)
+    weights = data["responses"].to_padded_tensor(0).float().sin()
+    return ((log_probs + 0.3 * entropy) * weights * mask).sum(), {}
+
+
+def run():
+    with torch.no_grad(), engine.eval_mode():
+        found = engine.infer_batch(batch(), loss_function=None)["model_output"]
+    values = [no_padding_2_padding(found[key], batch()) for key in ("log_probs", "entropy")]
+    mask = batch()["response_mask"].to_padded_tensor(0.0)
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        engine.forward_backward_batch(batch(), loss)
+        gradient = torch.cat([p.grad.full_tensor().flatten() for p in engine.module.parameters()])
+    return *(value * mask for value in values), gradient
+
+
+plain = run()
+shared_prompts.share(SimpleNamespace(actor=SimpleNamespace(engine=engine), ref=None))
+computed = []
+engine.module.register_forward_pre_hook(
+    lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True)
+shared = run()
+for name, one, other in zip(("log-probabilities", "entropies", "gradients"), plain, shared):
+    torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
+    assert one.abs().max() > 0.1
+# Three prompts of 26 tokens and responses of 33, forward and again for the gradients.
+assert sum(computed) == 2 * (26 + sum(len(r) for _, r in rows)), computed
+"""
+
+
+def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(policy: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE, str(policy)], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_installed_verl_has_what_is_wrapped():
+    assert problems(installed_verl(), shared_prompts.USES) == []
+
+
+def test_upstreams_engine_does_not_read_the_key_yet():
+    # Once it does, this departure goes.
+    workers = installed_verl() / "workers"
+    files = [workers / "engine_workers.py", *(workers / "engine").rglob("*.py")]
+    readers = [file for file in files if "prefix_grouper" in file.read_text()]
+
+    assert readers == []
+
+
+def configured(**changed):
+    config = OmegaConf.create(
+        {
+            "trainer": {"use_v1": True},
+            "actor_rollout_ref": {
+                "model": {
+                    "use_remove_padding": True,
+                    "use_fused_kernels": False,
+                    "override_config": {"attn_implementation": "sdpa"},
+                },
+                "actor": {
+                    "use_prefix_grouper": True,
+                    "strategy": "fsdp2",
+                    "fsdp_config": {"ulysses_sequence_parallel_size": 1, "pad_to_length": False},
+                },
+            },
+        }
+    )
+    for key, value in changed.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+def test_settings_that_fit_pass():
+    check(configured())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.use_v1", False),
+        ("actor_rollout_ref.model.use_remove_padding", False),
+        ("actor_rollout_ref.model.use_fused_kernels", True),
+        ("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2"),
+        ("actor_rollout_ref.actor.strategy", "megatron"),
+        ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", 2),
+        ("actor_rollout_ref.actor.fsdp_config.pad_to_length", True),
+    ],
+)
+def test_settings_of_another_engine_are_refused_with_their_key(key, value):
+    with pytest.raises(ValueError, match=f"use_prefix_grouper: needs {key}"):
+        check(configured(**{key: value}))
+
+
+def test_without_the_switch_nothing_is_refused():
+    key = "actor_rollout_ref.actor.use_prefix_grouper"
+    check(configured(**{key: False, "actor_rollout_ref.model.use_remove_padding": False}))
+
+
+def test_a_model_with_sliding_windows_is_refused_with_the_key():
+    from types import SimpleNamespace
+
+    text = SimpleNamespace(layer_types=["full_attention", "sliding_attention"])
+    config = SimpleNamespace(get_text_config=lambda: text)
+    engine = SimpleNamespace(model_config=SimpleNamespace(hf_config=config))
+    worker = SimpleNamespace(actor=SimpleNamespace(engine=engine), ref=None)
+
+    with pytest.raises(
+        ValueError, match="use_prefix_grouper: .*sliding_attention.* Set it to false"
+    ):
+        shared_prompts.share(worker)
