@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.plugin import shared_prompts
@@ -61,7 +60,8 @@ def test_micro_batches_are_filled_by_computed_tokens(limit, parts):
 
 ENGINE = """
 import os, sys, torch
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+os.environ.update(LOCAL_RANK="0")
 import verl
 from tensordict import TensorDict
 from types import SimpleNamespace
@@ -109,7 +109,8 @@ def batch():
 
 def loss(model_output, data, dp_group=None):
     # Weights that no two tokens share.
-    log_probs, entropy = (no_padding_2_padding(model_output[k], data) for k in ("log_probs", "entropy"))
+    log_probs = no_padding_2_padding(model_output["log_probs"], data)
+    entropy = no_padding_2_padding(model_output["entropy"], data)
     mask = data["response_mask"].to_padded_tensor(0.0)
     weights = data["responses"].to_padded_tensor(0).float().sin()
     return ((log_probs + 0.3 * entropy) * weights * mask).sum(), {}
@@ -220,6 +221,6 @@ def test_a_model_with_sliding_windows_is_refused_with_the_key():
     worker = SimpleNamespace(actor=SimpleNamespace(engine=engine), ref=None)
 
     with pytest.raises(
-        ValueError, match="use_prefix_grouper: .*sliding_attention.* Set it to false"
+        ValueError, match=r"use_prefix_grouper: .*sliding_attention.* Set it to false"
     ):
         shared_prompts.share(worker)

@@ -17,7 +17,8 @@ BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_mega
 _MIB = 1 << 20
 # Attention is dense over a micro-batch, so that a longer one costs more.
 _TOKENS = 512
-# The trainer's part of what weights and optimizer leave to vLLM, Ray and everything else.
+# Ray, vLLM without its weights and what all of them import; then the activations' part of the rest.
+_PROCESSES = 4 << 30
 _SHARE = 0.5
 
 
@@ -39,13 +40,13 @@ def choose_settings(config: Any) -> dict[str, Any]:
     weights = words * width + layers * width * (3 * width + 3 * inner)
     # In float32 the weights, and but for LoRA gradients and two moments; then vLLM's weights and
     # those that the trainer computes with.
-    fixed = weights * ((4 if is_lora(config) else 16) + 2 * size)
+    fixed = weights * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
     if (free := memory() - fixed) <= 0:
         raise ValueError(
             f"actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
             f"{memory() / 2**30:.1f} GiB of memory, found one of {weights / 1e6:,.0f} million "
-            f"weights, which take {fixed / 2**30:.1f} GiB with gradients and optimizer. Train a "
-            "smaller one, or adapters with actor_rollout_ref.model.lora_rank=32."
+            f"weights, which with gradients, optimizer, vLLM and Ray take {fixed / 2**30:.1f} GiB. "
+            "Train a smaller one, or adapters with actor_rollout_ref.model.lora_rank=32."
         )
     # Of a token: what a layer keeps for the backward pass, and its logits several times.
     activations = layers * (10 * width + 4 * inner) * size + 4 * words * 4

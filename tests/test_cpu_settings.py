@@ -1,0 +1,130 @@
+"""What `gdpo-verl train` chooses for a pretrained model on `hardware=cpu`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from gdpo_verl.run import cpu_settings
+from gdpo_verl.run.launch import composed
+
+# As in the config.json of SmolLM2-135M-Instruct and of Qwen2.5-0.5B-Instruct.
+SMOLLM2 = {
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "vocab_size": 49152,
+    "intermediate_size": 1536,
+    "dtype": "bfloat16",
+}
+QWEN = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "vocab_size": 151936,
+    "intermediate_size": 4864,
+    "torch_dtype": "bfloat16",
+}
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set a machine of 24 GiB that computes in bfloat16."""
+    monkeypatch.setattr(cpu_settings, "memory", lambda: 24 * GIB)
+    monkeypatch.setattr(cpu_settings, "has_bfloat16", lambda: True)
+
+
+def chosen_for(tmp_path: Path, model: dict, *overrides: str):
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    given = ["hardware=cpu", f"actor_rollout_ref.model.path={tmp_path}", *overrides]
+    return composed("gsm8k/gdpo", tmp_path / "run", given)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "mebibytes"),
+    # float32 of the embedding: 49,152 x 576 x 4 bytes are 108 MiB, 151,936 x 896 x 4 are 519.3.
+    [(SMOLLM2, 108), (QWEN, 520)],
+    ids=["smollm2", "qwen"],
+)
+def test_a_bucket_holds_the_largest_weight(tmp_path, model, mebibytes):
+    config = chosen_for(tmp_path, model)
+
+    assert OmegaConf.select(config, cpu_settings.BUCKET) == mebibytes
+
+
+def test_a_smaller_bucket_is_refused_before_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"update_weights_bucket_megabytes: expected at least 108"):
+        chosen_for(tmp_path, SMOLLM2, f"{cpu_settings.BUCKET}=64")
+
+
+def test_prompts_are_shared_and_the_tokens_of_a_micro_batch_counted(tmp_path):
+    lengths = ["data.max_prompt_length=128", "data.max_response_length=48"]
+    ours = chosen_for(tmp_path, SMOLLM2, *lengths).actor_rollout_ref
+
+    assert ours.actor.use_prefix_grouper
+    assert ours.model.use_remove_padding
+    assert ours.actor.use_dynamic_bsz
+    assert ours.actor.ppo_max_token_len_per_gpu == 512
+    assert ours.rollout.log_prob_max_token_len_per_gpu == 512
+
+
+def test_a_micro_batch_is_smaller_on_a_small_machine_and_holds_a_row(tmp_path, monkeypatch):
+    lengths = ["data.max_prompt_length=128", "data.max_response_length=48"]
+    monkeypatch.setattr(cpu_settings, "memory", lambda: int(7.5 * GIB))
+    small = chosen_for(tmp_path, SMOLLM2, *lengths)
+    monkeypatch.setattr(cpu_settings, "memory", lambda: 7 * GIB)
+    smaller = chosen_for(tmp_path, SMOLLM2, *lengths)
+
+    assert 176 < small.actor_rollout_ref.actor.ppo_max_token_len_per_gpu < 512
+    assert smaller.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 176
+
+
+def test_a_model_that_no_setting_fits_is_refused_with_what_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_settings, "memory", lambda: 8 * GIB)
+
+    with pytest.raises(
+        ValueError, match=r"model.path: .* 8.0 GiB of memory, found .* 5\d\d million"
+    ):
+        chosen_for(tmp_path, QWEN)
+
+
+@pytest.mark.parametrize(("hardware", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_numbers_are_those_that_the_processor_multiplies(tmp_path, monkeypatch, hardware, dtype):
+    monkeypatch.setattr(cpu_settings, "has_bfloat16", lambda: hardware)
+    config = chosen_for(tmp_path, SMOLLM2)
+
+    assert config.actor_rollout_ref.actor.fsdp_config.dtype == dtype
+    assert config.actor_rollout_ref.rollout.dtype == dtype
+    assert dtype in cpu_settings.describe(config)
+
+
+@pytest.mark.parametrize(("mode", "bypass"), [("sync", True), ("colocate_async", False)])
+def test_old_log_probabilities_are_the_rollouts_where_its_policy_is_trained(tmp_path, mode, bypass):
+    config = chosen_for(tmp_path, SMOLLM2, f"trainer.v1.trainer_mode={mode}")
+
+    assert config.algorithm.rollout_correction.bypass_mode == bypass
+
+
+def test_what_is_given_wins(tmp_path):
+    key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    config = chosen_for(tmp_path, SMOLLM2, f"{key}=2048")
+
+    assert OmegaConf.select(config, key) == 2048
+
+
+def test_a_model_with_sliding_windows_keeps_its_padded_rows(tmp_path):
+    windows = {"layer_types": ["full_attention", "sliding_attention"]}
+    ours = chosen_for(tmp_path, SMOLLM2 | windows).actor_rollout_ref
+
+    assert not ours.actor.use_prefix_grouper
+    assert not ours.model.use_remove_padding
+
+
+@pytest.mark.parametrize("model", [SMOLLM2 | {"dtype": "float32"}, {"dtype": "bfloat16"}])
+def test_the_recipes_own_values_stay_for_another_model(tmp_path, model):
+    ours = chosen_for(tmp_path, model).actor_rollout_ref
+
+    assert OmegaConf.select(ours, "actor.ppo_micro_batch_size_per_gpu") == 64
+    assert not ours.actor.use_prefix_grouper
