@@ -8,7 +8,8 @@ KL and without gradient checkpointing. The table has medians over all steps but 
 turn; a step lasts from one logged step to the next. verl counts the rewards to the generation.
 Generated are the answers' tokens, trained these and their prompts'; padding is neither. The CPU
 seconds are those of all the training's processes: on a busy machine they tell more than the clock
-does. Take ratios, on a machine with nothing else to do. Needs psutil, of the extra `test`.
+does, with OMP_WAIT_POLICY=passive, without which TRL's threads spin while they wait. Take ratios,
+on a machine with nothing else to do. Needs psutil, of the extra `test`.
 
 verl imports from any TRL that it finds a class that 1.16 lacks: give TRL an environment of its own,
 with torch's CPU build, and name its interpreter by --trl:
@@ -114,7 +115,7 @@ def train(command: list[Any], run: Path, steps: int) -> list[dict[str, float]]:
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=run, stdout=out, stderr=out)
         while process.poll() is None:
-            if metrics.exists() and metrics.read_text().count("\n") == len(marks):
+            if metrics.exists() and metrics.read_text().count("\n") >= len(marks):
                 marks.append((time.monotonic(), cpu_seconds(process.pid)))
             time.sleep(0.1)
     if process.returncode or len(marks) != steps + 1:
@@ -224,13 +225,13 @@ def main() -> None:
             for side, command in found.items():
                 run = Path(scratch) / f"{side}{turn}"
                 turns[side].append(train([*command, run], run, options.steps))
-    same_work(turns)
     medians = {side: summary(of_side) for side, of_side in turns.items()}
-    show(about, medians)
     if options.out:
         said = {side: [str(word) for word in command] for side, command in found.items()}
         record = {**about, "commands": said, "medians": medians, "turns": turns}
         options.out.write_text(json.dumps(record, indent=2) + "\n")
+    same_work(turns)
+    show(about, medians)
 
 
 if __name__ == "__main__":
