@@ -89,7 +89,7 @@ def write_sums(folder: Path, count: int) -> None:
 
 def parts_of_a_step(line: str) -> dict[str, float]:
     """One line of a metrics.jsonl, verl's or `benchmark_trl.py`'s, under the same names."""
-    record = json.loads(line)
+    record: dict[str, Any] = json.loads(line)
     if "data" not in record:
         return record
     data = record["data"]
