@@ -73,6 +73,41 @@ def test_an_answer_in_the_form_that_the_gsm8k_prompt_shows_earns_everything() ->
         assert score["score"] == 3.0
 
 
+def test_worked_examples_of_gsm8k_are_turns_that_earn_everything(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
+    for shots in (0, 2, 4):
+        out_dir = tmp_path / str(shots)
+        assert gsm8k.prepare(out_dir, source=source, shots=shots)["shots"] == shots
+        system, *worked, asked = written(out_dir, "train")[0]["prompt"]
+        assert system["content"] == gsm8k.SYSTEM
+        assert [turn["role"] for turn in worked] == ["user", "assistant"] * shots
+        assert asked["content"].startswith("What is")
+        for (_, thought, answer), turn in zip(gsm8k.WORKED, worked[1::2], strict=False):
+            assert thought.endswith(f"= {answer}")
+            assert eval(thought.partition(" =")[0]) == int(answer)
+            for strict in (True, False):
+                score = gsm8k_reward.compute_score("gsm8k", turn["content"], answer, strict=strict)
+                assert score["score"] == 3.0
+
+
+def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in/test.jsonl", [problem(1)])
+    rows = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
+    for shots in (0, 2):
+        gsm8k.prepare(tmp_path / str(shots), source=rows, shots=shots)
+    files = [str(tmp_path / str(shots) / "train.parquet") for shots in (0, 2)]
+
+    def asked(*prompt_from: str) -> list[Any]:
+        benchmark = catalog.open_benchmark("gsm8k", prompt_from=prompt_from)
+        return list(benchmark.load(source).items[0].messages)
+
+    question = {"role": "user", "content": "What is 1 + 1?"}
+    assert asked() == asked(files[0]) == gsm8k.messages("What is 1 + 1?")
+    assert asked(files[1]) == [*written(tmp_path / "2", "train")[0]["prompt"][:-1], question]
+    with pytest.raises(ValueError, match=r"--prompt-from: .*the same worked examples.*found 2"):
+        asked(*files)
+
+
 # --- DeepScaleR -----------------------------------------------------------------------
 
 
@@ -447,8 +482,10 @@ def test_a_model_without_a_chat_template_is_refused(
         ("gsm8k", {"model": "/no/such/model"}, "--model: cannot load a tokenizer from"),
         ("gsm8k", {"source": "/no/such.jsonl"}, "'/no/such.jsonl' does not exist"),
         ("gsm8k", {"source": __file__, "validation": 0}, "expected a file that ends in"),
+        ("gsm8k", {"shots": 5}, "--shots: expected 0 to 4 worked examples, found 5"),
+        ("toolbox", {"shots": 2}, "--shots: .*'gsm8k'.*, found 'toolbox', which takes none"),
     ],
-    ids=["from", "validation", "tokens", "model", "path", "suffix"],
+    ids=["from", "validation", "tokens", "model", "path", "suffix", "shots", "without shots"],
 )
 def test_an_option_that_cannot_be_used_is_refused_by_name(
     tmp_path: Path, name: str, options: dict[str, Any], reason: str

@@ -17,7 +17,7 @@ from report_runs import write_run
 
 from gdpo_verl.report import write_report
 from gdpo_verl.rewards.gsm8k import compute_score, parse_ground_truth
-from gdpo_verl.tasks import catalog, reasoning_gym
+from gdpo_verl.tasks import catalog, gsm8k, reasoning_gym
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("results_docs", ROOT / "scripts/results_docs.py")
@@ -111,8 +111,42 @@ def test_the_provenance_names_generator_package_and_license(sums: Path) -> None:
         "min_digits": 1,
         "max_digits": 1,
         "results": "0 or more",
+        "longest_question": 250,
+        "largest_number": 30,
     }
     assert provenance["files"]["train.parquet"]["rows"] == 2048
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("name", ["reasoning-gym", "short-sums", "gsm-symbolic"])
+def test_worked_examples_earn_everything_and_are_in_no_split(name: str, tmp_path: Path) -> None:
+    provenance = catalog.prepare(name, tmp_path, shots=4)
+    assert provenance["shots"] == 4
+    train, held_out = rows(tmp_path, "train"), rows(tmp_path, "validation")
+    *before, _ = train[0]["prompt"]
+    assert [turn["role"] for turn in before] == ["system", *["user", "assistant"] * 4]
+    assert all(row["prompt"][:-1] == before for row in train + held_out)
+    questions = [row["prompt"][-1]["content"] for row in train + held_out]
+    assert not {turn["content"] for turn in before} & set(questions)
+    assert len(set(questions)) == len(questions)
+    for asked, answered in zip(before[1::2], before[2::2], strict=True):
+        sum_asked = asked["content"].removeprefix(reasoning_gym.QUESTION[:-4]).removesuffix(" =")
+        (truth,) = {str(eval(sum_asked))} if name != "gsm-symbolic" else _worked(asked["content"])
+        for strict in (True, False):
+            score = compute_score(name, answered["content"], truth, strict=strict)
+            assert score["score"] == 3.0
+    for row in train + held_out:
+        truth = row["reward_model"]["ground_truth"]
+        assert parse_ground_truth(truth) == truth
+        assert truth.isdecimal()
+    if name == "short-sums":
+        numbers = [int(each) for question in questions for each in question.split()[::2]]
+        assert max(numbers) == 30
+        assert {len(question.split()[::2]) for question in questions} == {2, 3}
+
+
+def _worked(question: str) -> set[str]:
+    return {answer for asked, _, answer in gsm8k.WORKED if asked == question}
 
 
 def test_without_the_package_the_command_that_installs_it_is_named(

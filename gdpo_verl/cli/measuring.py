@@ -73,7 +73,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     evaluate.add_argument(
         "--prompt-from",
         metavar="FILE",
-        help="training rows whose prompt to ask bfcl with; default: those of the run",
+        help="training rows whose prompt to ask bfcl or gsm8k with; default: those of the run",
     )
     evaluate.add_argument(
         "--allow-unprotected",

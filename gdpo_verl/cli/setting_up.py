@@ -28,6 +28,9 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     prepare.add_argument(
         "--max-prompt-length", metavar="TOKENS", type=int, help="default: the recipe's"
     )
+    prepare.add_argument(
+        "--shots", metavar="N", type=int, default=0, help="worked examples as earlier turns"
+    )
     prepare.set_defaults(command=_prepare)
 
     policy = commands.add_parser(
@@ -38,7 +41,11 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         help="tiny, trained here for a task in minutes, or SmolLM2-135M-Instruct; default: tiny",
     )  # fmt: skip
     policy.add_argument("--task", choices=["toolbox", "reasoning-gym", "bfcl"], default="toolbox")
-    policy.add_argument("--out", type=Path, help="default: models/TASK, models/smollm2")
+    policy.add_argument(
+        "--from", dest="base", metavar="MODEL",
+        help="train this pretrained model for the task, a directory, in place of random weights",
+    )  # fmt: skip
+    policy.add_argument("--out", type=Path, help="default: models/TASK, MODEL or MODEL-TASK")
     policy.add_argument("--seed", type=int, default=0)
     policy.set_defaults(command=_make_policy)
 
@@ -66,6 +73,7 @@ def _prepare(options: argparse.Namespace) -> None:
         validation=options.validation,
         model=options.model,
         max_prompt_length=options.max_prompt_length,
+        shots=options.shots,
     )
     for name, file in provenance["files"].items():
         print(f"{out / name}: {file['rows']} rows")
@@ -75,6 +83,8 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _make_policy(options: argparse.Namespace) -> None:
     if options.name == "smollm2":
+        if options.base:
+            raise ValueError("--from: smollm2 is fetched and not trained; leave one of the two out")
         from gdpo_verl.policy.pretrained import make_smollm2
 
         out = options.out or Path("models/smollm2")
@@ -84,8 +94,9 @@ def _make_policy(options: argparse.Namespace) -> None:
 
     from gdpo_verl.policy import make_policy
 
-    out = options.out or Path("models") / options.task
-    result = make_policy(out, task=options.task, seed=options.seed)
+    stem = f"{Path(options.base).resolve().name}-" if options.base else ""
+    out = options.out or Path("models") / f"{stem}{options.task}"
+    result = make_policy(out, task=options.task, seed=options.seed, base=options.base)
     for decoding in ("sampled", "greedy"):
         share = result[decoding]
         print(f"{decoding}: correct format {share['format']:.1%}, exact {share['exact']:.1%}")

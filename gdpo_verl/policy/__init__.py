@@ -4,18 +4,20 @@ A Qwen2 of about a million parameters with a tokenizer of its own, trained from 
 flawed demonstrations (`gdpo_verl.policy.demonstrations`). It ends where reinforcement learning is
 interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
 footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
+A pretrained model with its own tokenizer can take its place, where minutes on two cores are enough.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,12 +25,13 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from gdpo_verl.files import replacing
-from gdpo_verl.policy.model import END, chat, generate, make_model, train_tokenizer
-from gdpo_verl.policy.tasks import TASKS, Settings, Task
+from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
+from gdpo_verl.policy.pretrained import autocast, load
+from gdpo_verl.policy.tasks import FINETUNING, TASKS, Settings, Task
 from gdpo_verl.tasks.generated import Example
 
 log = logging.getLogger(__name__)
@@ -36,14 +39,14 @@ log = logging.getLogger(__name__)
 
 def batches(
     task: Task, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
-) -> Iterator[dict[str, torch.Tensor]]:
+) -> Iterator[dict[str, Any]]:
     """Fresh demonstrations, padded on the right; the loss is on the response only."""
     rng = random.Random(f"policy/{seed}")
     while True:
         examples = [task.draw(rng) for _ in range(settings.batch_size)]
         answers = [task.demonstrate(example, rng, settings) for example in examples]
-        prompts = tokenizer([chat(tokenizer, example) for example in examples])["input_ids"]
-        responses = tokenizer([f"{answer}{END}" for answer in answers])["input_ids"]
+        prompts = encode(tokenizer, [chat(tokenizer, example) for example in examples])
+        responses = encode(tokenizer, [f"{answer}{tokenizer.eos_token}" for answer in answers])
         length = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
         ids = torch.full((settings.batch_size, length), tokenizer.pad_token_id)
         labels = torch.full_like(ids, -100)
@@ -51,12 +54,17 @@ def batches(
             ids[i, : len(p) + len(r)] = torch.tensor(p + r)
             labels[i, len(p) : len(p) + len(r)] = torch.tensor(r)
         # Causal attention never looks right, so right padding needs no attention mask.
-        yield {"input_ids": ids, "labels": labels}
+        batch: dict[str, Any] = {"input_ids": ids, "labels": labels}
+        if not settings.vocabulary:
+            # Logits over a large vocabulary take most of the memory; few of them count.
+            keep = length - min(map(len, prompts)) + 1
+            batch |= {"labels": labels[:, -keep:], "logits_to_keep": keep}
+        yield batch
 
 
 def train(
     task: Task,
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings,
     *,
@@ -92,7 +100,7 @@ def train(
 
 def evaluate(
     task: Task,
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     *,
@@ -153,8 +161,9 @@ def make_policy(
     progress: bool = True,
     settings: Settings | None = None,
     bands: Mapping[str, tuple[float, float]] | None = None,
+    base: str | None = None,
 ) -> dict[str, Any]:
-    """Train the tiny policy and save it as an ordinary Qwen2 checkpoint with its tokenizer.
+    """Train the policy and save it as an ordinary checkpoint with its tokenizer.
 
     Args:
       out_dir: the new checkpoint's directory; replaced if it exists and holds
@@ -164,23 +173,33 @@ def make_policy(
       progress: show a progress line.
       settings: other than the calibrated ones.
       bands: other shares of right answers to hold than the task's.
+      base: the directory of a pretrained model to start from; without it a Qwen2 of random
+        weights and a tokenizer of its own.
 
     Returns:
-      what ``policy.json`` holds: task, seed, settings, measured shares, seconds.
+      what ``policy.json`` holds: task, base, seed, settings, measured shares, seconds.
 
     Raises:
-      ValueError: the policy is outside the bands (nothing is left behind).
+      ValueError: the policy is outside the bands (nothing is left behind), or ``base`` is no
+        model with its tokenizer.
       FileExistsError: ``out_dir`` holds something else.
     """
     chosen = TASKS[task]()
+    if base:
+        # It reads questions that it was not shown, of the leaderboard's, too.
+        chosen = replace(chosen, bands_on="sampled")
+        settings = settings or replace(chosen.settings, **FINETUNING, threads=os.cpu_count() or 1)
     settings = settings or chosen.settings
     out_dir = Path(out_dir)
     if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
         raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
     began = time.monotonic()
-    with _deterministic(settings.threads, seed):
-        tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
-        model = make_model(tokenizer)
+    with _deterministic(settings.threads, seed), autocast(enabled=base is not None):
+        if base:
+            tokenizer, model, dtype = load(base)
+        else:
+            tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
+            model, dtype = make_model(tokenizer), torch.float32
         train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
         held_out = list(islice(chosen.held_out(seed), settings.evaluated))
         measure = partial(
@@ -192,6 +211,7 @@ def make_policy(
             shares["trained"] = measure([chosen.draw(rng) for _ in range(settings.evaluated)])
     record: dict[str, Any] = {
         "task": task,
+        "base": base,
         "seed": seed,
         "settings": asdict(settings),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -203,13 +223,13 @@ def make_policy(
             "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
         )
     check_bands(shares[chosen.bands_on], chosen.bands if bands is None else bands)
-    _save(out_dir, model, tokenizer, record)
+    _save(out_dir, model.to(dtype), tokenizer, record)
     return record
 
 
 def _save(
     out_dir: Path,
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     record: dict[str, Any],
 ) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from gdpo_verl.policy.tasks import Task
 from gdpo_verl.tasks.generated import Example
@@ -80,8 +86,13 @@ def chat(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
     return str(text)
 
 
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, none added: a chat template writes its own."""
+    return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+
+
 def generate(
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
@@ -89,8 +100,10 @@ def generate(
     sample: bool,
 ) -> list[str]:
     """One response for each prompt, special tokens removed."""
-    batch = tokenizer(list(prompts), return_tensors="pt", padding=True)
-    how = {"do_sample": True, "temperature": 1.0, "top_k": 0} if sample else {"do_sample": False}
+    batch = tokenizer.pad({"input_ids": encode(tokenizer, prompts)}, return_tensors="pt")
+    # A model may bring settings of its own.
+    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    how = plain if sample else {"do_sample": False}
     model.eval()
     generator: Any = model  # its stubs know generation only for a narrower self
     with torch.inference_mode():

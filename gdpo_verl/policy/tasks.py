@@ -50,11 +50,22 @@ class Settings:
     warmup: float = 0.1  # share of the steps
     flawed_format: float = 0.30
     flawed_content: float = 0.48
-    vocabulary: int = 768
+    vocabulary: int = 768  # 0: a pretrained model's own
     max_new_tokens: int = 48
     evaluated: int = 256  # held-out prompts
     # One is fast enough at this size, and sums over threads decide the last bits of the weights.
     threads: int = 1
+
+
+# Of a pretrained model, in place of a task's own.
+FINETUNING: Mapping[str, Any] = {
+    "steps": 24,
+    "batch_size": 8,
+    "vocabulary": 0,
+    "learning_rate": 1e-4,
+    "max_new_tokens": 96,
+    "evaluated": 48,
+}
 
 
 @dataclass(frozen=True)

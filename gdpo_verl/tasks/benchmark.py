@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -247,6 +247,22 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"--data: {path}, row {number}: {error}") from error
     return list(rows)
+
+
+def prompts_of(file: str) -> Iterator[list[dict[str, str]]]:
+    """The prompts of training rows; raises ValueError for a file that cannot be read."""
+    try:
+        rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
+        for row in rows:
+            yield check_messages(row.get("prompt"))
+    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
+        from gdpo_verl.tasks.catalog import command_for
+
+        command = command_for(file)
+        advice = f" Write it with: {command}" if command else ""
+        raise ValueError(
+            f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
+        ) from error
 
 
 def refuse_twins(questions: Sequence[Question]) -> None:

@@ -26,6 +26,7 @@ class Task:
       source: where the rows come from: published on the hub, ``given`` with ``--from``, or made
         here (``own``).
       trained: false for what is asked and never trained on: one split, all of it test.
+      shots: it takes worked examples as earlier turns.
     """
 
     module: str
@@ -33,14 +34,17 @@ class Task:
     benchmark: str | None = None
     source: Literal["hub", "given", "own"] = "hub"
     trained: bool = True
+    shots: bool = False
 
 
 TASKS = {
     "toolbox": Task("toolbox", 64, "Toolbox", source="own"),
     "bfcl": Task("bfcl", 2048, "benchmark:Bfcl", source="own"),
-    "reasoning-gym": Task("reasoning_gym", 512, source="own"),
+    "reasoning-gym": Task("reasoning_gym", 512, source="own", shots=True),
+    "short-sums": Task("reasoning_gym", 512, source="own", shots=True),
+    "gsm-symbolic": Task("reasoning_gym", 512, source="own", shots=True),
     "rlla": Task("rlla", 2048, source="given"),
-    "gsm8k": Task("gsm8k", 512, "Gsm8k"),
+    "gsm8k": Task("gsm8k", 512, "Gsm8k", shots=True),
     "deepscaler": Task("deepscaler", 1024),
     "eurus2-code": Task("eurus2_code", 1024),
     "math": Task("math_sets", benchmark="Boxed"),
@@ -66,6 +70,7 @@ def prepare(
     validation: int | None = None,
     model: str | None = None,
     max_prompt_length: int | None = None,
+    shots: int = 0,
 ) -> dict[str, Any]:
     """Write the data set ``name`` to ``out_dir`` and return its provenance.
 
@@ -78,6 +83,7 @@ def prepare(
       validation: rows held out where the source has no such split.
       model: whose tokenizer counts the prompts; unchecked without it.
       max_prompt_length: tokens that fit; by default the recipe's.
+      shots: worked examples that stand as earlier turns before each question.
 
     Raises:
       ValueError: an option that the data set does not take, or data that cannot be used.
@@ -94,6 +100,13 @@ def prepare(
         options |= {"source": source, "validation": validation}
     elif refused := [option for option, value in given.items() if value is not None]:
         raise ValueError(f"{' and '.join(refused)}: {name} has rows of its own and takes none")
+    elif task.module == "reasoning_gym":
+        options["name"] = name
+    if task.shots:
+        options["shots"] = shots
+    elif shots:
+        taking = [other for other, each in DATASETS.items() if each.shots]
+        raise ValueError(f"--shots: expected one of {taking}, found {name!r}, which takes none")
     if model is not None:
         from gdpo_verl.tasks.rows import PromptLength
 

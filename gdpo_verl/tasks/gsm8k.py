@@ -8,13 +8,24 @@ example of GDPO (https://arxiv.org/abs/2601.05242).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.rewards import gsm8k as reward
-from gdpo_verl.rewards.gsm8k import HASHES, parse_ground_truth
+from gdpo_verl.rewards.gsm8k import CLOSE, HASHES, OPEN, parse_ground_truth
+from gdpo_verl.rewards.thought import END_THINK, THINK
 from gdpo_verl.tasks import parquet
-from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
+from gdpo_verl.tasks.benchmark import (
+    ACCURACY,
+    Benchmark,
+    Question,
+    Questions,
+    Sampling,
+    Score,
+    prompts_of,
+)
 from gdpo_verl.tasks.build import build, converted
 from gdpo_verl.tasks.rows import Row, text_of
 from gdpo_verl.tasks.source import Record, open_source
@@ -29,31 +40,61 @@ exactly this form and with nothing else around it:
 <think>your thoughts</think>
 <answer>the number</answer>"""
 
+Worked = Sequence[tuple[str, str, str]]
+"""Worked examples: question, thought and answer of each."""
 
-def convert(record: Record) -> Row:
+# Ours, and in no data set.
+WORKED: Worked = (
+    ("A hut has 3 beds and a barn has 4. How many beds are there?", "3 + 4 = 7", "7"),
+    ("Ines had 20 stamps. She used 6 and got 5. How many has she?", "20 - 6 + 5 = 19", "19"),
+    ("A tram has 4 cars of 30 seats. How many seats is that?", "4 * 30 = 120", "120"),
+    ("Jo shares 18 nuts equally with 2 friends. How many has each?", "18 / (1 + 2) = 6", "6"),
+)
+
+
+def messages(question: str, worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
+    """The chat of a question, behind the first ``shots`` worked examples as earlier turns.
+
+    Raises:
+      ValueError: there are not as many.
+    """
+    if not 0 <= shots <= len(worked):
+        raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
+    turns = [("system", SYSTEM)]
+    for asked, thought, answer in worked[:shots]:
+        text = f"{THINK}{thought}{END_THINK}\n{OPEN}{answer}{CLOSE}"
+        turns += [("user", asked), ("assistant", text)]
+    return [{"role": role, "content": text} for role, text in [*turns, ("user", question)]]
+
+
+def convert(record: Record, *, shots: int = 0) -> Row:
     """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
     values = record.values or {}
     question, answer = text_of(values, "question"), text_of(values, "answer")
     parse_ground_truth(answer)
     return parquet.row(
         DATA_SOURCE,
-        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question.strip()}],
+        messages(question.strip(), WORKED, shots),
         answer.rpartition(HASHES)[2].strip(),
         ability="math",
         extra_info={"file": record.file, "row": record.row},
     )
 
 
-def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
+def prepare(
+    out_dir: Path, *, source: str | None = None, shots: int = 0, **options: Any
+) -> dict[str, Any]:
     """Write GSM8K to ``out_dir`` and return its provenance; see `build` for the options."""
-    return build(
-        out_dir, open_source(source or HUB_ID, config="main"), convert, about=ABOUT, **options
-    )
+    messages("", WORKED, shots)  # so that a number too large is no fault of the first row
+    opened = open_source(source or HUB_ID, config="main")
+    about = {**ABOUT, "shots": shots}
+    return build(out_dir, opened, partial(convert, shots=shots), about=about, **options)
 
 
 class Gsm8k(Benchmark):
     """The test split on the hub by default; else a prepared parquet file, or what `prepare
-    gsm8k --from` takes, of which a training split is not asked."""
+    gsm8k --from` takes, of which a training split is not asked. Behind the worked examples
+    of the training rows, where they have some."""
 
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
     measures = (ACCURACY, "integer", "format")
@@ -62,7 +103,7 @@ class Gsm8k(Benchmark):
         path = Path(data).expanduser() if data else None
         if path and path.suffix == ".parquet":
             return Questions.read(path, parse_ground_truth)
-        return _unprepared(data or HUB_ID)
+        return _unprepared(data or HUB_ID, _turns_before(self.prompt_from))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = reward.compute_score("gsm8k", text, question.truth)
@@ -74,7 +115,21 @@ class Gsm8k(Benchmark):
         return Score(measures, reward.ParseError(int(result["parse_error"])))
 
 
-def _unprepared(source: str) -> Questions:
+def _turns_before(files: Sequence[str]) -> list[dict[str, str]]:
+    """The turns before the question in training rows that ask as ours do."""
+    found: list[list[dict[str, str]]] = []
+    for before in (chat[:-1] for file in files for chat in prompts_of(file)):
+        if before and before[0]["content"] == SYSTEM and before not in found:
+            found.append(before)
+    if len(found) > 1:
+        raise ValueError(
+            f"--prompt-from: expected the same worked examples in all prompts of {list(files)}, "
+            f"found {len(found)} kinds. Give a file whose prompts are alike"
+        )
+    return found[0] if found else messages("")[:-1]
+
+
+def _unprepared(source: str, before: list[dict[str, str]]) -> Questions:
     opened = open_source(source, config="main")
     items: list[Question] = []
     rejected: list[dict[str, Any]] = []
@@ -88,7 +143,8 @@ def _unprepared(source: str) -> Questions:
             rejected.append({"question": place, "reason": str(error)})
             continue
         truth = row["reward_model"]["ground_truth"]
-        items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
+        asked = [*before, row["prompt"][-1]]
+        items.append(Question(place, DATA_SOURCE, asked, truth))
     if not items:
         raise ValueError(
             f"--data: {source!r}: expected rows of a test or validation split, found none that "

@@ -1,7 +1,9 @@
-"""Short sums: Reasoning Gym's ``chain_sum``, for the three rewards of the gsm8k recipes.
+"""Sums and word problems of Reasoning Gym, for the three rewards of the gsm8k recipes.
 
-https://github.com/open-thought/reasoning-gym, Apache-2.0. Two to four digits, added and
-subtracted. Kept are those with a result of 0 or more: to the rewards as published, -4 is no
+https://github.com/open-thought/reasoning-gym, Apache-2.0. ``chain_sum``: numbers added and
+subtracted, two to four digits or, as ``short-sums``, two or three numbers up to 30 and nothing
+around them. ``gsm_symbolic``: the short ones of problems like GSM8K's with other numbers.
+Kept are those whose result is a whole number of 0 or more: to the rewards as published, -4 is no
 integer. The system message is GSM8K's.
 """
 
@@ -11,49 +13,65 @@ import importlib.metadata
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.tasks import generated, gsm8k
 
 DATA_SOURCE = "reasoning-gym"
+SHORT, WORDS = "short-sums", "gsm-symbolic"
 REQUIREMENT = "reasoning-gym==0.1.25"
 INSTALL = f"pip install {REQUIREMENT}"
-GENERATOR = "chain_sum"
-OPTIONS = {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 1}
+GENERATORS: dict[str, tuple[str, dict[str, int | float]]] = {
+    DATA_SOURCE: (
+        "chain_sum",
+        {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 1},
+    ),
+    SHORT: ("chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}),
+    WORDS: ("gsm_symbolic", {"difficulty": 1.0}),
+}
+LONGEST, LARGEST = 250, 30  # characters of a question, number of a sum
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
+# Worked examples; a larger number is in each, so none of them is drawn.
+WORKED = (("31 + 4", "35"), ("40 - 6 + 5", "39"), ("7 + 50 - 8", "49"), ("60 - 35 - 2", "23"))
 
 # The generator seeds question i with seed + i; consecutive numbers would share questions.
 _SEEDS = 2**31
+_PROBLEMS = 2**16  # its generator makes a list of them first
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sum and its result.
+    """One question and its result.
 
     Attributes:
       question: as Reasoning Gym words it.
-      expression: the sum alone, as in ``9 + 8 - 7``.
+      expression: the sum alone, as in ``9 + 8 - 7``; "" of a word problem.
       ground_truth: the result.
       entry: what Reasoning Gym's own scoring takes.
+      shots: worked examples before the question.
     """
 
     question: str
     expression: str
     ground_truth: str
     entry: dict[str, Any]
+    shots: int = 0
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        return [
-            {"role": "system", "content": gsm8k.SYSTEM},
-            {"role": "user", "content": self.question},
-        ]
+        worked = gsm8k.WORKED
+        if self.expression:
+            worked = [
+                (self.question.replace(self.expression, other), f"{other} = {result}", result)
+                for other, result in WORKED
+            ]
+        return gsm8k.messages(self.question, worked, self.shots)
 
 
 @cache
-def generator() -> Any:
+def generator(name: str = DATA_SOURCE) -> Any:
     """Reasoning Gym's data set; entry i is a function of i.
 
     Raises:
@@ -66,16 +84,21 @@ def generator() -> Any:
             f"reasoning-gym: expected the package {REQUIREMENT} with what it needs, found no "
             f"{error.name}. Install it with: {INSTALL}"
         ) from error
-    return reasoning_gym.create_dataset(GENERATOR, seed=0, size=_SEEDS, **OPTIONS)
+    kind, options = GENERATORS[name]
+    size = _PROBLEMS if name == WORDS else _SEEDS
+    return reasoning_gym.create_dataset(kind, seed=0, size=size, **options)
 
 
-def draw_example(rng: random.Random) -> Example:
-    """Draw one sum whose result is 0 or more."""
+def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> Example:
+    """Draw one question whose result is a whole number of 0 or more."""
     while True:
-        entry = generator()[rng.randrange(_SEEDS)]
-        if int(entry["answer"]) >= 0:
-            expression = entry["metadata"]["expression"]
-            return Example(entry["question"], expression, entry["answer"], entry)
+        entries = generator(name)
+        entry = entries[rng.randrange(len(entries))]
+        answer, expression = entry["answer"], entry["metadata"].get("expression", "")
+        question = expression if name == SHORT else entry["question"]
+        small = all(int(number) <= LARGEST for number in expression.split()[::2])
+        if answer.isdecimal() and len(question) <= LONGEST and small:
+            return Example(question, expression, answer, entry, shots)
 
 
 def examples(split: str, *, seed: int) -> Iterator[Example]:
@@ -87,21 +110,25 @@ def examples(split: str, *, seed: int) -> Iterator[Example]:
     return generated.examples(DATA_SOURCE, split, draw_example, seed=seed)
 
 
-def prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
-    """Write the sums to ``out_dir`` and return their provenance; see `generated.write`.
+def prepare(
+    out_dir: Path, *, name: str = DATA_SOURCE, shots: int = 0, **options: Any
+) -> dict[str, Any]:
+    """Write sums or word problems to ``out_dir``; see `generated.write` for the rest.
 
     Raises:
       ModuleNotFoundError: the package is not installed.
     """
-    generator()  # says how to install the package, whose version is asked for below
+    generator(name)  # says how to install the package, whose version is asked for below
+    kind, chosen = GENERATORS[name]
+    limits = {"results": "0 or more", "longest_question": LONGEST, "largest_number": LARGEST}
     return generated.write(
         out_dir,
-        DATA_SOURCE,
-        draw_example,
+        name,
+        partial(draw_example, name=name, shots=shots),
         ability="math",
-        extra=lambda example: {"expression": example.expression},
+        extra=lambda example: {"expression": example.expression} if example.expression else {},
         source=f"reasoning-gym {importlib.metadata.version('reasoning-gym')} from PyPI, "
         "https://github.com/open-thought/reasoning-gym",
-        about={"generator": {"name": GENERATOR, **OPTIONS, "results": "0 or more"}},
+        about={"shots": shots, "generator": {"name": kind, **chosen, **limits}},
         **options,
     )

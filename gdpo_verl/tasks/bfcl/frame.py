@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-import pyarrow.parquet as pq
+from collections.abc import Sequence
 
 from gdpo_verl.tasks import prompt
-from gdpo_verl.tasks.catalog import command_for
-from gdpo_verl.tasks.rows import check_messages
+from gdpo_verl.tasks.benchmark import prompts_of
 
 
 def frame_of(files: Sequence[str]) -> tuple[prompt.Frame, str]:
@@ -20,7 +16,7 @@ def frame_of(files: Sequence[str]) -> tuple[prompt.Frame, str]:
     """
     frames: dict[prompt.Frame, str] = {}
     for file in files:
-        for messages in _prompts(file):
+        for messages in prompts_of(file):
             if frame := prompt.read_frame(messages[0]["content"]):
                 frames.setdefault(frame, file)
     if len(frames) > 1:
@@ -29,16 +25,3 @@ def frame_of(files: Sequence[str]) -> tuple[prompt.Frame, str]:
             f"found {len(frames)}. Give a file whose prompts are alike"
         )
     return next(iter(frames.items()), (prompt.Frame(), "gdpo-verl prepare bfcl"))
-
-
-def _prompts(file: str) -> Iterator[list[dict[str, str]]]:
-    try:
-        rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
-        for row in rows:
-            yield check_messages(row.get("prompt"))
-    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
-        command = command_for(file)
-        advice = f" Write it with: {command}" if command else ""
-        raise ValueError(
-            f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
-        ) from error
