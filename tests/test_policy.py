@@ -6,6 +6,9 @@ import hashlib
 import importlib.util
 import json
 import random
+import re
+import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -129,7 +132,7 @@ def test_the_loss_is_on_the_response_only(tokenizer: Any) -> None:
         trained = labels[labels != -100]
         text = tokenizer.decode(trained)
         assert text.startswith("<think>")
-        assert text.endswith(f"</tool_call>{policy.END}")
+        assert text.endswith(f"</tool_call>{tokenizer.eos_token}")
         (where,) = (labels != -100).nonzero(as_tuple=True)
         assert tokenizer.decode(ids[: where[0]]).endswith("<|im_start|>assistant\n")
         assert (ids[where[-1] + 1 :] == tokenizer.pad_token_id).all()
@@ -267,6 +270,83 @@ def test_the_other_tasks_policies_are_checkpoints_too(
     assert record["task"] == name
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "p")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "p")) == model.config.vocab_size
+
+
+# --- from a pretrained model ----------------------------------------------------------
+
+
+PRETRAINED = replace(QUICK, vocabulary=0)
+
+
+def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything_in_band(monkeypatch)
+    AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
+    options: dict[str, Any] = {"base": str(tmp_path), "progress": False, "settings": PRETRAINED}
+    for name in ("a", "b"):
+        record = policy.make_policy(tmp_path / name, task="toolbox", **options)
+        assert record["base"] == str(tmp_path)
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype="auto")
+    assert made.dtype == torch.bfloat16
+    before, after = (AutoTokenizer.from_pretrained(each) for each in (saved, tmp_path / "a"))
+    assert after.get_vocab() == before.get_vocab()
+    assert after.chat_template == before.chat_template
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in (".", "a", "b")]
+    assert weights[1] == weights[2] != weights[0]
+
+
+def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, tokenizer: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    whole, kept = (
+        next(policy.batches(TOOLBOX, tokenizer, settings, seed=0))
+        for settings in (QUICK, PRETRAINED)
+    )
+    assert kept["logits_to_keep"] < whole["input_ids"].shape[1]
+    torch.testing.assert_close(model(**kept).loss, model(**whole).loss)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no folder", "expected the directory of a model, found no config.json"),
+        ("no tokenizer", "--from: (cannot load|expected) a tokenizer"),
+        ("chat_template", "expected a tokenizer with chat_template, found none"),
+        ("pad_token", "expected a tokenizer with pad_token, found none"),
+        (
+            "vocabulary",
+            "found 594 rows of embeddings and the token 594 in .*Give the tokenizer that",
+        ),
+    ],
+    ids=str,
+)
+def test_a_directory_that_cannot_be_trained_from_is_refused(
+    saved: Path, tmp_path: Path, fault: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    if fault != "no folder":
+        shutil.copytree(saved, base)
+    if fault == "no tokenizer":
+        for file in [*base.glob("tokenizer*"), *base.glob("*.jinja")]:
+            file.unlink()
+    elif fault in ("chat_template", "pad_token", "vocabulary"):
+        changed = AutoTokenizer.from_pretrained(saved)
+        if fault == "vocabulary":
+            changed.add_tokens(["<another>"])
+        else:
+            setattr(changed, fault, None)
+        for file in [*base.glob("tokenizer*"), *base.glob("*.jinja")]:
+            file.unlink()
+        changed.save_pretrained(base)
+    assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not out.exists()
+
+
+def test_smollm2_is_fetched_and_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["make-policy", "smollm2", "--from", "models/mine"]) == 1
+    assert "--from: smollm2 is fetched and not trained" in capsys.readouterr().err
 
 
 def test_the_command_offers_every_task_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:

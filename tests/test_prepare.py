@@ -102,9 +102,9 @@ def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path: Pat
         return list(benchmark.load(source).items[0].messages)
 
     question = {"role": "user", "content": "What is 1 + 1?"}
-    assert asked() == asked(files[0]) == gsm8k.messages("What is 1 + 1?")
+    assert asked() == asked(files[0]) == [*gsm8k.turns(), question]
     assert asked(files[1]) == [*written(tmp_path / "2", "train")[0]["prompt"][:-1], question]
-    with pytest.raises(ValueError, match=r"--prompt-from: .*the same worked examples.*found 2"):
+    with pytest.raises(ValueError, match=r"--prompt-from: .*one kind of worked.*found 2"):
         asked(*files)
 
 

@@ -9,7 +9,6 @@ A pretrained model with its own tokenizer can take its place, where minutes on t
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -26,11 +25,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
-from gdpo_verl.files import replacing
 from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
-from gdpo_verl.policy.pretrained import autocast, load
+from gdpo_verl.policy.pretrained import check_out, load, multiplies_bfloat16, save
 from gdpo_verl.policy.tasks import FINETUNING, TASKS, Settings, Task
 from gdpo_verl.tasks.generated import Example
 
@@ -190,17 +187,18 @@ def make_policy(
         chosen = replace(chosen, bands_on="sampled")
         settings = settings or replace(chosen.settings, **FINETUNING, threads=os.cpu_count() or 1)
     settings = settings or chosen.settings
-    out_dir = Path(out_dir)
-    if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
-        raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
+    check_out(out_dir)
     began = time.monotonic()
-    with _deterministic(settings.threads, seed), autocast(enabled=base is not None):
+    fast = base is not None and multiplies_bfloat16()
+    with _deterministic(settings.threads, seed):
         if base:
             tokenizer, model, dtype = load(base)
         else:
             tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
             model, dtype = make_model(tokenizer), torch.float32
-        train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
+        with torch.autocast("cpu", torch.bfloat16, enabled=fast):
+            train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
+        model.to(dtype if fast else torch.float32)
         held_out = list(islice(chosen.held_out(seed), settings.evaluated))
         measure = partial(
             evaluate, chosen, model, tokenizer, max_new_tokens=settings.max_new_tokens
@@ -223,20 +221,5 @@ def make_policy(
             "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
         )
     check_bands(shares[chosen.bands_on], chosen.bands if bands is None else bands)
-    _save(out_dir, model.to(dtype), tokenizer, record)
+    save(out_dir, model.to(dtype), tokenizer, record)
     return record
-
-
-def _save(
-    out_dir: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    record: dict[str, Any],
-) -> None:
-    """Write everything into a directory beside ``out_dir``, then give it that name."""
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out_dir) as ready:
-        disable_progress_bar()
-        model.save_pretrained(ready)
-        tokenizer.save_pretrained(ready)
-        (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2Tokenizer,
-)
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from gdpo_verl.policy.tasks import Task
 from gdpo_verl.tasks.generated import Example
@@ -92,7 +86,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
 
 
 def generate(
-    model: PreTrainedModel,
+    model: Any,  # its stubs know generation only for a narrower self
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
@@ -101,13 +95,11 @@ def generate(
 ) -> list[str]:
     """One response for each prompt, special tokens removed."""
     batch = tokenizer.pad({"input_ids": encode(tokenizer, prompts)}, return_tensors="pt")
-    # A model may bring settings of its own.
-    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    how = plain if sample else {"do_sample": False}
+    drawn = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    how = drawn if sample else {"do_sample": False}
     model.eval()
-    generator: Any = model  # its stubs know generation only for a narrower self
     with torch.inference_mode():
-        out = generator.generate(
+        out = model.generate(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             max_new_tokens=max_new_tokens,

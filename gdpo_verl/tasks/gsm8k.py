@@ -8,6 +8,7 @@ example of GDPO (https://arxiv.org/abs/2601.05242).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from gdpo_verl.tasks.benchmark import (
     Questions,
     Sampling,
     Score,
-    prompts_of,
+    shared_by,
 )
 from gdpo_verl.tasks.build import build, converted
 from gdpo_verl.tasks.rows import Row, text_of
@@ -40,9 +41,7 @@ exactly this form and with nothing else around it:
 <think>your thoughts</think>
 <answer>the number</answer>"""
 
-Worked = Sequence[tuple[str, str, str]]
-"""Worked examples: question, thought and answer of each."""
-
+Worked = Sequence[tuple[str, str, str]]  # question, thought and answer of each example
 # Ours, and in no data set.
 WORKED: Worked = (
     ("A hut has 3 beds and a barn has 4. How many beds are there?", "3 + 4 = 7", "7"),
@@ -52,29 +51,29 @@ WORKED: Worked = (
 )
 
 
-def messages(question: str, worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
-    """The chat of a question, behind the first ``shots`` worked examples as earlier turns.
+def turns(worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
+    """The turns before a question: the system message, and so many of the worked examples.
 
     Raises:
       ValueError: there are not as many.
     """
     if not 0 <= shots <= len(worked):
         raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
-    turns = [("system", SYSTEM)]
-    for asked, thought, answer in worked[:shots]:
+    before = [{"role": "system", "content": SYSTEM}]
+    for question, thought, answer in worked[:shots]:
         text = f"{THINK}{thought}{END_THINK}\n{OPEN}{answer}{CLOSE}"
-        turns += [("user", asked), ("assistant", text)]
-    return [{"role": role, "content": text} for role, text in [*turns, ("user", question)]]
+        before += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+    return before
 
 
-def convert(record: Record, *, shots: int = 0) -> Row:
+def convert(record: Record, before: Sequence[dict[str, str]] = ()) -> Row:
     """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
     values = record.values or {}
     question, answer = text_of(values, "question"), text_of(values, "answer")
     parse_ground_truth(answer)
     return parquet.row(
         DATA_SOURCE,
-        messages(question.strip(), WORKED, shots),
+        [*(before or turns()), {"role": "user", "content": question.strip()}],
         answer.rpartition(HASHES)[2].strip(),
         ability="math",
         extra_info={"file": record.file, "row": record.row},
@@ -85,10 +84,9 @@ def prepare(
     out_dir: Path, *, source: str | None = None, shots: int = 0, **options: Any
 ) -> dict[str, Any]:
     """Write GSM8K to ``out_dir`` and return its provenance; see `build` for the options."""
-    messages("", WORKED, shots)  # so that a number too large is no fault of the first row
+    asked = partial(convert, before=turns(WORKED, shots))
     opened = open_source(source or HUB_ID, config="main")
-    about = {**ABOUT, "shots": shots}
-    return build(out_dir, opened, partial(convert, shots=shots), about=about, **options)
+    return build(out_dir, opened, asked, about={**ABOUT, "shots": shots}, **options)
 
 
 class Gsm8k(Benchmark):
@@ -103,7 +101,12 @@ class Gsm8k(Benchmark):
         path = Path(data).expanduser() if data else None
         if path and path.suffix == ".parquet":
             return Questions.read(path, parse_ground_truth)
-        return _unprepared(data or HUB_ID, _turns_before(self.prompt_from))
+        found = shared_by(
+            self.prompt_from,
+            lambda chat: chat[0]["content"] == SYSTEM and json.dumps(chat[:-1]),
+            "kind of worked examples",
+        )
+        return _unprepared(data or HUB_ID, json.loads(found[0]) if found else turns())
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = reward.compute_score("gsm8k", text, question.truth)
@@ -115,20 +118,6 @@ class Gsm8k(Benchmark):
         return Score(measures, reward.ParseError(int(result["parse_error"])))
 
 
-def _turns_before(files: Sequence[str]) -> list[dict[str, str]]:
-    """The turns before the question in training rows that ask as ours do."""
-    found: list[list[dict[str, str]]] = []
-    for before in (chat[:-1] for file in files for chat in prompts_of(file)):
-        if before and before[0]["content"] == SYSTEM and before not in found:
-            found.append(before)
-    if len(found) > 1:
-        raise ValueError(
-            f"--prompt-from: expected the same worked examples in all prompts of {list(files)}, "
-            f"found {len(found)} kinds. Give a file whose prompts are alike"
-        )
-    return found[0] if found else messages("")[:-1]
-
-
 def _unprepared(source: str, before: list[dict[str, str]]) -> Questions:
     opened = open_source(source, config="main")
     items: list[Question] = []
@@ -138,13 +127,12 @@ def _unprepared(source: str, before: list[dict[str, str]]) -> Questions:
             continue
         place = f"{record.file} row {record.row}"
         try:
-            row = converted(record, convert)
+            row = converted(record, partial(convert, before=before))
         except ValueError as error:
             rejected.append({"question": place, "reason": str(error)})
             continue
         truth = row["reward_model"]["ground_truth"]
-        asked = [*before, row["prompt"][-1]]
-        items.append(Question(place, DATA_SOURCE, asked, truth))
+        items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
     if not items:
         raise ValueError(
             f"--data: {source!r}: expected rows of a test or validation split, found none that "

@@ -67,7 +67,8 @@ class Example:
                 (self.question.replace(self.expression, other), f"{other} = {result}", result)
                 for other, result in WORKED
             ]
-        return gsm8k.messages(self.question, worked, self.shots)
+        before = gsm8k.turns(worked, self.shots)
+        return [*before, {"role": "user", "content": self.question}]
 
 
 @cache

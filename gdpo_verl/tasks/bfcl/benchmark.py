@@ -20,6 +20,7 @@ from gdpo_verl.files import sha256
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
+from gdpo_verl.tasks import prompt
 from gdpo_verl.tasks.benchmark import (
     ACCURACY,
     Answer,
@@ -33,8 +34,8 @@ from gdpo_verl.tasks.benchmark import (
     Score,
     Stopped,
     read_rows,
+    shared_by,
 )
-from gdpo_verl.tasks.bfcl.frame import frame_of
 
 if TYPE_CHECKING:
     from gdpo_verl.tasks.bfcl.handler import Handler
@@ -75,7 +76,11 @@ class Bfcl(Benchmark):
         from gdpo_verl.tasks.bfcl import handler
 
         self.bfcl = handler
-        self.frame, origin = frame_of(self.prompt_from)
+        self.frame, origin = shared_by(
+            self.prompt_from,
+            lambda chat: prompt.read_frame(chat[0]["content"]),
+            "text around the tools",
+        ) or (prompt.Frame(), "gdpo-verl prepare bfcl")
         package = f"bfcl-eval {importlib.metadata.version('bfcl-eval')}"
         about = {"package": package, "prompt": f"prompt of {origin}"}
         known = {question.name: question for question in self._all_questions()}
