@@ -23,6 +23,7 @@ from gdpo_verl.run import launch
 from gdpo_verl.run.composition import hardware_of
 from gdpo_verl.run.memory import Shape, is_lora, load_shape, needs
 from gdpo_verl.start import check_model
+from gdpo_verl.tasks.rows import tokenizer_of
 
 # GiB that nvidia-smi reports for the smallest card of each size (an L4 or A10G; an H100).
 CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
@@ -135,6 +136,17 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
         yield (
             f"memory   not known: the configuration of {config.actor_rollout_ref.model.path!r} is "
             "not available here. Where the training runs it must be: fetch it with `hf download`"
+        )
+        return
+    model, key = config.actor_rollout_ref.model, "actor_rollout_ref.model.path"
+    try:
+        tokenizer = tokenizer_of(model.get("tokenizer_path") or model.path, key)
+    except ValueError:  # the reward's trial needs one, and says so
+        return
+    if (highest := max(tokenizer.get_vocab().values())) >= shape.vocabulary:
+        raise ValueError(
+            f"{key}: expected weights for every token, found {shape.vocabulary} rows of embeddings "
+            f"and the token {highest}. Give the tokenizer that the model was trained with."
         )
 
 

@@ -1,4 +1,4 @@
-"""A training's start: which Ray it joins, and whether its model can be loaded there."""
+"""A training's start: which Ray it joins, whether its model loads, what its processor can do."""
 
 from __future__ import annotations
 
@@ -82,3 +82,11 @@ def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
         return f", and the hub gives none to this machine ({type(error).__name__})"
     except Exception:  # out of reach
         return unknown
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor multiplies in bfloat16; where it does not, float32 is faster."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

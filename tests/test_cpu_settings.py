@@ -33,7 +33,7 @@ GIB = 1 << 30
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set a machine of 24 GiB that computes in bfloat16."""
     monkeypatch.setattr(cpu_settings, "memory", lambda: 24 * GIB)
-    monkeypatch.setattr(cpu_settings, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu_settings, "multiplies_bfloat16", lambda: True)
 
 
 def chosen_for(tmp_path: Path, model: dict, *overrides: str):
@@ -92,7 +92,7 @@ def test_a_model_that_no_setting_fits_is_refused_with_what_it_takes(tmp_path, mo
 
 @pytest.mark.parametrize(("hardware", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_numbers_are_those_that_the_processor_multiplies(tmp_path, monkeypatch, hardware, dtype):
-    monkeypatch.setattr(cpu_settings, "has_bfloat16", lambda: hardware)
+    monkeypatch.setattr(cpu_settings, "multiplies_bfloat16", lambda: hardware)
     config = chosen_for(tmp_path, SMOLLM2)
 
     assert config.actor_rollout_ref.actor.fsdp_config.dtype == dtype

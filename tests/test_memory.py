@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -119,6 +121,22 @@ def test_no_estimate_of_memory_refuses_a_run(estimator: str, tmp_path: Path) -> 
     found = dry_run.dry_run(f"toolbox/{estimator}", tmp_path / "run", overrides)
     assert "8192.34 billion weights" in found.to_text()
     assert not any(problem.startswith(f"{MODEL}.path") for problem in found.problems)
+
+
+def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(
+    policy: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(policy, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    overrides = ["hardware=cpu", f"{MODEL}.path={model}"]
+    (problem,) = [
+        problem
+        for problem in dry_run.dry_run("toolbox/gdpo", tmp_path / "run", overrides).problems
+        if problem.startswith(MODEL)
+    ]
+    assert "expected weights for every token, found 100 rows" in problem
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.run.memory import is_lora
+from gdpo_verl.start import multiplies_bfloat16
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20
@@ -33,7 +34,7 @@ def choose_settings(config: Any) -> dict[str, Any]:
     dtype = model.get("dtype") or model.get("torch_dtype")
     if dtype not in ("bfloat16", "float16") or "hidden_size" not in model:
         return {}
-    half = has_bfloat16()
+    half = multiplies_bfloat16()
     size = 2 if half else 4
     width, layers, words = (model[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
     inner = model.get("intermediate_size") or 4 * width
@@ -87,14 +88,6 @@ def describe(config: Any) -> str:
     rows = "packed" if model.use_remove_padding else "padded"
     once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
     return f"computes in {actor.fsdp_config.dtype}, micro-batches of {size}, {rows}{once}"
-
-
-def has_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16; where it does not, float32 is faster."""
-    import torch
-
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def memory() -> int:
