@@ -101,21 +101,16 @@ CONTRACT = (
 @cache
 def misfit() -> str | None:
     """Say why the installed verl is not supported; None when it is."""
-    found = problems(installed_verl())
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    found = problems(Path(spec.submodule_search_locations[0]))
     if not found:
         return None
     return (
         f"gdpo-verl {__version__} does not fit verl {version('verl')}: {'; '.join(found)}. Install "
         f"verl {TESTED} (pip install verl=={TESTED}), or a gdpo-verl for this one."
     )
-
-
-def installed_verl() -> Path:
-    """The directory of the installed verl."""
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0])
 
 
 def problems(root: Path, contract: Sequence[Use] = CONTRACT) -> list[str]:

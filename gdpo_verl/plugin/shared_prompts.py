@@ -19,31 +19,18 @@ from typing import Any, NamedTuple
 import torch
 
 from gdpo_verl.hooks import wrap
-from gdpo_verl.plugin.contract import Use, installed_verl, problems
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 _FLAG = "gdpo_shares_prompts"  # of an engine, and of its batches beside use_remove_padding
-_FSDP = "workers.engine.fsdp.transformer_impl"
-# fmt: off
-USES = (
-    Use("workers.engine_workers", "ActorRolloutRefWorker.init_model", "self", "actor ref"),
-    Use(_FSDP, "prepare_micro_batches", "data dp_group ...", "max_token_len_per_gpu"),
-    Use(_FSDP, "FSDPEngine.forward_backward_batch", "self data ...", "prepare_micro_batches"),
-    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", "self micro_batch",
-        "input_ids position_ids attention_mask input_ids_rmpad_rolled temperature_rmpad"),
-    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_outputs",
-        "self output output_args micro_batch ...", "input_ids offsets"),
-)
-# fmt: on
 
 
 class Packed(NamedTuple):
-    """A micro-batch as one row of T tokens, with N response tokens in all.
+    """A micro-batch as one row of T tokens, N of them in responses.
 
     Attributes:
       tokens: int64, shape (T,): which of the micro-batch's tokens, row after row, are computed.
       mask: bool, shape (T, T): whether a token (first axis) sees another.
-      predictors: int64, shape (N,): the place in `tokens` from which a response token is predicted.
+      predictors: int64, shape (N,): the place in `tokens` that predicts a response token.
       places: int64, shape (N,): where verl keeps its log-probability, one place before the token.
     """
 
@@ -54,37 +41,27 @@ class Packed(NamedTuple):
 
 
 def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
-    """Lay out rows of prompt and response, each distinct prompt once.
-
-    Args:
-      rows: token ids, B of them.
-      prompt_lengths: how many of a row's tokens are its prompt, at least one.
-    """
-    tokens: list[int] = []
-    segments: list[int] = []  # of a token: that of its prompt or of its response
-    parents: list[int] = []  # the segment that it sees besides its own
-    predictors: list[int] = []
-    places: list[int] = []
-    prompts: dict[tuple[int, ...], tuple[int, int]] = {}  # segment, and place of the last token
+    """Lay out rows of prompt and response, token ids, each distinct prompt once."""
+    tokens, predictors, places = list[int](), list[int](), list[int]()
+    segments = list[tuple[int, int, int]]()  # length, its own number, its prompt's
+    prompts = dict[tuple[int, ...], tuple[int, int]]()  # segment, and place of the last token
     begin = 0
-    for row, (ids, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
-        prompt, end = tuple(ids[:length]), begin + len(ids)
+    for row, length in zip(rows, prompt_lengths, strict=True):
+        prompt, middle, end = tuple(row[:length]), begin + length, begin + len(row)
         if prompt not in prompts:
-            prompts[prompt] = -1 - row, len(tokens) + length - 1
-            tokens += range(begin, begin + length)
-            segments += [-1 - row] * length
-            parents += [-1 - row] * length
-        parent, last = prompts[prompt]
-        count = len(ids) - length
-        predictors += [last, *range(len(tokens), len(tokens) + count - 1)][:count]
-        places += range(begin + length - 1, end - 1)
-        tokens += range(begin + length, end)
-        segments += [row] * count
-        parents += [parent] * count
+            prompts[prompt] = len(segments), len(tokens) + length - 1
+            segments.append((length, len(segments), len(segments)))
+            tokens += range(begin, middle)
+        segment, last = prompts[prompt]
+        segments.append((end - middle, len(segments), segment))
+        predictors += [last, *range(len(tokens), len(tokens) + end - middle - 1)][: end - middle]
+        places += range(middle - 1, end - 1)
+        tokens += range(middle, end)
         begin = end
-    segment, parent_of = torch.tensor(segments), torch.tensor(parents)
-    seen = (segment == segment[:, None]) | (segment == parent_of[:, None])
-    return Packed(torch.tensor(tokens), seen.tril(), torch.tensor(predictors), torch.tensor(places))
+    lengths, own, parent = torch.tensor(segments).unbind(1)
+    own, parent = own.repeat_interleave(lengths), parent.repeat_interleave(lengths)
+    mask = ((own[:, None] == own) | (parent[:, None] == own)).tril()
+    return Packed(torch.tensor(tokens), mask, torch.tensor(predictors), torch.tensor(places))
 
 
 def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list[list[int]]:
@@ -92,34 +69,59 @@ def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list
 
     A row that is longer is a micro-batch of its own.
     """
-    parts: list[list[int]] = []
-    prompts, room = set[tuple[int, ...]](), 0
-    order = sorted(range(len(rows)), key=lambda row: rows[row][: prompt_lengths[row]])
-    for row in order:
-        prompt = tuple(rows[row][: prompt_lengths[row]])
-        count = len(rows[row]) - len(prompt) * (prompt in prompts)
+    prompts = [tuple(row[:length]) for row, length in zip(rows, prompt_lengths, strict=True)]
+    parts, there, room = list[list[int]](), set[tuple[int, ...]](), 0
+    for row in sorted(range(len(rows)), key=prompts.__getitem__):
+        count = len(rows[row]) - len(prompts[row]) * (prompts[row] in there)
         if count > room or not parts:
             parts.append([])
-            prompts, room, count = set(), limit, len(rows[row])
+            there, room, count = set(), limit, len(rows[row])
         parts[-1].append(row)
-        prompts.add(prompt)
+        there.add(prompts[row])
         room -= count
     return parts
 
 
+def share(worker: Any) -> None:
+    """Have the engines of verl's worker, of actor and reference policy, share prompts.
+
+    Raises:
+      ValueError: the model's attention does not look at all that a mask shows it.
+    """
+    from verl.workers.engine.fsdp import transformer_impl
+
+    for role in filter(None, (worker.actor, worker.ref)):
+        config = role.engine.model_config.hf_config.get_text_config()
+        found = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if found != {"full_attention"}:
+            raise ValueError(
+                f"{KEY}: expected full_attention in all layers, found {sorted(found)}. Set it to "
+                "false."
+            )
+        setattr(role.engine, _FLAG, True)
+    _install(transformer_impl)
+
+
 @cache
 def _install(engine: Any) -> None:
-    """Wrap verl's FSDP engine (verl/workers/engine/fsdp/transformer_impl.py) in this process."""
-    from verl.utils import device, tensordict_utils
+    """Wrap verl's engine (verl/workers/engine/fsdp/transformer_impl.py) in this process."""
+    from verl.utils import device
+    from verl.utils.tensordict_utils import (
+        assign_non_tensor,
+        get_non_tensor_data,
+        index_select_tensor_dict,
+    )
+
+    def shares(batch: Any) -> bool:
+        # Positions of images have a dimension more, and their rows are computed as verl does.
+        return bool(get_non_tensor_data(batch, _FLAG, False)) and batch["position_ids"].dim() == 2
 
     def forward_backward(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, _FLAG, False):
-            tensordict_utils.assign_non_tensor(data, **{_FLAG: True})
+        assign_non_tensor(data, **{_FLAG: getattr(self, _FLAG, False)})
         return original(self, data, *args, **kwargs)
 
     def micro_batches(original: Any, data: Any, dp_group: Any = None, **kwargs: Any) -> Any:
-        dynamic = tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True)
-        if not (_shares(data) and dynamic):
+        if not (shares(data) and get_non_tensor_data(data, "use_dynamic_bsz", True)):
             return original(data=data, dp_group=dp_group, **kwargs)
         parts = divide(*_rows(data), data["max_token_len_per_gpu"])
         # FSDP's processes gather weights together, so each has as many micro-batches.
@@ -129,11 +131,11 @@ def _install(engine: Any) -> None:
             longest = max(parts, key=len)
             parts.remove(longest)
             parts += [longest[: len(longest) // 2], longest[len(longest) // 2 :]]
-        return [tensordict_utils.index_select_tensor_dict(data, part) for part in parts], parts
+        return [index_select_tensor_dict(data, part) for part in parts], parts
 
     def inputs(original: Any, self: Any, micro_batch: Any) -> Any:
         model_inputs, output_args = original(self, micro_batch)
-        if not _shares(micro_batch):
+        if not shares(micro_batch):
             return model_inputs, output_args
         packed = Packed(*(each.to(micro_batch.device) for each in pack(*_rows(micro_batch))))
         for name in ("input_ids", "position_ids"):
@@ -145,30 +147,22 @@ def _install(engine: Any) -> None:
         return model_inputs, {**output_args, _FLAG: packed.places}
 
     def outputs(
-        original: Any,
-        self: Any,
-        output: Any,
-        output_args: Any,
-        micro_batch: Any,
-        *args: Any,
-        **kw: Any,
+        original: Any, self: Any, output: Any, output_args: Any, micro_batch: Any, **more: Any
     ) -> Any:
-        places = output_args.get(_FLAG)
-        if places is None:
-            return original(self, output, output_args, micro_batch, *args, **kw)
-        # verl's own computation, as if the rows were the responses alone.
-        rows, offsets = micro_batch["input_ids"], micro_batch["input_ids"].offsets()
-        ends = torch.searchsorted(places, offsets)
-        responses = micro_batch.clone(recurse=False)
-        responses["input_ids"] = torch.nested.nested_tensor_from_jagged(rows.values()[places], ends)
-        found = original(self, output, output_args, responses, *args, **kw)
-        return {
-            name: torch.nested.nested_tensor_from_jagged(
-                value.values().new_zeros(len(rows.values())).index_put((places,), value.values()),
-                offsets,
+        rows, places = micro_batch["input_ids"], output_args.get(_FLAG)
+        if places is not None:  # verl's own computation, as if the rows were the responses alone
+            micro_batch = micro_batch.clone(recurse=False)
+            micro_batch["input_ids"] = torch.nested.nested_tensor_from_jagged(
+                rows.values()[places], torch.searchsorted(places, rows.offsets())
             )
-            for name, value in found.items()
-        }
+        found = original(
+            self, output=output, output_args=output_args, micro_batch=micro_batch, **more
+        )
+        for name, value in found.items() if places is not None else ():
+            whole = value.values().new_zeros(len(rows.values()))
+            whole = whole.index_put((places,), value.values())
+            found[name] = torch.nested.nested_tensor_from_jagged(whole, rows.offsets())
+        return found
 
     language_model = engine.FSDPEngineWithLMHead
     wrap(engine, "prepare_micro_batches", micro_batches)
@@ -177,24 +171,11 @@ def _install(engine: Any) -> None:
     wrap(language_model, "prepare_model_outputs", outputs)
 
 
-def share(worker: Any) -> None:
-    """Have the engines of verl's worker, actor and reference policy, share prompts.
-
-    Raises:
-      ValueError: a mask cannot share them in the model's attention.
-    """
-    from verl.workers.engine.fsdp import transformer_impl
-
-    for role in filter(None, (worker.actor, worker.ref)):
-        config = role.engine.model_config.hf_config.get_text_config()
-        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if layers != {"full_attention"}:
-            raise ValueError(
-                f"{KEY}: expected a model with full attention in all layers, found "
-                f"{sorted(layers)}. Set it to false."
-            )
-        setattr(role.engine, _FLAG, True)
-    _install(transformer_impl)
+def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
+    """The rows of a batch, and how many tokens of each are its prompt."""
+    tokens, offsets = batch["input_ids"].values().tolist(), batch["input_ids"].offsets().tolist()
+    rows = [tokens[begin:end] for begin, end in pairwise(offsets)]
+    return rows, batch["prompts"].offsets().diff().tolist()
 
 
 def check(config: Any) -> None:
@@ -203,38 +184,23 @@ def check(config: Any) -> None:
     Raises:
       ValueError: names the key to change.
     """
-    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
-    if not actor.get("use_prefix_grouper", False):
-        return
+    ours, trainer = config.actor_rollout_ref, config.trainer
+    model, engine = ours.model, ours.actor.get("fsdp_config") or {}
     attention = (model.get("override_config") or {}).get("attn_implementation")
-    engine = actor.get("fsdp_config") or {}
     needs = {
-        "trainer.use_v1=true": config.trainer.get("use_v1", True),
-        "actor_rollout_ref.actor.strategy=fsdp2": actor.strategy in ("fsdp", "fsdp2"),
-        "actor_rollout_ref.model.override_config.attn_implementation=sdpa": attention == "sdpa",
-        "actor_rollout_ref.model.use_remove_padding=true": model.use_remove_padding,
-        "actor_rollout_ref.model.use_fused_kernels=false": not model.use_fused_kernels,
-        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=1": (
+        "trainer.use_v1=true": trainer.get("use_v1", True),
+        "actor.strategy=fsdp2": ours.actor.strategy in ("fsdp", "fsdp2"),
+        "model.override_config.attn_implementation=sdpa": attention == "sdpa",
+        "model.use_remove_padding=true": model.use_remove_padding,
+        "model.use_fused_kernels=false": not model.use_fused_kernels,
+        "actor.fsdp_config.ulysses_sequence_parallel_size=1": (
             engine.get("ulysses_sequence_parallel_size", 1) == 1
         ),
-        "actor_rollout_ref.actor.fsdp_config.pad_to_length=false": not engine.get("pad_to_length"),
+        "actor.fsdp_config.pad_to_length=false": not engine.get("pad_to_length"),
     }
-    if found := problems(installed_verl(), USES):
-        raise ValueError(f"{KEY}: does not fit this verl: {'; '.join(found)}. Set it to false.")
-    if missing := [key for key, met in needs.items() if not met]:
-        raise ValueError(f"{KEY}: needs {', '.join(missing)}. Set that, or {KEY}=false.")
-
-
-def _shares(batch: Any) -> bool:
-    # Positions of images have a dimension more, and their rows are computed as verl does.
-    from verl.utils import tensordict_utils
-
-    flag = tensordict_utils.get_non_tensor_data(batch, _FLAG, False)
-    return bool(flag) and batch["position_ids"].dim() == 2
-
-
-def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
-    """The rows of a batch, and how many tokens of each are its prompt."""
-    tokens, offsets = batch["input_ids"].values().tolist(), batch["input_ids"].offsets().tolist()
-    rows = [tokens[begin:end] for begin, end in pairwise(offsets)]
-    return rows, batch["prompts"].offsets().diff().tolist()
+    missing = [key for key, met in needs.items() if not met]
+    if missing and ours.actor.get("use_prefix_grouper", False):
+        named = (
+            key if key.startswith("trainer") else f"actor_rollout_ref.{key}" for key in missing
+        )
+        raise ValueError(f"{KEY}: needs {', '.join(named)}. Set that, or {KEY}=false.")
