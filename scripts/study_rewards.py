@@ -31,6 +31,23 @@ UNITS = {"times_third": 1 / 3, "times_1": 1.0, "times_3": 3.0, "times_10": 10.0}
 times_third, times_1, times_3, times_10 = map(_times, UNITS.values())
 
 
+def _gsm8k_times(unit: float) -> Callable[..., dict[str, float]]:
+    """GSM8K's three rewards, correctness counted in another unit."""
+
+    @declares(
+        Component("correctness", 0, unit), Component("integer", 0, 1), Component("format", 0, 1)
+    )
+    def compute_score(*args: Any, **kwargs: Any) -> dict[str, float]:
+        found = gsm8k.compute_score(*args, **kwargs)
+        more = (unit - 1) * found["correctness"]
+        return found | {"correctness": unit * found["correctness"], "score": found["score"] + more}
+
+    return compute_score
+
+
+gsm8k_times_1, gsm8k_times_10 = _gsm8k_times(1.0), _gsm8k_times(10.0)
+
+
 @declares(Component("correctness", 0, 1), Component("length", 0, 1))
 def short_sums(
     data_source: str,

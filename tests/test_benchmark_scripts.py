@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from waiting import HANGS
@@ -126,3 +127,34 @@ def test_a_reward_card_counts_what_each_rule_judges_the_other_way(
     page.write_text(f"# Cards\n\nHead.\n\n{text}\n## Another\n\nPaid.\n")
     kept = script("reward_cards").written(page)
     assert kept == {"Another": "## Another\n\nPaid.\n", "Ours": text.rstrip() + "\n"}
+
+
+def test_an_experiments_table_has_means_over_steps_and_differences_paired_by_seed() -> None:
+    def line(arm: str, seed: int, step: int, form: float, unit: float = 1) -> dict[str, Any]:
+        means = {"format": form, "integer": 0.5, "correctness": 0.25 * unit}
+        deviations = {"format": 0.5, "integer": 0.25, "correctness": 0.25 * unit}
+        found = {f"rewards/{name}/mean": value for name, value in means.items()}
+        found |= {f"rewards/{name}/std": value for name, value in deviations.items()}
+        return {
+            "arm": arm,
+            "seed": seed,
+            "step": step,
+            "gdpo/correctness/advantage_share": 0.3,
+        } | found
+
+    lines = [
+        line("gdpo-1", seed, step, 0.1 * seed + 0.2 * step) for seed in (1, 2, 3) for step in (1, 2)
+    ]
+    lines += [line("grpo-1", seed, 1, 0.1 * seed) for seed in (1, 2, 3)]
+    lines += [line("grpo-10", 1, 1, 0.4, unit=10)]
+    arms = dict.fromkeys(["gdpo-1", "grpo-1", "gdpo-10", "grpo-10"])
+    rows = [row.split(" | ") for row in script("experiment").table({"arms": arms}, lines)]
+    cells = {row[0].removeprefix("| "): row[2:] for row in rows}
+    # Means over the two steps are 0.4, 0.5 and 0.6: deviation 0.1, t 4.303, three seeds.
+    assert cells["gdpo ×1"][0] == "0.500 [+0.252, +0.748]"
+    assert cells["gdpo ×1"][3].startswith("0.300")  # what GDPO itself logs
+    assert cells["grpo ×1"][3].startswith("0.250")  # 0.25 of 0.5 + 0.25 + 0.25
+    assert cells["grpo ×10"][:3] == ["0.400", "0.500", "0.250"]
+    assert cells["grpo ×10"][3].startswith("0.769")  # 2.5 of 3.25
+    assert cells["gdpo ×1 − grpo ×1"][0] == "0.300 [+0.300, +0.300]"
+    assert cells["grpo ×10 − grpo ×1"][0] == "0.300"  # 0.4 minus seed 1's 0.1

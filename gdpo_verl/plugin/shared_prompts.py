@@ -17,10 +17,21 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import OmegaConf
 
 from gdpo_verl.hooks import wrap
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
+# None where a key is not there.
+_NEEDS: dict[str, tuple[Any, ...]] = {
+    "trainer.use_v1": (True, None),
+    "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp"),
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": (1, None),
+    "actor_rollout_ref.actor.fsdp_config.pad_to_length": (False, None),
+    "actor_rollout_ref.model.override_config.attn_implementation": ("sdpa",),
+    "actor_rollout_ref.model.use_remove_padding": (True,),
+    "actor_rollout_ref.model.use_fused_kernels": (False,),
+}
 _FLAG = "gdpo_shares_prompts"  # of an engine, and of its batches beside use_remove_padding
 
 
@@ -182,25 +193,14 @@ def check(config: Any) -> None:
     """Refuse the switch where the engine is another, or is set otherwise.
 
     Raises:
-      ValueError: names the key to change.
+      ValueError: names the keys to change.
     """
-    ours, trainer = config.actor_rollout_ref, config.trainer
-    model, engine = ours.model, ours.actor.get("fsdp_config") or {}
-    attention = (model.get("override_config") or {}).get("attn_implementation")
-    needs = {
-        "trainer.use_v1=true": trainer.get("use_v1", True),
-        "actor.strategy=fsdp2": ours.actor.strategy in ("fsdp", "fsdp2"),
-        "model.override_config.attn_implementation=sdpa": attention == "sdpa",
-        "model.use_remove_padding=true": model.use_remove_padding,
-        "model.use_fused_kernels=false": not model.use_fused_kernels,
-        "actor.fsdp_config.ulysses_sequence_parallel_size=1": (
-            engine.get("ulysses_sequence_parallel_size", 1) == 1
-        ),
-        "actor.fsdp_config.pad_to_length=false": not engine.get("pad_to_length"),
-    }
-    missing = [key for key, met in needs.items() if not met]
-    if missing and ours.actor.get("use_prefix_grouper", False):
-        named = (
-            key if key.startswith("trainer") else f"actor_rollout_ref.{key}" for key in missing
-        )
-        raise ValueError(f"{KEY}: needs {', '.join(named)}. Set that, or {KEY}=false.")
+    if not OmegaConf.select(config, KEY):
+        return
+    wrong = [
+        f"{key}={str(values[0]).lower()}"
+        for key, values in _NEEDS.items()
+        if OmegaConf.select(config, key) not in values
+    ]
+    if wrong:
+        raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set that, or {KEY}=false.")

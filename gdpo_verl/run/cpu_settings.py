@@ -78,16 +78,10 @@ def choose_settings(config: Any) -> dict[str, Any]:
 
 
 def describe(config: Any) -> str:
-    """A line about what was chosen, or set in its place."""
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    size = (
-        f"{actor.ppo_max_token_len_per_gpu} tokens"
-        if actor.use_dynamic_bsz
-        else f"{actor.ppo_micro_batch_size_per_gpu} rows"
-    )
-    rows = "packed" if model.use_remove_padding else "padded"
+    """What was chosen, or set in its place, in a few words."""
+    actor = config.actor_rollout_ref.actor
     once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
-    return f"computes in {actor.fsdp_config.dtype}, micro-batches of {size}, {rows}{once}"
+    return f"computes in {actor.fsdp_config.dtype}{once}"
 
 
 def memory() -> int:
