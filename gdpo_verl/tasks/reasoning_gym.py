@@ -1,8 +1,8 @@
 """Sums and word problems of Reasoning Gym, for the three rewards of the gsm8k recipes.
 
 https://github.com/open-thought/reasoning-gym, Apache-2.0. ``chain_sum``: numbers added and
-subtracted, two to four digits or, as ``short-sums``, two or three numbers up to 30 and nothing
-around them. ``gsm_symbolic``: the short ones of problems like GSM8K's with other numbers.
+subtracted, two to four digits or, as ``short-sums``, two or three numbers up to 30 to add, with no
+words around them. ``gsm_symbolic``: the short ones of problems like GSM8K's with other numbers.
 Kept are those whose result is a whole number of 0 or more: to the rewards as published, -4 is no
 integer. The system message is GSM8K's.
 """
@@ -34,7 +34,7 @@ GENERATORS: dict[str, tuple[str, dict[str, int | float]]] = {
 LONGEST, LARGEST = 250, 30  # characters of a question, number of a sum
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
 # Worked examples; a larger number is in each, so none of them is drawn.
-WORKED = (("31 + 4", "35"), ("40 - 6 + 5", "39"), ("7 + 50 - 8", "49"), ("60 - 35 - 2", "23"))
+WORKED = (("31 + 4", "35"), ("2 + 40 + 5", "47"), ("40 - 6 + 5", "39"), ("60 - 35 - 2", "23"))
 
 # The generator seeds question i with seed + i; consecutive numbers would share questions.
 _SEEDS = 2**31
@@ -98,7 +98,8 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
         answer, expression = entry["answer"], entry["metadata"].get("expression", "")
         question = expression if name == SHORT else entry["question"]
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
-        if answer.isdecimal() and len(question) <= LONGEST and small:
+        asked = name != SHORT or "-" not in expression
+        if answer.isdecimal() and len(question) <= LONGEST and small and asked:
             return Example(question, expression, answer, entry, shots)
 
 
