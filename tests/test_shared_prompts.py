@@ -61,7 +61,7 @@ def test_micro_batches_are_filled_by_computed_tokens(limit, parts):
 ENGINE = """
 import os, sys, torch
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
-os.environ.update(LOCAL_RANK="0")
+os.environ.update(LOCAL_RANK="0", VERL_PLATFORM="cpu")
 import verl
 from tensordict import TensorDict
 from types import SimpleNamespace
