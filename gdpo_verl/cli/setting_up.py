@@ -28,9 +28,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     prepare.add_argument(
         "--max-prompt-length", metavar="TOKENS", type=int, help="default: the recipe's"
     )
-    prepare.add_argument(
-        "--shots", metavar="N", type=int, default=0, help="worked examples as earlier turns"
-    )
+    prepare.add_argument("--shots", metavar="N", type=int, default=0, help="worked examples first")
     prepare.set_defaults(command=_prepare)
 
     policy = commands.add_parser(

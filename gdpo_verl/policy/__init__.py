@@ -10,7 +10,6 @@ A pretrained model with its own tokenizer can take its place, where minutes on t
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sys
 import time
@@ -27,8 +26,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
-from gdpo_verl.policy.pretrained import check_out, load, multiplies_bfloat16, save
+from gdpo_verl.policy.pretrained import check_out, load, save
 from gdpo_verl.policy.tasks import FINETUNING, TASKS, Settings, Task
+from gdpo_verl.start import multiplies_bfloat16
 from gdpo_verl.tasks.generated import Example
 
 log = logging.getLogger(__name__)
@@ -170,22 +170,21 @@ def make_policy(
       progress: show a progress line.
       settings: other than the calibrated ones.
       bands: other shares of right answers to hold than the task's.
-      base: the directory of a pretrained model to start from; without it a Qwen2 of random
-        weights and a tokenizer of its own.
+      base: the directory of a pretrained model to start from, in place of random weights.
 
     Returns:
       what ``policy.json`` holds: task, base, seed, settings, measured shares, seconds.
 
     Raises:
-      ValueError: the policy is outside the bands (nothing is left behind), or ``base`` is no
-        model with its tokenizer.
+      ValueError: the policy is outside the bands (nothing is left behind), or what `load` raises.
       FileExistsError: ``out_dir`` holds something else.
     """
     chosen = TASKS[task]()
     if base:
-        # It reads questions that it was not shown, of the leaderboard's, too.
-        chosen = replace(chosen, bands_on="sampled")
-        settings = settings or replace(chosen.settings, **FINETUNING, threads=os.cpu_count() or 1)
+        chosen = replace(chosen, bands_on="sampled")  # it reads what it was not shown, too
+        settings = settings or replace(
+            chosen.settings, **FINETUNING, threads=torch.get_num_threads()
+        )
     settings = settings or chosen.settings
     check_out(out_dir)
     began = time.monotonic()

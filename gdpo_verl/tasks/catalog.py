@@ -105,8 +105,7 @@ def prepare(
     if task.shots:
         options["shots"] = shots
     elif shots:
-        taking = [other for other, each in DATASETS.items() if each.shots]
-        raise ValueError(f"--shots: expected one of {taking}, found {name!r}, which takes none")
+        raise ValueError(f"--shots: expected 0, found {shots}: {name} has no worked examples")
     if model is not None:
         from gdpo_verl.tasks.rows import PromptLength
 
