@@ -76,11 +76,12 @@ class Bfcl(Benchmark):
         from gdpo_verl.tasks.bfcl import handler
 
         self.bfcl = handler
-        self.frame, origin = shared_by(
+        found: tuple[prompt.Frame, str] | None = shared_by(
             self.prompt_from,
             lambda chat: prompt.read_frame(chat[0]["content"]),
             "text around the tools",
-        ) or (prompt.Frame(), "gdpo-verl prepare bfcl")
+        )
+        self.frame, origin = found or (prompt.Frame(), "gdpo-verl prepare bfcl")
         package = f"bfcl-eval {importlib.metadata.version('bfcl-eval')}"
         about = {"package": package, "prompt": f"prompt of {origin}"}
         known = {question.name: question for question in self._all_questions()}
