@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from gdpo_verl.plugin import shared_prompts
+from gdpo_verl.plugin import contract, shared_prompts
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
 
 
@@ -70,7 +69,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.padding import no_padding_2_padding
-from gdpo_verl.plugin import shared_prompts
+from gdpo_verl.plugin import contract, shared_prompts
 
 store = torch.distributed.TCPStore("127.0.0.1", 0, 1, True)
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -150,9 +149,13 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(p
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_the_installed_verl_has_what_is_wrapped():
+    assert contract.problems(contract.installed_verl(), contract.SHARED_PROMPTS) == []
+
+
 def test_upstreams_engine_does_not_read_the_key_yet():
     # Once it does, this departure goes.
-    workers = Path(importlib.util.find_spec("verl").origin).parent / "workers"
+    workers = contract.installed_verl() / "workers"
     files = [workers / "engine_workers.py", *(workers / "engine").rglob("*.py")]
     readers = [file for file in files if "prefix_grouper" in file.read_text()]
 

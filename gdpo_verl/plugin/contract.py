@@ -44,6 +44,7 @@ class Use:
 
 
 _V1, _BUFFER = "trainer.ppo.v1.trainer_base", "trainer.ppo.v1.replay_buffer"
+_FSDP = "workers.engine.fsdp.transformer_impl"
 _NAIVE = "experimental.reward_loop.reward_manager.naive"
 # fmt: off
 CONTRACT = (
@@ -95,22 +96,37 @@ CONTRACT = (
     Use(_NAIVE, "NaiveRewardManager.run_single", "self data",
         "reward_score reward_extra_info responses attention_mask extra_info"),
 )
+# Asked for only where actor_rollout_ref.actor.use_prefix_grouper is on.
+SHARED_PROMPTS = (
+    Use("workers.engine_workers", "ActorRolloutRefWorker.init_model", "self", "actor ref"),
+    Use(_FSDP, "prepare_micro_batches", "data dp_group ...", "max_token_len_per_gpu"),
+    Use(_FSDP, "FSDPEngine.forward_backward_batch", "self data ...", "prepare_micro_batches"),
+    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", "self micro_batch",
+        "input_ids position_ids attention_mask input_ids_rmpad_rolled temperature_rmpad"),
+    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_outputs",
+        "self output output_args micro_batch ...", "input_ids offsets"),
+)
 # fmt: on
 
 
 @cache
 def misfit() -> str | None:
     """Say why the installed verl is not supported; None when it is."""
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    found = problems(Path(spec.submodule_search_locations[0]))
+    found = problems(installed_verl())
     if not found:
         return None
     return (
         f"gdpo-verl {__version__} does not fit verl {version('verl')}: {'; '.join(found)}. Install "
         f"verl {TESTED} (pip install verl=={TESTED}), or a gdpo-verl for this one."
     )
+
+
+def installed_verl() -> Path:
+    """The directory of the installed verl."""
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
 
 
 def problems(root: Path, contract: Sequence[Use] = CONTRACT) -> list[str]:

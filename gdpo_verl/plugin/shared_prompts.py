@@ -20,6 +20,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.hooks import wrap
+from gdpo_verl.plugin import contract
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 # None where a key is not there.
@@ -202,5 +203,7 @@ def check(config: Any) -> None:
         for key, values in _NEEDS.items()
         if OmegaConf.select(config, key) not in values
     ]
+    if found := contract.problems(contract.installed_verl(), contract.SHARED_PROMPTS):
+        raise ValueError(f"{KEY}: does not fit this verl: {'; '.join(found)}. Set it to false.")
     if wrong:
         raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set that, or {KEY}=false.")
