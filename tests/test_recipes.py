@@ -248,7 +248,9 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(
     here = ("data.train_files: ", "trainer.default_local_dir: ")
     assert any("does not exist here" in problem for problem in found.problems)
     problems = [problem for problem in found.problems if not problem.startswith(here)]
-    assert problems == []
+    # The paper's models are too large for most machines' own memory.
+    assert all("trained in this machine's" in problem for problem in problems)
+    assert hardware == "cpu" or problems == []
 
 
 def test_a_dry_run_finds_what_is_wrong_and_names_its_key(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdpo_verl.run.memory import is_lora
 from gdpo_verl.start import multiplies_bfloat16
@@ -24,33 +24,58 @@ _PROCESSES = 4 << 30
 _SHARE = 0.5
 
 
-def choose_settings(config: Any) -> dict[str, Any]:
-    """Overrides for verl's whole configuration with a pretrained model; none with another.
+class Shape(NamedTuple):
+    """A model's sizes, and the bytes that its training takes whatever the micro-batches are."""
 
-    Raises:
-      ValueError: weights and optimizer alone are larger than the machine's memory.
-    """
+    width: int
+    inner: int
+    layers: int
+    words: int
+    size: int  # of a number that is computed with
+    fixed: int
+
+
+def _shape(config: Any) -> tuple[Shape | None, dict[str, Any]]:
+    """The sizes of a pretrained model, and its config.json; None for a tiny or unknown one."""
     found = _read_config(config.actor_rollout_ref.model.path)
     model = found.get("text_config", found)
     if "hidden_size" not in model:
-        return {}
+        return None, model
     width, layers, words = (model[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
     inner = model.get("intermediate_size") or 4 * width
     weights = words * width + layers * width * (3 * width + 3 * inner)
     if weights < _SMALL:
-        return {}
-    half = multiplies_bfloat16()
-    size = 2 if half else 4
+        return None, model
+    size = 2 if multiplies_bfloat16() else 4
     # In float32 the weights, and but for LoRA gradients and two moments; then vLLM's weights and
     # those that the trainer computes with.
     fixed = weights * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
-    if (free := memory() - fixed) <= 0:
+    return Shape(width, inner, layers, words, size, fixed), model
+
+
+def check_memory(config: Any) -> None:
+    """Refuse a model whose weights and optimizer alone are larger than this machine's memory.
+
+    Raises:
+      ValueError: names the key, what there is and what it takes.
+    """
+    shape, _ = _shape(config)
+    if shape and shape.fixed > memory():
         raise ValueError(
-            f"actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
-            f"{memory() / 2**30:.1f} GiB of memory, found one of {weights / 1e6:,.0f} million "
-            f"weights, which with gradients, optimizer, vLLM and Ray take {fixed / 2**30:.1f} GiB. "
-            "Train a smaller one, or adapters with actor_rollout_ref.model.lora_rank=32."
+            "actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
+            f"{memory() / 2**30:.1f} GiB of memory, found one that takes {shape.fixed / 2**30:.1f} "
+            "GiB with gradients, optimizer, vLLM and Ray. Train a smaller one, or adapters with "
+            "actor_rollout_ref.model.lora_rank=32."
         )
+
+
+def choose_settings(config: Any) -> dict[str, Any]:
+    """Overrides for verl's whole configuration with a pretrained model; none with another."""
+    shape, model = _shape(config)
+    if shape is None:
+        return {}
+    width, inner, layers, words, size, fixed = shape
+    half, free = size == 2, max(0, memory() - fixed)
     # Of a token: what a layer keeps for the backward pass, and its logits several times.
     activations = layers * (10 * width + 4 * inner) * size + 4 * words * 4
     most = int(_SHARE * free / activations / config.trainer.n_gpus_per_node)

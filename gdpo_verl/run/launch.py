@@ -87,7 +87,7 @@ def train(
       RecipeError: no such recipe, or its configuration cannot be composed.
       ClaimError: `run` belongs to a training that learns something else, or that still runs.
       LaunchError: the training failed; says why and where its log is.
-      ValueError: there is no such model.
+      ValueError: there is no such model, or the machine's memory is too small for it.
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
@@ -99,6 +99,8 @@ def train(
         if not joins_cluster(config):
             check_model(config)  # before there is a config.yaml, which another path would not fit
         if config.trainer.device == "cpu":
+            if not joins_cluster(config):
+                cpu_settings.check_memory(config)
             _say(f"{recipe}: {cpu_settings.describe(config)}")
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
@@ -233,7 +235,7 @@ def composed(
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
-      ValueError: the machine has too little memory for the model.
+      ValueError: a bucket is too small for the model's largest weight.
     """
     places = _places(run.resolve())
     config = compose(recipe, [*places, *overrides], config_dir)
