@@ -19,13 +19,13 @@ name=${1:-toolbox}
 model=${1:+$(realpath -e "$1" 2>/dev/null || echo "$1")}
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-recipe=toolbox prepare=(toolbox) make_policy=toolbox extras=()
+recipe=toolbox prepare=(toolbox) make_policy=tiny policy=toolbox extras=()
 case $name in
   toolbox)   # Half of the recipe's batch: both rewards rise as well, in half of the time.
     settings=(hardware=cpu data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=8) ;;
   smollm2)   # 64 answers of a sum's length a step; without KL it learns in a few steps. Held-out sums are
              # answered as in training, at temperature 1: its most probable answer has the form from the start.
-    recipe=gsm8k prepare=(short-sums --shots 2) make_policy=smollm2 extras=(data)
+    recipe=gsm8k prepare=(short-sums --shots 2) make_policy=smollm2 policy=smollm2 extras=(data)
     STEPS=${STEPS:-12} OUT=${OUT:-runs/smollm2}
     settings=(hardware=cpu data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8
               actor_rollout_ref.rollout.n=8 data.max_prompt_length=192 data.max_response_length=48
@@ -54,7 +54,7 @@ part "2/5  preparing the task and the policy to start from"
 if [ ! -f "$data/provenance.json" ]; then $gdpo prepare "${prepare[@]}" --out "$data"; fi
 making=
 if [ -n "$make_policy" ]; then
-  model=$PWD/models/$make_policy
+  model=$PWD/models/$policy
   # It needs one core; the check takes place beside it.
   if [ ! -f "$model/policy.json" ]; then $gdpo make-policy "$make_policy" --out "$model" & making=$!; fi
   trap 'if [ -n "$making" ]; then kill "$making"; fi' EXIT
