@@ -19,7 +19,7 @@ from reward_checks import scores, write_data
 from reward_checks import work as work
 
 from gdpo_verl.check_reward import compose as compose_for_check
-from gdpo_verl.cli import main
+from gdpo_verl.cli import _parser, main
 from gdpo_verl.dry_run import dry_run
 from gdpo_verl.run.composition import RecipeError, compose, hardware_of
 from gdpo_verl.run.submit import absolute
@@ -147,3 +147,13 @@ def test_reward_model_behind_an_address_is_asked(check: Callable, work: Path, ju
     assert "raised" not in output
     assert scores(report)["ground truth"] == [1.25] * 3
     assert scores(report)["empty"] == [1.0] * 3
+
+
+def test_the_quickstarts_policies_and_data_are_known_by_their_names() -> None:
+    script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
+    policies = re.findall(r"make_policy=(\w+)", script)
+    assert policies == ["tiny", "smollm2"]
+    for policy in policies:
+        _parser().parse_args(["make-policy", policy])
+    for prepared in re.findall(r"prepare=\((.+?)\)", script):
+        _parser().parse_args(["prepare", *prepared.split()])

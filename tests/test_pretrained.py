@@ -90,6 +90,7 @@ def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert "each prompt once for its responses" in done.stderr
+    assert "has no effect" not in (run / "train.log").read_text(errors="replace")
     steps = [json.loads(line)["data"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["training/global_step"] for step in steps] == [1, 2]
     for step in steps:

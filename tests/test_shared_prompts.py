@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -62,6 +63,7 @@ import os, sys, torch
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
 os.environ.update(LOCAL_RANK="0", VERL_PLATFORM="cpu")
 import verl
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from types import SimpleNamespace
 from verl.trainer.config import CheckpointConfig
@@ -128,7 +130,13 @@ def run():
 
 
 plain = run()
-shared_prompts.share(SimpleNamespace(actor=SimpleNamespace(engine=engine), ref=None))
+attention = {"override_config": {"attn_implementation": "sdpa"}}
+config = OmegaConf.create({
+    "model": {"use_remove_padding": True, "use_fused_kernels": False, **attention},
+    "actor": {"strategy": "fsdp2", "use_prefix_grouper": True},
+})
+actor = SimpleNamespace(engine=engine)
+shared_prompts.share(SimpleNamespace(config=config, actor=actor, ref=None))
 computed = []
 engine.module.register_forward_pre_hook(
     lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True)
@@ -211,15 +219,26 @@ def test_without_the_switch_nothing_is_refused():
     check(configured(**{key: False, "actor_rollout_ref.model.use_remove_padding": False}))
 
 
-def test_a_model_with_sliding_windows_is_refused_with_the_key():
-    from types import SimpleNamespace
-
-    text = SimpleNamespace(layer_types=["full_attention", "sliding_attention"])
+@pytest.mark.parametrize(
+    ("layers", "changed", "named"),
+    [
+        (["full_attention", "sliding_attention"], {}, "sliding_attention"),
+        (None, {"actor_rollout_ref.model.use_fused_kernels": True}, "use_fused_kernels=false"),
+    ],
+)
+def test_what_does_not_fit_in_a_run_that_is_not_ours_is_said_and_changes_nothing(
+    layers, changed, named, caplog
+):
+    # verl's own users may have set the key, which did nothing.
+    text = SimpleNamespace(layer_types=layers)
     config = SimpleNamespace(get_text_config=lambda: text)
     engine = SimpleNamespace(model_config=SimpleNamespace(hf_config=config))
-    worker = SimpleNamespace(actor=SimpleNamespace(engine=engine), ref=None)
+    ours = configured(**changed).actor_rollout_ref
+    worker = SimpleNamespace(config=ours, actor=SimpleNamespace(engine=engine), ref=None)
+    before = vars(engine).copy()
 
-    with pytest.raises(
-        ValueError, match=r"use_prefix_grouper: .*sliding_attention.* Set it to false"
-    ):
-        shared_prompts.share(worker)
+    shared_prompts.share(worker)
+
+    assert named in caplog.text
+    assert "use_prefix_grouper has no effect" in caplog.text
+    assert vars(engine) == before

@@ -69,6 +69,7 @@ def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does
     assert run.output.count("gdpo-verl 0.1.0: estimator 'gdpo' in place of verl 0.9.1's own") == 1
     # A warning from the trainer's process, into which verl has imported vLLM.
     assert re.search(r"WARNING:.*gdpo-verl: reward: for row .* the score is [23], but", run.output)
+    assert "use_prefix_grouper has no effect" not in run.output
     evicted = "training/filter_groups/evicted_samples"
     assert sum(data.get(evicted, 0) for data in metrics.values()) > 0
     for step, data in metrics.items():

@@ -12,6 +12,7 @@ not read (0.9.1, verl/workers/engine). The idea is that of Prefix Grouper
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin import contract
+
+logger = logging.getLogger(__name__)
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 # None where a key is not there.
@@ -97,19 +100,21 @@ def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list
 def share(worker: Any) -> None:
     """Have the engines of verl's worker, of actor and reference policy, share prompts.
 
-    Raises:
-      ValueError: the model's attention does not look at all that a mask shows it.
+    Where that does not fit, a run of ours was refused by `check`, and another goes on as without
+    us: a warning says so.
     """
     from verl.workers.engine.fsdp import transformer_impl
 
-    for role in filter(None, (worker.actor, worker.ref)):
-        config = role.engine.model_config.hf_config.get_text_config()
-        found = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if found != {"full_attention"}:
-            raise ValueError(
-                f"{KEY}: expected full_attention in all layers, found {sorted(found)}. Set it to "
-                "false."
-            )
+    roles = [role for role in (worker.actor, worker.ref) if role is not None]
+    models = [role.engine.model_config.hf_config.get_text_config() for role in roles]
+    layers = {kind for model in models for kind in getattr(model, "layer_types", None) or ()}
+    wrong = _unmet(OmegaConf.create({"actor_rollout_ref": worker.config}))
+    if layers - {"full_attention"}:
+        wrong.append(f"full attention in all layers, not {sorted(layers)}")
+    if wrong:
+        logger.warning("%s has no effect: it needs %s", KEY, ", ".join(wrong))
+        return
+    for role in roles:
         setattr(role.engine, _FLAG, True)
     _install(transformer_impl)
 
@@ -125,8 +130,10 @@ def _install(engine: Any) -> None:
     )
 
     def shares(batch: Any) -> bool:
-        # Positions of images have a dimension more, and their rows are computed as verl does.
-        return bool(get_non_tensor_data(batch, _FLAG, False)) and batch["position_ids"].dim() == 2
+        # Images have positions of one more dimension, and the legacy trainer padded prompts: their
+        # rows are computed as verl does.
+        flag = get_non_tensor_data(batch, _FLAG, False)
+        return bool(flag) and batch["position_ids"].dim() == 2 and batch["prompts"].is_nested
 
     def forward_backward(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         assign_non_tensor(data, **{_FLAG: getattr(self, _FLAG, False)})
@@ -196,14 +203,15 @@ def check(config: Any) -> None:
     Raises:
       ValueError: names the keys to change.
     """
-    if not OmegaConf.select(config, KEY):
-        return
+    if OmegaConf.select(config, KEY) and (wrong := _unmet(config)):
+        raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set that, or {KEY}=false.")
+
+
+def _unmet(config: Any) -> list[str]:
     wrong = [
         f"{key}={str(values[0]).lower()}"
         for key, values in _NEEDS.items()
         if OmegaConf.select(config, key) not in values
     ]
-    if found := contract.problems(contract.installed_verl(), contract.SHARED_PROMPTS):
-        raise ValueError(f"{KEY}: does not fit this verl: {'; '.join(found)}. Set it to false.")
-    if wrong:
-        raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set that, or {KEY}=false.")
+    found = contract.problems(contract.installed_verl(), contract.SHARED_PROMPTS)
+    return [*wrong, *(f"another verl: {problem}" for problem in found)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdpo_verl.run.memory import is_lora
 from gdpo_verl.start import multiplies_bfloat16
@@ -24,68 +25,40 @@ _PROCESSES = 4 << 30
 _SHARE = 0.5
 
 
-class Shape(NamedTuple):
-    """A model's sizes, and the bytes that its training takes whatever the micro-batches are."""
-
-    width: int
-    inner: int
-    layers: int
-    words: int
-    size: int  # of a number that is computed with
-    fixed: int
-
-
-def _shape(config: Any) -> tuple[Shape | None, dict[str, Any]]:
-    """The sizes of a pretrained model, and its config.json; None for a tiny or unknown one."""
-    found = _read_config(config.actor_rollout_ref.model.path)
-    model = found.get("text_config", found)
-    if "hidden_size" not in model:
-        return None, model
-    width, layers, words = (model[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    inner = model.get("intermediate_size") or 4 * width
-    weights = words * width + layers * width * (3 * width + 3 * inner)
-    if weights < _SMALL:
-        return None, model
-    size = 2 if multiplies_bfloat16() else 4
-    # In float32 the weights, and but for LoRA gradients and two moments; then vLLM's weights and
-    # those that the trainer computes with.
-    fixed = weights * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
-    return Shape(width, inner, layers, words, size, fixed), model
-
-
 def check_memory(config: Any) -> None:
     """Refuse a model whose weights and optimizer alone are larger than this machine's memory.
 
     Raises:
       ValueError: names the key, what there is and what it takes.
     """
-    shape, _ = _shape(config)
-    if shape and shape.fixed > memory():
+    model = _read_config(config.actor_rollout_ref.model.path)
+    if _weights(model) > _SMALL and (taken := _fixed_bytes(config, model)) > memory():
         raise ValueError(
             "actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
-            f"{memory() / 2**30:.1f} GiB of memory, found one that takes {shape.fixed / 2**30:.1f} "
-            "GiB with gradients, optimizer, vLLM and Ray. Train a smaller one, or adapters with "
+            f"{memory() / 2**30:.1f} GiB of memory, found one that takes {taken / 2**30:.1f} GiB "
+            "with gradients, optimizer, vLLM and Ray. Train a smaller one, or adapters with "
             "actor_rollout_ref.model.lora_rank=32."
         )
 
 
 def choose_settings(config: Any) -> dict[str, Any]:
     """Overrides for verl's whole configuration with a pretrained model; none with another."""
-    shape, model = _shape(config)
-    if shape is None:
+    model = _read_config(config.actor_rollout_ref.model.path)
+    if _weights(model) < _SMALL:
         return {}
-    width, inner, layers, words, size, fixed = shape
-    half, free = size == 2, max(0, memory() - fixed)
+    half, free = multiplies_bfloat16(), max(0, memory() - _fixed_bytes(config, model))
     # Of a token: what a layer keeps for the backward pass, and its logits several times.
-    activations = layers * (10 * width + 4 * inner) * size + 4 * words * 4
+    kept = model["num_hidden_layers"] * (10 * model["hidden_size"] + 4 * _inner(model))
+    activations = kept * (2 if half else 4) + 4 * model["vocab_size"] * 4
     most = int(_SHARE * free / activations / config.trainer.n_gpus_per_node)
     row = config.data.max_prompt_length + config.data.max_response_length
     tokens = max(row, min(_TOKENS, most))
     # Packing pays where prompts are shared, and a mask can share them in full attention.
     shares = set(model.get("layer_types") or ["full_attention"]) == {"full_attention"}
+    largest = max(model["vocab_size"], _inner(model)) * model["hidden_size"] * 4
     ours = "actor_rollout_ref"
     chosen: dict[str, Any] = {
-        BUCKET: max(64, -(-max(words, inner) * width * 4 // _MIB)),
+        BUCKET: max(64, -(-largest // _MIB)),
         f"{ours}.model.use_remove_padding": shares,
         f"{ours}.actor.use_prefix_grouper": shares,
         f"{ours}.actor.use_dynamic_bsz": True,
@@ -119,15 +92,39 @@ def memory() -> int:
     return min(total, int(written)) if written.isdecimal() else total
 
 
-def _read_config(path: str) -> dict[str, Any]:
-    """The model's config.json; empty where there is none, which verl will say."""
-    from huggingface_hub import hf_hub_download
+def _weights(model: Mapping[str, Any]) -> int:
+    """About the number of a model's weights; 0 of an unknown one."""
+    if "hidden_size" not in model:
+        return 0
+    width, layers = model["hidden_size"], model["num_hidden_layers"]
+    return int(width * (model["vocab_size"] + layers * 3 * (width + _inner(model))))
 
-    file = os.path.join(os.path.expanduser(path), "config.json")
+
+def _inner(model: Mapping[str, Any]) -> int:
+    return int(model.get("intermediate_size") or 4 * model["hidden_size"])
+
+
+def _fixed_bytes(config: Any, model: Mapping[str, Any]) -> int:
+    """The bytes of a training whatever its micro-batches are.
+
+    In float32 the weights, and but for LoRA gradients and two moments; then the weights with which
+    vLLM and the trainer compute.
+    """
+    size = 2 if multiplies_bfloat16() else 4
+    return _weights(model) * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """The text model's part of its config.json; empty where there is none, which verl will say."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
     try:
-        if not os.path.isdir(os.path.dirname(file)):
-            file = hf_hub_download(path, "config.json")
+        if os.path.isdir(folder := os.path.expanduser(path)):
+            file = os.path.join(folder, "config.json")
+        else:  # the cache first: a hub out of reach takes its time
+            cached = try_to_load_from_cache(path, "config.json")
+            file = cached if isinstance(cached, str) else hf_hub_download(path, "config.json")
         found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-        return found
     except (OSError, ValueError):
         return {}
+    return dict(found.get("text_config", found))
