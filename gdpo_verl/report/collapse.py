@@ -37,7 +37,7 @@ def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
 
 
 def constant_components(vectors: Sequence[Vector]) -> tuple[bool, ...]:
-    """Of each component, whether its scored values are all the same; False where there are none.
+    """Return for each component whether all its scored values are equal; False if it has none.
 
     >>> constant_components([(1.0, 0.0, None), (1.0, 2.0, None)])
     (True, False, False)

@@ -93,7 +93,7 @@ def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value from JSON is a finite number.
+    """Return whether a value from JSON is a finite number.
 
     >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, None, "1", True)]
     [True, True, False, False, False, False, False]
@@ -103,7 +103,7 @@ def is_number(value: Any) -> bool:
 
 
 def only_validation(data: Mapping[str, float]) -> bool:
-    """Tell whether a step's metrics are those of a validation alone."""
+    """Return whether a step's metrics are those of a validation alone."""
     return all(key.startswith(("val-core/", "val-aux/")) for key in data)
 
 

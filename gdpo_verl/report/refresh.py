@@ -63,7 +63,7 @@ def follow_report(
 
 
 def is_running(run: Path) -> bool:
-    """Tell whether a training still goes on in a run directory.
+    """Return whether a training still goes on in a run directory.
 
     `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then. Without
     its files a run goes on until it has logged trainer.total_training_steps; where that is not

@@ -68,7 +68,7 @@ def _all_close(found: list[str], expected: list[str]) -> bool:
 
 
 def same_value(text: str, expected: Any) -> bool:
-    """Tell whether a call's value is the one expected, as JSON.
+    """Return whether a call's value is the one expected, as JSON.
 
     Args:
       text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything: raises

@@ -34,7 +34,7 @@ _LONGEST_OF_A_QUESTION, _MOST_OF_A_QUESTION = 300, 60  # characters of a formula
 
 
 def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
-    """Tell whether an answer is the ground truth; with a `ParseError`.
+    """Return whether an answer is the ground truth; with a `ParseError`.
 
     Args:
       asked: the ground truth and the answer, LaTeX; and the question, empty when it is not

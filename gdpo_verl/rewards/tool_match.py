@@ -44,7 +44,7 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def _of_one_kind(a: Any, b: Any) -> bool:
-    """Tell whether booleans stand at the same places of two equal values."""
+    """Return whether booleans stand at the same places of two equal values."""
     if isinstance(a, dict):
         pairs: Iterable[tuple[Any, Any]] = ((a[key], b[key]) for key in a)
     elif isinstance(a, list):

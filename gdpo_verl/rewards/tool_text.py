@@ -165,7 +165,7 @@ def _as_call(value: Any) -> Call:
 
 
 def _read_tail(tail: str) -> tuple[bool, bool]:
-    """Tell whether the text behind the last call holds a response, and whether it is tidy."""
+    """Return whether the text behind the last call holds a response, and whether it is tidy."""
     if not tail:
         return False, True
     gap, opened, rest = tail.partition(RESPONSE)

@@ -54,7 +54,7 @@ def claim(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
 
 
 def is_finished(run: Path, config: DictConfig) -> bool:
-    """Tell whether the training in `run` came to its end, and is not to be made longer now."""
+    """Return whether the training in `run` came to its end, and is not to be made longer now."""
     if not (run / "done").exists():
         return False
     if not (run / "config.yaml").exists():

@@ -86,7 +86,7 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
 
 
 def can_hold_workers(node: Mapping[str, Any]) -> bool:
-    """Tell whether Ray would start a process of a training on a node of ``ray.nodes()``.
+    """Return whether Ray would start a process of a training on a node of ``ray.nodes()``.
 
     Each of them asks for a CPU or a GPU, and a head may be started with neither.
     """

@@ -120,14 +120,14 @@ def of_log(log: str) -> str | None:
 
 
 def of_driver(pid: int, status: int) -> str | None:
-    """That the driver died, from its status as `subprocess` has it; None when it ended itself."""
+    """Describe the driver's death from its return code; None if it exited by itself."""
     if status >= 0:
         return None
     return f"the driver died: pid {pid} was killed by {signal_name(-status)}"
 
 
 def signal_name(number: int) -> str:
-    """Of 9 "SIGKILL"; of a number without a name "signal 99"."""
+    """Name a signal: 9 is "SIGKILL", a number without a name "signal 99"."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -120,7 +120,7 @@ def train(
 
 
 def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
-    """Tell whether another start may get further.
+    """Return whether another start may get further.
 
     Args:
       failure: of the start that ended.
@@ -314,7 +314,7 @@ def _follow(
 
 
 def _hang(leader: int, run: Path, started: float, hang_after: float) -> str | None:
-    """That a training hangs: of a process that lives nobody else learns that it does nothing."""
+    """Describe a hang, or return None. Nobody else reports a live process that does nothing."""
     metrics = run / "metrics.jsonl"
     logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
     if time.time() - logged < hang_after:

@@ -175,7 +175,7 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
 
 
 def _is_sent(file: str, working_dir: str | None) -> bool:
-    """Tell whether `working_dir` has a relative path; an archive elsewhere is believed to."""
+    """Return whether `working_dir` has a relative path; an archive elsewhere is believed to."""
     if not working_dir or "://" in working_dir:
         return bool(working_dir)
     return (Path(working_dir).expanduser() / file).exists()

@@ -59,7 +59,7 @@ def rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
 
 
 def readable_by_all(path: str) -> bool:
-    """Tell whether every user may enter each directory on the way."""
+    """Return whether every user may enter each directory on the way."""
     return all(
         os.stat(parent).st_mode & stat.S_IXOTH for parent in [path, *map(str, Path(path).parents)]
     )
