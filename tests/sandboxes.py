@@ -10,14 +10,15 @@ import pytest
 
 from gdpo_verl.sandbox import Limits, Sandbox, best_protection
 from gdpo_verl.sandbox import protection as protections
+from gdpo_verl.sandbox.probe import probe
 
 
 def working_protections() -> Iterator[protections.Protection]:
     """Every protection that holds here, best first."""
-    for candidate in protections._candidates(None):
+    for candidate in protections.candidates(None):
         with contextlib.suppress(OSError, RuntimeError):
             found = candidate()
-            protections._probe(found)
+            probe(found)
             yield found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.plugin import checkpoint
 from gdpo_verl.run import checkpoints
 from gdpo_verl.run.checkpoints import CheckpointError, Place
 
@@ -123,7 +124,7 @@ def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, trainer.global_steps)
 
     for trainer.global_steps in (1, 2, 3):
-        checkpoints.save(upstream, trainer)
+        checkpoint.save(upstream, trainer)
         assert [path.name for path in tmp_path.glob("global*")] == [
             f"global_step_{trainer.global_steps}"
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_verl.run import deaths
+from gdpo_verl import deaths
 
 # As Ray 2.60 prints it in the log of a driver, colours and all.
 DEATH_OF_A_REWARD_WORKER = """\

@@ -10,7 +10,7 @@ from browser import browser as browser
 from explain_pages import HOSTILE, WITH_ADVANTAGES, row, write_dump
 
 from gdpo_verl.explain import conclusions, dumps
-from gdpo_verl.report.rows import DUMP_BYTES
+from gdpo_verl.rundir.dumps import DUMP_BYTES
 
 
 def test_dumped_advantages_are_shown_as_they_are(tmp_path):

@@ -16,6 +16,7 @@ from sandboxes import sandbox as sandbox
 from gdpo_verl import doctor
 from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, view
 from gdpo_verl.sandbox import protection as protections
+from gdpo_verl.sandbox.probe import probe
 from gdpo_verl.sandbox.protection import Protection
 
 VERSION = f"python3.{sys.version_info.minor}"
@@ -74,10 +75,10 @@ def test_of_a_system_directory_only_the_libraries_are_readable(library):
 def test_packages_that_are_given_are_not_hidden(library, given):
     given = str(library / given)
     data = str(library / "python3/dist-packages/tests/data.py")
-    for candidate in protections._candidates(given):
+    for candidate in protections.candidates(given):
         try:
             found = candidate()
-            protections._probe(found)
+            probe(found)
         except RuntimeError:
             continue
         with Sandbox(found, LIMITS) as sandbox:
@@ -104,10 +105,10 @@ def test_the_user_may_allow_it_with_a_warning(nothing_protects, caplog):
 
 
 def test_a_sandbox_with_an_open_door_is_not_taken():
-    open_door = protections._unprotected(None)
+    open_door = protections.unprotected(None)
     without_filter = Protection("open", open_door.command, open_door.settings | {"filter": ""})
     with pytest.raises(RuntimeError, match="reads files, writes files, opens sockets, starts"):
-        protections._probe(without_filter)
+        probe(without_filter)
 
 
 @HOLDS

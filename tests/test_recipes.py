@@ -15,7 +15,6 @@ from typing import Any
 
 import hydra
 import pytest
-import torch
 import yaml
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
@@ -108,31 +107,6 @@ def test_composes_with_verls_keys_and_passes_its_validation(
     validate_config(config, need_reference_policy(config), need_critic(config))
     announced = capsys.readouterr().err.count("estimator 'gdpo' in place of verl 0.9.1's own")
     assert announced == ("gdpo" in name)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_recipe_without_a_gpu_is_refused(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from verl.utils.config import validate_config
-
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    gpu8 = compose("tool_call/gdpo", "gpu8")
-    with pytest.raises(ValueError, match=r"n_gpus_per_node: 8, but torch finds no GPU.*=cpu"):
-        validate_config(gpu8, False, False)
-    on_cpu = compose("tool_call/gdpo", "cpu").copy()
-    on_cpu.trainer.device = "cuda"  # as verl's driver, in which the platform is not chosen, has it
-    on_cpu.actor_rollout_ref.model.path = str(models["toolbox"])  # a small one
-    validate_config(on_cpu, False, False)
-    # What stands in the shell of those who have done the quickstart.
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    with pytest.raises(ValueError, match=r"VERL_PLATFORM=cpu expected.*=8, .*found None\..*=cpu"):
-        validate_config(gpu8, False, False)
-    on_cpu.trainer.device = "cpu"
-    validate_config(on_cpu, False, False)
-    on_cpu.trainer.n_gpus_per_node = 2
-    with pytest.raises(ValueError, match=r"trainer\.n_gpus_per_node=2.* found 1\."):
-        validate_config(on_cpu, False, False)
 
 
 def test_a_misspelt_key_would_be_seen() -> None:

@@ -23,13 +23,14 @@ from report_runs import (
     write_run,
 )
 
-from gdpo_verl.report import RunError, set_aside_metrics, write_report
+from gdpo_verl.report import write_report
 from gdpo_verl.report.dumps import read_step
 from gdpo_verl.report.figures import _legend, recipe_colors, smooth
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.runs import find_runs, read_run
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.table import summary_table, to_markdown
+from gdpo_verl.rundir.metrics import RunError, set_aside_metrics
+from gdpo_verl.rundir.run import find_runs, read_run
 
 
 def two_runs(place: Path) -> list[Path]:

@@ -17,9 +17,11 @@ import pytest
 from report_runs import Page, training, validation, write_lines, write_run
 
 from gdpo_verl.cli import main
-from gdpo_verl.report import RunError, follow_report, refresh
+from gdpo_verl.report import follow_report
 from gdpo_verl.run import progress
 from gdpo_verl.run.progress import follow
+from gdpo_verl.rundir.metrics import RunError
+from gdpo_verl.rundir.run import is_running
 
 
 class Terminal(io.StringIO):
@@ -258,18 +260,18 @@ def test_a_run_goes_on_while_its_lock_is_held(tmp_path: Path) -> None:
     run = write_run(tmp_path / "gdpo")
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert refresh.is_running(run)
-    assert not refresh.is_running(run)
+        assert is_running(run)
+    assert not is_running(run)
 
 
 def test_without_a_lock_a_run_goes_on_until_its_last_step(tmp_path: Path) -> None:
     run = write_run(tmp_path / "gdpo")
-    assert not refresh.is_running(run)
+    assert not is_running(run)
     write_lines(run / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    assert refresh.is_running(run)
+    assert is_running(run)
     (run / "config.yaml").unlink()
-    assert refresh.is_running(run)
-    assert not refresh.is_running(tmp_path)
+    assert is_running(run)
+    assert not is_running(tmp_path)
 
 
 def test_following_what_has_ended_writes_once(

@@ -18,11 +18,12 @@ from report_runs import (
     write_run,
 )
 
-from gdpo_verl.report import dumps, rows, write_report
+from gdpo_verl.report import dumps, write_report
 from gdpo_verl.report import survey as module_survey
 from gdpo_verl.report.dumps import read_step
-from gdpo_verl.report.runs import read_run
 from gdpo_verl.report.survey import browser_data, find_collapse, survey
+from gdpo_verl.rundir import dumps as rows
+from gdpo_verl.rundir.run import read_run
 
 
 def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -> None:

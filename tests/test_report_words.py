@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from report_runs import Page, training, validation, write_lines, write_run
 
-from gdpo_verl.report import alerts, dumps, rows, write_report
+from gdpo_verl.report import dumps, write_report
 from gdpo_verl.report import survey as survey_module
-from gdpo_verl.report.alerts import Alert, find_alerts
 from gdpo_verl.report.panels import training_panels
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
-from gdpo_verl.report.runs import read_run
 from gdpo_verl.report.seeds import recipe_table
 from gdpo_verl.report.survey import survey
 from gdpo_verl.report.table import seconds_by_phase
 from gdpo_verl.report.verdict import judge, trend
+from gdpo_verl.rundir import alerts
+from gdpo_verl.rundir import dumps as rows
+from gdpo_verl.rundir.alerts import Alert, find_alerts
+from gdpo_verl.rundir.run import read_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
 

@@ -26,6 +26,7 @@ from gdpo_verl.check_reward.worker import Outcome, Scored, score_twice
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import reward, validation
 from gdpo_verl.rewards.thought import opened_thought
+from gdpo_verl.run.preflight import check_data_files
 
 ROWS = 64
 TIMEOUT = 20.0
@@ -235,7 +236,7 @@ def _dataset(config: Any, tokenizer: Any, key: str = "train_files") -> Any:
 
     with open_dict(config):
         config.data.filter_overlong_prompts = False  # row numbers stay those of the files
-    validation.check_data_files(config.data, key)
+    check_data_files(config.data, key)
     try:
         dataset = create_rl_dataset(config.data[key], config.data, tokenizer, None)
         if not len(dataset):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.rewards.thought import THINK
-from gdpo_verl.row_key import uid_of
+from gdpo_verl.rundir.row_key import uid_of
 
 GROUND_TRUTH = "ground truth"
 PHRASED = "as an answer"

@@ -10,8 +10,7 @@ from typing import Any
 from gdpo_verl.check_reward.answers import GROUND_TRUTH, Answer
 from gdpo_verl.check_reward.worker import Outcome
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.reward import MANAGER_NAME, score_problem
-from gdpo_verl.plugin.trainer import SCORE_TOLERANCE
+from gdpo_verl.plugin.reward import MANAGER_NAME, SCORE_TOLERANCE, score_problem
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.parse_error import ParseError
 

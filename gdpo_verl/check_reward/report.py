@@ -18,7 +18,7 @@ from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.plugin.batch import RewardBatch, read_components
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.row_key import RowKey
+from gdpo_verl.rundir.row_key import RowKey
 
 
 @dataclass(frozen=True)

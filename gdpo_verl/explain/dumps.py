@@ -19,8 +19,7 @@ from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
 from gdpo_verl.distinct import levels
 from gdpo_verl.explain.compare import Rollout, mark_ties
 from gdpo_verl.report.collapse import reward_vector
-from gdpo_verl.report.metrics import is_number
-from gdpo_verl.report.rows import (
+from gdpo_verl.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
     cut,
@@ -30,7 +29,8 @@ from gdpo_verl.report.rows import (
     short_prompt,
     variant_of,
 )
-from gdpo_verl.report.runs import find_runs, read_run
+from gdpo_verl.rundir.metrics import is_number
+from gdpo_verl.rundir.run import find_runs, read_run
 
 MAX_ROWS = 4096
 MAX_CHARACTERS = 4000

@@ -16,7 +16,7 @@ from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Decomposition, apply_conditions, decompose
 from gdpo_verl.advantage.arguments import LARGEST
 from gdpo_verl.config import Objective
-from gdpo_verl.row_key import RowKey
+from gdpo_verl.rundir.row_key import RowKey
 
 # Of a batch's responses, what may be without a reward before the training ends.
 MOST_REWARD_ERRORS = 0.5

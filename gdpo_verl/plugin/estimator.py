@@ -14,7 +14,7 @@ from gdpo_verl.advantage import Decomposition, MaskedRows
 from gdpo_verl.advantage.arguments import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.row_key import RowKey
+from gdpo_verl.rundir.row_key import RowKey
 
 
 @dataclass

@@ -27,7 +27,7 @@ from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.queue import reward_infos
 from gdpo_verl.plugin.validation import FILTER_METRIC
-from gdpo_verl.row_key import RowKey
+from gdpo_verl.rundir.row_key import RowKey
 
 logger = logging.getLogger(__name__)
 

@@ -32,6 +32,8 @@ from gdpo_verl.text import did_you_mean
 logger = logging.getLogger(__name__)
 
 MANAGER_NAME = "gdpo_components"
+# How far a score may be from the sum of its components, relative; verl keeps scores in float32.
+SCORE_TOLERANCE = 1e-4
 # By verl's managers and ours, to the reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
 _CALLERS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "check_reward"))

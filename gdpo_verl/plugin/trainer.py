@@ -26,6 +26,7 @@ from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin import (
     aggregation,
+    checkpoint,
     estimator,
     liveness,
     queue,
@@ -36,12 +37,8 @@ from gdpo_verl.plugin import (
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
-from gdpo_verl.run import checkpoints
 
 logger = logging.getLogger(__name__)
-
-# Relative; verl keeps scores in float32.
-SCORE_TOLERANCE = 1e-4
 
 
 def install(v1: Any) -> None:
@@ -152,7 +149,7 @@ class Seam:
         scores = step.scores.sum(dim=1).to("cpu", torch.float64)
         real, sums = batch.real, batch.score()
         difference = (sums[real] - scores[real]).abs() / scores[real].abs().clamp(min=1.0)
-        if len(difference) and float(difference.max()) > SCORE_TOLERANCE:
+        if len(difference) and float(difference.max()) > reward.SCORE_TOLERANCE:
             row = int(real[int(difference.argmax())])
             logger.warning(
                 "reward: for row %s the score is %.6g, but the weighted sum of the components %s "
@@ -173,7 +170,7 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
         return original(trainer, *args, **kwargs)
     checked = validation.names_ours(config)
     if checked:
-        validation.check_machine(config)
+        validation.check_components(config)
     seam = seam_of(config)
     if seam is not None:
         _fix_seed(config)
@@ -269,7 +266,7 @@ def _save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     if getattr(trainer, "gdpo_seam", None) is None:
         original(trainer, *args, **kwargs)
     else:
-        checkpoints.save(original, trainer, *args, **kwargs)
+        checkpoint.save(original, trainer, *args, **kwargs)
 
 
 def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:

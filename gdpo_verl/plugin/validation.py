@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.advantage import VARIANTS
@@ -21,8 +18,7 @@ from gdpo_verl.plugin import contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import failed_judgement, read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.start import check_model, joins_cluster
-from gdpo_verl.tasks.catalog import command_for
-from gdpo_verl.text import VLLM, did_you_mean
+from gdpo_verl.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -109,12 +105,7 @@ def check_run(config: Any) -> None:
     """
     check_settings(config)
     if not joins_cluster(config):
-        # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
-        platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
-            config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
-        )
-        _check_devices(config, platform)
-        check_machine(config)
+        check_components(config)
 
 
 def check_settings(config: Any) -> None:
@@ -212,15 +203,15 @@ def _warn_about_overlong_buffer(config: Any) -> None:
         )
 
 
-def check_machine(config: Any) -> None:
-    """Refuse what the machine lacks on which the trainer runs; on a cluster not the driver's.
+def check_components(config: Any) -> None:
+    """Refuse a model or a reward that is not on this machine, and components that do not fit.
+
+    Called where the trainer runs; on a cluster that is not the driver's machine.
 
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
-    _check_rollout_engine(config.actor_rollout_ref.rollout.name)
     check_model(config)
-    check_data_files(config.data)
     if (objective := objective_of(config)) is not None:
         check_estimator(objective, config.actor_rollout_ref.rollout.n)
         check_trainer(config, objective)
@@ -366,69 +357,3 @@ def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
         "the sum" if metric in ("reward", "score") else f"{metric!r} alone",
         FILTER_METRIC,
     )
-
-
-def _check_devices(config: Any, platform: str | None) -> None:
-    """Refuse devices that this machine has not, for which verl would wait without a word."""
-    devices = config.trainer.n_gpus_per_node
-    if not platform and config.trainer.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"trainer.n_gpus_per_node: {devices}, but torch finds no GPU on this machine. Train "
-            "with hardware=cpu, submit the recipe to a Ray cluster (scripts/submit.sh), or run "
-            "`gdpo-verl doctor`."
-        )
-    # With the variable set, verl leaves trainer.device as the hardware recipe has it.
-    for_gpus = os.environ.get("VERL_PLATFORM") == "cpu" and config.trainer.device == "cuda"
-    given = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
-    if platform == "cpu" and (for_gpus if given is None else given < devices):
-        raise ValueError(
-            "ray_kwargs.ray_init.num_gpus: with VERL_PLATFORM=cpu expected as many logical devices "
-            f"as trainer.n_gpus_per_node={devices}, for which verl would wait, found {given}. "
-            "Train with hardware=cpu, or set it; to train on GPUs, unset VERL_PLATFORM."
-        )
-
-
-def _check_rollout_engine(name: str) -> None:
-    if name == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.name: vllm is not installed. To install it, {VLLM}."
-        )
-
-
-def check_data_files(data: Any, *keys: str) -> None:
-    """Refuse files of rows that do not exist here, or hold no row.
-
-    Args:
-      data: verl's ``data``.
-      keys: of ``data``; by default those of the training and of the validation.
-
-    Raises:
-      ValueError: names the key, the file and the command that writes it.
-    """
-    if (data.get("custom_cls") or {}).get("path"):
-        return  # what its files are is that class's business
-    for key in keys or ("train_files", "val_files"):
-        files = data.get(key)
-        for path in [files] if isinstance(files, str) else list(files or []):
-            local = os.path.expanduser(path)
-            if "://" in path or (os.path.exists(local) and _has_rows(local)):
-                continue
-            found = f"expected at least one row, found none in {path}"
-            if not os.path.exists(local):
-                found = f"{path!r} does not exist here"
-            command = command_for(path)
-            remedy = (
-                f"Prepare it with `{command}`."
-                if command
-                else "`gdpo-verl prepare --help` names the data sets that one command writes."
-            )
-            raise ValueError(f"data.{key}: {found} (working directory {os.getcwd()}). {remedy}")
-
-
-def _has_rows(path: str) -> bool:
-    import pyarrow.parquet as pq
-
-    with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
-        if path.endswith(".parquet"):
-            return bool(pq.read_metadata(path).num_rows)
-    return not os.path.isfile(path) or os.path.getsize(path) > 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdpo_verl.distinct import levels
-from gdpo_verl.report.metrics import is_number
+from gdpo_verl.rundir.metrics import is_number
 
 Vector = tuple[float | None, ...]
 

@@ -19,8 +19,7 @@ from gdpo_verl.report.collapse import (
     reward_vector,
     stuck_at,
 )
-from gdpo_verl.report.metrics import is_number
-from gdpo_verl.report.rows import (
+from gdpo_verl.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
     Row,
@@ -32,6 +31,7 @@ from gdpo_verl.report.rows import (
     thin,
     variant_of,
 )
+from gdpo_verl.rundir.metrics import is_number
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gdpo_verl.report.metrics import Series
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.runs import Run
 from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, fonts_for, inline_svg
+from gdpo_verl.rundir.metrics import Series
+from gdpo_verl.rundir.run import Run
 
 _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
 

@@ -15,19 +15,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gdpo_verl.files import write_text
-from gdpo_verl.report.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
-from gdpo_verl.report.metrics import METRICS, RunError
 from gdpo_verl.report.paired import compare
 from gdpo_verl.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
-from gdpo_verl.report.runs import Run, find_runs, read_run
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.seeds import recipe_table
 from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, survey
 from gdpo_verl.report.svg import fonts_for
 from gdpo_verl.report.table import Row, markdown, summary_table, to_markdown
 from gdpo_verl.report.verdict import judge, mixed_versions
+from gdpo_verl.rundir.alerts import MANY_STEPS, THRESHOLDS
+from gdpo_verl.rundir.metrics import METRICS, RunError
+from gdpo_verl.rundir.run import Run, find_runs, read_run
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.runs import Run
 from gdpo_verl.report.survey import Survey
 from gdpo_verl.report.table import Row
+from gdpo_verl.rundir.run import Run
 
 # Student's t for an interval of 95 %, by the number of pairs; the last one for more, too wide.
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}

@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from gdpo_verl.report.figures import Panel, recipe_colors, smooth, smoothing_window
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.runs import Run
 from gdpo_verl.report.table import seconds_by_phase
+from gdpo_verl.rundir.run import Run
 
 _MARKERS = "oDs^vP"
 _KL = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from statistics import fmean
@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.report.metrics import Series
-from gdpo_verl.report.runs import Run
+from gdpo_verl.rundir.metrics import Series
+from gdpo_verl.rundir.run import Run, flattened
 
 MOST_DIFFERENCES = 60
 # What a run is called and where it writes.
@@ -105,15 +105,6 @@ def _settings(run: Run) -> dict[str, str]:
     # Interpolations stay as they are written: what they mean may need verl's resolvers.
     flat = flattened("", OmegaConf.to_container(run.config, resolve=False))
     return {key: str(value).replace(own, "RUN") for key, value in flat if key and key not in _NAMES}
-
-
-def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """Each value of a nested configuration under its full key."""
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from flattened(f"{prefix}.{key}" if prefix else str(key), value)
-    else:
-        yield prefix, node
 
 
 def _shown(settings: Mapping[str, str], key: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gdpo_verl.report.metrics import RunError
 from gdpo_verl.report.page import write_report
-from gdpo_verl.report.runs import find_runs, read_run
+from gdpo_verl.rundir.metrics import RunError
+from gdpo_verl.rundir.run import find_runs, is_running
 
 EVERY_SECONDS = 30.0
 
@@ -60,31 +59,3 @@ def follow_report(
             if not alive:
                 return page
         time.sleep(every)
-
-
-def is_running(run: Path) -> bool:
-    """Return whether a training still goes on in a run directory.
-
-    `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then. Without
-    its files a run goes on until it has logged trainer.total_training_steps; where that is not
-    known, it is taken to go on.
-    """
-    if (run / "done").exists():
-        return False
-    if (run / "lock").exists():
-        return _locked(run / "lock")
-    try:
-        found = read_run(run)
-    except RunError:
-        return False
-    total = found.setting("trainer.total_training_steps")
-    return not isinstance(total, int) or max(found.training_steps, default=0) < total
-
-
-def _locked(path: Path) -> bool:
-    with path.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

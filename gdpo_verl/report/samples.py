@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdpo_verl.report.dumps import TEXT_CHARACTERS, prompt_digest
-from gdpo_verl.report.metrics import is_number
-from gdpo_verl.report.rows import Row, cut, read_rows, short_prompt
-from gdpo_verl.report.runs import Run
+from gdpo_verl.rundir.dumps import Row, cut, read_rows, short_prompt
+from gdpo_verl.rundir.metrics import is_number
+from gdpo_verl.rundir.run import Run
 
 MOST = 4000
 

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from gdpo_verl.report.collapse import Combination, Vector
 from gdpo_verl.report.dumps import GROUP_ROWS, STEP_CHARACTERS, TEXT_CHARACTERS, Step, read_step
-from gdpo_verl.report.rows import REPORT_BYTES, affordable, thin
-from gdpo_verl.report.runs import Run
+from gdpo_verl.rundir.dumps import REPORT_BYTES, affordable, thin
+from gdpo_verl.rundir.run import Run
 
 # Steps in the page's browser, of all runs together.
 PAGE_STEPS = 400

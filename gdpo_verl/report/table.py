@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from gdpo_verl.report.metrics import Series, is_number
-from gdpo_verl.report.rows import read_rows
-from gdpo_verl.report.runs import Run
+from gdpo_verl.rundir.dumps import read_rows
+from gdpo_verl.rundir.metrics import Series, is_number
+from gdpo_verl.rundir.run import Run
+from gdpo_verl.text import duration
 
 NOTHING = "–"
 _PHASES = 7
@@ -66,19 +67,6 @@ def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
     phases = {name: sums[name] / steps for name in order[:_PHASES]}
     rest = max(0.0, whole - inside) + sum(sums[name] for name in order[_PHASES:])
     return phases | ({"other": rest / steps} if rest > 0 else {})
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(42.4), duration(200), duration(7500)
-    ('42 s', '3 min 20 s', '2 h 05 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _training_rows(runs: Sequence[Run], components: Sequence[str]) -> Iterator[Row]:

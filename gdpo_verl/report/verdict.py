@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
-from gdpo_verl.report.alerts import Alert, find_alerts
 from gdpo_verl.report.collapse import Vector
-from gdpo_verl.report.metrics import Series
-from gdpo_verl.report.runs import Run
 from gdpo_verl.report.survey import Survey, find_collapse
+from gdpo_verl.rundir.alerts import Alert, find_alerts
+from gdpo_verl.rundir.metrics import Series
+from gdpo_verl.rundir.run import Run
 
 # Steps of a component's mean that are compared for a trend: fewer say nothing against noise.
 _FEWEST = 8

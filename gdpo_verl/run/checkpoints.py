@@ -6,23 +6,16 @@ into `latest_checkpointed_iteration.txt` (verl/trainer/ppo/v1/trainer_base.py,
 `_save_checkpoint`). It resumes from what that file says without a look at the folder, goes
 through the data from its beginning where `data.pt` is missing, and fails on an empty file
 (`_load_checkpoint`).
-
-With one checkpoint to keep, it removes the last one when the next one's weights are written
-(verl/utils/checkpoint/checkpoint_manager.py, `register_checkpoint`), before the place in the data
-is: a run that is killed in between has none. `save` lets the last one go when the save has
-returned.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from gdpo_verl.files import write_text
 
@@ -191,38 +184,3 @@ def _is_whole_file(file: Path) -> bool:
 def _free(folder: Path) -> Path:
     names = (f"{folder.name}.incomplete{number}" for number in ("", *range(2, 1000)))
     return next(path for name in names if not (path := folder.with_name(name)).exists())
-
-
-# verl's older word for one of each.
-_OLDER_WORD = "remove_previous_ckpt_in_save"
-
-
-def save(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    """Call ``original(trainer)``, verl's `_save_checkpoint`, so that one whole checkpoint stays."""
-    config = trainer.config.trainer
-    asked = dict(config)
-    alone = [
-        model
-        for model in ("actor", "critic")
-        if asked.get(_OLDER_WORD) or asked.get(f"max_{model}_ckpt_to_keep") == 1
-    ]
-    with open_dict(config):
-        for model in alone:
-            config[f"max_{model}_ckpt_to_keep"] = 2
-        config[_OLDER_WORD] = False
-        try:
-            original(trainer, *args, **kwargs)
-        finally:
-            for key in (_OLDER_WORD, "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
-                config[key] = asked.get(key)
-    last = getattr(trainer, "gdpo_last_saved", trainer.global_steps)
-    trainer.gdpo_last_saved = trainer.global_steps
-    if last != trainer.global_steps:
-        _remove(Path(config.default_local_dir) / f"global_step_{last}", alone)
-
-
-def _remove(checkpoint: Path, models: list[str]) -> None:
-    for model in models:
-        shutil.rmtree(checkpoint / model, ignore_errors=True)
-    if models and not any((checkpoint / model).exists() for model in ("actor", "critic")):
-        shutil.rmtree(checkpoint, ignore_errors=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.report.recipes import flattened
+from gdpo_verl.rundir.run import flattened
 from gdpo_verl.text import did_you_mean
 
 # Keys that may change between two starts of a run. The rest decides what is learned.

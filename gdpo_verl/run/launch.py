@@ -24,12 +24,12 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.report import set_aside_metrics
-from gdpo_verl.report.metrics import only_validation, parse_metrics_line
-from gdpo_verl.run import checkpoints, cpu_settings, deaths, memory, processes
+from gdpo_verl import deaths
+from gdpo_verl.run import checkpoints, cpu_settings, memory, preflight, processes
 from gdpo_verl.run.claim import claim, is_finished
 from gdpo_verl.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.run.progress import follow
+from gdpo_verl.rundir.metrics import only_validation, parse_metrics_line, set_aside_metrics
 from gdpo_verl.start import check_model, joins_cluster
 
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
@@ -87,7 +87,7 @@ def train(
       RecipeError: no such recipe, or its configuration cannot be composed.
       ClaimError: `run` belongs to a training that learns something else, or that still runs.
       LaunchError: the training failed; says why and where its log is.
-      ValueError: there is no such model, or the machine's memory is too small for it.
+      ValueError: this machine lacks the model, the data, the devices or the memory.
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
@@ -97,7 +97,9 @@ def train(
         if is_finished(run, config):
             return
         if not joins_cluster(config):
-            check_model(config)  # before there is a config.yaml, which another path would not fit
+            # Before there is a config.yaml, which another path would not fit.
+            check_model(config)
+            preflight.check_machine(config)
         if config.trainer.device == "cpu":
             if not joins_cluster(config):
                 cpu_settings.check_memory(config)

@@ -13,10 +13,10 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from gdpo_verl.report.alerts import MANY_STEPS, Alert, find_alerts
-from gdpo_verl.report.metrics import METRICS, Metrics, only_validation, parse_metrics_line
-from gdpo_verl.report.table import duration
-from gdpo_verl.run.deaths import plain
+from gdpo_verl.deaths import plain
+from gdpo_verl.rundir.alerts import MANY_STEPS, Alert, find_alerts
+from gdpo_verl.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
+from gdpo_verl.text import duration
 
 POLL_SECONDS = 1.0
 PLAIN_EVERY_SECONDS = 60.0
@@ -47,7 +47,7 @@ def follow(
 
     On a terminal this is one line that is rewritten each second, elsewhere a line a step; with
     each component its mean and the share of groups in which it does not vary ("dead"). Alerts
-    (see `gdpo_verl.report.alerts`) and the plug-in's warnings get a line of their own, once. Lines
+    (see `gdpo_verl.rundir.alerts`) and the plug-in's warnings get a line of their own, once. Lines
     that metrics.jsonl holds when the call begins belong to an earlier launch: a resumed run
     continues from what it logs next.
 

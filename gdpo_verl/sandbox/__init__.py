@@ -1,6 +1,7 @@
 """Run code that nobody trusts. Knows nothing of rewards, and nothing of verl."""
 
-from gdpo_verl.sandbox.protection import Protection, Unprotected, best_protection
+from gdpo_verl.sandbox.probe import best_protection
+from gdpo_verl.sandbox.protection import Protection, Unprotected
 from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, Status
 from gdpo_verl.sandbox.slots import SandboxError, slot, slot_directory
 

@@ -13,21 +13,16 @@ In each the server (`child`) adds limits and the system call filter (`filters`) 
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.sandbox import filters, view
-
-logger = logging.getLogger(__name__)
 
 used: set[str] = set()
 """The protection of this process's programs: names of protections, or a service's URL."""
@@ -56,39 +51,9 @@ class Protection:
     own_user: bool = False
 
 
-@functools.lru_cache(maxsize=8)
-def best_protection(
-    *, allow_unprotected: bool = False, site_packages: str | None = None
-) -> Protection:
-    """The best protection, under which programs may read the packages in `site_packages`.
+def candidates(site_packages: str | None) -> Iterator[Callable[[], Protection]]:
+    """The ways to protect that this machine may give, the best first; each may raise."""
 
-    Raises Unprotected where neither bubblewrap nor Landlock works, unless that is allowed.
-    """
-    reasons = []
-    for candidate in _candidates(site_packages):
-        try:
-            found = candidate()
-            _probe(found)
-            used.add(found.name)
-            return found
-        except (OSError, RuntimeError) as error:
-            reasons.append(f"{candidate.__name__.strip('_')}: {error}")
-    why = "; ".join(reasons)
-    if not allow_unprotected:
-        raise Unprotected(
-            f"{ALLOW_KEY}: false, and this machine gives no protection for running the answers' "
-            f"code ({why}). Install bubblewrap (Debian and Ubuntu: apt install bubblewrap) or "
-            "allow user namespaces in the container; or give a Sandbox Fusion service in "
-            "reward.sandbox_fusion.url; or, where the machine holds nothing to lose, set it to "
-            "true."
-        )
-    logger.warning("%s=true: the answers' code runs without protection (%s)", ALLOW_KEY, why)
-    found = _unprotected(site_packages)
-    used.add(found.name)
-    return found
-
-
-def _candidates(site_packages: str | None) -> Iterator[Callable[[], Protection]]:
     def bubblewrap_as_root() -> Protection:
         return _bubblewrap(site_packages, as_root=True)
 
@@ -165,7 +130,8 @@ def _landlock(site_packages: str | None) -> Protection:
     return Protection("landlock", tuple(_SERVER), settings, own_user)
 
 
-def _unprotected(site_packages: str | None) -> Protection:
+def unprotected(site_packages: str | None) -> Protection:
+    """Limits alone, and the system call filter where it works."""
     settings = _settings(threads=True, scratch=None, site_packages=site_packages, optional=True)
     return Protection("unprotected", tuple(_SERVER), settings)
 
@@ -187,55 +153,6 @@ def _settings(
         "drop_capabilities": False,
         "uid": None,
     }
-
-
-# ------------------------------------------------------------------ the probe
-
-# Prints the name of every door that it finds open.
-_PROBE = """
-import os, socket, _thread, threading
-import decimal  # a library that is loaded late
-secret, here, parent = {secret!r}, {here!r}, {parent}
-def door(name, *actions):
-    for action in actions:
-        try:
-            action()
-        except Exception:
-            continue
-        print(name)
-        return
-door("reads files", lambda: open(secret).read(), lambda: os.listdir(here))
-door("writes files", lambda: open(here + "/probe", "w"), lambda: os.unlink(secret))
-door("opens sockets", lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX))
-door("starts processes", lambda: os.fork() or os._exit(0), lambda: os.execv("/bin/true", ["true"]))
-door("sends signals", lambda: os.kill(parent, 0), lambda: os.kill(os.getppid(), 0))
-lock = _thread.allocate_lock()
-lock.acquire()
-try:
-    for _ in range(300):
-        _thread.start_new_thread(lock.acquire, ())
-    print("starts any number of threads")
-except RuntimeError:
-    pass
-print("done", flush=True)
-os._exit(0)
-"""
-
-
-def _probe(found: Protection) -> None:
-    """Raise RuntimeError unless a program in this sandbox finds every door shut."""
-    from gdpo_verl.sandbox.session import Limits, Sandbox
-
-    with tempfile.TemporaryDirectory() as here:
-        secret = os.path.join(here, "secret")
-        Path(secret).write_text("secret")
-        for path in (here, secret):
-            os.chmod(path, 0o777)
-        with Sandbox(found, Limits(timeout=5, deadline=30)) as sandbox:
-            outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
-    if outcome.text != "done\n":
-        doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
-        raise RuntimeError(f"the probe found a door open: {doors}")
 
 
 def with_user(found: Protection, number: int) -> Protection:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.report.rows import parse_json
+from gdpo_verl.rundir.dumps import parse_json
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.tfevents.*"

@@ -1,6 +1,6 @@
 """One training as its run directory tells it: metrics, dumps, configuration.
 
-RUN/metrics.jsonl            or what else `gdpo_verl.report.metrics` can read
+RUN/metrics.jsonl            or what else `gdpo_verl.rundir.metrics` can read
 RUN/rollouts/<step>.jsonl    trainer.rollout_data_dir
 RUN/validation/<step>.jsonl  trainer.validation_data_dir; step 0 is before training
 RUN/config.yaml              the resolved configuration
@@ -12,6 +12,7 @@ Only the metrics are needed; whatever else is missing is named in `Run.notes`.
 
 from __future__ import annotations
 
+import fcntl
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.report.metrics import (
+from gdpo_verl.rundir.dumps import parse_json
+from gdpo_verl.rundir.metrics import (
     METRICS,
     Metrics,
     RunError,
@@ -33,7 +35,6 @@ from gdpo_verl.report.metrics import (
     read_metrics,
     tracker_files,
 )
-from gdpo_verl.report.rows import parse_json
 
 _COMPONENT = re.compile(r"rewards/(.+)/mean|gdpo/(.+)/unscored")
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
@@ -231,3 +232,40 @@ def _contents(path: Path) -> str:
     if METRICS in names:
         return f"no whole line in {METRICS}"
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "it empty"
+
+
+def is_running(run: Path) -> bool:
+    """Return whether a training still goes on in a run directory.
+
+    `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then. Without
+    its files a run goes on until it has logged trainer.total_training_steps; where that is not
+    known, it is taken to go on.
+    """
+    if (run / "done").exists():
+        return False
+    if (run / "lock").exists():
+        return _locked(run / "lock")
+    try:
+        found = read_run(run)
+    except RunError:
+        return False
+    total = found.setting("trainer.total_training_steps")
+    return not isinstance(total, int) or max(found.training_steps, default=0) < total
+
+
+def _locked(path: Path) -> bool:
+    with path.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Each value of a nested configuration under its full key."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from flattened(f"{prefix}.{key}" if prefix else str(key), value)
+    else:
+        yield prefix, node

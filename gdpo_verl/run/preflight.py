@@ -1,0 +1,96 @@
+"""Refuse a training that this machine cannot run, before anything is started on it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from gdpo_verl.tasks.catalog import command_for
+from gdpo_verl.text import VLLM
+
+
+def check_machine(config: Any) -> None:
+    """Refuse devices, a rollout engine or files that this machine does not have.
+
+    verl would wait for the devices without a word.
+
+    Raises:
+      ValueError: names the configuration key in full and the remedy.
+    """
+    _check_devices(config)
+    _check_rollout_engine(config.actor_rollout_ref.rollout.name)
+    check_data_files(config.data)
+
+
+def _check_devices(config: Any) -> None:
+    # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
+    platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
+        config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
+    )
+    devices = config.trainer.n_gpus_per_node
+    if not platform and config.trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"trainer.n_gpus_per_node: {devices}, but torch finds no GPU on this machine. Train "
+            "with hardware=cpu, submit the recipe to a Ray cluster (scripts/submit.sh), or run "
+            "`gdpo-verl doctor`."
+        )
+    # With the variable set, verl leaves trainer.device as the hardware recipe has it.
+    for_gpus = os.environ.get("VERL_PLATFORM") == "cpu" and config.trainer.device == "cuda"
+    given = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
+    if platform == "cpu" and (for_gpus if given is None else given < devices):
+        raise ValueError(
+            "ray_kwargs.ray_init.num_gpus: with VERL_PLATFORM=cpu expected as many logical devices "
+            f"as trainer.n_gpus_per_node={devices}, for which verl would wait, found {given}. "
+            "Train with hardware=cpu, or set it; to train on GPUs, unset VERL_PLATFORM."
+        )
+
+
+def _check_rollout_engine(name: str) -> None:
+    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.name: vllm is not installed. To install it, {VLLM}."
+        )
+
+
+def check_data_files(data: Any, *keys: str) -> None:
+    """Refuse files of rows that do not exist here, or hold no row.
+
+    Args:
+      data: verl's ``data``.
+      keys: of ``data``; by default those of the training and of the validation.
+
+    Raises:
+      ValueError: names the key, the file and the command that writes it.
+    """
+    if (data.get("custom_cls") or {}).get("path"):
+        return  # what its files are is that class's business
+    for key in keys or ("train_files", "val_files"):
+        files = data.get(key)
+        for path in [files] if isinstance(files, str) else list(files or []):
+            local = os.path.expanduser(path)
+            if "://" in path or (os.path.exists(local) and _has_rows(local)):
+                continue
+            found = f"expected at least one row, found none in {path}"
+            if not os.path.exists(local):
+                found = f"{path!r} does not exist here"
+            command = command_for(path)
+            remedy = (
+                f"Prepare it with `{command}`."
+                if command
+                else "`gdpo-verl prepare --help` names the data sets that one command writes."
+            )
+            raise ValueError(f"data.{key}: {found} (working directory {os.getcwd()}). {remedy}")
+
+
+def _has_rows(path: str) -> bool:
+    import pyarrow.parquet as pq
+
+    with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
+        if path.endswith(".parquet"):
+            return bool(pq.read_metadata(path).num_rows)
+    return not os.path.isfile(path) or os.path.getsize(path) > 0

@@ -1,0 +1,72 @@
+"""Refusals before `gdpo-verl train` starts anything: devices, the rollout engine, the data."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from gdpo_verl.run.preflight import check_data_files, check_machine
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/no/such/file.parquet", "'/no/such/file.parquet' does not exist.*prepare --help"),
+        (
+            "data/gsm8k/train.parquet",
+            "'data/gsm8k/train.parquet' does not exist.*with `gdpo-verl prepare gsm8k`",
+        ),
+        ("no_rows.parquet", "expected at least one row, found none in no_rows.parquet"),
+        ("no_byte.parquet", "expected at least one row, found none in no_byte.parquet"),
+    ],
+)
+@pytest.mark.parametrize("key", ["train_files", "val_files"])
+def test_files_without_a_row_are_refused(
+    path: str, expected: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"data_source": ["toolbox"]}), "rows.parquet")
+    pq.write_table(pa.table({"data_source": pa.array([], pa.string())}), "no_rows.parquet")
+    Path("no_byte.parquet").touch()
+    data = {"train_files": ["rows.parquet"], "val_files": "rows.parquet"}
+    check_data_files(data)
+    with pytest.raises(ValueError, match=rf"^data\.{key}: {expected}"):
+        check_data_files(data | {key: path})
+
+
+def training(device: str, devices: int, num_gpus: int | None = None) -> DictConfig:
+    return OmegaConf.create(
+        {
+            "trainer": {"device": device, "n_gpus_per_node": devices},
+            "ray_kwargs": {"ray_init": {"num_gpus": num_gpus}},
+            "actor_rollout_ref": {"rollout": {"name": "vllm"}},
+            "data": {},
+        }
+    )
+
+
+def test_missing_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(ValueError, match=r"^actor_rollout_ref\.rollout\.name: vllm is not inst"):
+        check_machine(training("cpu", 1, num_gpus=1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_verl_would_wait_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    with pytest.raises(ValueError, match=r"n_gpus_per_node: 8, but torch finds no GPU.*=cpu"):
+        check_machine(training("cuda", 8))
+    # The variable stands in the shell of those who have done the quickstart.
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(ValueError, match=r"VERL_PLATFORM=cpu expected.*=8, .*found None\..*=cpu"):
+        check_machine(training("cuda", 8))
+    check_machine(training("cpu", 1, num_gpus=1))
+    with pytest.raises(ValueError, match=r"trainer\.n_gpus_per_node=2.* found 1\."):
+        check_machine(training("cpu", 2, num_gpus=1))
