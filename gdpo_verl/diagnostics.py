@@ -12,8 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import GDPO, Decomposition, Gate, factorize_groups, group_normalize
-from gdpo_verl.advantage.groups import GroupIds, groups_that
+from gdpo_verl.advantage import GDPO, Estimation, Gate, factorize_groups, group_normalize
+from gdpo_verl.advantage.groups import GroupIds, groups_with_any
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 PARSE_ERROR_SHARE = "gdpo/parse_error/share"
@@ -88,7 +88,7 @@ def component_metrics(
     return metrics
 
 
-def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
+def contribution_metrics(decomposition: Estimation, keys: Sequence[str]) -> dict[str, float]:
     """Each component's share of the decoupled advantage, and conflicts between components.
 
     With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
@@ -139,7 +139,7 @@ def coverage_metrics(
     }
 
 
-def groups_that_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hashable]:
+def groups_with_any_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hashable]:
     """The groups in which at least one component differs between two scored rows.
 
     Args:
@@ -198,13 +198,13 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
     return Weighted((1 + int(new.sum())) / filled, filled)
 
 
-def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
+def collapse_metrics(decomposition: Estimation) -> dict[str, float]:
     """The numbers of distinct advantages in these groups, by GRPO and by GDPO.
 
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
-    unit = 1.0 if decomposition.scale else decomposition.unit
-    summed = torch.where(decomposition.live, decomposition.grpo / unit, torch.nan)
+    unit = 1.0 if decomposition.scale else decomposition.largest_weight
+    summed = torch.where(decomposition.has_advantage, decomposition.grpo / unit, torch.nan)
     return {
         "gdpo/distinct_advantages/gdpo": distinct_advantages(
             decomposition.combined, decomposition.groups
@@ -213,7 +213,7 @@ def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
     }
 
 
-def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[str, float]:
+def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str, float]:
     """Shares of the groups in which other rewards are trained and the outcome says nothing.
 
     ``gdpo/phantom_groups``, the groups in which the outcome is the same for all, another reward
@@ -232,14 +232,14 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
     others[:, outcome] = False
     closed = decomposition.gated
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
-    phantom, gated = groups_that(rows, groups).unbind(dim=1)
+    phantom, gated = groups_with_any(rows, groups).unbind(dim=1)
     metrics: dict[str, float] = {"gdpo/phantom_groups": _share(phantom)}
     if decomposition.gate is not None:
         metrics["gdpo/gated_groups"] = _share(gated)
     return metrics
 
 
-def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
+def variant_metrics(decomposition: Estimation) -> dict[str, float]:
     """The chosen variant beside GDPO and GRPO; empty for GDPO itself.
 
     ``gdpo/variant/<name>/zero_rows``, the share of responses to which it gives 0;

@@ -537,7 +537,7 @@ def test_a_configuration_without_our_sections_asks_for_nothing() -> None:
         ),
         (
             ["+algorithm.gdpo.variant=pkg://broken_module:nan"],
-            r"algorithm\.gdpo\.variant: 'nan' failed on a random batch.*found nan",
+            r"algorithm\.gdpo\.variant: 'nan' failed on a batch of 9.*found nan",
         ),
         (
             ["+algorithm.gdpo.variant=pkg://broken_module:nothing"],

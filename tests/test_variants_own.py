@@ -10,8 +10,7 @@ import pytest
 from test_variants import EXAMPLE, GROUPS, advantages, close
 from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, decompose, find_variant
-from gdpo_verl.advantage.trial import try_variant
+from gdpo_verl.advantage import Decomposition, decompose, find_variant, validate_variant
 from gdpo_verl.advantage.variant import Variant
 
 
@@ -51,7 +50,7 @@ def test_the_page_s_ten_lines_are_a_variant(my_module: Path) -> None:
     found = advantages(EXAMPLE, variant=address, more=0.5, whiten="none")
     terms = decompose(EXAMPLE, GROUPS).terms
     close(found, terms.sum(dim=1) + 0.5 * terms.amin(dim=1), 1e-12)
-    try_variant(find_variant(address), "algorithm.gdpo.variant", weights=[1.0, 0.5])
+    validate_variant(find_variant(address), "algorithm.gdpo.variant", weights=[1.0, 0.5])
 
 
 BROKEN = """
@@ -71,9 +70,6 @@ def no_tensor(d):
 
 def raises(d):
     return d.term
-
-def in_place(d):
-    return d.terms.mul_(2.0).sum(dim=1)
 """
 
 
@@ -82,10 +78,9 @@ def in_place(d):
     [
         ("returns_nan", "expected finite numbers, found nan"),
         ("forgets_unscored", "expected finite numbers, found nan"),
-        ("too_many", r"expected a tensor of shape \(25,\), one number a response, found \(25, 2\)"),
+        ("too_many", r"expected a tensor of shape \(9,\), one number a response, found \(9, 2\)"),
         ("no_tensor", r"one number a response, found float"),
         ("raises", "AttributeError: .*'term'"),
-        ("in_place", "changed the decomposition that it was given"),
     ],
 )
 def test_a_broken_function_is_refused_with_the_key(
@@ -94,7 +89,7 @@ def test_a_broken_function_is_refused_with_the_key(
     my_module.write_text(BROKEN)
     variant = find_variant(f"pkg://my_module:{function}", "algorithm.gdpo.variant")
     with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.variant: '{function}'.*{message}"):
-        try_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
+        validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,15 @@ float64 on any device; NaN in a reward means *not scored*.
 from __future__ import annotations
 
 from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
-from gdpo_verl.advantage.decomposition import GDPO, Decomposition, decompose
+from gdpo_verl.advantage.decomposition import Decomposition
+from gdpo_verl.advantage.estimate import Estimation, decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.gdpo import decoupled_sum, gdpo_advantages, gdpo_scalars
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
 from gdpo_verl.advantage.grpo import grpo_advantages, grpo_scalars
 from gdpo_verl.advantage.tokens import MaskedRows
-from gdpo_verl.advantage.variant import Variant
-from gdpo_verl.advantage.variants import VARIANTS, find_variant
+from gdpo_verl.advantage.variant import GDPO, Variant
+from gdpo_verl.advantage.variants import VARIANTS, find_variant, validate_variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten, whitening
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "NOISE_FLOOR",
     "VARIANTS",
     "Decomposition",
+    "Estimation",
     "Gate",
     "Groups",
     "MaskedRows",
@@ -42,5 +44,6 @@ __all__ = [
     "group_normalize",
     "grpo_advantages",
     "grpo_scalars",
+    "validate_variant",
     "whitening",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.arguments import LARGEST, kind
+from gdpo_verl.advantage.checks import LARGEST, type_name
 
 
 def apply_conditions(
@@ -42,7 +42,7 @@ def apply_conditions(
     if not isinstance(rewards, Tensor) or rewards.ndim != 2 or rewards.shape[1] != len(keys):
         raise ValueError(
             f"rewards: expected a tensor of shape (B, {len(keys)}), one column for each of "
-            f"{list(keys)}, found {tuple(getattr(rewards, 'shape', ())) or kind(rewards)}"
+            f"{list(keys)}, found {tuple(getattr(rewards, 'shape', ())) or type_name(rewards)}"
         )
     check_conditions(keys, conditions)
     result = rewards.clone()

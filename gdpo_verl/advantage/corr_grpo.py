@@ -29,7 +29,7 @@ def corr_grpo(d: Decomposition) -> Tensor:
     rewards' units, and whitens nothing.
     """
     spread = d.spread
-    weights = d.weights / d.unit
+    weights = d.weights / d.largest_weight
     centred = (spread.deviation * weights).sum(dim=1)
     if not d.scale:
         return centred
@@ -50,4 +50,4 @@ def corr_grpo(d: Decomposition) -> Tensor:
     return (centred / (root + d.epsilon)).where(root >= _CANCELS, 0.0)
 
 
-VARIANT = Variant("corr_grpo", corr_grpo, whiten="none", in_reward_units=True, least_group=3)
+VARIANT = Variant("corr_grpo", corr_grpo, whiten="none", keeps_units=True, least_group=3)

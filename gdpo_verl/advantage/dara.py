@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdpo_verl.advantage.decomposition import Decomposition
-from gdpo_verl.advantage.groups import groups_that
+from gdpo_verl.advantage.groups import groups_with_any
 from gdpo_verl.advantage.variant import Variant
 
 
@@ -26,8 +26,8 @@ def dara(d: Decomposition, *, w_max: float = 5.0, symmetric: bool = False) -> Te
       w_max: the largest factor, at least 1.
       symmetric: scale both signs.
     """
-    varying = groups_that(d.spread.varies, d.groups).sum(dim=0)
-    scored = groups_that(d.spread.scored, d.groups).sum(dim=0)
+    varying = groups_with_any(d.spread.varies, d.groups).sum(dim=0)
+    scored = groups_with_any(d.spread.scored, d.groups).sum(dim=0)
     share = varying / scored.clamp(min=1)
     factor = (share.max() / share).sqrt().clamp(max=w_max).where(varying > 0, 1.0).to(d.terms)
     larger = d.terms if symmetric else d.terms.clamp(min=0.0)

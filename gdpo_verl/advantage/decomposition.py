@@ -1,73 +1,30 @@
-"""All that an estimator makes of one batch of rewards, each number computed once."""
+"""Every quantity that GDPO and GRPO derive from a matrix of rewards, each computed once."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.arguments import (
-    check_epsilon,
-    check_ranges,
-    check_rewards,
-    check_weights,
-)
-from gdpo_verl.advantage.gate import Gate, check_gate
-from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, factorize_groups, groups_that
-from gdpo_verl.advantage.variant import Ranges, Variant
-from gdpo_verl.advantage.whitening import NOISE_FLOOR, WHITEN_EPSILON, Whiten, moments
-
-logger = logging.getLogger(__name__)
-
-# A larger advantage is worth a warning: whitened ones of a thousand responses stay below 32.
-LARGE_ADVANTAGE = 100.0
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """An estimator's numbers around its last step, (combined - mean) * factor.
-
-    Attributes:
-      combined: float64, shape (B,), in units of the largest weight; NaN where left out.
-      mean, factor: of the batch step.
-    """
-
-    combined: Tensor
-    mean: float
-    factor: float
-
-    @cached_property
-    def advantage(self) -> Tensor:
-        """One number a response: shape (B,); 0 where left out."""
-        return ((self.combined - self.mean) * self.factor).nan_to_num(0.0)
-
-
-# GDPO itself: what it adds is the decomposition's own sum.
-GDPO = Variant("gdpo", lambda decomposition: decomposition.combined)
+from gdpo_verl.advantage.gate import Gate
+from gdpo_verl.advantage.groups import Groups, Spread
 
 
 @dataclass(frozen=True)
 class Decomposition:
     """Rewards of B responses, their groups and settings, and what is computed from them.
 
-    The estimators, the metrics, the dumps and the report look at it. Values are float64 and are
-    computed when they are first asked for. Made by `decompose`.
+    A variant computes its advantages from it. Values are float64, computed when they are first
+    asked for.
 
     Attributes:
       raw: shape (B, K), in reward units, as the reward returned them; NaN where not scored.
       rewards: the same after the conditions.
       groups: which responses share a prompt.
       weights: shape (K,).
-      token_counts: shape (B,), the response tokens that each row stands for; None where no
-        whitening over tokens or sequences will be asked for.
-      whiten: the batch step; None is each estimator's own.
       epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
-      variant: the chosen estimator.
       ranges: float64, shape (K, 2), in reward units; NaN where a component declares none. None
         where none does.
       gate: the groups without advantage.
@@ -77,16 +34,13 @@ class Decomposition:
     rewards: Tensor
     groups: Groups
     weights: Tensor
-    token_counts: Tensor | None
-    whiten: Whiten | None
     epsilon: float
     scale: bool
-    variant: Variant = GDPO
-    ranges: Tensor | None = None
-    gate: Gate | None = None
+    ranges: Tensor | None
+    gate: Gate | None
 
     @cached_property
-    def unit(self) -> Tensor:
+    def largest_weight(self) -> Tensor:
         """The largest weight: a number."""
         return self.weights.abs().max()
 
@@ -103,7 +57,7 @@ class Decomposition:
     @cached_property
     def terms(self) -> Tensor:
         """The terms that GDPO adds, w_k z[i, k] / unit: shape (B, K); 0 where not scored."""
-        return self.normalized.nan_to_num(0.0) * (self.weights / self.unit)
+        return self.normalized.nan_to_num(0.0) * (self.weights / self.largest_weight)
 
     @cached_property
     def scored(self) -> Tensor:
@@ -118,7 +72,7 @@ class Decomposition:
         return self.gate.closed(self.spread)
 
     @cached_property
-    def live(self) -> Tensor:
+    def has_advantage(self) -> Tensor:
         """Rows that carry an advantage: bool, shape (B,)."""
         return self.scored if self.gate is None else self.scored & ~self.gated
 
@@ -129,42 +83,7 @@ class Decomposition:
         NaN where no component is scored or the gate is closed.
         """
         # Not a matrix product: BLAS rounds equal rows differently, and a constant group is exact.
-        return torch.where(self.live, self.terms.sum(dim=1), torch.nan)
-
-    @cached_property
-    def chosen(self) -> Estimate:
-        """The chosen estimator's numbers for the batch."""
-        return self._gdpo if self.variant is GDPO else self._estimate(self.variant)
-
-    @cached_property
-    def has_signal(self) -> Tensor:
-        """Rows of the groups to which the chosen variant gives something: bool, shape (B,).
-
-        A group gets nothing where the variant's value, before the batch step, is 0 for all of its
-        rows, but for what rounding and epsilon leave of components that cancel.
-        """
-        size = self._combine(self.variant).nan_to_num(0.0).abs()
-        least = 0.0 if not self.scale or self.variant.in_reward_units else NOISE_FLOOR
-        return groups_that((size > least)[:, None], self.groups)[self.groups.codes, 0]
-
-    @cached_property
-    def advantage(self) -> Tensor:
-        """The chosen estimator's advantage of each response: shape (B,); 0 where left out."""
-        advantage = self.chosen.advantage
-        if self.variant is not GDPO and advantage.numel():
-            largest = float(advantage.abs().max())
-            if largest > LARGE_ADVANTAGE:
-                logger.warning(
-                    "variant %s: an advantage of size %.3g; advantages are usually below 10.",
-                    self.variant.name,
-                    largest,
-                )
-        return advantage
-
-    @property
-    def gdpo(self) -> Tensor:
-        """GDPO's advantage of each response: shape (B,); 0 where left out."""
-        return self._gdpo.advantage
+        return torch.where(self.has_advantage, self.terms.sum(dim=1), torch.nan)
 
     @cached_property
     def score(self) -> Tensor:
@@ -186,125 +105,3 @@ class Decomposition:
         total = torch.where(self.scored, self.score, torch.nan)
         spread = Spread(total[:, None], self.groups, noise[:, None])
         return spread.normalized(self.epsilon, self.scale)[:, 0].nan_to_num(0.0)
-
-    @cached_property
-    def _gdpo(self) -> Estimate:
-        return self._estimate(GDPO)
-
-    def _estimate(self, variant: Variant) -> Estimate:
-        combined = self._combine(variant)
-        over = self.whiten or variant.whiten
-        if over == "none":
-            return Estimate(combined, 0.0, float(self.unit) if variant.linear else 1.0)
-        if self.token_counts is None:
-            raise ValueError("token_counts: whitening needs the response tokens of each row")
-        mean, variance = moments(combined, self.token_counts, over, unbiased=variant.unbiased)
-        if variance is None or self._is_noise(variance, variant, over):
-            return Estimate(combined, mean, 0.0)
-        return Estimate(combined, mean, float(torch.rsqrt(variance + WHITEN_EPSILON)))
-
-    def _combine(self, variant: Variant) -> Tensor:
-        """The variant's values, NaN where left out."""
-        if variant is GDPO or not len(self.live):
-            return self.combined
-        values = variant(self)
-        shape = tuple(getattr(values, "shape", ()))
-        if shape != tuple(self.live.shape):
-            raise ValueError(
-                f"variant {variant.name!r}: expected a tensor of shape {tuple(self.live.shape)}, "
-                f"one number a response, found {shape or type(values).__name__}"
-            )
-        values = torch.where(self.live, values.detach().to(self.rewards), torch.nan)
-        broken = self.live & (values.isinf() if variant.leaves_out else ~values.isfinite())
-        if bool(broken.any()):
-            row = int(broken.nonzero()[0])
-            raise ValueError(
-                f"variant {variant.name!r}: expected finite numbers, found {float(values[row])} "
-                f"for the rewards {self.rewards[row].tolist()}"
-            )
-        return values
-
-    def _is_noise(self, variance: Tensor, variant: Variant, over: Whiten) -> bool:
-        """Return whether components that cancel left only rounding and what epsilon makes of them.
-
-        Their deviation is below `NOISE_FLOOR` with the groups' epsilon or without it: what
-        epsilon leaves grows as it nears the deviations.
-        """
-        if not self.scale or variant.in_reward_units:
-            return False
-        deviation = float(variance.sqrt())
-        if deviation < NOISE_FLOOR:
-            return True
-        if not variant.uses_epsilon or deviation > NOISE_FLOOR + self._most_epsilon_changes:
-            return False
-        exact = replace(self, epsilon=0.0)._combine(variant)
-        _, without = moments(exact, self.token_counts, over)  # type: ignore[arg-type]
-        return without is not None and float(without.sqrt()) < NOISE_FLOOR
-
-    @property
-    def _most_epsilon_changes(self) -> float:
-        """A bound of how far epsilon moves their deviation: 2 K max |z| epsilon / min std.
-
-        Ten times as much, because a variant may give a component several times its weight.
-        """
-        if not self.epsilon or not self.normalized.numel():
-            return 0.0
-        least = torch.where(self.spread.varies, self.spread.std, torch.inf).min()
-        largest = self.normalized.nan_to_num(0.0).abs().max()
-        return float(20 * self.weights.numel() * largest * self.epsilon / least)
-
-
-def decompose(
-    rewards: Tensor,
-    group_ids: GroupIds,
-    token_counts: Tensor | None = None,
-    *,
-    conditioned: Tensor | None = None,
-    weights: Sequence[float] | None = None,
-    whiten: Whiten | None = None,
-    epsilon: float = 1e-6,
-    scale: bool = True,
-    variant: Variant = GDPO,
-    ranges: Ranges | None = None,
-    gate: Gate | int | None = None,
-) -> Decomposition:
-    """Check rewards, groups and settings, and set them side by side.
-
-    Args:
-      rewards: shape (B, K), in reward units; NaN where not scored.
-      group_ids: B hashables, a tensor of shape (B,), or `Groups`.
-      token_counts: shape (B,). A row with none counts in its group's statistics and in no
-        whitening statistic.
-      conditioned: the rewards after `apply_conditions`; default: as they are.
-      weights, whiten, epsilon, scale, ranges: as in `gdpo_verl.gdpo_advantages`.
-      variant: with its settings.
-      gate: or the column of its outcome.
-
-    Raises:
-      ValueError: as `gdpo_verl.gdpo_advantages`.
-    """
-    if whiten is not None and whiten not in get_args(Whiten):
-        raise ValueError(f"whiten: expected one of {list(get_args(Whiten))}, found {whiten!r}")
-    raw = check_rewards(rewards)
-    if token_counts is not None and token_counts.shape != raw.shape[:1]:
-        raise ValueError(
-            f"token_counts: expected shape ({len(raw)},), found {tuple(token_counts.shape)}"
-        )
-    check_epsilon(epsilon)
-    checked_weights = check_weights(weights, raw)
-    variant.check_weights(checked_weights.tolist())
-    checked_ranges = check_ranges(ranges, raw)
-    variant.check_ranges(ranges, range(raw.shape[1]))
-    return Decomposition(
-        raw=raw,
-        rewards=raw if conditioned is None else check_rewards(conditioned),
-        groups=factorize_groups(group_ids, raw),
-        weights=checked_weights,
-        token_counts=token_counts,
-        whiten=whiten,
-        epsilon=epsilon,
-        scale=scale,
-        variant=variant,
-        ranges=checked_ranges,
-        gate=check_gate(gate, raw.shape[1]),
-    )

@@ -22,7 +22,7 @@ def dvao(d: Decomposition) -> Tensor:
     batch step only where one component varies in each group, and then up to the population's
     deviation, sqrt(n / (n - 1)), and the weight.
     """
-    weights = d.weights / d.unit
+    weights = d.weights / d.largest_weight
     centred = (d.spread.deviation * weights).sum(dim=1)
     if not d.scale:
         return centred

@@ -32,13 +32,13 @@ def gd2po(d: Decomposition, *, tau: float = 0.8, hard: bool = False) -> Tensor:
     if not hard:
         agreement = terms.sum(dim=1).abs() / (terms.abs().sum(dim=1) + _NO_SIGN)
         conflict &= agreement < tau
-    kept = d.live & ~conflict
+    kept = d.has_advantage & ~conflict
     codes, number = d.groups
     counts = terms.new_zeros(2, number)
     counts[0].index_add_(0, codes, kept.to(terms))
-    counts[1].index_add_(0, codes, d.live.to(terms))
+    counts[1].index_add_(0, codes, d.has_advantage.to(terms))
     share = (counts[0] / counts[1].clamp(min=1))[codes]
     return (terms.sum(dim=1) * share).where(kept, torch.nan)
 
 
-VARIANT = Variant("gd2po", gd2po, limits={"tau": (0.0, 1.0)}, leaves_out=True)
+VARIANT = Variant("gd2po", gd2po, limits={"tau": (0.0, 1.0)}, may_drop_rows=True)

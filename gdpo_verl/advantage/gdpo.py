@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpo_verl.advantage.arguments import check_rewards, result_dtype
-from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.checks import check_rewards, result_dtype
+from gdpo_verl.advantage.estimate import Estimation, decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
@@ -97,7 +97,7 @@ def gdpo_advantages(
     return rows.scale_(found.advantage)
 
 
-def _check_groups(found: Decomposition) -> None:
+def _check_groups(found: Estimation) -> None:
     if found.variant.least_group > 1 and found.groups.number:
         largest = int(found.groups.codes.bincount().max())
         found.variant.check_group_size(largest, found.rewards.shape[1])
@@ -144,4 +144,4 @@ def decoupled_sum(
       float64, shape (B,). A component that is not scored adds 0; NaN where none is.
     """
     found = decompose(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
-    return found.combined * found.unit
+    return found.combined * found.largest_weight

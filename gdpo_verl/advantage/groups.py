@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.arguments import check_epsilon, check_rewards, kind, result_dtype
+from gdpo_verl.advantage.checks import check_epsilon, check_rewards, result_dtype, type_name
 
 
 class Groups(NamedTuple):
@@ -50,7 +50,7 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
     try:
         found: Any = len(group_ids)
     except TypeError:
-        found = kind(group_ids)
+        found = type_name(group_ids)
     if found != size:
         raise ValueError(f"group_ids: expected {size}, one a row of rewards, found {found}")
     seen: defaultdict[Hashable, int] = defaultdict(count().__next__)
@@ -66,7 +66,7 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
     return Groups(codes.to(rewards.device), len(seen))
 
 
-def groups_that(rows: Tensor, groups: Groups) -> Tensor:
+def groups_with_any(rows: Tensor, groups: Groups) -> Tensor:
     """Groups of which a row is true, by column: bool, shape (B, K) to (groups, K)."""
     counts = rows.new_zeros((groups.number, rows.shape[1]), dtype=torch.float32)
     return counts.index_add_(0, groups.codes, rows.to(torch.float32)) > 0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gdpo_verl.advantage.arguments import result_dtype
-from gdpo_verl.advantage.decomposition import decompose
+from gdpo_verl.advantage.checks import result_dtype
+from gdpo_verl.advantage.estimate import decompose
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
 

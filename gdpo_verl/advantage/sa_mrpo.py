@@ -29,7 +29,7 @@ def sa_mrpo(d: Decomposition, *, gamma: float = 0.25) -> Tensor:
     scored = d.spread.scored
     mean = d.rewards.nan_to_num(0.0).sum(dim=0) / scored.sum(dim=0).clamp(min=1)
     solved = ((mean - low) / (high - low)).clamp(0.0, 1.0)
-    weights = d.weights / d.unit * (1.0 - solved) ** gamma
+    weights = d.weights / d.largest_weight * (1.0 - solved) ** gamma
     std = d.spread.population_std if d.scale else 1.0
     z = (d.spread.deviation / std).where(d.spread.varies, 0.0)
     return (z * weights).sum(dim=1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gdpo_verl.advantage.arguments import LARGEST
+from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.text import did_you_mean
 
 Shape = Literal["linear", "cosine", "list"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.arguments import check_dense, kind
+from gdpo_verl.advantage.checks import check_dense, type_name
 
 # Elements of B×T handled at a time, on a CPU and elsewhere. What is intermediate then stays in the
 # cache, or is small beside the result. Smaller blocks would keep a machine's cores waiting for
@@ -78,7 +78,7 @@ def row_blocks(table: Tensor) -> Iterator[slice]:
 def _check_mask(response_mask: Tensor, rows: int) -> Tensor:
     if not isinstance(response_mask, Tensor) or response_mask.is_complex():
         raise ValueError(
-            f"response_mask: expected a tensor of real numbers, found {kind(response_mask)}"
+            f"response_mask: expected a tensor of real numbers, found {type_name(response_mask)}"
         )
     check_dense("response_mask", response_mask)
     if response_mask.ndim != 2 or len(response_mask) != rows:

@@ -7,15 +7,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.whitening import Whiten
 from gdpo_verl.text import did_you_mean
-
-if TYPE_CHECKING:
-    from gdpo_verl.advantage.decomposition import Decomposition
 
 Ranges = Sequence[tuple[float, float] | None]
 _SCALARS = (int, float)
@@ -34,8 +32,8 @@ class Variant:
       whiten: the batch step that the method's authors take.
       unbiased: the batch step divides the squares by n - 1, else by n.
       linear: doubled weights double what `combine` stands for.
-      leaves_out: NaN in a live row takes it out of the batch step and gives it 0.
-      in_reward_units: a small deviation of the result means a small reward, not noise.
+      may_drop_rows: NaN in a live row takes it out of the batch step and gives it 0.
+      keeps_units: a small deviation of the result means a small reward, not noise.
       uses_epsilon: `epsilon` changes the result.
       needs_ranges: every component has to declare its range.
       weights: "any", "positive" (none below 0), or "equal" (all the same, above 0).
@@ -49,8 +47,8 @@ class Variant:
     whiten: Whiten = "token"
     unbiased: bool = True
     linear: bool = True
-    leaves_out: bool = False
-    in_reward_units: bool = False
+    may_drop_rows: bool = False
+    keeps_units: bool = False
     uses_epsilon: bool = True
     needs_ranges: bool = False
     weights: str = "any"
@@ -138,3 +136,7 @@ def _between(low: float, high: float) -> str:
     if math.isinf(low) and math.isinf(high):
         return ""
     return f" >= {low:g}" if math.isinf(high) else f" from {low:g} to {high:g}"
+
+
+# GDPO adds the decomposition's terms and nothing else.
+GDPO = Variant("gdpo", lambda decomposition: decomposition.combined)

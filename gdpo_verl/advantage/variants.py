@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_verl.advantage.decomposition import GDPO
-from gdpo_verl.advantage.variant import Variant
+import torch
+
+from gdpo_verl.advantage.estimate import decompose
+from gdpo_verl.advantage.variant import GDPO, Ranges, Variant
 from gdpo_verl.text import did_you_mean
 
 _FILES = ("dvao", "sa_mrpo", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo")
@@ -60,3 +62,50 @@ def _load(address: str, where: str) -> Variant:
     if not callable(function):
         raise ValueError(f"{where}: {address} is {type(function).__name__}, not a function")
     return Variant(name, function)
+
+
+def validate_variant(
+    variant: Variant,
+    where: str,
+    *,
+    weights: Sequence[float],
+    ranges: Ranges | None = None,
+    epsilon: float = 1e-6,
+    scale: bool = True,
+) -> None:
+    """Call a user's variant on a small batch before anything depends on it.
+
+    The batch has what trainings bring: a component and a response that are not scored, a constant
+    group, a group of one, and a response without tokens.
+
+    Args:
+      where: the configuration key, for errors.
+      weights: one a component.
+
+    Raises:
+      ValueError: it raised, or returned something else than a finite number for each response.
+    """
+    columns = torch.arange(len(weights), dtype=torch.float64)
+    rewards = torch.arange(9.0, dtype=torch.float64)[:, None].sub(columns).remainder(4.0)
+    rewards[:3] = rewards[0]  # a constant group
+    rewards[3, 0] = torch.nan
+    rewards[4] = torch.nan
+    groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
+    tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
+    found = decompose(
+        rewards,
+        groups,
+        tokens,
+        weights=weights,
+        ranges=ranges,
+        epsilon=epsilon,
+        scale=scale,
+        variant=variant,
+    )
+    try:
+        _ = found.advantage
+    except Exception as error:
+        raise ValueError(
+            f"{where}: {variant.name!r} failed on a batch of {len(rewards)} responses with "
+            f"{len(weights)} component(s): {type(error).__name__}: {error}"
+        ) from error

@@ -19,7 +19,7 @@ from gdpo_verl.check_reward.answers import (
     RANDOM,
 )
 from gdpo_verl.check_reward.cases import Case, summed_up
-from gdpo_verl.diagnostics import groups_that_vary
+from gdpo_verl.diagnostics import groups_with_any_vary
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.text import seconds_text
 
@@ -81,7 +81,7 @@ def nothing_to_learn(
     """
     sizes = Counter(batch.group_ids)
     several = [group for group, size in sizes.items() if size > 1]
-    if not several or groups_that_vary(batch.rewards, batch.group_ids):
+    if not several or groups_with_any_vary(batch.rewards, batch.group_ids):
         return [], []
     text = (
         f"no component differs between two answers to one prompt, in any of {len(several)} prompts"

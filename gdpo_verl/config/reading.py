@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
 from gdpo_verl.advantage import VARIANTS, Variant, Whiten, find_variant
-from gdpo_verl.advantage.arguments import LARGEST
+from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.variants import OWN, own_name
 from gdpo_verl.rewards.components import check_names

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Decomposition, apply_conditions, decompose
-from gdpo_verl.advantage.arguments import LARGEST
+from gdpo_verl.advantage import Estimation, apply_conditions, decompose
+from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import Objective
 from gdpo_verl.rundir.row_key import RowKey
 
@@ -102,7 +102,7 @@ class RewardBatch:
         counts = token_counts.to("cpu", torch.float64)[self.real]
         return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
 
-    def decompose(self, token_counts: Tensor | None = None, global_step: int = 0) -> Decomposition:
+    def decompose(self, token_counts: Tensor | None = None, global_step: int = 0) -> Estimation:
         """Compute what the estimators make of the sessions.
 
         Args:

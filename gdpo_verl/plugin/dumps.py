@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gdpo_verl.advantage import GDPO, Decomposition
+from gdpo_verl.advantage import GDPO, Estimation
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.rundir.row_key import RowKey
@@ -109,7 +109,7 @@ class Dump:
     def keep(
         self,
         batch: RewardBatch,
-        decomposition: Decomposition,
+        decomposition: Estimation,
         row_keys: Sequence[str],
         global_step: int,
     ) -> None:

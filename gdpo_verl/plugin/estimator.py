@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, MaskedRows
-from gdpo_verl.advantage.arguments import result_dtype
+from gdpo_verl.advantage import Estimation, MaskedRows
+from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.rundir.row_key import RowKey
@@ -44,13 +44,13 @@ class AdvantageStep:
     response_mask: Tensor | None = None
     scores: Tensor | None = None
     batch: RewardBatch | None = None
-    decomposition: Decomposition | None = None
+    decomposition: Estimation | None = None
 
     def see(self, uids: Sequence[Any], response_mask: Tensor, scores: Tensor) -> None:
         """Keep what verl has read for this call."""
         self.uids, self.response_mask, self.scores = uids, response_mask, scores
 
-    def decompose(self, token_counts: Tensor | None) -> tuple[RewardBatch, Decomposition]:
+    def decompose(self, token_counts: Tensor | None) -> tuple[RewardBatch, Estimation]:
         """Join the rows to sessions, and compute what is made of them."""
         assert self.uids is not None
         self.batch = RewardBatch(self.objective, self.infos, self.uids, self.row_keys, self.padding)

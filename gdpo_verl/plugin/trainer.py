@@ -21,7 +21,7 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Decomposition, MaskedRows
+from gdpo_verl.advantage import Estimation, MaskedRows
 from gdpo_verl.config import Objective
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin import (
@@ -96,7 +96,7 @@ class Seam:
             self.dump.keep(step.batch, step.decomposition, step.row_keys, global_step)
 
     def metrics(
-        self, batch: RewardBatch, decomposition: Decomposition, failed_sessions: int = 0
+        self, batch: RewardBatch, decomposition: Estimation, failed_sessions: int = 0
     ) -> dict[str, float]:
         """The metrics of a batch."""
         keys, groups = self.objective.keys, decomposition.groups
@@ -112,7 +112,7 @@ class Seam:
         metrics["gdpo/reward_errors"] = batch.error_share()
         metrics |= diagnostics.outcome_metrics(decomposition, self.objective.outcome_column)
         if self.estimates:
-            chosen = decomposition.chosen
+            chosen = decomposition.estimate
             metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
             metrics |= diagnostics.variant_metrics(decomposition)
         if self.objective.config.schedule:

@@ -11,8 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.advantage import VARIANTS
-from gdpo_verl.advantage.trial import try_variant
+from gdpo_verl.advantage import VARIANTS, validate_variant
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import failed_judgement, read_components
@@ -229,7 +228,7 @@ def check_estimator(objective: Objective, group_size: int) -> None:
     )
     if settings.variant not in VARIANTS:
         with random_state_kept():
-            try_variant(
+            validate_variant(
                 settings.estimator,
                 where,
                 weights=objective.weights,

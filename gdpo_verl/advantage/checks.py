@@ -22,7 +22,7 @@ def check_rewards(rewards: Tensor) -> Tensor:
         or larger than `LARGEST`.
     """
     if not isinstance(rewards, Tensor) or rewards.is_complex():
-        raise ValueError(f"rewards: expected a tensor of real numbers, found {kind(rewards)}")
+        raise ValueError(f"rewards: expected a tensor of real numbers, found {type_name(rewards)}")
     check_dense("rewards", rewards)
     if rewards.ndim != 2 or rewards.shape[1] == 0:
         raise ValueError(
@@ -96,6 +96,6 @@ def result_dtype(rewards: Tensor) -> torch.dtype:
     return rewards.dtype if rewards.dtype in plain else torch.float32
 
 
-def kind(value: Any) -> str:
+def type_name(value: Any) -> str:
     """A value's dtype or type, for an error message."""
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
