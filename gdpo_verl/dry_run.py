@@ -161,7 +161,7 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 
     from gdpo_verl.plugin import validation
 
-    if validation.names_ours(config):
+    if validation.uses_plugin(config):
         validation.check_settings(config)
     DumpSettings.of(config.trainer)
     original = getattr(validate_config, "__wrapped__", validate_config)

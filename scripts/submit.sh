@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Train one recipe on a Ray cluster: scripts/submit.sh tool_call/gdpo [OPTIONS] [HYDRA OVERRIDES]
+# Train one recipe on a Ray cluster:
+#   scripts/submit.sh tool_call/gdpo [OPTIONS] [HYDRA OVERRIDES] [-- OPTIONS OF ray job submit]
 #
 # RAY_API_SERVER_ADDRESS says where (http://HEAD:8265); a token in ~/.ray/auth_token is sent. RUN
 # (required) is a directory that every node can write; with the same one, a job goes on from the last
-# whole checkpoint, with --retries N by itself. The log is shown until the job ends, Ctrl-C stops the
-# job, and the status is the job's; with --no-wait it prints the job's id, for `gdpo-verl attach`.
+# whole checkpoint, with --retries N by itself. Ray shows the job's log until the job ends; Ctrl-C
+# ends the watching. `ray job logs --follow ID` shows it again, `ray job stop ID` ends the job.
 # --dry-run submits nothing and says what would run, and what it needs. Relative paths are those from
-# here. The job is Ray's own `ray job submit` of
+# here. The job is
 #   python3 -m cluster_nodes VERSION FILES && gdpo-verl train RECIPE --run RUN [HYDRA OVERRIDES]
 # the first of which refuses a cluster with a node that has another gdpo-verl or verl, or none, or
 # lacks a file.

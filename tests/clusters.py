@@ -140,15 +140,18 @@ class Cluster:
             cwd=self.directory,
         )
 
-    def attach(self, job: str, *options: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gdpo_verl.cli", "attach", job, *options],
+    def ray(self, *command: str) -> str:
+        """The output of one of Ray's commands."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            check=False,
             env=self.environment,
             cwd=self.directory,
         )
+        return done.stdout
 
     def actors(self, *, alive: bool = False) -> dict[str, set[str]]:
         """The nodes that each class of actors is or was on, by Ray's own account."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, one_row, read_components
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, read_components
+from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
@@ -361,7 +362,7 @@ def test_ranges_reach_the_variant_that_needs_them() -> None:
 
 def test_one_answer_comes_as_verls_agent_loop_hands_it_over() -> None:
     row = {"reward_model": {"ground_truth": [1, 2]}, "data_source": "here"}
-    data = one_row([5, 6], [7, 8, 9], row)
+    data = single_row_batch([5, 6], [7, 8, 9], row)
     tensors = {name: value.tolist() for name, value in data.batch.items()}
     assert tensors == {
         "prompts": [[5, 6]],
@@ -397,7 +398,7 @@ def judged(answer: Any) -> dict[str, Any]:
 
     config = OmegaConf.create({"reward": {"timeout": 0.01}})
     row = {"data_source": "judge", "reward_model": {"ground_truth": ""}, "extra_info": {}}
-    data = one_row([0], [1], row)
+    data = single_row_batch([0], [1], row)
     RateLimitedRewardManager._class_initialized = False
     tokenizer = type("Tokenizer", (), {"decode": lambda *_, **__: "text"})()
     manager = RateLimitedRewardManager(config, tokenizer, compute_score)

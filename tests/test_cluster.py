@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,36 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from clusters import APART, Cluster, free_port, running_cluster
+from clusters import APART, Cluster, running_cluster
 from conftest import Training, environment_without, inputs, processes_of
-from proxies import Proxy
 from test_chaos import SEED
 from test_submit import CODE
 from waiting import HANGS, wait_for
 
 from gdpo_verl import __version__
 from gdpo_verl.advantage import gdpo_scalars
-from gdpo_verl.run import jobs
 
 pytestmark = pytest.mark.usefixtures("turn_of_clusters")
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_certificate_and_headers_are_needed_and_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    proxy = Proxy(free_port(), tmp_path, "X-Team: gdpo")  # nothing answers behind it
-    given = {"verify": str(proxy.certificate), "headers": {"X-Team": "gdpo"}}
-    for options, refusal in (
-        ({}, "certificate verify failed"),
-        ({"verify": given["verify"]}, "407"),
-        ({**given, "headers": {"X-Team": "other"}}, "407"),
-        (given, "Connection aborted"),
-    ):
-        with pytest.raises(jobs.JobError, match=refusal):
-            jobs.Server(proxy.address, **options).connect()
 
 
 @pytest.fixture(scope="module")
@@ -143,16 +121,15 @@ def test_nodes_without_the_package_or_with_another_version_are_refused_by_name(
     assert "refused: 2 of 3 nodes cannot train; nothing was started" in output
     assert not run.exists()
 
-    # Sent with the job it is on all of them; and Ctrl-C stops the job.
+    # Sent with the job it is on all of them.
     job = cluster.submit(run, "--upload", *inputs(toolbox, policy))
     assert job.stdout is not None
     seen = ""
     while "starting Ray" not in seen and (line := job.stdout.readline()):
         seen += line
     assert seen.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 3, seen
-    job.send_signal(signal.SIGINT)
-    output, _ = job.communicate(timeout=HANGS)
-    assert job.returncode == 130, seen + output
+    cluster.ray("job", "stop", re.search(r"Job '(\S+)' submitted", seen)[1])  # type: ignore[index]
+    job.communicate(timeout=HANGS)
     wait_for(lambda: not processes_of([str(run)]), lambda: str(processes_of([str(run)])))
     wait_for(lambda: not cluster.actors(alive=True), lambda: str(cluster.actors(alive=True)))
 
@@ -185,12 +162,11 @@ def compute_score(*arguments, **named):
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 @pytest.mark.skipif(
     subprocess.run([*APART, "true"], capture_output=True, check=False).returncode != 0,
     reason="no process namespaces of one's own here",
 )
-def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to_again(
+def test_a_job_trains_beside_a_head_without_cpus(
     toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
     bare = environment_without(re.compile("gdpo_verl|^verl"), tmp_path / "bare")
@@ -199,49 +175,26 @@ def test_job_behind_a_proxy_trains_beside_a_head_without_cpus_and_is_attached_to
     (tmp_path / "code" / "seen_in_the_working_directory").touch()
     with running_cluster(python=bare, devices=(0, 0)) as cluster:
         cluster.add(2, apart=True)
-        proxy = Proxy(cluster.dashboard, tmp_path, "X-Team: gdpo")
-        cluster.environment["RAY_API_SERVER_ADDRESS"] = proxy.address
-        certified = ["--verify", str(proxy.certificate)]
-        through = [*certified, "--headers", '{"X-Team": "gdpo"}']
-
-        for options, refusal in (([], "certificate verify failed"), (certified, "407")):
-            output, _ = cluster.submit(Path("/run"), *options).communicate(timeout=HANGS)
-            assert refusal in output, output
 
         # The driver is on the head, as Ray puts it there by default, and a file is missing.
         run = tmp_path / "run"
         missing = f"data.train_files={tmp_path}/none.parquet"
         others = inputs(toolbox, policy)[1:]
-        output, _ = cluster.submit(run, *through, missing, *others).communicate(timeout=HANGS)
-        assert "with --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
+        output, _ = cluster.submit(run, missing, *others).communicate(timeout=HANGS)
+        assert "with -- --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
         assert re.search(rf"node 127.0.0.2 .*: {missing} not found", output), output
         assert "refused: 2 of 2 nodes cannot train" in output
 
-        chosen = ["--entrypoint-num-cpus", "1", "--working-dir", str(tmp_path / "code")]
-        chosen += ["--submission-id", "mine", "--no-wait", "trainer.nnodes=1"]
+        chosen = ["--working-dir", str(tmp_path / "code"), "trainer.nnodes=1"]
         chosen += ["trainer.total_training_steps=2", f"{CODE}=rewards/mine.py"]
-        job = cluster.submit(run, *through, *chosen, *inputs(toolbox, policy))
+        rays = ["--", "--entrypoint-num-cpus", "1", "--submission-id", "mine", "--no-wait"]
+        job = cluster.submit(run, *chosen, *inputs(toolbox, policy), *rays)
         output, _ = job.communicate(timeout=HANGS)
         assert job.returncode == 0, output
-        assert "`gdpo-verl attach mine` shows its log" in output
-        first = cluster.attach("mine", *through)
-        wait_for(lambda: (run / "train.log").exists(), lambda: str(run))
-        first.send_signal(signal.SIGINT)
-        output, _ = first.communicate(timeout=HANGS)
-        assert first.returncode == 130
-        assert "job mine goes on" in output
-
-        again = cluster.attach("mine", *through)
-        output, _ = again.communicate(timeout=HANGS)
-        assert again.returncode == 0, output
+        output = cluster.ray("job", "logs", "--follow", "mine")
         assert "holds no worker, for it has neither CPU nor GPU for Ray; not asked" in output
         assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 1
         assert sorted(Training(run, 0, "").metrics()) == [1, 2]
         actors = cluster.actors()
         assert len(actors.pop("JobSupervisor")) == 2  # the refused job's was on the head
         assert len(set.union(*actors.values())) == 1, actors
-
-        unknown = cluster.attach("another", *through)
-        output, _ = unknown.communicate(timeout=HANGS)
-        assert unknown.returncode == 1
-        assert "another does not exist" in output

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.contract import CONTRACT, Use, misfit, problems
+from gdpo_verl.plugin.contract import CONTRACT, Dependency, misfit, violations
 
 VERL = Path(str(find_spec("verl").origin)).parent
 PACKAGE = Path(__file__).parents[1] / "gdpo_verl"
@@ -26,7 +26,7 @@ def changed(tmp_path: Path):
     """The modules of the contract as verl has them, with a text in one of them replaced."""
 
     def change(file: str, old: str, new: str) -> Path:
-        for module in {use.module for use in CONTRACT}:
+        for module in CONTRACT:
             path = Path(*module.split(".")).with_suffix(".py")
             if not (VERL / path).exists():  # of an open pull request
                 continue
@@ -79,7 +79,7 @@ def test_installed_verl_keeps_the_contract() -> None:
     ids=["parameter gone", "parameter in between", "method gone", "field gone", "variable gone"],
 )
 def test_what_does_not_fit_is_named(changed, file: str, old: str, new: str, problem: str) -> None:
-    (found,) = problems(changed(file, old, new))
+    (found,) = violations(changed(file, old, new))
     assert problem in found
 
 
@@ -87,14 +87,14 @@ def test_parameter_behind_those_that_we_use_is_no_problem(changed) -> None:
     root = changed(
         BASE, "reward_extra_infos_dict, dump_path", "reward_extra_infos_dict, path, more"
     )
-    assert problems(root) == []
+    assert violations(root) == []
 
 
-def test_module_that_is_gone_is_named() -> None:
-    assert problems(VERL, [Use("trainer.ppo.v9", "fit")]) == [
-        "verl.trainer.ppo.v9.fit is not there"
-    ]
-    assert problems(VERL, [Use("trainer.ppo.v9", "fit", optional=True)]) == []
+def test_module_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract_of_v9 = {"trainer.ppo.v9": [Dependency("fit")]}
+    assert violations(VERL, contract_of_v9) == ["verl.trainer.ppo.v9.fit is not there"]
+    monkeypatch.setattr(contract, "OPTIONAL", {"trainer.ppo.v9"})
+    assert violations(VERL, contract_of_v9) == []
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,8 @@ def test_module_that_is_gone_is_named() -> None:
 def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
     tmp_path: Path, line: str
 ) -> None:
-    use = next(use for use in CONTRACT if use.name == "compute_advantage")
+    (use,) = (d for d in CONTRACT["trainer.ppo.ray_trainer"] if d.name == "compute_advantage")
+    part = {"trainer.ppo.ray_trainer": [use]}
     place = tmp_path / "trainer" / "ppo"
     place.mkdir(parents=True)
     text = (VERL / "trainer/ppo/ray_trainer.py").read_text()
@@ -115,10 +116,10 @@ def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
     moved = text.replace("def compute_advantage(", f"def {name}(")
     (place / "trainer_utils.py").write_text(moved)
     (place / "ray_trainer.py").write_text(f"{line}\n")
-    assert problems(tmp_path, [use]) == []
+    assert violations(tmp_path, part) == []
     (place / "trainer_utils.py").write_text(moved.replace("adv_estimator", "estimator"))
     contract._module.cache_clear()
-    (problem,) = problems(tmp_path, [use])
+    (problem,) = violations(tmp_path, part)
     assert problem.startswith("verl.trainer.ppo.ray_trainer.compute_advantage takes (data, estim")
 
 
@@ -131,7 +132,8 @@ def test_every_function_that_is_wrapped_is_in_the_contract() -> None:
     assert len(wrapped) > 10
     known = {
         word
-        for use in (*CONTRACT, *contract.SHARED_PROMPTS)
+        for uses in (CONTRACT | contract.SHARED_PROMPTS).values()
+        for use in uses
         for word in f"{use.name} {use.reads}".replace(".", " ").split()
     }
     assert wrapped <= known

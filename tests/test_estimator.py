@@ -130,10 +130,10 @@ def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
     def verls(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    assert estimator.see_batch(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
+    assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
     assert step.uids is None
     with estimator.advantage_step(step):
-        assert estimator.see_batch(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
+        assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
     assert (step.uids, step.response_mask, step.scores) == (UIDS, *batch.values())
 
 
@@ -143,7 +143,7 @@ def test_what_was_seen_before_the_call_stays() -> None:
     keys = [f"{uid}_{row}_0" for row, uid in enumerate(UIDS)]
     step = estimator.AdvantageStep(objective, infos, keys, [False] * 6)
     scores = torch.ones(6, 4)
-    step.see(UIDS, MASK, scores)
+    step.record_inputs(UIDS, MASK, scores)
     with estimator.advantage_step(step):
         found, _ = estimator.gdpo(torch.zeros(6, 4), MASK, ["x"] * 6)
     assert (step.uids, step.scores) == (UIDS, scores)

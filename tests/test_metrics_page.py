@@ -28,7 +28,7 @@ def emitted(estimator: str, component: Component) -> set[str]:
     config = OmegaConf.create({"algorithm": {"adv_estimator": estimator}, "trainer": {}})
     infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
     step = AdvantageStep(objective, infos, ["a_0_0", "a_1_0", "b_0_0"], [False] * 3)
-    step.see(["a", "a", "b"], torch.ones(3, 2), torch.ones(3, 2))
+    step.record_inputs(["a", "a", "b"], torch.ones(3, 2), torch.ones(3, 2))
     step.decompose(torch.tensor([2, 1, 3]))
     metrics: dict[str, float] = {}
     Seam(config, objective).report(step, 1, metrics)

@@ -302,12 +302,3 @@ def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manag
         found.append(score(built, copy.deepcopy(data)))
     assert found[0] == found[1]
     assert found[0]["reward_extra_info"].keys() == {"score", "format_reward", "accuracy_reward"}
-
-
-def test_rows_of_an_unknown_data_source_are_refused(manager: Callable[..., Any]) -> None:
-    built = manager("reward.custom_reward_function.path=null")
-    data = session(*ONE, ground_truth="<think> a </think> <response> b </response>")
-    with pytest.raises(ValueError, match=r"custom_reward_function\.path: not set.*'mine', only"):
-        score(built, data)
-    data.non_tensor_batch["data_source"][:] = "toolbox"
-    assert score(built, data)["reward_extra_info"].keys() >= {"format", "correctness"}

@@ -158,7 +158,7 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(p
 
 
 def test_the_installed_verl_has_what_is_wrapped():
-    assert contract.problems(contract.installed_verl(), contract.SHARED_PROMPTS) == []
+    assert contract.violations(contract.installed_verl(), contract.SHARED_PROMPTS) == []
 
 
 def test_upstreams_engine_does_not_read_the_key_yet():

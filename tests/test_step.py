@@ -81,7 +81,7 @@ def step_of(seam: Seam, global_step: int = 1) -> tuple[AdvantageStep, dict[str, 
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
     else:
-        step.see(uids, mask, scores)
+        step.record_inputs(uids, mask, scores)
     metrics: dict[str, float] = {}
     seam.report(step, 1, metrics)
     return step, metrics

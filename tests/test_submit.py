@@ -15,7 +15,7 @@ import pytest
 
 from gdpo_verl import __version__
 from gdpo_verl.cli import main
-from gdpo_verl.run import cluster_nodes, jobs, submit
+from gdpo_verl.run import cluster_nodes, submit
 from gdpo_verl.run.composition import RecipeError, compose
 
 CODE = "reward.custom_reward_function.path"
@@ -108,8 +108,9 @@ def test_token_that_ray_made_here_is_sent_unless_the_mode_forbids_it(
     token.parent.mkdir()
     token.write_text("a" * 64)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    job = ["gsm8k/gdpo", "--run", "/run", "--", "--address", head]
     done = subprocess.run(
-        [sys.executable, "-m", "gdpo_verl.cli", "attach", "a_job", "--address", head],
+        [sys.executable, "-m", "gdpo_verl.cli", "submit", *job],
         capture_output=True,
         text=True,
         check=False,
@@ -123,18 +124,17 @@ def test_token_that_ray_made_here_is_sent_unless_the_mode_forbids_it(
     ("recipe", "run", "env", "error", "message"),
     [
         ("toolbox/gdop", "/run", [], RecipeError, r"'toolbox/gdop' does not exist"),
-        ("gsm8k/gdpo", "run", [], jobs.JobError, r"--run: 'run' is relative"),
-        ("gsm8k/gdpo", "/run", ["NOT_SET"], jobs.JobError, r"--env: NOT_SET is not set"),
-        ("gsm8k/gdpo", "/run", ["A=b"], jobs.JobError, r"job server at http://127.0.0.1:9:"),
+        ("gsm8k/gdpo", "run", [], submit.SubmitError, r"--run: 'run' is relative"),
+        ("gsm8k/gdpo", "/run", ["NOT_SET"], submit.SubmitError, r"--env: NOT_SET is not set"),
         ("toolbox/gdpo", "/run", [], ValueError, r"model\.path: .*'~/models/.*verl's own default"),
     ],
-    ids=["recipe", "relative run", "variable", "no cluster", "no model"],
+    ids=["recipe", "relative run", "variable", "no model"],
 )
 def test_job_that_cannot_be_submitted_is_refused(
     recipe: str, run: str, env: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        submit.submit(recipe, Path(run), env=env, server=jobs.Server("http://127.0.0.1:9"))
+        submit.submit(recipe, Path(run), env=env)
 
 
 def test_retries_and_the_time_of_a_hang_are_the_job_s() -> None:
@@ -166,7 +166,7 @@ def test_relative_paths_are_made_absolute_when_submitting(
 
 def test_package_that_is_sent_is_whole(tmp_path: Path) -> None:
     package, metadata = map(Path, submit._package(tmp_path))
-    here = Path(jobs.__file__).parents[1]
+    here = Path(submit.__file__).parents[1]
     sources = {file.relative_to(here) for file in here.rglob("*.py")}
     assert sources <= {file.relative_to(package) for file in package.rglob("*.py")}
     assert (package / "recipes" / "toolbox" / "gdpo.yaml").exists()
@@ -197,7 +197,7 @@ def test_relative_path_of_code_that_is_nowhere_is_refused(
     monkeypatch.chdir(tmp_path)
     there = " nor in --working-dir sent" if working_dir else ""
     expected = rf"{CODE}: 'mine.py' is relative and not in {tmp_path}{there}\. Give a path"
-    with pytest.raises(jobs.JobError, match=expected):
+    with pytest.raises(submit.SubmitError, match=expected):
         submit.absolute("tool_call/gdpo", [f"{CODE}=mine.py"], working_dir)
 
 
@@ -212,46 +212,18 @@ def test_nodes_are_asked_for_what_is_a_file() -> None:
 MODEL = "actor_rollout_ref.model.path"
 
 
-def test_options_are_those_of_ray_job_submit() -> None:
-    from gdpo_verl.cli import _parser
-
-    given = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "1000"]
-    given += ["--entrypoint-resources", '{"head": 0.5}', "--submission-id", "mine"]
-    given += ["--headers", '{"X-Team": "a"}', "--verify", "false"]
-    options = _parser().parse_args(["submit", "toolbox/gdpo", "--run", "/run", *given])
-    assert jobs.entrypoint_of(options) == {
-        "submission_id": "mine",
-        "entrypoint_num_cpus": 1.0,
-        "entrypoint_memory": 1000,
-        "entrypoint_resources": {"head": 0.5},
-    }
-    assert jobs.server_of(options) == jobs.Server(None, {"X-Team": "a"}, False)
-
-    from ray.dashboard.modules.job.cli import submit as ray_job_submit
-
-    theirs = {option for parameter in ray_job_submit.params for option in parameter.opts}
-    assert {"--no-wait", "--working-dir", "--address", *given[::2]} <= theirs
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [
-        ("--headers", "X-Team: a", '{"KEY": "VALUE"}, found \'X-Team: a\''),
-        ("--entrypoint-resources", '{"head": "one"}', '{"NAME": 1}'),
-    ],
-)
-def test_option_that_is_not_json_is_refused_with_an_example(
-    capsys: pytest.CaptureFixture[str], option: str, value: str, expected: str
+def test_options_of_another_command_are_not_passed_to_ray(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["submit", "toolbox/gdpo", "--run", "/run", option, value])
-    assert f"argument {option}: expected JSON as {expected}" in capsys.readouterr().err
+        main(["train", "toolbox/gdpo", "--", "--no-wait"])
+    assert "unrecognized arguments: -- --no-wait" in capsys.readouterr().err
 
 
 def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
-    command += ["--address", "http://127.0.0.1:9", "hardware=cluster", "trainer.nnodes=3"]
-    command += ["data.train_files=/shared/none.parquet"]
+    command += ["hardware=cluster", "trainer.nnodes=3"]
+    command += ["data.train_files=/shared/none.parquet", "--", "--address", "http://127.0.0.1:9"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "tool_call/gdpo: gdpo on 3 node(s) × 8 GPU(s)" in printed

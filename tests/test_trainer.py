@@ -114,14 +114,6 @@ def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: Simple
         seams._init_dataloader(verls, trainer)
 
 
-def test_data_that_are_not_there_are_found_missing_before_verl_looks(
-    trainer: SimpleNamespace,
-) -> None:
-    trainer.config.data.train_files = "/nowhere/rows.parquet"
-    with pytest.raises(ValueError, match=r"data\.train_files: '/nowhere/rows\.parquet'"):
-        seams._init_dataloader(pytest.fail, trainer)
-
-
 def test_a_component_that_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
     with open_dict(trainer.config):
         trainer.config.algorithm.gdpo_reward_keys = ["format", "brevity"]
@@ -163,13 +155,15 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer.config.reward.reward_manager.name = manager
+    with open_dict(trainer.config):
+        trainer.config.algorithm.gdpo = {"metrics": True}
     seams._init_dataloader(verls, trainer)
     infos = [{"format": 1.0, "correctness": 3.0}, {"score": 0.25, "correctness": 3.0}]
     monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: infos)
     batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], tags=[{}, {}], partition_id="train")
 
     def advantages(*args: Any) -> None:
-        estimator._step.get().see(["u", "u"], torch.ones(2, 1), torch.ones(2, 1))  # type: ignore
+        estimator._step.get().record_inputs(["u", "u"], torch.ones(2, 1), torch.ones(2, 1))  # type: ignore
 
     ends = pytest.raises(ValueError, match="the reward returned no 'format' for row u_1_0, only")
     with ends if manager == "gdpo_components" else contextlib.nullcontext():

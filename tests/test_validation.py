@@ -118,6 +118,11 @@ def validate(config: DictConfig) -> None:
             id="reward function that cannot be loaded",
         ),
         pytest.param(
+            ["reward.custom_reward_function.path=null"],
+            r"reward\.custom_reward_function\.path: not set.*gdpo_components has no rewards",
+            id="our manager without a reward",
+        ),
+        pytest.param(
             ["reward.reward_manager.name=gdpo_component"],
             r"reward\.reward_manager: Unknown reward manager",
             id="unknown reward manager",
@@ -308,8 +313,6 @@ def probe(
 
 def test_probe_finds_the_components_of_our_rewards(compose: Callable, tokenizer: object) -> None:
     assert probe(compose(), tokenizer).keys == ("format", "correctness")
-    without_function = compose("reward.custom_reward_function.path=null")
-    assert probe(without_function, tokenizer).keys == ("format", "correctness")
 
 
 def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passed_on(
@@ -444,10 +447,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
         ("+algorithm.gdpo_reward_keys=[a]", True),
         ("algorithm.filter_groups.metric=components", True),
         ("reward.reward_manager.name=gdpo_components", True),
-        ("reward.custom_reward_function.path=pkg://gdpo_verl.rewards.tool_call", True),
-        ("reward.custom_reward_function.path=pkg://json.decoder", False),
-        ("reward.custom_reward_function.path=pkg://no.such.module", False),
-        ("reward.custom_reward_function.path=no/such/file.py", False),
+        ("reward.custom_reward_function.path=pkg://gdpo_verl.rewards.tool_call", False),
         ("trainer.total_epochs=1", False),
     ],
 )
@@ -464,53 +464,45 @@ def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expect
     assert validation.uses_plugin(config) is expected
 
 
-@pytest.mark.parametrize("declares", [False, True], ids=["a stranger's", "one that declares"])
+@pytest.mark.parametrize("asked", [False, True], ids=["a stranger's", "one with our metrics"])
 def test_a_reward_file_leaves_the_trainer_as_it_was(
-    compose: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declares: bool
+    compose: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     import random
 
     import numpy as np
     import torch
 
-    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin.trainer import seam_of
 
-    text = SEEDING
-    if declares:
-        text = "from gdpo_verl.rewards.components import declares\n" + SEEDING.replace(
-            "def compute", '@declares("a")\ndef compute'
-        )
     path = tmp_path / "reward.py"
-    path.write_text(text)
+    path.write_text(
+        "from gdpo_verl.rewards.components import declares\n"
+        + SEEDING.replace("def compute", '@declares("a")\ndef compute')
+    )
     config = compose(
         f"reward.custom_reward_function.path={path}",
         "reward.reward_manager.name=naive",
+        *["+algorithm.gdpo.metrics=true"] * asked,
         recipe="toolbox/grpo",
     )
     monkeypatch.delitem(sys.modules, "a_rewards_module_was_imported", raising=False)
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    assert validation.uses_plugin(config) is declares
-    objective = validation.objective_of(config) if validation.uses_plugin(config) else None
-    assert ("a_rewards_module_was_imported" in sys.modules) is declares
-    assert (objective is not None) is declares
+    assert (seam_of(config) is not None) is asked
+    assert ("a_rewards_module_was_imported" in sys.modules) is asked
     after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     assert after == before
 
 
-@pytest.mark.parametrize("estimator", ["gdpo", "grpo", "stock"])
-def test_a_reward_file_that_exits_is_named_and_ends_no_run_that_names_nothing_of_ours(
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_reward_file_that_exits_is_named(
     compose: Callable, tmp_path: Path, estimator: str
 ) -> None:
     from gdpo_verl.plugin import validation
 
     path = tmp_path / "reward.py"
-    path.write_text("import gdpo_verl, sys\nsys.exit('no licence')\n")
-    recipe = "toolbox/gdpo" if estimator == "gdpo" else "toolbox/grpo"
-    config = compose(f"reward.custom_reward_function.path={path}", recipe=recipe)
-    if estimator == "stock":
-        config.reward.reward_manager.name = "naive"
-        assert validation.objective_of(config) is None
-        return
+    path.write_text("import sys\nsys.exit('no licence')\n")
+    config = compose(f"reward.custom_reward_function.path={path}", recipe=f"toolbox/{estimator}")
     with pytest.raises(ValueError, match=r"cannot load .*SystemExit: no licence"):
         validation.objective_of(config)
 

@@ -25,8 +25,13 @@ from typing import Any
 
 from gdpo_verl.check_reward.answers import Answer
 from gdpo_verl.check_reward.tokens import load_tokenizer, prompt_ids, response_ids
-from gdpo_verl.plugin.batch import one_row
-from gdpo_verl.plugin.reward import declared_reward, raised, score_row, unnamed_arguments
+from gdpo_verl.plugin.reward import (
+    declared_reward,
+    raised,
+    score_row,
+    single_row_batch,
+    unnamed_arguments,
+)
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.sandbox import protection
 
@@ -234,7 +239,8 @@ def _serve(
     for number, answer in enumerate(answers):
         ids = response_ids(tokenizer, answer)
         altered = tokenizer.decode(ids, skip_special_tokens=True) != answer.text
-        data = one_row(prompt_ids(config, tokenizer, rows[answer.row]), ids, rows[answer.row])
+        row = rows[answer.row]
+        data = single_row_batch(prompt_ids(config, tokenizer, row), ids, row)
         started = time.perf_counter()
         outcome = Outcome(first=number == 0, altered=altered)
         try:

@@ -12,10 +12,15 @@ from gdpo_verl.cli import measuring, pages, setting_up, training
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    own, rays = given[:end], given[end + 1 :]
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(own)
     # Hydra's overrides may stand before and behind our own options.
-    options.overrides = rest
+    options.overrides, options.ray_options = rest, rays
+    if rays and not options.takes_ray_options:
+        parser.error(f"unrecognized arguments: -- {' '.join(rays)}")
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -30,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gdpo-verl", description="GDPO for verl.")
     parser.add_argument("--version", action="version", version=__version__)
-    parser.set_defaults(takes_overrides=False)
+    parser.set_defaults(takes_overrides=False, takes_ray_options=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for kind in (setting_up, training, measuring, pages):
         kind.add_commands(commands)

@@ -1,12 +1,10 @@
-"""A training here or on a cluster: train, submit, attach."""
+"""A training here or on a cluster: train, submit."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-
-from gdpo_verl.run import jobs
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -27,20 +25,16 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     submit = commands.add_parser(
         "submit",
         help="train a recipe on a Ray cluster",
-        usage="gdpo-verl submit [-h] --run RUN [OPTIONS] RECIPE [HYDRA OVERRIDES]",
+        usage="gdpo-verl submit [-h] --run RUN [OPTIONS] RECIPE [HYDRA OVERRIDES] "
+        "[-- OPTIONS OF ray job submit]",
     )
     submit.add_argument("recipe", help="for example tool_call/gdpo")
     _add_config_dir(submit)
     submit.add_argument(
         "--run", type=Path, required=True, help="a directory that every node can write"
     )
-    jobs.add_server_options(submit)
-    jobs.add_entrypoint_options(submit)
     submit.add_argument(
         "--working-dir", metavar="DIR", help="to send to every node; the job's processes run in it"
-    )
-    submit.add_argument(
-        "--no-wait", action="store_true", help="print the job's id and end; see attach"
     )
     submit.add_argument(
         "--env",
@@ -54,12 +48,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     _add_faults(submit)
     _add_dry_run(submit)
-    submit.set_defaults(command=_submit, takes_overrides=True)
-
-    attach = commands.add_parser("attach", help="show a submitted job's log until the job ends")
-    attach.add_argument("job", help="as submit prints it")
-    jobs.add_server_options(attach)
-    attach.set_defaults(command=_attach)
+    submit.set_defaults(command=_submit, takes_overrides=True, takes_ray_options=True)
 
 
 def _add_config_dir(command: argparse.ArgumentParser) -> None:
@@ -159,17 +148,11 @@ def _submit(options: argparse.Namespace) -> int:
         options.recipe,
         options.run,
         options.overrides,
-        server=jobs.server_of(options),
         env=options.env,
         upload=options.upload,
         working_dir=options.working_dir,
-        entrypoint=jobs.entrypoint_of(options),
         retries=options.retries,
         hang_after=60 * options.hang_after,
-        wait=not options.no_wait,
         config_dir=options.config_dir,
+        ray_options=options.ray_options,
     )
-
-
-def _attach(options: argparse.Namespace) -> int:
-    return jobs.attach(jobs.server_of(options), options.job)

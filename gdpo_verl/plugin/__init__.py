@@ -55,7 +55,7 @@ def _check_before_ray_starts(config_module: Any) -> None:
     def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from gdpo_verl.plugin import validation
 
-        if validation.names_ours(config):
+        if validation.uses_plugin(config):
             validation.check_run(config)
         if validation.is_gdpo(config):
             _announce()
@@ -71,7 +71,7 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
     def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from gdpo_verl.plugin import validation
 
-        if validation.names_ours(config):
+        if validation.uses_plugin(config):
             validation.check_settings(config)
         return original(config, *args, **kwargs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -64,7 +63,7 @@ class RewardBatch:
         self._join_sessions(rows, row_keys)
         last = self.last_rows.tolist()
         self.group_ids = [group_ids[row] for row in last]
-        self.parse_errors = [_code(infos[row].get("parse_error")) for row in last]
+        self.parse_errors = [_parse_error_code(infos[row].get("parse_error")) for row in last]
         self.errors = [text for row in last if (text := failed_judgement(infos[row]))]
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
@@ -191,36 +190,6 @@ def read_components(
     return torch.tensor(np.array(columns), dtype=torch.float64).T.contiguous()
 
 
-def one_row(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> Any:
-    """Make the `DataProto` in which an agent loop hands one answer to a reward manager.
-
-    Args:
-      prompt, response: in tokens.
-      row: of the data; the manager gets a copy, since it may write into the columns, without
-        verl's `dummy_tensor`.
-    """
-    from verl import DataProto
-
-    tensors = {
-        "prompts": torch.tensor([list(prompt)]),
-        "responses": torch.tensor([list(response)]),
-        "input_ids": torch.tensor([[*prompt, *response]]),
-    }
-    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
-    tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
-    columns = {key: value for key, value in row.items() if not isinstance(value, Tensor)}
-    columns = copy.deepcopy(columns) | {
-        "__num_turns__": 2,
-        "tool_extra_fields": {},
-        "prompt_len": len(prompt),
-        "response_len": len(response),
-    }
-    boxes = {key: np.empty(1, dtype=object) for key in columns}
-    for key, value in columns.items():
-        boxes[key][0] = value
-    return DataProto.from_dict(tensors=tensors, non_tensors=boxes)
-
-
 _ABSENT = object()
 # What numpy reads at once as `_read` reads it one by one.
 _PLAIN = {float, int, bool, type(None), np.float64, np.float32, np.int64, np.bool_}
@@ -241,7 +210,7 @@ def _read_column(
     return [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
 
 
-def _code(value: Any) -> int | None:
+def _parse_error_code(value: Any) -> int | None:
     if not isinstance(value, (int, float, np.number)):
         return None
     number: Any = value
@@ -272,7 +241,7 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
     if abs(number) > LARGEST:
         raise ValueError(
             f"algorithm.gdpo_reward_keys: expected a finite number, None or NaN for {key!r}, found "
-            f"{_shown(value)} for row {row}. Numbers are at most {LARGEST:g} in size."
+            f"{value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
         )
     return _as_written(number, value)
 
@@ -284,10 +253,3 @@ def _as_written(number: float, value: Any) -> float:
         return number
     written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
     return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return f"an {type(value).__name__} of {value.bit_length()} bits"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -21,98 +21,104 @@ TESTED = "0.9.1"
 
 
 @dataclass(frozen=True)
-class Use:
-    """One thing of verl's that we rely on.
+class Dependency:
+    """A verl name that the plug-in depends on.
 
     Attributes:
-      module: where it is defined, below `verl`.
-      name: a function, a class, a method as Class.method, or a variable of the module.
+      name: a function, a class, a method as Class.method, or a variable of its module.
       parameters: those of a function in verl's order, as our wrapper takes them or we pass them;
         after "..." there may be others, before it none.
-      reads: what else we read of it: names that its source has to hold.
-      optional: a verl without the module has nothing there that we could serve.
+      reads: names that its source has to hold, because we read them.
     """
 
-    module: str
     name: str
     parameters: str = "..."
     reads: str = ""
-    optional: bool = False
-
-    def __str__(self) -> str:
-        return f"verl.{self.module}.{self.name}"
 
 
-_V1, _BUFFER = "trainer.ppo.v1.trainer_base", "trainer.ppo.v1.replay_buffer"
-_FSDP = "workers.engine.fsdp.transformer_impl"
-_NAIVE = "experimental.reward_loop.reward_manager.naive"
+Contract = Mapping[str, Sequence[Dependency]]  # by the module, below `verl`
+_D = Dependency
 # fmt: off
-CONTRACT = (
+CONTRACT: Contract = {
     # The estimator: where it is registered, and the names by which it is called.
-    Use("trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
-    Use("trainer.ppo.ray_trainer", "compute_advantage", "data adv_estimator ...",
-        "token_level_rewards response_mask config index non_tensor_batch"),
-    # The default trainer.
-    Use(_V1, "PPOTrainer",
-        reads="config replay_buffer tokenizer train_dataset val_dataset global_steps"),
-    Use(_V1, "PPOTrainer._init_dataloader", "self"),
-    Use(_V1, "PPOTrainer.fit", "self ..."),
-    Use(_V1, "PPOTrainer._save_checkpoint", "self"),
-    Use(_V1, "PPOTrainer._compute_advantage", "self batch metrics",
-        "keys partition_id compute_advantage_for_multi_trajectories"),
-    Use(_V1, "PPOTrainer._dump_generations",
-        "self inputs outputs gts scores reward_extra_infos_dict ..."),
-    Use(_V1, "PPOTrainer._log_rollout_data", "self batch ..."),
-    Use("trainer.ppo.v1.utils", "compute_advantage_for_multi_trajectories", "data ..."),
-    Use("trainer.ppo.v1.utils", "MetricsAggregator", reads="metric_weights"),
-    Use("trainer.ppo.v1.utils", "MetricsAggregator._get_aggregation_type", "self metric_name"),
-    Use("trainer.ppo.v1.utils", "MetricsAggregator._get_metric_weight",
-        "self metric_name metrics sample_count"),
-    Use("trainer.ppo.v1.utils", "MetricsAggregator._aggregate_single_metric",
-        "self metric_name values"),
+    "trainer.ppo.core_algos": [_D("ADV_ESTIMATOR_REGISTRY")],
+    "trainer.ppo.ray_trainer": [
+        _D("compute_advantage", "data adv_estimator ...",
+           "token_level_rewards response_mask config index non_tensor_batch"),
+        _D("RayPPOTrainer", reads="config tokenizer train_dataset __init__"),
+    ],
+    "trainer.ppo.v1.trainer_base": [
+        _D("PPOTrainer",
+           reads="config replay_buffer tokenizer train_dataset val_dataset global_steps"),
+        _D("PPOTrainer._init_dataloader", "self"),
+        _D("PPOTrainer.fit", "self ..."),
+        _D("PPOTrainer._save_checkpoint", "self"),
+        _D("PPOTrainer._compute_advantage", "self batch metrics",
+           "keys partition_id compute_advantage_for_multi_trajectories"),
+        _D("PPOTrainer._dump_generations",
+           "self inputs outputs gts scores reward_extra_infos_dict ..."),
+        _D("PPOTrainer._log_rollout_data", "self batch ..."),
+    ],
+    "trainer.ppo.v1.utils": [
+        _D("compute_advantage_for_multi_trajectories", "data ..."),
+        _D("MetricsAggregator", reads="metric_weights"),
+        _D("MetricsAggregator._get_aggregation_type", "self metric_name"),
+        _D("MetricsAggregator._get_metric_weight", "self metric_name metrics sample_count"),
+        _D("MetricsAggregator._aggregate_single_metric", "self metric_name values"),
+    ],
     # Failed sessions and the filter of groups.
-    Use("trainer.ppo.v1.agent_loop_tq", "_settle_session_tasks", "tasks"),
-    Use(_BUFFER, "ReplayBuffer",
-        reads="partitions pending_keys running_keys finished_keys failure_keys trainer_mode "
-        "filter_groups_metric _dapo_classification_cache"),
-    Use(_BUFFER, "ReplayBuffer._sync_metadata_from_transfer_queue", "self"),
-    Use(_BUFFER, "ReplayBuffer._dapo_filtered_keys", "self partition_id"),
+    "trainer.ppo.v1.agent_loop_tq": [_D("_settle_session_tasks", "tasks")],
+    "trainer.ppo.v1.replay_buffer": [
+        _D("ReplayBuffer",
+           reads="partitions pending_keys running_keys finished_keys failure_keys trainer_mode "
+           "filter_groups_metric _dapo_classification_cache"),
+        _D("ReplayBuffer._sync_metadata_from_transfer_queue", "self"),
+        _D("ReplayBuffer._dapo_filtered_keys", "self partition_id"),
+    ],
     # The trainers without a TransferQueue; the hooks are of verl's pull request 7894.
-    Use("trainer.ppo.ray_trainer", "RayPPOTrainer",
-        reads="config tokenizer train_dataset __init__", optional=True),
-    Use("experimental.separation.ray_trainer", "SeparateRayPPOTrainer._fit_compute_advantage",
-        "self ...", "config compute_advantage", optional=True),
-    Use("trainer.ppo.pre_advantage_hook", "build_pre_advantage_hooks", "config", optional=True),
-    Use("trainer.ppo.metric_utils", "compute_data_metrics", "batch ...",
-        "token_level_scores response_mask"),
+    "experimental.separation.ray_trainer": [
+        _D("SeparateRayPPOTrainer._fit_compute_advantage", "self ...", "config compute_advantage"),
+    ],
+    "trainer.ppo.pre_advantage_hook": [_D("build_pre_advantage_hooks", "config")],
+    "trainer.ppo.metric_utils": [
+        _D("compute_data_metrics", "batch ...", "token_level_scores response_mask"),
+    ],
     # Rewards, and the check of a run before it starts.
-    Use("utils.config", "validate_config", "config ..."),
-    Use("trainer.main_ppo", "run_ppo", "config ..."),
-    Use("utils.import_utils", "load_extern_object", "module_path object_name ..."),
-    Use("trainer.ppo.reward", "resolve_reward_manager_cls", "config"),
-    Use("trainer.ppo.reward", "load_reward_manager", "config tokenizer ..."),
-    Use("experimental.reward_loop.reward_manager.registry", "register", "name"),
-    Use(_NAIVE, "NaiveRewardManager.__init__", "self config tokenizer compute_score ..."),
-    Use(_NAIVE, "NaiveRewardManager.run_single", "self data",
-        "reward_score reward_extra_info responses attention_mask extra_info"),
-)
+    "utils.config": [_D("validate_config", "config ...")],
+    "trainer.main_ppo": [_D("run_ppo", "config ...")],
+    "utils.import_utils": [_D("load_extern_object", "module_path object_name ...")],
+    "trainer.ppo.reward": [
+        _D("resolve_reward_manager_cls", "config"),
+        _D("load_reward_manager", "config tokenizer ..."),
+    ],
+    "experimental.reward_loop.reward_manager.registry": [_D("register", "name")],
+    "experimental.reward_loop.reward_manager.naive": [
+        _D("NaiveRewardManager.__init__", "self config tokenizer compute_score ..."),
+        _D("NaiveRewardManager.run_single", "self data",
+           "reward_score reward_extra_info responses attention_mask extra_info"),
+    ],
+}
 # Asked for only where actor_rollout_ref.actor.use_prefix_grouper is on.
-SHARED_PROMPTS = (
-    Use("workers.engine_workers", "ActorRolloutRefWorker.init_model", "self", "actor ref"),
-    Use(_FSDP, "prepare_micro_batches", "data dp_group ...", "max_token_len_per_gpu"),
-    Use(_FSDP, "FSDPEngine.forward_backward_batch", "self data ...", "prepare_micro_batches"),
-    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", "self micro_batch",
-        "input_ids position_ids attention_mask input_ids_rmpad_rolled temperature_rmpad"),
-    Use(_FSDP, "FSDPEngineWithLMHead.prepare_model_outputs",
-        "self output output_args micro_batch ...", "input_ids offsets"),
-)
+SHARED_PROMPTS: Contract = {
+    "workers.engine_workers": [_D("ActorRolloutRefWorker.init_model", "self", "actor ref")],
+    "workers.engine.fsdp.transformer_impl": [
+        _D("prepare_micro_batches", "data dp_group ...", "max_token_len_per_gpu"),
+        _D("FSDPEngine.forward_backward_batch", "self data ...", "prepare_micro_batches"),
+        _D("FSDPEngineWithLMHead.prepare_model_inputs", "self micro_batch",
+           "input_ids position_ids attention_mask input_ids_rmpad_rolled temperature_rmpad"),
+        _D("FSDPEngineWithLMHead.prepare_model_outputs",
+           "self output output_args micro_batch ...", "input_ids offsets"),
+    ],
+}
 # fmt: on
+# A verl without the module has nothing there that we could serve.
+OPTIONAL = {"experimental.separation.ray_trainer", "trainer.ppo.pre_advantage_hook"}
 
 
 @cache
 def misfit() -> str | None:
     """Say why the installed verl is not supported; None when it is."""
-    found = problems(installed_verl())
+    found = violations(installed_verl())
     if not found:
         return None
     return (
@@ -129,36 +135,37 @@ def installed_verl() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def problems(root: Path, contract: Sequence[Use] = CONTRACT) -> list[str]:
+def violations(root: Path, contract: Contract = CONTRACT) -> list[str]:
     """A sentence for each part of the contract that the verl in directory `root` does not keep."""
     return [
-        problem
-        for use in contract
-        if not (use.optional and _module(root.joinpath(*use.module.split("."))) is None)
-        for problem in _compare(use, _find(use, root))
+        f"verl.{module}.{dependency.name} {problem}"
+        for module, dependencies in contract.items()
+        if module not in OPTIONAL or _module(root.joinpath(*module.split("."))) is not None
+        for dependency in dependencies
+        for problem in _compare(dependency, _find(module, dependency.name, root))
     ]
 
 
-def _compare(use: Use, node: ast.AST | None) -> Iterator[str]:
+def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
     if node is None:
-        yield f"{use} is not there"
+        yield "is not there"
         return
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         arguments = node.args
         found = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
-        expected = use.parameters.split()
+        expected = dependency.parameters.split()
         first = len(expected) - 1 if expected[-1:] == ["..."] else None
         if found[:first] != expected[:first]:
-            yield f"{use} takes ({', '.join(found)}), expected ({', '.join(expected)})"
-    if missing := sorted(set(use.reads.split()) - set(_words(node))):
-        yield f"{use} does not use {', '.join(missing)}"
+            yield f"takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    if missing := sorted(set(dependency.reads.split()) - set(_words(node))):
+        yield f"does not use {', '.join(missing)}"
 
 
-def _find(use: Use, root: Path) -> ast.AST | None:
-    first, *inner = use.name.split(".")
-    node = _definition(use.module, first, root)
-    for name in inner:
-        node = next((each for each in getattr(node, "body", ()) if name in _defines(each)), None)
+def _find(module: str, name: str, root: Path) -> ast.AST | None:
+    first, *inner = name.split(".")
+    node = _definition(module, first, root)
+    for part in inner:
+        node = next((each for each in getattr(node, "body", ()) if part in _defines(each)), None)
     return node
 
 

@@ -46,7 +46,7 @@ class AdvantageStep:
     batch: RewardBatch | None = None
     decomposition: Estimation | None = None
 
-    def see(self, uids: Sequence[Any], response_mask: Tensor, scores: Tensor) -> None:
+    def record_inputs(self, uids: Sequence[Any], response_mask: Tensor, scores: Tensor) -> None:
         """Keep what verl has read for this call."""
         self.uids, self.response_mask, self.scores = uids, response_mask, scores
 
@@ -74,13 +74,13 @@ def advantage_step(step: AdvantageStep) -> Iterator[None]:
         _step.reset(token)
 
 
-def see_batch(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Let the seam of another estimator see what verl has read.
 
     Wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
     """
     if (step := _step.get()) is not None:
-        step.see(
+        step.record_inputs(
             data.non_tensor_batch["uid"],
             data.batch["response_mask"],
             data.batch["token_level_scores"],
@@ -118,7 +118,7 @@ def gdpo(
     rows = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
     step = _step.get() or _step_of_arguments(index, config, non_tensor_batch)
     if step.uids is None and index is not None:
-        step.see(index, response_mask, token_level_rewards)
+        step.record_inputs(index, response_mask, token_level_rewards)
     batch, decomposition = step.decompose(rows.counts)
     advantage = rows.scale_(batch.to_rows(decomposition.advantage))
     return advantage, advantage

@@ -21,7 +21,7 @@ _trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     """Wrap `RayPPOTrainer.__init__`: check the reward before the first rollout."""
     original(trainer, *args, **kwargs)
-    if validation.names_ours(trainer.config):
+    if validation.uses_plugin(trainer.config):
         validation.objective_of(trainer.config, reward.probe_reward(trainer))
     _look(trainer)
 
@@ -47,7 +47,7 @@ def metrics_of(batch: Any) -> dict[str, float]:
     with given_up_on_error(trainer):
         columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
         step = estimator.step_of_columns(seam.objective, uids, columns)
-        step.see(uids, batch.batch["response_mask"], batch.batch["token_level_scores"])
+        step.record_inputs(uids, batch.batch["response_mask"], batch.batch["token_level_scores"])
         rewards, decomposition = step.decompose(token_counts(step))
         seam.check_score(step, rewards)
         if seam.objective.config.metrics:
@@ -62,7 +62,7 @@ def _look(trainer: Any) -> None:
         return  # the default trainer, which `gdpo_verl.plugin.trainer` looks after
     if not hasattr(trainer, "gdpo_seam"):
         trainer.gdpo_seam = seam_of(trainer.config)
-        if trainer.gdpo_seam is not None and validation.names_ours(trainer.config):
+        if trainer.gdpo_seam is not None:
             validation.check_settings(trainer.config)
             validation.check_trainer(trainer.config, trainer.gdpo_seam.objective)
     _trainer.set(trainer)

@@ -6,6 +6,7 @@ are those of `check_reward`, too.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import logging
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.batch import one_row
 from gdpo_verl.rewards.components import RESERVED, Component, declared_components
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.text import did_you_mean
@@ -120,7 +120,8 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
     for name, number in (training | held_out).items():
         row = (trainer.train_dataset if name in training else trainer.val_dataset)[number]
         try:
-            score, returned[name] = score_row(manager, one_row([0], [tokenizer.eos_token_id], row))
+            empty = single_row_batch([0], [tokenizer.eos_token_id], row)
+            score, returned[name] = score_row(manager, empty)
             unfit = unloggable(config, [returned[name]]) if name in held_out else []
             if problem := "; ".join(filter(None, [score_problem(score), *unfit])):
                 raise ValueError(problem)
@@ -155,6 +156,36 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
             "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
         )
     return score, dict(result.get("reward_extra_info") or {})
+
+
+def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> Any:
+    """Make the `DataProto` in which an agent loop hands one answer to a reward manager.
+
+    Args:
+      prompt, response: in tokens.
+      row: of the data; the manager gets a copy, since it may write into the columns, without
+        verl's `dummy_tensor`.
+    """
+    from verl import DataProto
+
+    tensors = {
+        "prompts": torch.tensor([list(prompt)]),
+        "responses": torch.tensor([list(response)]),
+        "input_ids": torch.tensor([[*prompt, *response]]),
+    }
+    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
+    tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
+    columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
+    columns = copy.deepcopy(columns) | {
+        "__num_turns__": 2,
+        "tool_extra_fields": {},
+        "prompt_len": len(prompt),
+        "response_len": len(response),
+    }
+    boxes = {key: np.empty(1, dtype=object) for key in columns}
+    for key, value in columns.items():
+        boxes[key][0] = value
+    return DataProto.from_dict(tensors=tensors, non_tensors=boxes)
 
 
 def raised(error: BaseException) -> str:

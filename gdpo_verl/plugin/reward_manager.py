@@ -29,15 +29,10 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin.batch import score_of
 from gdpo_verl.plugin.reward import MANAGER_NAME
-from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.components import declared_components
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
-
-# Used when reward.custom_reward_function is not set, by data_source. All declare the same
-# components in the same ranges; a reward with others is named as the custom function.
-REWARDS = dict.fromkeys(("toolbox", "bfcl", "rlla"), tool_call.compute_score)
 
 _MOST_TOKENS_OF_OPENING = 32
 """More than `<think>` and white space take in any tokenizer, one of bytes included."""
@@ -50,11 +45,7 @@ class ComponentsRewardManager(NaiveRewardManager):
     Registered as ``reward.reward_manager.name=gdpo_components``.
     """
 
-    components = declared_components(tool_call.compute_score)
-
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
-        if not (config.reward.get("custom_reward_function") or {}).get("path"):
-            compute_score = compute_default_score
         # verl wraps a custom function in a partial.
         function = getattr(compute_score, "args", [compute_score])[0]
         settings = _sandbox_settings(function, config.reward.get("sandbox_fusion") or {})
@@ -151,17 +142,3 @@ def _trim_response(data: Any) -> int:
     data.batch["responses"] = responses[:, :length]
     data.batch["attention_mask"] = torch.ones_like(responses[:, :length])
     return length
-
-
-def compute_default_score(data_source: str, *args: Any, **kwargs: Any) -> dict[str, float]:
-    """The reward of a data source that gdpo-verl prepares."""
-    if data_source not in REWARDS:
-        raise ValueError(
-            f"reward.custom_reward_function.path: not set, and {MANAGER_NAME} has no reward for "
-            f"rows of data_source {data_source!r}, only for {sorted(REWARDS)}. Set it (perhaps to "
-            "pkg://gdpo_verl.rewards.gsm8k) and its name."
-        )
-    return REWARDS[data_source](data_source, *args, **kwargs)
-
-
-compute_default_score.components = ComponentsRewardManager.components  # type: ignore[attr-defined]

@@ -213,5 +213,5 @@ def _unmet(config: Any) -> list[str]:
         for key, values in _NEEDS.items()
         if OmegaConf.select(config, key) not in values
     ]
-    found = contract.problems(contract.installed_verl(), contract.SHARED_PROMPTS)
+    found = contract.violations(contract.installed_verl(), contract.SHARED_PROMPTS)
     return [*wrong, *(f"another verl: {problem}" for problem in found)]

@@ -51,7 +51,7 @@ def install(v1: Any) -> None:
     wrap(trainer, "_save_checkpoint", _save_checkpoint)
     wrap(trainer, "fit", _fit)
     base = sys.modules[trainer.__module__]
-    wrap(base, "compute_advantage_for_multi_trajectories", estimator.see_batch)
+    wrap(base, "compute_advantage_for_multi_trajectories", estimator.capture_inputs)
     aggregation.install(base.MetricsAggregator)
 
 
@@ -168,9 +168,7 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     trainer.gdpo_seam = None
     if not validation.uses_plugin(config):
         return original(trainer, *args, **kwargs)
-    checked = validation.names_ours(config)
-    if checked:
-        validation.check_components(config)
+    validation.check_components(config)
     seam = seam_of(config)
     if seam is not None:
         _fix_seed(config)
@@ -180,10 +178,9 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     replay_buffer.filter_by_components(
         buffer, None if seam is None else seam.objective, lambda: trainer.global_steps
     )
-    if checked:
-        returned = reward.probe_reward(trainer)
-        validation.objective_of(config, returned)
-        validation.check_filter(config, returned)
+    returned = reward.probe_reward(trainer)
+    validation.objective_of(config, returned)
+    validation.check_filter(config, returned)
     if seam is not None and buffer is not None:
         seam.failures = replay_buffer.SessionFailures(
             buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates

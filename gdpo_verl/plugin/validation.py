@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterator, Mapping
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -46,8 +43,8 @@ def is_gdpo(config: Any) -> bool:
     return str(getattr(estimator, "value", estimator)) == "gdpo"
 
 
-def names_ours(config: Any) -> bool:
-    """Whether a run names anything of ours, so that it is checked as a GDPO run is.
+def uses_plugin(config: Any) -> bool:
+    """Whether a run uses the plug-in at all; any other is left alone.
 
     It does by its estimator, by a key that begins like one of ours, by our reward manager or by our
     group filter.
@@ -62,17 +59,6 @@ def names_ours(config: Any) -> bool:
     )
 
 
-def uses_plugin(config: Any) -> bool:
-    """Whether a run uses the plug-in at all; any other is left alone.
-
-    One that names something of ours does, and one with a reward whose source mentions this package,
-    as one that declares its components does. Nothing is imported to find out, and what the
-    configuration lacks is not asked for.
-    """
-    path = OmegaConf.select(config, "reward.custom_reward_function.path")
-    return names_ours(config) or (bool(path) and "gdpo_verl" in f"{path}\n{_source(path)}")
-
-
 def on_default_trainer(config: Any) -> bool:
     """Whether verl's default trainer runs this: not the legacy one, fully_async or one_step_off.
 
@@ -81,23 +67,8 @@ def on_default_trainer(config: Any) -> bool:
     return bool(config.trainer.get("use_v1", True)) and config.get("rollout") is None
 
 
-def _source(path: str) -> str:
-    """The text of a reward's file or ``pkg://`` module, not imported; empty without one."""
-    try:
-        if path.startswith("pkg://"):
-            first, *others = path.removeprefix("pkg://").split(".")
-            spec, name = importlib.util.find_spec(first), first
-            for part in others:
-                name = f"{name}.{part}"
-                spec = PathFinder.find_spec(name, spec.submodule_search_locations if spec else [])
-            path = str(spec and spec.origin)
-        return Path(path.removeprefix("file://")).read_text(encoding="utf-8", errors="ignore")
-    except (OSError, ImportError, ValueError):  # verl will say so
-        return ""
-
-
 def check_run(config: Any) -> None:
-    """Refuse a run that names something of ours and cannot work, in the driver, before Ray starts.
+    """Refuse a run that uses the plug-in and cannot work, in the driver, before Ray starts.
 
     Raises:
       ValueError: names the configuration key in full and the remedy.
@@ -118,6 +89,15 @@ def check_settings(config: Any) -> None:
             raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
         return
     check_keys(config)
+    if (
+        OmegaConf.select(config, "reward.reward_manager.name") == MANAGER_NAME
+        and OmegaConf.select(config, "reward.custom_reward_function.path") is None
+    ):
+        raise ValueError(
+            f"reward.custom_reward_function.path: not set, and reward.reward_manager.name="
+            f"{MANAGER_NAME} has no rewards of its own. Set it and its name, for example to "
+            "pkg://gdpo_verl.rewards.gsm8k and compute_score."
+        )
     shared_prompts.check(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     with random_state_kept():
@@ -306,39 +286,30 @@ def check_filter(config: Any, returned: Mapping[str, Mapping[str, Any]]) -> None
 def objective_of(
     config: Any, returned: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Objective | None:
-    """The run's objective, or None when it has no components for us.
-
-    A run that names nothing of ours gets metrics when its reward declares components; if its
-    declaration cannot be read, it is left alone.
+    """The objective of a run that uses the plug-in; None where it has no components for us.
 
     Args:
       config: verl's whole configuration.
       returned: the dicts that the reward returned, by the names of their rows; see `probe_reward`.
 
     Raises:
-      ValueError: what a run that names something of ours needs is missing.
+      ValueError: the reward cannot be loaded, or the components are not what it declares.
     """
-    try:
-        settings = GdpoConfig.from_algorithm(config.algorithm)
-        declared = declared_reward(config)
-        if not (is_gdpo(config) or declared or settings.reward_keys):
-            return None
-        for row, info in (returned or {}).items():
-            if reason := failed_judgement(info):
-                raise ValueError(
-                    f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
-                    "that the reward asks, or to reward.timeout."
-                )
-            if problem := reward.not_a_dict(info, settings):
-                raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
-            read_components([info], settings.resolve(declared, list(info)), [row])
-        objective = settings.resolve(declared)
-        return objective if is_gdpo(config) or settings.metrics else None
-    except Exception:
-        if names_ours(config):
-            raise
-        logger.warning("no metrics for the reward components", exc_info=True)
+    settings = GdpoConfig.from_algorithm(config.algorithm)
+    declared = declared_reward(config)
+    if not (is_gdpo(config) or declared or settings.reward_keys):
         return None
+    for row, info in (returned or {}).items():
+        if reason := failed_judgement(info):
+            raise ValueError(
+                f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
+                "that the reward asks, or to reward.timeout."
+            )
+        if problem := reward.not_a_dict(info, settings):
+            raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
+        read_components([info], settings.resolve(declared, list(info)), [row])
+    objective = settings.resolve(declared)
+    return objective if is_gdpo(config) or settings.metrics else None
 
 
 def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:

@@ -140,8 +140,8 @@ def main(expected: str, *files: str) -> int:
             wrong = problems(found[node["NodeID"]], expected, verl)
             if wrong and not can_hold_workers(node):
                 wrong.append(
-                    "Only the job's driver is there; with --entrypoint-num-cpus 1 it starts on a "
-                    "node that has CPUs"
+                    "Only the job's driver is there; with -- --entrypoint-num-cpus 1 it starts on "
+                    "a node that has CPUs"
                 )
             refused += bool(wrong)
             state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {verl}, plug-in loaded"

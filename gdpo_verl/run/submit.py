@@ -1,4 +1,4 @@
-"""Train a recipe on a Ray cluster that exists, through Ray's job API.
+"""Train a recipe on a Ray cluster that exists, through ``ray job submit``.
 
 The job is the same ``gdpo-verl train`` that runs on one machine, on the cluster's head node unless
 the driver reserves something, after the nodes have been asked for their versions and for the files
@@ -7,12 +7,14 @@ the driver reserves something, after the nodes have been asked for their version
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import __version__
-from gdpo_verl.run import cluster_nodes, composition, jobs, launch
-from gdpo_verl.run.jobs import INTERRUPTED, JobError, Server
+from gdpo_verl.run import cluster_nodes, composition, launch
 from gdpo_verl.start import check_model
 
 # The hardware recipes may say how many devices a Ray of their own has; here `ray start` did.
@@ -42,84 +43,70 @@ _CODE = (
 )
 
 
+class SubmitError(RuntimeError):
+    """A job cannot be submitted."""
+
+
 def submit(
     recipe: str,
     run: Path,
     overrides: Sequence[str] = (),
     *,
-    server: Server | None = None,
     env: Sequence[str] = (),
     upload: bool = False,
     working_dir: str | None = None,
-    entrypoint: Mapping[str, Any] | None = None,
     retries: int = 0,
     hang_after: float = launch.HANG_SECONDS,
-    wait: bool = True,
     config_dir: Path | None = None,
+    ray_options: Sequence[str] = (),
 ) -> int:
-    """Submit a training, show its log, and return its exit status.
-
-    Ctrl-C stops the job; whatever else ends this process leaves it running.
+    """Submit a training by ``ray job submit``, which shows its log; returns its exit status.
 
     Args:
       recipe: its name, for example "tool_call/gdpo".
       run: the run's directory, where every node can write.
       overrides: Hydra's.
-      server: the cluster's job server.
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
       working_dir: a directory here, or the address of an archive, to send to every node; the job's
         processes run in it.
-      entrypoint: what else Ray's `submit_job` takes, for example {"entrypoint_num_cpus": 1}.
       retries: how often the job itself starts a training again that failed.
       hang_after: seconds without a logged step or validation, after which the job ends a training
         as one that hangs.
-      wait: False prints the job's id and returns.
       config_dir: where the recipe is, here and on every node; default: among ours.
-
-    Returns:
-      The job's own status; 130 when it was stopped.
+      ray_options: those of ``ray job submit``, for example ["--address", "http://head:8265"].
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
-      JobError: a wrong argument, or Ray refused the job or is out of reach.
+      SubmitError: a wrong argument.
     """
     config_dir = config_dir and config_dir.absolute()
     composition.require_recipe(recipe, config_dir)
     if not run.is_absolute():
-        raise JobError(
-            f"--run: {str(run)!r} is relative, but the job has a working directory of its own; "
-            "name a directory that every node can write, from its root"
+        raise SubmitError(
+            f"--run: {str(run)!r} is relative, but the job has another working directory; name a "
+            "directory that every node can write, from its root"
         )
     overrides = absolute(recipe, overrides, working_dir, config_dir)
     files = _files(composition.compose(recipe, overrides, config_dir))
     chosen = ["--config-dir", str(config_dir)] if config_dir else []
     files += ["=".join(chosen)] if chosen else []
+    job = _command(recipe, run, [*chosen, *overrides], files, retries, hang_after)
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}
-    server = server or Server()
+    # `ray start` takes a token that is there where no mode is set; Ray's client would not.
+    token = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token))
+    mode = {"RAY_AUTH_MODE": "token"} if has_token else {}
     with tempfile.TemporaryDirectory() as stage:
         runtime_env: dict[str, Any] = {
             "env_vars": variables,
             "py_modules": [_check(Path(stage)), *(_package(Path(stage)) if upload else [])],
             **({"working_dir": working_dir} if working_dir else {}),
         }
-        command = _command(recipe, run, [*chosen, *overrides], files, retries, hang_after)
-        client = server.connect()
-        with server.explained():
-            job = client.submit_job(
-                entrypoint=command, runtime_env=runtime_env, **dict(entrypoint or {})
-            )
-    if not wait:
-        print(job)
-        sys.stderr.write(f"`gdpo-verl attach {job}` shows its log, `ray job stop {job}` ends it\n")
-        return 0
-    sys.stderr.write(f"job {job}\n")
-    try:
-        return jobs.follow(client, job)
-    except KeyboardInterrupt:
-        jobs.stop(client, job)
-        return INTERRUPTED
+        command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", *ray_options]
+        command += ["--runtime-env-json", json.dumps(runtime_env), "--", "sh", "-c", job]
+        return subprocess.run(command, env=mode | os.environ, check=False).returncode
 
 
 def absolute(
@@ -136,7 +123,7 @@ def absolute(
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
       ValueError: a model that is neither here, nor a path from the root, nor a hub id.
-      JobError: code that is a relative path, which is neither here nor in `working_dir`.
+      SubmitError: code that is a relative path, which is neither here nor in `working_dir`.
     """
     config = composition.compose(recipe, overrides, config_dir)
     check_model(config, elsewhere=True)
@@ -165,7 +152,7 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
             return file
         if not path.exists():
             sent = f" nor in --working-dir {working_dir}" if working_dir else ""
-            raise JobError(
+            raise SubmitError(
                 f"{key}: {file!r} is relative and not in {os.getcwd()}{sent}. Give a path that "
                 "every node has, or send the file with --working-dir"
             )
@@ -208,13 +195,13 @@ def _variables(env: Sequence[str]) -> dict[str, str]:
     for entry in env:
         name, given, value = entry.partition("=")
         if not given and name not in os.environ:
-            raise JobError(f"--env: {name} is not set here; set it, or give {name}=VALUE")
+            raise SubmitError(f"--env: {name} is not set here; set it, or give {name}=VALUE")
         variables[name] = value if given else os.environ[name]
     return variables
 
 
 def _check(stage: Path) -> str:
-    """`cluster_nodes` as a package of its own, which is what the job API can send."""
+    """`cluster_nodes` as a package by itself, which is what the job API can send."""
     check = stage / "cluster_nodes"
     check.mkdir()
     shutil.copyfile(cluster_nodes.__file__, check / "__main__.py")
