@@ -1,7 +1,7 @@
-"""Say in words which process of a training died, from what Ray says of it.
+"""Name the process of a training that died, from the text that Ray prints of it.
 
-Pure text: the running trainer describes an exception of Ray's with it
-(`gdpo_verl.plugin.liveness`), the launcher what a log holds (`gdpo_verl.run.launch`).
+The running trainer describes an exception of Ray's with it (`gdpo_verl.plugin.liveness`), the
+launcher a log (`gdpo_verl.run.launch`). Where nothing here matches, the log's last error is shown.
 """
 
 from __future__ import annotations
@@ -40,24 +40,6 @@ _MEMORY = re.compile(
     r"worker\(s\) were killed due to the node running low on memory\.\s+"
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
 )
-# In lines of the driver's own, without a process before them. It calls no actor but the trainer's;
-# what the trainer's calls raise is a RayTaskError to it.
-_LOST = re.compile(r"^ray\.exceptions\.ActorUnavailableError: ", re.M)
-_RAISED = re.compile(r"^ray\.exceptions\.RayTaskError", re.M)
-# What Ray raises for a call to a process that is stopped, or on a node that is out of reach.
-_UNANSWERED = re.compile(
-    r"^ray\.exceptions\.RayTaskError\(ActorUnavailableError\).*"
-    r"^ray\.exceptions\.ActorUnavailableError: The actor \w+ is unavailable: "
-    r"(?:The actor is temporarily unavailable: )?(?:RpcError: )?(?:RPC error: )?"
-    r"(?P<why>[^\n]*?)(?: rpc_code|\.? The task|$)",
-    re.M | re.S,
-)
-# A worker that waits for one on a lost node may fail before Ray knows of the node, by an error of
-# gloo's or NCCL's. Every driver is told of the raylet, also one that never used the node.
-_RAYLET = re.compile(r"Raylet is terminated\. Termination is unexpected")
-_BROKEN = re.compile(
-    r"^(?:\w+\.)*\w*Error: .*(?:gloo|NCCL|Connection (?:reset|closed))", re.M | re.I
-)
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
 _SAID = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
 _PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds one of its own
@@ -70,7 +52,7 @@ def plain(log: str) -> str:
     return _REPEATED.sub("", _PREFIX.sub("", _COLOUR.sub("", log)))
 
 
-def of_actor(error: str) -> str | None:
+def describe_actor_death(error: str) -> str | None:
     """Name the actor that died, from the text of Ray's ActorDiedError.
 
     Returns:
@@ -81,7 +63,7 @@ def of_actor(error: str) -> str | None:
     return deaths[0][1] if deaths else None
 
 
-def of_memory(error: str) -> str | None:
+def describe_memory_death(error: str) -> str | None:
     """Say which node ran out of memory, from the text of Ray's OutOfMemoryError; None of others."""
     if found := _MEMORY.search(error):
         return (
@@ -91,35 +73,22 @@ def of_memory(error: str) -> str | None:
     return None
 
 
-def of_log(log: str) -> str | None:
+def describe_log(log: str) -> str | None:
     """Name the first process that died, from a training's output; None when none did.
 
-    What follows a death, such as the end of the trainer's own process, is not taken for it.
+    The end of the trainer's own process, which follows another death, is not taken for it.
     """
     text = plain(log)
     if said := _SAID.search(text):
         return said[1]
-    if memory := of_memory(text):
+    if memory := describe_memory_death(text):
         return memory
     deaths = _deaths(text)
     first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
-    # The engines end with the trainer, too: after the driver has failed.
-    before = text.partition("Error executing job")[0]
-    if not first and ("EngineDeadError" in before or "RayTaskError(EngineDeadError)" in text):
-        return "a vLLM engine died: see the log for its last words"
-    if deaths:
-        return (first or [sentence for _, sentence in deaths])[0]
-    # The connection breaks before Ray knows whether a process or its whole node is gone.
-    if _LOST.search(log) and not _RAISED.search(log):
-        return "the trainer's process or its Ray node died: the driver lost the connection to it"
-    if _RAYLET.search(text) and _BROKEN.search(log):
-        return "a Ray node died: its raylet was killed or crashed"
-    if unanswered := _UNANSWERED.search(log):
-        return f"a worker or its Ray node does not answer: {unanswered['why']}"
-    return None
+    return next(iter([*first, *(sentence for _, sentence in deaths)]), None)
 
 
-def of_driver(pid: int, status: int) -> str | None:
+def describe_driver_death(pid: int, status: int) -> str | None:
     """Describe the driver's death from its return code; None if it exited by itself."""
     if status >= 0:
         return None

@@ -64,9 +64,11 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     assert job.returncode == 1, output
     # The trainer is on either node, and the driver learns of its end before Ray knows the reason;
     # a worker that waits for the other node's may fail before either.
-    lost = "the trainer's process or its Ray node died: the driver lost the connection to it"
-    named = r"died: .+ its Ray node died|a Ray node died: its raylet was killed or crashed"
-    assert lost in output or re.search(named, output), output
+    # Where nobody says that a node died, the last error is that of the lost connection.
+    named = (
+        r"died: .+ its Ray node died|Actor(?:Died|Unavailable)Error|RuntimeError: .*(?:gloo|Conn)"
+    )
+    assert re.search(named, output), output
     said = re.search(r"The same command goes on from step (\d), the last whole checkpoint", output)
     assert said, output
     print(said[0])

@@ -24,11 +24,6 @@ from gdpo_verl.rundir.metrics import RunError
 from gdpo_verl.rundir.run import is_running
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between two looks, and a clock that stands."""
@@ -69,7 +64,7 @@ def follow_launch(
 
 
 @pytest.mark.usefixtures("_quick")
-def test_without_a_terminal_progress_is_a_line_a_step(tmp_path: Path) -> None:
+def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
     first = {"step": 0, "data": validation(0.5, 0.0)}
     lines = follow_launch(tmp_path / "run", [first, *records], total_steps=4).splitlines()
@@ -164,26 +159,6 @@ def test_progress_reads_on_where_metrics_are_appended(tmp_path: Path) -> None:
     ]
 
 
-def test_progress_on_a_terminal_rewrites_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
-    stream = Terminal()
-
-    def train() -> None:
-        while not stream.getvalue():
-            time.sleep(0.01)
-        for _ in launch(tmp_path, [training(step, 0.5, 1.0) for step in range(1, 13)]):
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    follow(tmp_path, total_steps=12, is_alive=thread.is_alive, label="gdpo", stream=stream)
-    assert stream.getvalue().count("\n") == 1
-    assert "starting Ray, vLLM and FSDP… " in stream.getvalue()
-    assert "| 12/12, done in" in stream.getvalue().split("\r")[-1]
-
-
 @pytest.mark.usefixtures("_quick")
 def test_training_that_ends_early_is_not_called_done(tmp_path: Path) -> None:
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
@@ -206,25 +181,6 @@ def test_run_that_only_validates_is_complete(tmp_path: Path) -> None:
     assert text.endswith("gdpo: validated in 0 s\n")
     text = follow_launch(tmp_path / "none", [], val_only=True)
     assert text.endswith("gdpo: ended after 0 s while validating\n")
-
-
-@pytest.mark.usefixtures("_quick")
-def test_a_terminal_shows_an_alert_above_its_line(tmp_path: Path) -> None:
-    saturated = {"gdpo/format/saturation": 0.99}
-    process = launch(tmp_path / "run", [training(i, 0.99, 1.0, **saturated) for i in range(1, 22)])
-    stream = Terminal()
-    follow(
-        tmp_path / "run",
-        total_steps=21,
-        is_alive=lambda: next(process, "ended") != "ended",
-        label="gdpo",
-        stream=stream,
-    )
-    (line,) = (line for line in stream.getvalue().splitlines() if "alert" in line)
-    assert line.endswith(
-        "condition it on another reward. With a negative weight it is out of control instead."
-    )
-    assert "gdpo: alert: format is saturated: 99% of its range reached (mean 0.99)" in line
 
 
 def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ class Watch:
             try:
                 ray.get(handle.__ray_ready__.remote(), timeout=_ANSWER_SECONDS)
             except ActorDiedError as error:
-                if death := deaths.of_actor(str(error)):
+                if death := deaths.describe_actor_death(str(error)):
                     return death
             except OutOfMemoryError as error:
-                return deaths.of_memory(str(error)) or f"a worker died: {name}, {error}"
+                return deaths.describe_memory_death(str(error)) or f"a worker died: {name}, {error}"
             except RayError:
                 self._actors[name] = handle  # Ray does not know yet; asked again at the next look
         return None

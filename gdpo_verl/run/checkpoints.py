@@ -30,7 +30,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointDir:
     """The place of a training's checkpoints, and the parts of a whole one.
 
     Attributes:
@@ -44,7 +44,7 @@ class Place:
     asynchronous: bool = False
 
 
-def of_run(run: Path) -> Place | None:
+def for_run(run: Path) -> CheckpointDir | None:
     """The place of a run's checkpoints, as its last start was configured.
 
     None when there was none, or it was not to resume by itself (`trainer.resume_mode`).
@@ -56,14 +56,14 @@ def of_run(run: Path) -> Place | None:
         return None
     contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode", default="sync")
-    return Place(
+    return CheckpointDir(
         Path(config.trainer.default_local_dir),
         tuple(contents or _FILES),
         bool(config.trainer.use_v1) and mode != "sync",
     )
 
 
-def last_whole(place: Place) -> tuple[int, dict[int, str]]:
+def last_complete(place: CheckpointDir) -> tuple[int, dict[int, str]]:
     """The step of the newest whole checkpoint; changes nothing.
 
     Returns:
@@ -78,20 +78,20 @@ def last_whole(place: Place) -> tuple[int, dict[int, str]]:
     return 0, wrong
 
 
-def settle(place: Place) -> tuple[int, list[str]]:
+def select_checkpoint(place: CheckpointDir) -> tuple[int, list[str]]:
     """Make verl resume from the newest whole checkpoint.
 
     Those newer than it are renamed to `global_step_N.incomplete`, so that a later save of the
-    same step is never taken together with what is left of this one.
+    same step is never taken together with leftover files.
 
     Returns:
       The step from which verl will go on, 0 for the beginning; and a sentence for each
-      checkpoint that was passed over.
+      checkpoint that was skipped.
 
     Raises:
       CheckpointError: a save was completed once, but no checkpoint is whole now.
     """
-    step, wrong = last_whole(place)
+    step, wrong = last_complete(place)
     tracker = place.directory / TRACKER
     if not step and tracker.exists():
         found = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
@@ -103,17 +103,17 @@ def settle(place: Place) -> tuple[int, list[str]]:
     said = []
     for number, problem in wrong.items():
         folder = place.directory / f"global_step_{number}"
-        aside = _free(folder)
+        aside = _unused_name(folder)
         folder.rename(aside)
-        said.append(f"{folder.name} was cut short and is passed over: {problem} (now {aside.name})")
+        said.append(f"{folder.name} was cut short and is skipped: {problem} (now {aside.name})")
     if step and step != _tracked(place.directory):
         write_text(tracker, str(step))
     return step, said
 
 
-def workers(place: Place) -> int | None:
+def saved_world_size(place: CheckpointDir) -> int | None:
     """The number of workers that wrote the newest whole checkpoint; None without FSDP's."""
-    sizes = _shard_sizes(place.directory / f"global_step_{last_whole(place)[0]}" / "actor")
+    sizes = _shard_sizes(place.directory / f"global_step_{last_complete(place)[0]}" / "actor")
     return sizes[0] if sizes else None
 
 
@@ -129,7 +129,7 @@ def _tracked(directory: Path) -> int | None:
         return None
 
 
-def _problem(place: Place, step: int) -> str | None:
+def _problem(place: CheckpointDir, step: int) -> str | None:
     checkpoint = place.directory / f"global_step_{step}"
     tracked = step == _tracked(place.directory)
     models = ["actor", *(["critic"] if (checkpoint / "critic").exists() else [])]
@@ -181,6 +181,6 @@ def _is_whole_file(file: Path) -> bool:
     return file.is_file() and zipfile.is_zipfile(file)
 
 
-def _free(folder: Path) -> Path:
+def _unused_name(folder: Path) -> Path:
     names = (f"{folder.name}.incomplete{number}" for number in ("", *range(2, 1000)))
     return next(path for name in names if not (path := folder.with_name(name)).exists())

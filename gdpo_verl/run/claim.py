@@ -91,8 +91,8 @@ def _other_settings(run: Path, config: DictConfig) -> Iterator[str]:
     for key in changed_science(before, config):
         yield f"{key}: {_shown(before, key)}, not {_shown(config, key)}"
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    place = checkpoints.of_run(run)
-    workers = checkpoints.workers(place) if place else None
+    place = checkpoints.for_run(run)
+    workers = checkpoints.saved_world_size(place) if place else None
     if workers not in (None, devices):
         yield (
             f"trainer.nnodes × trainer.n_gpus_per_node: {workers}, not {devices}; verl loads a "

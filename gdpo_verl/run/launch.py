@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -47,19 +46,6 @@ class LaunchError(RuntimeError):
     """The training was not started, or ended before its last step."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The end of a driver before the training's last step.
-
-    Attributes:
-      text: a sentence for people.
-      died: whether a process died, other than by an error of its own.
-    """
-
-    text: str
-    died: bool
-
-
 def train(
     recipe: str,
     run: Path,
@@ -78,7 +64,8 @@ def train(
       recipe: its name, for example "toolbox/gdpo".
       run: the directory, made when it is missing.
       overrides: Hydra's, as for ``python -m verl.trainer.main_ppo``.
-      retries: how often a training that failed is started again; `worth_retrying` says when.
+      retries: how often a training that failed is started again; not where neither this start
+        nor the one before it made a step that was new.
       hang_after: seconds without a logged step or validation, after which a training is ended as
         one that hangs.
       config_dir: where the recipe is; default: among ours.
@@ -103,11 +90,11 @@ def train(
         if config.trainer.device == "cpu":
             if not joins_cluster(config):
                 cpu_settings.check_memory(config)
-            _say(f"{recipe}: {cpu_settings.describe(config)}")
+            print_status(f"{recipe}: {cpu_settings.describe(config)}")
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
-            start = _settle(recipe, run)
+            start = _resume_step(recipe, run)
             set_aside_metrics(run)
             failure = _run(recipe, run, driver, lock, hang_after, environment_of(run, config))
             if failure is None:
@@ -115,21 +102,10 @@ def train(
                 return
             reached = max(_last_step(run), start)
             advanced = reached > max(furthest, start)
-            if not left or not worth_retrying(failure, advanced=advanced, stalled=stalled):
+            if not left or (stalled and not advanced):
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
             furthest, stalled = max(furthest, reached), not advanced
-            _say(f"{recipe}: {failure.text}\n{recipe}: retry {retries - left + 1} of {retries}")
-
-
-def worth_retrying(failure: Failure, *, advanced: bool, stalled: bool) -> bool:
-    """Return whether another start may get further.
-
-    Args:
-      failure: of the start that ended.
-      advanced: it made a step that no start before it had made.
-      stalled: the start before it made none.
-    """
-    return advanced or (failure.died and not stalled)
+            print_status(f"{recipe}: {failure}\n{recipe}: retry {retries - left + 1} of {retries}")
 
 
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
@@ -148,7 +124,7 @@ def _run(
     lock: TextIO,
     hang_after: float,
     environment: Mapping[str, str],
-) -> Failure | None:
+) -> str | None:
     started = time.time()
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
@@ -167,33 +143,33 @@ def _run(
         finally:
             processes.end(driver)
     if hangs:
-        return Failure(hangs, died=True)
+        return hangs
     with (run / "train.log").open("rb") as log:
         log.seek(begin)
         return _failure(log.read().decode(errors="replace"), driver.pid, driver.returncode)
 
 
-def _failure(log: str, pid: int, status: int) -> Failure | None:
+def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
-    death = deaths.of_driver(pid, status) or deaths.of_log(log)
+    death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
     text = death or f"the training ended with status {status}: {_reason(log)}"
     if death and "engine died" in death and "killed by" not in death:
         text = f"{death}: {_reason(log)}"  # of an error of its own, which vLLM prints
     remedy = memory.remedy_for(deaths.plain(log))
-    return Failure(f"{text}\nMemory ran out: {remedy}." if remedy else text, died=bool(death))
+    return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
 
-def _settle(recipe: str, run: Path) -> int:
+def _resume_step(recipe: str, run: Path) -> int:
     """Choose the checkpoint that verl resumes from; returns its step, 0 for the beginning."""
-    place = checkpoints.of_run(run)
+    place = checkpoints.for_run(run)
     if place is None:
         return 0
-    step, passed_over = checkpoints.settle(place)
-    for sentence in passed_over:
-        _say(f"{recipe}: {sentence}")
-    if step or passed_over:
-        _say(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
+    step, skipped = checkpoints.select_checkpoint(place)
+    for sentence in skipped:
+        print_status(f"{recipe}: {sentence}")
+    if step or skipped:
+        print_status(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
     return step
 
 
@@ -207,21 +183,19 @@ def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines() if path.exists() else []
 
 
-def _explain(recipe: str, run: Path, failure: Failure, retried: int) -> str:
-    place = checkpoints.of_run(run)
-    step = checkpoints.last_whole(place)[0] if place else 0
-    goes_on = f"the same command goes on from step {step}, the last whole checkpoint"
-    if failure.died:
-        if not step:
-            goes_on = "the same command starts from the beginning, no checkpoint was finished"
-        option = f"retried {retried} times" if retried else "--retries N does so by itself"
-        remedy = f"\n{goes_on[0].upper()}{goes_on[1:]}; {option}."
-    else:
-        remedy = f"\nOnce that is put right, {goes_on}." if step else ""
-    return f"{recipe}: {failure.text}{remedy}\nIts log: {run / 'train.log'}"
+def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
+    place = checkpoints.for_run(run)
+    step = checkpoints.last_complete(place)[0] if place else 0
+    goes_on = "starts from the beginning, no checkpoint was finished"
+    if step:
+        goes_on = f"goes on from step {step}, the last whole checkpoint"
+    option = f"retried {retried} times" if retried else "--retries N does so by itself"
+    return (
+        f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\nIts log: {run / 'train.log'}"
+    )
 
 
-def _say(text: str) -> None:
+def print_status(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -239,8 +213,8 @@ def composed(
       RecipeError: no such recipe, or its configuration cannot be composed.
       ValueError: a bucket is too small for the model's largest weight.
     """
-    places = _places(run.resolve())
-    config = compose(recipe, [*places, *overrides], config_dir)
+    paths = _path_overrides(run.resolve())
+    config = compose(recipe, [*paths, *overrides], config_dir)
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     chosen: dict[str, Any] = {}
     if config.trainer.device == "cpu":
@@ -252,7 +226,7 @@ def composed(
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
-    config = compose(recipe, [*places, *complete], config_dir) if added else config
+    config = compose(recipe, [*paths, *complete], config_dir) if added else config
     if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < (
         least := chosen.get(cpu_settings.BUCKET, 0)
     ):
@@ -271,12 +245,12 @@ def command(
         *[sys.executable, "-m", "verl.trainer.main_ppo"],
         *["--config-dir", str(config_dir or recipes_directory()), "--config-name", recipe],
         *([search_path(recipe, config_dir)] if config_dir else []),
-        *_places(run.resolve()),
+        *_path_overrides(run.resolve()),
         *overrides,
     ]
 
 
-def _places(run: Path) -> list[str]:
+def _path_overrides(run: Path) -> list[str]:
     places: dict[str, Path | str] = {
         "trainer.default_local_dir": run / "checkpoints",
         "trainer.rollout_data_dir": run / "rollouts",

@@ -1,4 +1,4 @@
-"""One live line about a training that writes metrics.jsonl and train.log."""
+"""A line for each step of a training that writes metrics.jsonl and train.log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 from statistics import mean
 from typing import TextIO
 
-from tqdm import tqdm
-
 from gdpo_verl.deaths import plain
 from gdpo_verl.rundir.alerts import MANY_STEPS, Alert, find_alerts
 from gdpo_verl.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
 from gdpo_verl.text import duration
 
 POLL_SECONDS = 1.0
-PLAIN_EVERY_SECONDS = 60.0
+PHASE_EVERY_SECONDS = 60.0
 _RECENT = 5
 
 # Lines that verl 0.9 and vLLM print as they get further; the last one seen counts.
@@ -45,8 +43,8 @@ def follow(
 ) -> None:
     """Show how far a training is until its process ends.
 
-    On a terminal this is one line that is rewritten each second, elsewhere a line a step; with
-    each component its mean and the share of groups in which it does not vary ("dead"). Alerts
+    A line a step; with each component its mean and the share of groups in which it does not vary
+    ("dead"). Alerts
     (see `gdpo_verl.rundir.alerts`) and the plug-in's warnings get a line of their own, once. Lines
     that metrics.jsonl holds when the call begins belong to an earlier launch: a resumed run
     continues from what it logs next.
@@ -64,25 +62,26 @@ def follow(
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
     metrics.read()
     log.read()
-    line = (_LiveLine if stream.isatty() else _PlainLines)(stream, label)
+    lines = _Lines(stream, label)
     while True:
         # Asked before reading, so that what the process wrote last is read as well.
         alive = is_alive()
         for text in log.read():
             if warning := state.see_log(plain(text.decode(errors="replace"))):
-                line.note(f"warning: {warning}")
+                lines.write(f"warning: {warning}")
         for text in metrics.read():
             record = parse_metrics_line(text)
             if record is not None:
                 state.see_metrics(*record)
-                line.step(state)
+                if state.training:
+                    lines.write(f"{state.place}{state.describe()}")
                 for alert in state.new_alerts():
-                    line.note(alert)
+                    lines.write(alert)
         if not alive:
             break
-        line.show(state)
+        lines.show(state)
         time.sleep(POLL_SECONDS)
-    line.close(state)
+    lines.write(f"{state.place}{state.verdict()}")
 
 
 class _State:
@@ -145,6 +144,13 @@ class _State:
     def training(self) -> bool:
         return self.step is not None and bool(self.rewards or self.seconds)
 
+    @property
+    def place(self) -> str:
+        """The step as a line begins with it; empty before the first."""
+        if not self.training:
+            return ""
+        return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
+
     def describe(self) -> str:
         """The text behind the step: rewards, pace and time left, or the phase."""
         if not self.training:
@@ -176,67 +182,24 @@ class _State:
         return f"done in {self.elapsed}" + (f": {self._rewards()}" if self.rewards else "")
 
 
-class _LiveLine:
-    """A line on a terminal, rewritten at each look."""
-
-    def __init__(self, stream: TextIO, label: str) -> None:
-        self.label = label
-        self.bar = tqdm(
-            desc=label,
-            file=stream,
-            dynamic_ncols=True,
-            bar_format="{desc} |{bar:16}| {n_fmt}/{total_fmt}{postfix}",
-        )
-
-    def step(self, state: _State) -> None:
-        pass  # shown at the next look
-
-    def note(self, text: str) -> None:
-        self.bar.write(f"{self.label}: {text}", file=self.bar.fp)
-
-    def show(self, state: _State) -> None:
-        self._write(state, state.describe())
-
-    def close(self, state: _State) -> None:
-        self._write(state, state.verdict())
-        self.bar.close()
-
-    def _write(self, state: _State, text: str) -> None:
-        self.bar.n, self.bar.total = state.step or 0, state.total_steps or None
-        self.bar.set_postfix_str(text)
-
-
-class _PlainLines:
-    """A line a step, for logs and pipes."""
+class _Lines:
+    """A line a step, and until the first step one for each phase and minute."""
 
     def __init__(self, stream: TextIO, label: str) -> None:
         self.stream, self.label = stream, label
         self.phase = ""
         self.written = 0.0
 
-    def step(self, state: _State) -> None:
-        if state.training:
-            self.note(f"{_where(state)}{state.describe()}")
-
     def show(self, state: _State) -> None:
         now = time.monotonic()
-        new = state.phase != self.phase or now - self.written >= PLAIN_EVERY_SECONDS
+        new = state.phase != self.phase or now - self.written >= PHASE_EVERY_SECONDS
         if not state.training and new:
             self.phase, self.written = state.phase, now
-            self.note(state.describe())
+            self.write(state.describe())
 
-    def close(self, state: _State) -> None:
-        self.note(f"{_where(state)}{state.verdict()}")
-
-    def note(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self.stream.write(f"{self.label}: {text}\n")
         self.stream.flush()
-
-
-def _where(state: _State) -> str:
-    if not state.training:
-        return ""
-    return f"step {state.step}" + (f"/{state.total_steps}: " if state.total_steps else ": ")
 
 
 class _Tail:
