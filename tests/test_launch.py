@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.cli import main
 from gdpo_verl.run import launch
-from gdpo_verl.run.claim import ClaimError, claim, is_finished
+from gdpo_verl.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.run.composition import NOT_SCIENCE, RecipeError, changed_science, compose
 
 
@@ -37,7 +37,7 @@ def test_directory_of_another_recipe_is_refused(tmp_path: Path) -> None:
     settings = {"recipe": "toolbox/grpo"}
     (tmp_path / "launch.json").write_text(json.dumps(settings))
     with pytest.raises(
-        ClaimError, match=r"other settings(.|\n)*'toolbox/grpo', not 'toolbox/gdpo'"
+        RunDirectoryError, match=r"other settings(.|\n)*'toolbox/grpo', not 'toolbox/gdpo'"
     ):
         launch.train("toolbox/gdpo", tmp_path)
 
@@ -49,7 +49,7 @@ def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
 def started(run: Path, recipe: str = "toolbox/gdpo", *overrides: str) -> None:
     """What a start leaves behind: Hydra's file and the launcher's."""
     config = composed(recipe, run, overrides)
-    with claim(run, recipe, config):
+    with lock_run(run, recipe, config):
         OmegaConf.save(config, run / "config.yaml")
 
 
@@ -84,14 +84,14 @@ SCIENCE = [
 
 def test_what_is_not_science_may_change_between_two_starts(tmp_path: Path) -> None:
     started(tmp_path)
-    with claim(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, MAY_CHANGE)):
+    with lock_run(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, MAY_CHANGE)):
         pass
 
 
 def test_what_is_science_is_refused_with_its_key(tmp_path: Path) -> None:
     started(tmp_path)
     config = composed("toolbox/gdpo", tmp_path, SCIENCE)
-    with pytest.raises(ClaimError) as refused, claim(tmp_path, "toolbox/gdpo", config):
+    with pytest.raises(RunDirectoryError) as refused, lock_run(tmp_path, "toolbox/gdpo", config):
         pass
     named = re.findall(r"^  (\S+): .*, not ", str(refused.value), re.MULTILINE)
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
@@ -114,7 +114,7 @@ def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
 def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
     from fnmatch import fnmatchcase
 
-    from gdpo_verl.report.recipes import flattened
+    from gdpo_verl.rundir.run import flattened
 
     config = compose("toolbox/gdpo")
     keys = [key for key, _ in flattened("", OmegaConf.to_container(config, resolve=False))]
@@ -137,7 +137,10 @@ def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path: Path)
     (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("2")
     config = composed("toolbox/gdpo", tmp_path, ["trainer.nnodes=2"])
     expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
-    with pytest.raises(ClaimError, match=expected), claim(tmp_path, "toolbox/gdpo", config):
+    with (
+        pytest.raises(RunDirectoryError, match=expected),
+        lock_run(tmp_path, "toolbox/gdpo", config),
+    ):
         pass
 
 
@@ -159,15 +162,15 @@ def test_another_policy_of_the_same_name_is_noticed(tmp_path: Path) -> None:
     started(tmp_path / "run", "toolbox/gdpo", override)
     started(tmp_path / "run", "toolbox/gdpo", override)
     weights.write_bytes(b"other")
-    with pytest.raises(ClaimError, match=r"model\.path: .*/model holds something else"):
+    with pytest.raises(RunDirectoryError, match=r"model\.path: .*/model holds something else"):
         started(tmp_path / "run", "toolbox/gdpo", override)
 
 
 def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
     config = composed("toolbox/gdpo", tmp_path, [])
     with (
-        claim(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(ClaimError, match="still runs"),
+        lock_run(tmp_path, "toolbox/gdpo", config),
+        pytest.raises(RunDirectoryError, match="still runs"),
     ):
         launch.train("toolbox/gdpo", tmp_path)
 

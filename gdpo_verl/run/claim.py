@@ -20,13 +20,13 @@ from gdpo_verl.run.composition import SOURCES, changed_science
 DIGEST_BYTES = 64 << 20
 
 
-class ClaimError(RuntimeError):
+class RunDirectoryError(RuntimeError):
     """The directory belongs to a training that still runs, or to one that learns something else."""
 
 
 @contextlib.contextmanager
-def claim(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
-    """Hold `run` for a training; yields the file whose lock holds it.
+def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
+    """Lock the run directory for the duration of a training; yields the locked file.
 
     Args:
       run: the directory, made when it is missing.
@@ -34,17 +34,18 @@ def claim(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
       config: the composed configuration of this start.
 
     Raises:
-      ClaimError: names each key that decides what is learned and differs from the last start's.
+      RunDirectoryError: a training still runs there, or a key that decides what is learned differs
+        from the last start's.
     """
     run.mkdir(parents=True, exist_ok=True)
     with (run / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ClaimError(f"{run}: a training still runs here; end it first") from None
+            raise RunDirectoryError(f"{run}: a training still runs here; end it first") from None
         start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
         if problems := [*_other_start(run, start), *_other_settings(run, config)]:
-            raise ClaimError(
+            raise RunDirectoryError(
                 f"{run} holds a training with other settings:\n  " + "\n  ".join(problems) + "\n"
                 "Its checkpoints must not be mixed with this one's: choose another directory or "
                 "remove it. Steps, loggers, frequencies, names and the machines may change."
@@ -54,7 +55,7 @@ def claim(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
 
 
 def is_finished(run: Path, config: DictConfig) -> bool:
-    """Return whether the training in `run` came to its end, and is not to be made longer now."""
+    """Whether the run has completed all its configured steps."""
     if not (run / "done").exists():
         return False
     if not (run / "config.yaml").exists():

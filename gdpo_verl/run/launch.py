@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import deaths
 from gdpo_verl.run import checkpoints, cpu_settings, memory, preflight, processes
-from gdpo_verl.run.claim import claim, is_finished
+from gdpo_verl.run.claim import is_finished, lock_run
 from gdpo_verl.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.run.progress import follow
 from gdpo_verl.rundir.metrics import only_validation, parse_metrics_line, set_aside_metrics
@@ -72,7 +72,7 @@ def train(
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
-      ClaimError: `run` belongs to a training that learns something else, or that still runs.
+      RunDirectoryError: `run` belongs to a training that learns something else, or that still runs.
       LaunchError: the training failed; says why and where its log is.
       ValueError: this machine lacks the model, the data, the devices or the memory.
       CheckpointError: `run` has had checkpoints, and none is whole.
@@ -80,7 +80,7 @@ def train(
     run = run.resolve()
     config, overrides = composed(recipe, run, overrides, config_dir)
     driver = command(recipe, run, overrides, config_dir)
-    with claim(run, recipe, config) as lock:
+    with lock_run(run, recipe, config) as lock:
         if is_finished(run, config):
             return
         if not joins_cluster(config):
