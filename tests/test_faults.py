@@ -39,8 +39,8 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
             RewardLoopWorker.options(name=f"reward_loop_worker_{i}").remote() for i in (0, 1)
         )
         pid, _ = ray.get([first.pid.remote(), second.pid.remote()])
-        watch = liveness.Watch()
-        assert watch.look() is None
+        watch = liveness.ActorWatch()
+        assert watch.first_death() is None
 
         ray.kill(second)
         wait_for(lambda: ray.util.list_named_actors() == ["reward_loop_worker_0"])
@@ -63,7 +63,7 @@ def test_actor_that_ray_ends_for_want_of_memory_is_named() -> None:
     from ray._private.utils import get_system_memory, get_used_memory
     from ray.exceptions import OutOfMemoryError
 
-    from gdpo_verl.plugin.liveness import Watch
+    from gdpo_verl.plugin.liveness import ActorWatch
 
     @ray.remote(num_cpus=0)
     class AgentLoopWorkerTQ:
@@ -78,17 +78,17 @@ def test_actor_that_ray_ends_for_want_of_memory_is_named() -> None:
         start_ray(address="local", num_cpus=1, _system_config={"memory_usage_threshold": most})
         try:
             worker = AgentLoopWorkerTQ.options(name="agent_loop_worker_0").remote()
-            watch = Watch()
+            watch = ActorWatch()
             try:
                 ray.get(worker.__ray_ready__.remote())
-                assert watch.look() is None
+                assert watch.first_death() is None
                 ray.get(worker.__ray_ready__.remote())
             except OutOfMemoryError:
                 continue  # another test took that much memory meanwhile
             worker.fill.remote()
-            wait_for(lambda: watch.look() is not None, every=0.5)  # noqa: B023
+            wait_for(lambda: watch.first_death() is not None, every=0.5)  # noqa: B023
             said = r"a worker died: Ray ended it, because its node \S+ ran low on memory \(\d"
-            assert re.match(said, watch.look() or "")
+            assert re.match(said, watch.first_death() or "")
             return
         finally:
             ray.shutdown()

@@ -14,7 +14,7 @@ from sandboxes import nothing_protects as nothing_protects
 from sandboxes import sandbox as sandbox
 
 from gdpo_verl import doctor
-from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, view
+from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, visible_paths
 from gdpo_verl.sandbox import protection as protections
 from gdpo_verl.sandbox.probe import probe
 from gdpo_verl.sandbox.protection import Protection
@@ -52,7 +52,7 @@ def library(monkeypatch):
         (made / "lib/link").symlink_to(made / "secret")
         for path in (made, *made.rglob("*")):
             path.chmod(0o755)
-        monkeypatch.setattr(view, "_LIBRARIES", [*view._LIBRARIES, f"{root}/lib"])
+        monkeypatch.setattr(visible_paths, "_LIBRARIES", [*visible_paths._LIBRARIES, f"{root}/lib"])
         yield made / "lib"
 
 

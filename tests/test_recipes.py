@@ -24,7 +24,7 @@ from transformers import Qwen2Config
 
 from gdpo_verl import dry_run
 from gdpo_verl.cli import main
-from gdpo_verl.cpu.departures import name_vllm
+from gdpo_verl.cpu.patches import name_vllm
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 NAMES = sorted(

@@ -10,7 +10,7 @@ import time
 import pytest
 from waiting import HANGS
 
-from gdpo_verl.sandbox import SandboxError, slot, slot_directory
+from gdpo_verl.sandbox import SandboxError, core_slot, slot_directory
 
 
 def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_path):
@@ -19,7 +19,7 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_pa
 
     def work():
         nonlocal running, most
-        with slot(2):
+        with core_slot(2):
             with lock:
                 running += 1
                 most = max(most, running)
@@ -40,14 +40,14 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_pa
 def test_a_directory_of_places_that_another_user_could_use_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
-    with slot(1):
+    with core_slot(1):
         assert [file.name for file in path.iterdir()] == ["0"]
     path.chmod(0o777)
     with pytest.raises(SandboxError, match=r"alone may write, found user .* with mode 0777\. "):
         slot_directory().__enter__()
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SandboxError, match=f"{path}: expected a directory"), slot(1):
+    with pytest.raises(SandboxError, match=f"{path}: expected a directory"), core_slot(1):
         pass
 
 
@@ -57,10 +57,10 @@ def test_a_directory_of_places_that_another_user_made_is_refused(monkeypatch, tm
     path = tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
     path.mkdir(mode=0o700)
     os.chown(path, 65534, 65534)
-    with pytest.raises(SandboxError, match="found user 65534's"), slot(1):
+    with pytest.raises(SandboxError, match="found user 65534's"), core_slot(1):
         pass
     os.chown(path, 0, 0)
     (path / "0").symlink_to(tmp_path / "chosen by an attacker")
-    with pytest.raises(OSError, match="symbolic links"), slot(1):
+    with pytest.raises(OSError, match="symbolic links"), core_slot(1):
         pass
     assert not (tmp_path / "chosen by an attacker").exists()

@@ -53,7 +53,7 @@ def test_node_without_cpu_and_gpu_holds_no_worker() -> None:
 
 def test_node_is_asked_for_files(tmp_path: Path) -> None:
     here, absent = f"data.val_files={tmp_path}", f"data.train_files={tmp_path}/a=b.parquet"
-    assert cluster_nodes.look([here, absent])["absent"] == [absent]
+    assert cluster_nodes.inspect_node([here, absent])["absent"] == [absent]
 
 
 def test_python_of_a_job_that_has_no_ray_is_named(tmp_path: Path) -> None:

@@ -59,28 +59,30 @@ def _reaches(values: Tensor, threshold: float) -> Tensor:
     return (values >= threshold) | (same & rounded.isfinite())
 
 
-def check_conditions(keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise the ValueError that `apply_conditions` documents."""
+def check_conditions(
+    keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]], where: str = "conditions"
+) -> None:
+    """Raise the ValueError that `apply_conditions` documents; `where` is what it calls them."""
     if not isinstance(conditions, Mapping):
-        raise ValueError(f"algorithm.gdpo.conditions: expected a mapping, found {conditions!r}")
+        raise ValueError(f"{where}: expected a mapping, found {conditions!r}")
     for name, condition in conditions.items():
-        where = f"algorithm.gdpo.conditions.{name}"
+        place = f"{where}.{name}"
         if not isinstance(condition, Mapping) or set(condition) != {"on", "at_least"}:
             raise ValueError(
-                f"{where}: expected {{on: component, at_least: number}}, found {condition}"
+                f"{place}: expected {{on: component, at_least: number}}, found {condition}"
             )
         for component in (name, condition["on"]):
             if component not in keys:
                 raise ValueError(
-                    f"{where}: {component!r} is not among the reward components {list(keys)}"
+                    f"{place}: {component!r} is not among the reward components {list(keys)}"
                 )
         threshold = condition["at_least"]
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
-            raise ValueError(f"{where}.at_least: expected a number, found {threshold!r}")
+            raise ValueError(f"{place}.at_least: expected a number, found {threshold!r}")
         if not abs(threshold) <= LARGEST:
-            raise ValueError(f"{where}.at_least: expected a finite number, found {threshold}")
+            raise ValueError(f"{place}.at_least: expected a finite number, found {threshold}")
         if condition["on"] in conditions:
             raise ValueError(
-                f"{where}.on: {condition['on']!r} is conditioned itself; conditions are read on "
+                f"{place}.on: {condition['on']!r} is conditioned itself; conditions are read on "
                 "raw rewards and may not be chained. Name an unconditioned component."
             )

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from gdpo_verl.advantage import VARIANTS, Gate, Variant, Whiten, check_conditions, find_variant
-from gdpo_verl.advantage.schedule import Schedule, check_schedules, read_schedules
+from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
-from gdpo_verl.config import reading
+from gdpo_verl.config import parsing
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.text import did_you_mean
 
@@ -51,22 +51,22 @@ class GdpoConfig:
         Raises:
           ValueError: names the key in full, what was found and what is expected.
         """
-        algorithm = reading.plain(algorithm)
-        node = reading.gdpo_node(algorithm)
-        variant, options = reading.variant(node)
-        keys = reading.reward_keys(algorithm.get("gdpo_reward_keys"))
+        algorithm = parsing.plain(algorithm)
+        node = parsing.gdpo_node(algorithm)
+        variant, options = parsing.variant(node)
+        keys = parsing.reward_keys(algorithm.get("gdpo_reward_keys"))
         return cls(
             reward_keys=keys,
-            reward_weights=reading.reward_weights(algorithm.get("gdpo_reward_weights"), keys),
-            scale=reading.flag("algorithm", algorithm, "norm_adv_by_std_in_grpo", cls.scale),
+            reward_weights=parsing.reward_weights(algorithm.get("gdpo_reward_weights"), keys),
+            scale=parsing.flag("algorithm", algorithm, "norm_adv_by_std_in_grpo", cls.scale),
             variant=variant,
             options=options,
-            whiten=reading.whiten(node),
-            epsilon=reading.epsilon(node.get("epsilon", cls.epsilon)),
-            conditions=reading.conditions(node.get("conditions")),
-            gate=reading.gate(node.get("gate")),
-            schedule=read_schedules(node.get("schedule")),
-            metrics=reading.flag("algorithm.gdpo", node, "metrics", cls.metrics),
+            whiten=parsing.whiten(node),
+            epsilon=parsing.epsilon(node.get("epsilon", cls.epsilon)),
+            conditions=parsing.conditions(node.get("conditions")),
+            gate=parsing.gate(node.get("gate")),
+            schedule=parsing.schedules(node.get("schedule")),
+            metrics=parsing.flag("algorithm.gdpo", node, "metrics", cls.metrics),
         )
 
     @cached_property
@@ -97,7 +97,7 @@ class GdpoConfig:
         if self.reward_keys is None and not names:
             raise ValueError(
                 "algorithm.gdpo_reward_keys: the reward declares no components and none are named"
-                f"{_among(returned)}. Set algorithm.gdpo_reward_keys=[...] (on a stock verl "
+                f"{_returned(returned)}. Set algorithm.gdpo_reward_keys=[...] (on a stock verl "
                 "configuration with a leading +), or declare them with gdpo_verl.rewards.declares: "
                 "a decorator above that needs functools.wraps to keep them."
             )
@@ -118,11 +118,11 @@ class GdpoConfig:
                     f"algorithm.gdpo_reward_weights.{key}: not among the reward components "
                     f"{list(keys)}.{did_you_mean(key, keys)}"
                 )
-        check_conditions(keys, self.conditions)
+        check_conditions(keys, self.conditions, "algorithm.gdpo.conditions")
         chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
         if not any(chosen):
             raise ValueError(f"algorithm.gdpo_reward_weights: all are zero, found {list(chosen)}")
-        check_schedules(self.schedule, dict(zip(keys, chosen, strict=True)))
+        parsing.check_schedules(self.schedule, dict(zip(keys, chosen, strict=True)))
         self._check_gate(keys)
         objective = Objective(
             keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self
@@ -138,7 +138,7 @@ class GdpoConfig:
             )
 
     def _check_variant(self, objective: Objective) -> None:
-        """Hold the components against a variant of ours; a user's own asks for nothing."""
+        """Check the components against a built-in variant; a user's variant has no requirements."""
         if (variant := VARIANTS.get(self.variant)) is None:
             return
         for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:
@@ -211,11 +211,11 @@ def _finite_ranges(
         component.name: (float(component.low), float(component.high))
         for component in declared
         if component.name in keys
-        and reading.is_number(component.low)
-        and reading.is_number(component.high)
+        and parsing.is_number(component.low)
+        and parsing.is_number(component.high)
         and component.low < component.high
     }
 
 
-def _among(returned: Sequence[str] | None) -> str:
+def _returned(returned: Sequence[str] | None) -> str:
     return f", although it returns {list(returned)}" if returned else ""

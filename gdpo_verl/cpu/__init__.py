@@ -19,9 +19,9 @@ def chosen() -> bool:
 
 def activate() -> None:
     """Register the platform and fix what keeps verl from running on it."""
-    from gdpo_verl.cpu import departures
+    from gdpo_verl.cpu import patches
 
-    departures.apply()
+    patches.apply()
 
     from gdpo_verl.cpu import platform  # imports verl, before which one of them has to be in place
 

@@ -118,13 +118,13 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
                 for other, (_, its_connection) in workers.items():
                     os.close(other)
                     its_connection.close()
-                become_worker(connection, executable)
+                adopt_request(connection, executable)
                 return
             workers[os.pidfd_open(pid)] = pid, connection
     shutil.rmtree(Path(listener.getsockname()).parent)
 
 
-def become_worker(connection: socket.socket, executable: str) -> None:
+def adopt_request(connection: socket.socket, executable: str) -> None:
     """Be the requested process: with the arguments, environment and files of the one that asks.
 
     What it spawns by `multiprocessing`, as vLLM its engine, are forks of the server as well.
@@ -185,7 +185,7 @@ def _end_with(connection: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stand_for(address: str, arguments: list[str]) -> None:
+def proxy_for_worker(address: str, arguments: list[str]) -> None:
     """Have the server fork a worker in this process's place, and end as it ends."""
     files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
     message = json.dumps(
@@ -220,4 +220,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
     else:
-        stand_for(sys.argv[1], sys.argv[2:])
+        proxy_for_worker(sys.argv[1], sys.argv[2:])

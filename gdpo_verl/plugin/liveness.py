@@ -39,7 +39,7 @@ _ANSWER_SECONDS = 5.0
 _VLLM = "vllm_server_"
 
 
-class Watch:
+class ActorWatch:
     """Looks after the named actors of this job: verl names all but its load balancer.
 
     Of this job, because a namespace of Ray's has no place for two of verl's: their names would
@@ -61,7 +61,7 @@ class Watch:
         """Look no more: from now on actors may go."""
         self._stopped.set()
 
-    def look(self) -> str | None:
+    def first_death(self) -> str | None:
         """The first death so far, in words; None while all live."""
         with self._lock:
             if self._death is None and not self._stopped.is_set():
@@ -77,13 +77,13 @@ class Watch:
         A call to an actor that is gone may fail before Ray says that it is.
         """
         deadline = time.monotonic() + NAMING_SECONDS
-        while (death := self.look()) is None and time.monotonic() < deadline:
+        while (death := self.first_death()) is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return death
 
     def check(self) -> None:
         """Raise RuntimeError after a death."""
-        if death := self.look():
+        if death := self.first_death():
             raise RuntimeError(death)
 
     def _dead_actor(self) -> str | None:
@@ -119,7 +119,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
-            death = self.look()
+            death = self.first_death()
             if death and not self._stopped.is_set():
                 # Not through logging: this line is to be found by the launcher.
                 sys.stderr.write(f"gdpo-verl: {death}\n")
@@ -128,7 +128,7 @@ class Watch:
                 os._exit(1)
 
 
-def check_at_each_poll(replay_buffer: Any, watch: Watch) -> None:
+def check_at_each_poll(replay_buffer: Any, watch: ActorWatch) -> None:
     """Raise from the poll that finds a death, before a step is trained without its sessions."""
 
     def sync(original: Any) -> None:

@@ -269,7 +269,7 @@ def _save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     if getattr(trainer, "gdpo_seam", None) is None:
         return original(trainer, *args, **kwargs)
-    watch = liveness.Watch()
+    watch = liveness.ActorWatch()
     liveness.check_at_each_poll(trainer.replay_buffer, watch)
     watch.start()
     try:

@@ -25,7 +25,7 @@ from gdpo_verl.rewards.code_text import (
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
-from gdpo_verl.sandbox import Limits, Sandbox, Status, best_protection, slot, slot_directory
+from gdpo_verl.sandbox import Limits, Sandbox, Status, best_protection, core_slot, slot_directory
 from gdpo_verl.sandbox.child import encode
 from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
 
@@ -111,7 +111,7 @@ def compute_score(
         tests = _as_published(tests)
     with ExitStack() as stack:
         if not sandbox_fusion_url or tests.kind == "assert":
-            stack.enter_context(slot())
+            stack.enter_context(core_slot())
         verdicts = list(_judge(tests, code, stack, solver, strict, allow_unprotected))
     errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
     return _result(

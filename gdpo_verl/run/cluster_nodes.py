@@ -18,7 +18,7 @@ from typing import Any
 TIMEOUT_SECONDS = 300.0
 
 
-def look(files: Sequence[str] = ()) -> dict[str, Any]:
+def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
     """Say what a process on this node finds.
 
     Args:
@@ -50,7 +50,7 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
     """List what is wrong with one node.
 
     Args:
-      found: what `look` returned there, or {"error": why it did not}.
+      found: what `inspect_node` returned there, or {"error": why it did not}.
       expected: the version of gdpo-verl that the job was submitted with.
       verl: the version of verl that all nodes should have; None when no node has any.
 
@@ -93,15 +93,17 @@ def can_hold_workers(node: Mapping[str, Any]) -> bool:
     return any(node["Resources"].get(name, 0) > 0 for name in ("CPU", "GPU"))
 
 
-def survey(nodes: Sequence[Mapping[str, Any]], files: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what `look` finds on each of the nodes, by the node's id."""
+def check_nodes(
+    nodes: Sequence[Mapping[str, Any]], files: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return what `inspect_node` finds on each of the nodes, by the node's id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     pending = {}
     for node in nodes:
         here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
+        task = ray.remote(inspect_node).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
         pending[node["NodeID"]] = task.remote(list(files))
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=TIMEOUT_SECONDS)
     found: dict[str, dict[str, Any]] = {}
@@ -129,7 +131,7 @@ def main(expected: str, *files: str) -> int:
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    found = survey([n for n in nodes if can_hold_workers(n) or n["NodeID"] == here], files)
+    found = check_nodes([n for n in nodes if can_hold_workers(n) or n["NodeID"] == here], files)
     ray.shutdown()
     versions = [answer["verl"] for answer in found.values() if answer.get("verl")]
     verl = installed_version("verl") or max(versions, default=None)

@@ -141,7 +141,7 @@ def _run(
         try:
             hangs = _follow(driver, run, recipe, started, hang_after)
         finally:
-            processes.end(driver)
+            processes.terminate(driver)
     if hangs:
         return hangs
     with (run / "train.log").open("rb") as log:
@@ -295,7 +295,7 @@ def _hang(leader: int, run: Path, started: float, hang_after: float) -> str | No
     logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
     if time.time() - logged < hang_after:
         return None
-    stopped = processes.stopped(leader)
+    stopped = processes.stopped_processes(leader)
     state = (
         f"stopped: {', '.join(stopped)}"
         if stopped

@@ -31,7 +31,7 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(sign, handler)
 
 
-def end(driver: subprocess.Popen[bytes]) -> None:
+def terminate(driver: subprocess.Popen[bytes]) -> None:
     """End the driver, if it still runs, as Ctrl-C would, and then what it left behind.
 
     Args:
@@ -52,7 +52,7 @@ def end(driver: subprocess.Popen[bytes]) -> None:
     driver.wait()
 
 
-def stopped(leader: int) -> list[str]:
+def stopped_processes(leader: int) -> list[str]:
     """The processes of a session that are stopped, as by SIGSTOP or a debugger, in words."""
     words = []
     for pid, state in _session(leader).items():

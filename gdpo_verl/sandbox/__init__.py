@@ -3,7 +3,7 @@
 from gdpo_verl.sandbox.probe import best_protection
 from gdpo_verl.sandbox.protection import Protection, Unprotected
 from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, Status
-from gdpo_verl.sandbox.slots import SandboxError, slot, slot_directory
+from gdpo_verl.sandbox.slots import SandboxError, core_slot, slot_directory
 
 __all__ = ["Limits", "Outcome", "Protection", "Sandbox", "SandboxError", "Status", "Unprotected"]
-__all__ += ["best_protection", "slot", "slot_directory"]
+__all__ += ["best_protection", "core_slot", "slot_directory"]

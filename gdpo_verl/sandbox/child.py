@@ -259,7 +259,7 @@ def confine(settings: dict[str, Any]) -> None:
         os.setresuid(*[settings["uid"]] * 3)
     _checked(libc.prctl(38, 1, 0, 0, 0), "no_new_privs")
     if settings["landlock"] is not None:
-        _see_only(libc, settings["landlock"])
+        _restrict_reads(libc, settings["landlock"])
     if settings["drop_capabilities"]:
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
@@ -272,7 +272,7 @@ def _end_with_parent() -> None:
     _checked(libc.prctl(1, signal.SIGKILL, 0, 0, 0), "end with the parent")
 
 
-def _see_only(libc: Any, readable: list[tuple[str, bool]]) -> None:
+def _restrict_reads(libc: Any, readable: list[tuple[str, bool]]) -> None:
     """Allow reading these paths (True: all below, False: the list of names) and /dev/null."""
     syscall = libc.syscall
     version = _checked(syscall(444, None, 0, 1), "Landlock")

@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.sandbox import filters, view
+from gdpo_verl.sandbox import filters, visible_paths
 
 used: set[str] = set()
 """The protection of this process's programs: names of protections, or a service's URL."""
 
 ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
 
-_SERVER = [view.PYTHON, "-I", "-S", "-X", "utf8", view.SERVER]
+_SERVER = [visible_paths.PYTHON, "-I", "-S", "-X", "utf8", visible_paths.SERVER]
 
 # Not /tmp: Python itself may be installed below it.
 _SCRATCH = "/.scratch"
@@ -80,8 +80,8 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--uid", "65534", "--gid", "65534"]
-    hidden = [path for path in view.hidden(site_packages) if not os.path.islink(path)]
-    for path in view.readable():
+    hidden = [path for path in visible_paths.hidden(site_packages) if not os.path.islink(path)]
+    for path in visible_paths.readable():
         command += _bind(path, as_root=as_root)
     for path in hidden:
         command += ["--tmpfs", path]
@@ -120,11 +120,15 @@ def _bubblewrap_version(program: str) -> tuple[int, ...]:
 
 def _landlock(site_packages: str | None) -> Protection:
     root = os.geteuid() == 0
-    own_user = root and view.readable_by_all(view.STDLIB)
+    own_user = root and visible_paths.readable_by_all(visible_paths.STDLIB)
     settings = _settings(threads=own_user, scratch=None, site_packages=site_packages)
-    hidden = view.hidden(site_packages)
-    readable = view.readable() + ([site_packages] if site_packages else [])
-    rules = [rule for path in readable for rule in view.rules(os.path.realpath(path), hidden)]
+    hidden = visible_paths.hidden(site_packages)
+    readable = visible_paths.readable() + ([site_packages] if site_packages else [])
+    rules = [
+        rule
+        for path in readable
+        for rule in visible_paths.landlock_rules(os.path.realpath(path), hidden)
+    ]
     rules = list(dict.fromkeys(rules))  # /lib may be /usr/lib
     settings |= {"landlock": rules, "drop_capabilities": root}
     return Protection("landlock", tuple(_SERVER), settings, own_user)

@@ -17,7 +17,7 @@ class SandboxError(RuntimeError):
 
 
 @contextlib.contextmanager
-def slot(count: int | None = None) -> Iterator[None]:
+def core_slot(count: int | None = None) -> Iterator[None]:
     """Wait for one of the machine's places to run a sandbox in, as many as it has cores.
 
     All reward workers of a user share them, so that a program's seconds by the clock are not

@@ -45,7 +45,7 @@ def hidden(site_packages: str | None) -> list[str]:
     ]
 
 
-def rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
+def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
     """Landlock cannot take back what it gave: name everything beside what is hidden."""
     if path in hidden:
         return
@@ -55,7 +55,7 @@ def rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
     yield path, False
     for entry in os.scandir(path):
         if not entry.is_symlink():  # a rule would open what it points to
-            yield from rules(entry.path, hidden)
+            yield from landlock_rules(entry.path, hidden)
 
 
 def readable_by_all(path: str) -> bool:

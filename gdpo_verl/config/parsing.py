@@ -8,6 +8,7 @@ from typing import Any, TypeGuard, get_args
 from gdpo_verl.advantage import VARIANTS, Variant, Whiten, find_variant
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
+from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import OWN, own_name
 from gdpo_verl.rewards.components import check_names
 from gdpo_verl.text import did_you_mean
@@ -15,6 +16,7 @@ from gdpo_verl.text import did_you_mean
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 """Under `algorithm`; no other may begin with gdpo."""
 _GDPO_KEYS = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
+_RAMP, _LIST = ("from", "to", "steps", "shape"), ("steps", "weights")
 _KEYS, _WEIGHTS = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
 
 
@@ -28,7 +30,7 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether it is a finite number that can be computed with; true and false are none."""
+    """Return whether value is a finite int or float (bool excluded)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
@@ -99,8 +101,8 @@ def whiten(node: Mapping[str, Any]) -> Whiten | None:
 
 def epsilon(value: Any) -> float:
     """`algorithm.gdpo.epsilon`."""
-    sound = is_number(value) and value >= 0
-    _expect(sound, "algorithm.gdpo.epsilon", "a number >= 0", value)
+    valid = is_number(value) and value >= 0
+    _expect(valid, "algorithm.gdpo.epsilon", "a number >= 0", value)
     return float(value)
 
 
@@ -127,6 +129,94 @@ def gate(node: Any) -> dict[str, Any] | None:
     _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
     _expect(given["when"] in known, f"{where}.when", f"one of {known}", given["when"])
     return given
+
+
+def schedules(node: Any) -> dict[str, Schedule]:
+    """`algorithm.gdpo.schedule`: a schedule for each component that has one.
+
+    ``{from: 0.0, to: 1.0, steps: 200}``, with ``shape: cosine`` if not linear, or
+    ``{steps: [0, 100, 200], weights: [0.0, 0.5, 1.0]}``.
+
+    Raises:
+      ValueError: names the key in full.
+    """
+    where = "algorithm.gdpo.schedule"
+    found = {} if node is None else node
+    _expect(isinstance(found, Mapping), where, "{component: {from, to, steps}}", found)
+    return {str(name): _schedule(given, f"{where}.{name}") for name, given in found.items()}
+
+
+def check_schedules(schedules: Mapping[str, Schedule], weights: Mapping[str, float]) -> None:
+    """Refuse a component that is unknown or also has a fixed weight, and a step without a weight.
+
+    Args:
+      weights: of all components, without schedules.
+
+    Raises:
+      ValueError: names the key in full.
+    """
+    for name in schedules:
+        where = f"algorithm.gdpo.schedule.{name}"
+        if name not in weights:
+            raise ValueError(
+                f"{where}: not among the reward components {list(weights)}."
+                f"{did_you_mean(name, weights)}"
+            )
+        if weights[name] != 1.0:
+            raise ValueError(
+                f"{where}: the schedule is the weight of {name!r}, and "
+                f"algorithm.gdpo_reward_weights gives it {weights[name]:g}. Remove one."
+            )
+    if schedules and not any(weight for name, weight in weights.items() if name not in schedules):
+        last = max(each.steps[-1] for each in schedules.values())
+        for step in range(1, last + 1):
+            if not any(each.weight(step) for each in schedules.values()):
+                raise ValueError(
+                    f"algorithm.gdpo.schedule: at step {step} all weights are 0, and nothing would "
+                    "be learnt"
+                )
+
+
+def _schedule(given: Any, where: str) -> Schedule:
+    _expect(isinstance(given, Mapping), where, "{from, to, steps}", given)
+    listed = "weights" in given
+    known = _LIST if listed else _RAMP
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{where}.{key}: unknown key; known are {list(known)}.{did_you_mean(key, known)}"
+            )
+    return _list_schedule(given, where) if listed else _ramp_schedule(given, where)
+
+
+def _ramp_schedule(given: Mapping[str, Any], where: str) -> Schedule:
+    steps, shape = given.get("steps"), given.get("shape", "linear")
+    counts = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
+    _expect(counts, f"{where}.steps", "a number of steps above 0", steps)
+    _expect(shape in ("linear", "cosine"), f"{where}.shape", "linear or cosine", shape)
+    low, high = (_number(given.get(key), f"{where}.{key}") for key in ("from", "to"))
+    return Schedule((0, steps), (low, high), shape)
+
+
+def _list_schedule(given: Mapping[str, Any], where: str) -> Schedule:
+    steps: Any = given.get("steps")
+    weights = given["weights"]
+    are_steps = _is_list(steps) and all(isinstance(step, int) and step >= 0 for step in steps)
+    _expect(are_steps, f"{where}.steps", "a list of steps, as many as weights", steps)
+    _expect(list(steps) == sorted(set(steps)), f"{where}.steps", "rising steps", list(steps))
+    fits = _is_list(weights) and len(weights) == len(steps)
+    _expect(fits, f"{where}.weights", f"{len(steps)}, one for each step", weights)
+    numbers = tuple(_number(weight, f"{where}.weights") for weight in weights)
+    return Schedule(tuple(steps), numbers, "list")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
+
+
+def _number(value: Any, where: str) -> float:
+    _expect(is_number(value), where, "a finite number", value)
+    return float(value)
 
 
 def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -175,6 +265,6 @@ def _with_on(node: Any) -> Any:
     return {"on" if key is True else key: value for key, value in node.items()}
 
 
-def _expect(sound: Any, where: str, wanted: str, found: Any) -> None:
-    if not sound:
+def _expect(valid: Any, where: str, wanted: str, found: Any) -> None:
+    if not valid:
         raise ValueError(f"{where}: expected {wanted}, found {found!r}")
