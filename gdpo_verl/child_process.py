@@ -17,7 +17,7 @@ from typing import Any
 class ChildProcess(subprocess.Popen[bytes]):
     """A process that answers each line on its standard input with one on its standard output.
 
-    It heads a session of its own: Ctrl-C does not reach it, and what it started ends with it.
+    It heads its own session: Ctrl-C does not reach it, and what it started ends with it.
 
     Args:
       command: what to run.

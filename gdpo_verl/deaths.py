@@ -42,7 +42,7 @@ _MEMORY = re.compile(
 )
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
 _SAID = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
-_PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds one of its own
+_PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds another
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$", re.M)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

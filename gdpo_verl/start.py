@@ -14,7 +14,7 @@ _DEFAULT = "~/models/deepseek-llm-7b-chat"
 
 
 def joins_cluster(config: Any) -> bool:
-    """Whether the training joins a Ray that it is told of, whose nodes may have other files."""
+    """Return whether the training joins a named Ray, whose nodes may have other files."""
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     return bool(address or os.environ.get("RAY_ADDRESS"))
 
@@ -26,7 +26,7 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
 
     Args:
       config: verl's whole configuration.
-      elsewhere: other machines load the model, with files and a hub of their own.
+      elsewhere: other machines load the model, with their own files and hub.
 
     Raises:
       ValueError: names the key in full, what was found and what to set.
@@ -85,7 +85,7 @@ def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor multiplies in bfloat16; where it does not, float32 is faster."""
+    """Return whether this processor multiplies in bfloat16; else float32 is faster."""
     import torch
 
     able = torch.cpu.get_capabilities()

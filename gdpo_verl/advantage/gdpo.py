@@ -58,11 +58,10 @@ def gdpo_advantages(
       epsilon: added to each group's standard deviation, in reward units.
       scale: False leaves out the division by the groups' standard deviations.
       variant: "gdpo", "dvao", "sa_mrpo", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo",
-        or a function of your own as "pkg://module:function".
+        or your function as "pkg://module:function".
       ranges: for each component the smallest and the largest value, in reward units, or None.
-      gate: the column of the outcome. In a group in which it does not vary, or in which with
-        ``Gate(column, "failed")`` it is not above 0 besides, all advantages are 0 and take no
-        part in whitening.
+      gate: the column of the outcome. In a group in which it does not vary, all advantages are 0
+        and take no part in whitening; with ``Gate(column, "failed")`` only where it is at most 0.
       options: the variant's own settings.
 
     Returns:

@@ -11,7 +11,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
     train = commands.add_parser(
         "train",
-        help="train a recipe in a directory of its own",
+        help="train a recipe in its run directory",
         usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
     train.add_argument("recipe", help="for example toolbox/gdpo")

@@ -151,7 +151,7 @@ def give_ray_time_to_start(node: Any) -> None:
 def name_senders_socket(vllm_rollout: Any) -> None:
     """verl names the socket on which weights go to vLLM after Ray's job number (verl/workers/
     rollout/vllm_rollout/vllm_rollout.py, `ServerAdapter.__init__`), which is 1 in each training
-    that starts a Ray of its own: two on one machine, and one of them hangs."""
+    that starts its own Ray: two on one machine, and one of them hangs."""
 
     def initialize(original: Any, adapter: Any, *args: Any, **kwargs: Any) -> None:
         original(adapter, *args, **kwargs)

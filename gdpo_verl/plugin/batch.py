@@ -156,7 +156,7 @@ def _weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:
 def failed_judgement(info: Mapping[str, Any]) -> str:
     """The reason why verl's `rate_limited` manager has no reward for a row; '' where it has one.
 
-    It then returns the score 0 and one of two keys of its own beside 'acc' (verl/experimental/
+    It then returns the score 0 and one of two more keys beside 'acc' (verl/experimental/
     reward_loop/reward_manager/limited.py, `run_single`); such a row is not scored.
     """
     if set(info) == {"timeout", "acc"}:

@@ -22,7 +22,7 @@ class AdvantageStep:
     """The exchange between trainer seam and estimator in one call of verl's.
 
     verl's default trainer hands an estimator no reward components; the seam does, and gets back
-    what verl has read from its queue besides.
+    what verl has read from its queue.
 
     Attributes:
       objective: components, weights and settings.

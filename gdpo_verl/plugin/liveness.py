@@ -58,11 +58,11 @@ class ActorWatch:
         threading.Thread(target=self._run, name="gdpo-verl liveness", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more: from now on actors may go."""
+        """Stop watching; actors end normally from here on."""
         self._stopped.set()
 
     def first_death(self) -> str | None:
-        """The first death so far, in words; None while all live."""
+        """Describe the first death so far; None while all live."""
         with self._lock:
             if self._death is None and not self._stopped.is_set():
                 try:
@@ -106,7 +106,7 @@ class ActorWatch:
         return None
 
     def _dead_engine(self) -> str | None:
-        """vLLM's engine is a process of its own, which its server outlives."""
+        """Describe the death of a vLLM engine, a process that its server outlives."""
         for name in [name for name in self._actors if name.startswith(_VLLM)]:
             answer = self._asked.get(name) or self._actors[name].__ray_call__.remote(_engine_death)
             self._asked[name] = answer
@@ -141,7 +141,7 @@ def check_at_each_poll(replay_buffer: Any, watch: ActorWatch) -> None:
 
 
 def _engine_death(server: Any) -> str | None:
-    """Runs in the server's process: what became of the engine, None while it lives."""
+    """Run in the server's process; describes the engine's end, None while it lives."""
     engine: Any = getattr(server, "engine", None)  # the first node of a replica alone has one
     if not getattr(engine, "errored", False):
         return None

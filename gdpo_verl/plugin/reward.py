@@ -134,7 +134,7 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
 
 
 def validates(config: Any) -> bool:
-    """Whether the training validates at all."""
+    """Return whether the training validates at all."""
     return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
 
 
@@ -308,7 +308,7 @@ def unnamed_arguments(config: Any) -> list[str]:
 
 
 def opened_thought_warning(config: Any, prompt: str) -> str:
-    """Tell what a prompt that opens the thought means for a reward; '' where all is well."""
+    """Warn of a prompt that opens the thought; '' where the reward is made for it."""
     opening = opened_thought(prompt)
     manager = config.reward.reward_manager.name
     if not opening or manager == MANAGER_NAME:

@@ -53,7 +53,7 @@ class ComponentsRewardManager(NaiveRewardManager):
         super().__init__(config, tokenizer, compute_score, **kwargs)
         gdpo = GdpoConfig.from_algorithm(config.algorithm)
         self.declared = declared_components(function)
-        # Without components it is a function of its own score, for another estimator than GDPO.
+        # Without components it is a function with a score alone, for another estimator than GDPO.
         named = self.declared or gdpo.reward_keys is not None
         self.objective: Objective | None = gdpo.resolve(self.declared) if named else None
         self.own_scores: set[str] = set()  # the data sources of which a warning spoke

@@ -82,7 +82,7 @@ def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
 def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list[list[int]]:
     """Divide rows into micro-batches of at most ``limit`` computed tokens, equal prompts together.
 
-    A row that is longer is a micro-batch of its own.
+    A longer row is a micro-batch alone.
     """
     prompts = [tuple(row[:length]) for row, length in zip(rows, prompt_lengths, strict=True)]
     parts, there, room = list[list[int]](), set[tuple[int, ...]](), 0

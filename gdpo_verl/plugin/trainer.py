@@ -221,7 +221,7 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
 
 
 def _compute_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with a data loader of its own
+    if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with its own data loader
         trainer.gdpo_seam = seam_of(trainer.config)
     if trainer.gdpo_seam is None:
         return original(trainer, *args, **kwargs)

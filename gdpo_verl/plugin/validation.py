@@ -38,13 +38,13 @@ _OLD_REWARD_KEYS = {
 
 
 def is_gdpo(config: Any) -> bool:
-    """Whether the run asks for GDPO."""
+    """Return whether the run asks for GDPO."""
     estimator = config.algorithm.get("adv_estimator")
     return str(getattr(estimator, "value", estimator)) == "gdpo"
 
 
 def uses_plugin(config: Any) -> bool:
-    """Whether a run uses the plug-in at all; any other is left alone.
+    """Return whether a run uses the plug-in at all; any other is left alone.
 
     It does by its estimator, by a key that begins like one of ours, by our reward manager or by our
     group filter.
@@ -60,7 +60,7 @@ def uses_plugin(config: Any) -> bool:
 
 
 def on_default_trainer(config: Any) -> bool:
-    """Whether verl's default trainer runs this: not the legacy one, fully_async or one_step_off.
+    """Return whether verl's default trainer runs this, not legacy, fully_async or one_step_off.
 
     The last two have a section for the machines of their rollouts.
     """
@@ -95,7 +95,7 @@ def check_settings(config: Any) -> None:
     ):
         raise ValueError(
             f"reward.custom_reward_function.path: not set, and reward.reward_manager.name="
-            f"{MANAGER_NAME} has no rewards of its own. Set it and its name, for example to "
+            f"{MANAGER_NAME} has no default rewards. Set it and its name, for example to "
             "pkg://gdpo_verl.rewards.gsm8k and compute_score."
         )
     shared_prompts.check(config)

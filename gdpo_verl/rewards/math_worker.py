@@ -77,7 +77,7 @@ _read_ground_truth = lru_cache(maxsize=256)(_read)
 
 
 def _results(latex: str, formula: Any) -> Iterator[Any]:
-    """What stands right of the last equals sign, or of that of each equation in a list."""
+    """The right side of the last equals sign, or of that of each equation in a list."""
     if isinstance(formula, Eq):
         yield formula.rhs
     elif isinstance(formula, And) and (last := _read(latex.rpartition("=")[2])) is not None:
@@ -154,7 +154,7 @@ def _formulas(question: str) -> list[Any]:
 
 
 def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
-    """What equal formulas share: digits, as the parser cancels fractions, and what is in braces."""
+    """A digest that equal formulas share: their digits, and what is in braces."""
     one = isinstance(formula, Set) and len(formula.args) == 1
     return re.findall(r"\d", latex), formula.args[0] if one else formula
 

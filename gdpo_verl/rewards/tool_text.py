@@ -70,7 +70,7 @@ def read(text: str) -> Reading:
 
 
 def _thought_ends(text: str) -> list[tuple[bool, int]]:
-    """Where the thought may end, best first, 0 for none; with each whether a newline follows."""
+    """The places where the thought may end, best first, 0 for none, and if a newline follows."""
     tags = list(_TAG.finditer(text))
     thoughts = [tag for tag in tags if "think" in tag[0]]
     none = [(False, 0)] if tags[:1] != thoughts[:1] or not tags else []

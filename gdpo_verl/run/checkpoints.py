@@ -151,7 +151,7 @@ def _model_problem(folder: Path, contents: tuple[str, ...], tracked: bool) -> st
 
 
 def shards_problem(folder: Path, contents: tuple[str, ...] = ("model",)) -> str | None:
-    """The first thing wrong with one model's FSDP shards, in words; None when all are whole.
+    """Describe the first fault of one model's FSDP shards; None when all are whole.
 
     Args:
       folder: `actor` or `critic` of a checkpoint.

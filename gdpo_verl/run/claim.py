@@ -55,7 +55,7 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
 
 
 def is_finished(run: Path, config: DictConfig) -> bool:
-    """Whether the run has completed all its configured steps."""
+    """Return whether the run has completed all its configured steps."""
     if not (run / "done").exists():
         return False
     if not (run / "config.yaml").exists():

@@ -78,7 +78,7 @@ def choose_settings(config: Any) -> dict[str, Any]:
 
 
 def describe(config: Any) -> str:
-    """What was chosen, or set in its place, in a few words."""
+    """The chosen settings in one line."""
     actor = config.actor_rollout_ref.actor
     once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
     return f"computes in {actor.fsdp_config.dtype}{once}"

@@ -1,4 +1,4 @@
-"""Start a training in a directory of its own and show how far it is.
+"""Start a training in its run directory and show how far it is.
 
 RUN/launch.json   recipe, overrides, and what the local files that are learned from hold
 RUN/train.log     everything that verl, Ray and vLLM print
@@ -155,7 +155,7 @@ def _failure(log: str, pid: int, status: int) -> str | None:
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
     text = death or f"the training ended with status {status}: {_reason(log)}"
     if death and "engine died" in death and "killed by" not in death:
-        text = f"{death}: {_reason(log)}"  # of an error of its own, which vLLM prints
+        text = f"{death}: {_reason(log)}"  # by an error that vLLM prints
     remedy = memory.remedy_for(deaths.plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
@@ -269,7 +269,7 @@ def quoted(path: Path | str) -> str:
 def _follow(
     driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float, hang_after: float
 ) -> str | None:
-    """Show how far the training is until it ends or hangs; returns what hangs, in words."""
+    """Show how far the training is until it ends; returns a sentence where it hangs."""
     hangs = None
 
     def runs_on() -> bool:

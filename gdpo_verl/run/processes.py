@@ -53,7 +53,7 @@ def terminate(driver: subprocess.Popen[bytes]) -> None:
 
 
 def stopped_processes(leader: int) -> list[str]:
-    """The processes of a session that are stopped, as by SIGSTOP or a debugger, in words."""
+    """The commands of a session that are stopped, as by SIGSTOP or a debugger."""
     words = []
     for pid, state in _session(leader).items():
         if state in "Tt":

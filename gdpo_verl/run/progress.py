@@ -45,7 +45,7 @@ def follow(
 
     A line a step; with each component its mean and the share of groups in which it does not vary
     ("dead"). Alerts
-    (see `gdpo_verl.rundir.alerts`) and the plug-in's warnings get a line of their own, once. Lines
+    (see `gdpo_verl.rundir.alerts`) and the plug-in's warnings get one line each, once. Lines
     that metrics.jsonl holds when the call begins belong to an earlier launch: a resumed run
     continues from what it logs next.
 

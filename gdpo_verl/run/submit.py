@@ -25,7 +25,7 @@ from gdpo_verl import __version__
 from gdpo_verl.run import cluster_nodes, composition, launch
 from gdpo_verl.start import check_model
 
-# The hardware recipes may say how many devices a Ray of their own has; here `ray start` did.
+# The hardware recipes may say how many devices their Ray has; here `ray start` did.
 _EXISTING_CLUSTER = [
     "++ray_kwargs.ray_init.num_gpus=null",
     "++ray_kwargs.ray_init.num_cpus=null",

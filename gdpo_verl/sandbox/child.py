@@ -13,7 +13,7 @@ one line on its standard output:
 
 A start also holds "wall", the seconds by the clock that the program has for all its messages.
 
-Every program gets a fork of its own, with the limits and the system call filter before its first
+Every program gets its own fork, with the limits and the system call filter before its first
 line. The server passes on what a program wrote, unread and cut to the output limit.
 
 A function's messages are a first line, of no interest, and for each call `V` and the value as JSON

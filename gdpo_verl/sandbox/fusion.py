@@ -28,7 +28,7 @@ _BUSY = (429, 502, 503, 504)
 class FusionSandbox(AbstractContextManager["FusionSandbox"]):
     """A service in the place of `Sandbox`.
 
-    A function keeps no state from one call to the next: each is a program of its own.
+    A function keeps no state from one call to the next: each is a separate program.
     """
 
     def __init__(

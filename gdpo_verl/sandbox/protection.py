@@ -2,7 +2,7 @@
 
 Tried in this order; the first whose probe finds every door shut is taken, once a process:
 
-* **bubblewrap** (the program `bwrap`): namespaces of its own, and a view of the file system that
+* **bubblewrap** (the program `bwrap`): its own namespaces, and a view of the file system that
   holds Python's standard library, read-only, and an empty scratch directory in memory.
 * **landlock**, where no namespace can be made: the kernel's rules leave the standard library
   readable and nothing writable. Threads only when run as root.
@@ -160,7 +160,7 @@ def _settings(
 
 
 def with_user(found: Protection, number: int) -> Protection:
-    """The same, for a sandbox of its own user where that is possible."""
+    """This protection, run as a separate user if the system allows."""
     # Above every range that a distribution gives out, and one a process and sandbox.
     uid = (1 << 30) + (os.getpid() % (1 << 22)) * 128 + number % 128
     return replace(found, settings=found.settings | {"uid": uid}) if found.own_user else found

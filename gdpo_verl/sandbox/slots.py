@@ -72,5 +72,5 @@ def slot_directory() -> Iterator[int]:
 def _refusal(path: Path, found: str) -> str:
     return (
         f"{path}: expected a directory that user {os.geteuid()} alone may write, found {found}. "
-        "Remove it, or set TMPDIR to a directory of your own."
+        "Remove it, or set TMPDIR to your own directory."
     )
