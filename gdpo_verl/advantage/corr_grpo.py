@@ -1,4 +1,8 @@
-"""CorrGRPO: the centred sum, over the root of the sum of the rewards' correlations."""
+"""CorrGRPO: the centred sum, over the root of the sum of the rewards' correlations.
+
+Use it where rewards say nearly the same and their sum should not count it twice.
+Assumes: groups of three or more; correlations that do not cancel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""DARA: a reward counts more the fewer groups it varies in."""
+"""DARA: a reward counts more the fewer groups it varies in.
+
+Use it where a sparse reward varies in few groups and drowns among the others.
+Assumes: rewards that vary in fewer groups are the ones to strengthen; noise that rarely varies gains, too.
+"""
 
 from __future__ import annotations
 

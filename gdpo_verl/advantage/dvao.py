@@ -1,4 +1,9 @@
-"""DVAO: the centred sum, over the sum of the rewards' deviations in the group."""
+"""DVAO: the centred sum, over the sum of the rewards' deviations in the group.
+
+Use it for GRPO's scale and no batch step, with the rewards that vary more in a group weighing more
+there.
+Assumes: weights of at least 0.
+"""
 
 from __future__ import annotations
 

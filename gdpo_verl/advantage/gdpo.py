@@ -1,4 +1,8 @@
-"""The advantages of GDPO, or of the variant that is asked for."""
+"""GDPO: normalise each reward in its group, add, whiten; or the variant that is asked for.
+
+Use it where several rewards of different scales or frequencies are to be learned at once.
+Assumes: several responses to a prompt, and that a reward that is constant in a group says nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""GRPO, the control: add the components, then normalise the sum within its group."""
+"""GRPO, the control: add the components, then normalise the sum within its group.
+
+Use it to compare GDPO with, or with a single reward.
+Assumes: no combination of rewards is worth telling from another of the same sum.
+"""
 
 from __future__ import annotations
 

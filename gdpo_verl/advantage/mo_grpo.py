@@ -1,4 +1,8 @@
-"""MO-GRPO: the sum of the normalised rewards as it is."""
+"""MO-GRPO: the sum of the normalised rewards as it is.
+
+Use it to see what the batch step of GDPO does.
+Assumes: the learning rate fits advantages that nothing whitens.
+"""
 
 from __future__ import annotations
 

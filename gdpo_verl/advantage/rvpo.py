@@ -1,4 +1,8 @@
-"""RVPO: a smooth minimum of the normalised rewards in place of their sum."""
+"""RVPO: a smooth minimum of the normalised rewards in place of their sum.
+
+Use it where the worst reward of a response should decide.
+Assumes: equal weights; rewards that are comparable once normalised.
+"""
 
 from __future__ import annotations
 

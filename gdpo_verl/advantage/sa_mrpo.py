@@ -1,4 +1,8 @@
-"""SA-MRPO: a reward counts less the nearer its mean is to the end of its range."""
+"""SA-MRPO: a reward counts less the nearer its mean is to the end of its range.
+
+Use it where a reward that is nearly solved should make room for the others.
+Assumes: each component declares its range; weights of at least 0.
+"""
 
 from __future__ import annotations
 

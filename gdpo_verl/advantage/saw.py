@@ -1,4 +1,8 @@
-"""SAW: a reward counts more the more it varies in the batch, measured by its mean."""
+"""SAW: a reward counts more the more it varies in the batch, measured by its mean.
+
+Use it where the rewards' scales differ and those that still vary should lead.
+Assumes: a mean that is worth dividing by: ranges with a declared lower end.
+"""
 
 from __future__ import annotations
 
