@@ -1,7 +1,7 @@
 """DARA: a reward counts more the fewer groups it varies in.
 
 Use it where a sparse reward varies in few groups and drowns among the others.
-Assumes: rewards that vary in fewer groups are the ones to strengthen; noise that rarely varies gains, too.
+Assumes: what varies in few groups is worth strengthening; rare noise gains, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GD²PO: responses whose rewards contradict each other are left out.
 
 Use it where rewards pull the same response both ways and the conflicting responses are noise.
-Assumes: enough responses agree: the others give nothing.
+Assumes: enough responses agree, for the others give nothing.
 """
 
 from __future__ import annotations
