@@ -190,7 +190,8 @@ def _schedule(given: Any, where: str) -> Schedule:
 
 
 def _ramp_schedule(given: Mapping[str, Any], where: str) -> Schedule:
-    steps, shape = given.get("steps"), given.get("shape", "linear")
+    steps: Any = given.get("steps")
+    shape = given.get("shape", "linear")
     counts = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
     _expect(counts, f"{where}.steps", "a number of steps above 0", steps)
     _expect(shape in ("linear", "cosine"), f"{where}.shape", "linear or cosine", shape)
