@@ -89,6 +89,8 @@ def test_users_manager_from_a_file(check: Callable) -> None:
             id="inverted",
         ),
         pytest.param("text", [], "expected a finite number as its score, found '2.0'", id="text"),
+        pytest.param("nan", [], "expected a finite number as its score, found nan", id="NaN"),
+        pytest.param("huge", [], "found 1000000000000000", id="more than a float holds"),
         pytest.param(
             "number",
             [],
@@ -175,12 +177,6 @@ def test_a_template_that_opens_the_thought_is_named(
             "solution_str, ground_truth, extra_info and the reward_kwargs by name: missing a "
             "required argument: 'answer'.",
             id="other parameters",
-        ),
-        pytest.param(
-            ["--column", "solution"],
-            "--column solution: expected a text or a list of texts in row 0 of data.train_files, "
-            "found None",
-            id="no such column of answers",
         ),
         pytest.param(
             ["--recipe", "toolbox/gdop"], "recipe: 'toolbox/gdop' does not exist", id="no recipe"
