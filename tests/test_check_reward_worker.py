@@ -64,6 +64,14 @@ def test_a_module_that_crashes_when_it_is_loaded_is_named(check: Callable, work:
     assert (status, "reward: loading it ended its process with status 3" in shown) == (1, True)
 
 
+def test_a_gpu_that_the_command_has_used_is_not_handed_on(
+    check: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    status, _, report = check("good", "--rows", "1")
+    assert (status, scores(report)["ground truth"]) == (0, [2.0])
+
+
 def test_killed_command_leaves_no_process(work: Path) -> None:
     (work / "hangs.py").write_text(
         "import os, pathlib\n"

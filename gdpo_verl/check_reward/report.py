@@ -84,46 +84,37 @@ class Report:
     step_seconds: float
     about: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def readable(self) -> list[ScoredAnswer]:
-        """The answers with a score and with components that can be read."""
-        return [each for each in self.answers if each.weighted_sum is not None]
+    def record(self) -> dict[str, Any]:
+        """Everything but the answers, as JSON has it.
 
-    @property
-    def agree(self) -> int:
-        """How many of them have the weighted sum of the components as their score."""
-        return sum(not checks.not_the_sum(each) for each in self.readable)
+        Times are without the first call, which holds late imports; None when no answer came back.
+        """
+        readable = [each for each in self.answers if each.weighted_sum is not None]
+        codes = Counter(each.parse_error for each in readable if each.parse_error is not None)
+        first = [each.result.seconds or 0.0 for each in self.answers if each.result.first]
+        times = [each.result.seconds or 0.0 for each in self.timed()]
+        percentiles = np.percentile(times, [50, 99, 100]).tolist() if times else None
+        return {
+            "about": dict(self.about),
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "components": [asdict(component) for component in self.components],
+            "kinds": [asdict(kind) for kind in self.kinds],
+            "score_is_the_weighted_sum": {
+                "answers": len(readable),
+                "agree": sum(not checks.not_the_sum(each) for each in readable),
+            },
+            "parse_errors": dict(sorted(codes.items())),
+            "seconds": percentiles
+            and dict(zip(("median", "p99", "max"), percentiles, strict=True)),
+            "first_call_seconds": max(first, default=0.0),
+            "sandboxes": sorted({name for each in self.answers for name in each.result.sandboxes}),
+        }
 
-    @property
-    def parse_errors(self) -> dict[int, int]:
-        """How many answers have each code, 0 included; empty without the diagnostic."""
-        codes = Counter(each.parse_error for each in self.answers)
-        return {code: codes[code] for code in sorted(code for code in codes if code is not None)}
-
-    @property
-    def sandboxes(self) -> list[str]:
-        """What protected the programs that the reward ran."""
-        return sorted({name for each in self.answers for name in each.result.sandboxes})
-
-    @property
     def timed(self) -> list[ScoredAnswer]:
-        """The answers that came back, without the first call, which holds late imports."""
+        """The answers that came back, without the first where there are more."""
         finished = [each for each in self.answers if not each.result.error]
         return [each for each in finished if not each.result.first] or finished
-
-    @property
-    def seconds(self) -> dict[str, float] | None:
-        """Median, 99th percentile and maximum for one answer; None when none came back."""
-        times = [each.result.seconds or 0.0 for each in self.timed]
-        if not times:
-            return None
-        median, p99 = np.percentile(times, [50, 99]).tolist()
-        return {"median": median, "p99": p99, "max": max(times)}
-
-    @property
-    def first_seconds(self) -> float:
-        """The first call, which holds late imports."""
-        return max((e.result.seconds or 0.0 for e in self.answers if e.result.first), default=0.0)
 
     def to_text(self) -> str:
         """For a terminal."""
@@ -131,38 +122,28 @@ class Report:
         lines = [f"{heading:{width}}  {text}" for heading, text in self.about.items()]
         verdict = [f"note     {note}" for note in self.notes]
         verdict += [f"PROBLEM  {problem}" for problem in self.problems]
-        for block in (_component_table(self), _kind_table(self), list(_facts(self)), verdict):
+        facts = list(_facts(self))
+        for block in (_component_table(self), _kind_table(self), facts, verdict or ["ok"]):
             lines += ["", *block] if block else []
-        return "\n".join(lines if verdict else [*lines, "", "ok"])
+        return "\n".join(lines)
 
     def to_json(self) -> str:
         """With every answer, what was returned for it, and its time."""
-        record: dict[str, Any] = {
-            "about": dict(self.about),
-            "problems": list(self.problems),
-            "notes": list(self.notes),
-            "components": [asdict(component) for component in self.components],
-            "kinds": [asdict(kind) for kind in self.kinds],
-            "score_is_the_weighted_sum": {"answers": len(self.readable), "agree": self.agree},
-            "parse_errors": self.parse_errors,
-            "seconds": self.seconds,
-            "first_call_seconds": self.first_seconds,
-            "sandboxes": self.sandboxes,
-            "answers": [
-                {
-                    "row": each.answer.row,
-                    "kind": each.answer.kind,
-                    "group": each.answer.group,
-                    "answer": each.answer.text,
-                    "score": each.score,
-                    "returned": dict(each.result.info),
-                    "scored_again": None if each.again is None else dict(each.again.info),
-                    "seconds": each.result.seconds,
-                    "error": each.result.error,
-                }
-                for each in self.answers
-            ],
-        }
+        answers = [
+            {
+                "row": each.answer.row,
+                "kind": each.answer.kind,
+                "group": each.answer.group,
+                "answer": each.answer.text,
+                "score": each.score,
+                "returned": dict(each.result.info),
+                "scored_again": None if each.again is None else dict(each.again.info),
+                "seconds": each.result.seconds,
+                "error": each.result.error,
+            }
+            for each in self.answers
+        ]
+        record = self.record() | {"answers": answers}
         return json.dumps(record, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
@@ -342,23 +323,25 @@ def _kind_table(report: Report) -> list[str]:
 
 
 def _facts(report: Report) -> Iterator[str]:
+    record = report.record()
     if report.components:
         terms = " + ".join(f"{each.weight:g}·{each.name}" for each in report.components)
-        yield f"score = {terms} in {report.agree} of {len(report.readable)} answers"
-    if report.parse_errors:
-        counts = ", ".join(f"{code}: {count}" for code, count in report.parse_errors.items())
+        sums = record["score_is_the_weighted_sum"]
+        yield f"score = {terms} in {sums['agree']} of {sums['answers']} answers"
+    if codes := record["parse_errors"]:
+        counts = ", ".join(f"{code}: {count}" for code, count in codes.items())
         yield f"parse_error codes and their answers: {counts}"
-    if report.seconds:
-        median, p99, longest = map(seconds_text, report.seconds.values())
+    if seconds := record["seconds"]:
+        median, p99, longest = map(seconds_text, seconds.values())
         yield (
             f"time for one answer: median {median}, p99 {p99}, longest {longest}; first call "
-            f"{seconds_text(report.first_seconds)}; at most "
+            f"{seconds_text(record['first_call_seconds'])}; at most "
             f"{seconds_text(SHARE_OF_STEP * report.step_seconds)}, {SHARE_OF_STEP:.0%} of a step "
             f"of {seconds_text(report.step_seconds)}"
         )
-    if report.sandboxes:
-        yield f"programs ran in: {', '.join(report.sandboxes)}"
-    slowest = max(report.timed, key=lambda each: each.result.seconds or 0.0, default=None)
+    if record["sandboxes"]:
+        yield f"programs ran in: {', '.join(record['sandboxes'])}"
+    slowest = max(report.timed(), key=lambda each: each.result.seconds or 0.0, default=None)
     with_score = [each for each in report.answers if each.score is not None]
     lowest = min(with_score, key=lambda each: each.score or 0.0, default=None)
     for title, found in (("slowest", slowest), ("lowest score", lowest)):
