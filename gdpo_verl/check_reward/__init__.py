@@ -18,7 +18,7 @@ from omegaconf import open_dict
 
 from gdpo_verl.check_reward import answers
 from gdpo_verl.check_reward.answers import CheckedAnswer
-from gdpo_verl.check_reward.checks import STEP_SECONDS, Context, ScoredAnswer, complaints
+from gdpo_verl.check_reward.checks import STEP_SECONDS, ScoredAnswer, complaints
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import RewardResult, Scored, score_twice
@@ -139,8 +139,7 @@ def check(
     # In a validation nobody reads the components: a number will do.
     results = scored.results[len(chosen) :]
     tried = [ScoredAnswer(answer, each) for answer, each in zip(held_out, results, strict=False)]
-    finished = [each for each in tried if not each.result.error]
-    problems, _ = complaints({"all": tried, "dict": finished}, Context(settings))
+    problems, _ = complaints(tried, settings, numbers_allowed=True)
     problems += reward.unloggable(config, [each.info for each in scored.results])
     problems += _estimator_problems(config, scored, scored.results[: len(chosen)])
     notes = [_about_thought(config, prompts[opened[0]])] if opened else []

@@ -1,6 +1,6 @@
-"""Everything that can be wrong with a reward: a table for single answers, two checks of all.
+"""What can be wrong with a reward: a table for single answers, and two checks of all of them.
 
-The checks of all answers return problems and notes: a note where the fault may be that the
+Each returns problems and notes. Of all answers a fault is only noted where it may be that the
 made-up answers do not have the form that the reward asks for.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from gdpo_verl.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.check_reward.worker import RewardResult
@@ -64,81 +64,97 @@ class ScoredAnswer:
         return min((each.seconds for each in results if each.seconds is not None), default=0.0)
 
 
-@dataclass(frozen=True)
-class Context:
-    """What answers are checked against.
-
-    Attributes:
-      settings: the training's keys, weights and conditions.
-      declared: the components that the reward declares.
-      step_seconds: how long a training step takes.
-      keys: those of the first dict that the reward returned.
-      truths_are_read: given as answers, at least half of the ground truths can be read.
-    """
-
-    settings: GdpoConfig
-    declared: Sequence[Component] = ()
-    step_seconds: float = math.inf
-    keys: Collection[str] = ()
-    truths_are_read: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        dicts: Sequence[ScoredAnswer],
-        settings: GdpoConfig,
-        declared: Sequence[Component],
-        step_seconds: float,
-    ) -> Context:
-        """Look through the answers for which the reward returned a dict."""
-        keys = set(dicts[0].result.info) if dicts else set()
-        codes = [each.parse_error for each in dicts if each.answer.kind == GROUND_TRUTH]
-        known = [code for code in codes if code not in (None, _REFUSED)]
-        read = 2 * known.count(0) >= len(known)
-        return cls(settings, declared, step_seconds, keys, read)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that can be wrong with single answers.
-
-    Attributes:
-      name: of the check.
-      among: the answers it is for: all, those for which the reward came back, or those for which
-        it came back with a dict.
-      find: what is wrong with one; falsy where nothing is.
-      sentence: to be formatted with ``found``.
-      note: worth a look, and no fault.
-      once_a_row: several answers to a row count as one.
-    """
-
-    name: str
-    among: Literal["all", "finished", "dict"]
-    find: Callable[[ScoredAnswer, Context], Any]
-    sentence: str
-    note: bool = False
-    once_a_row: bool = False
+_Check = tuple[Sequence[ScoredAnswer], Callable[[ScoredAnswer], Any], str]
 
 
 def complaints(
-    answers: Mapping[str, Sequence[ScoredAnswer]], context: Context
+    tried: Sequence[ScoredAnswer],
+    settings: GdpoConfig,
+    declared: Sequence[Component] = (),
+    step_seconds: float = math.inf,
+    *,
+    numbers_allowed: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """The problems and the notes of all `CHECKS`: for each the first answer, and how many more.
+    """Problems and notes about single answers: for each the first one, and how many more.
 
     Args:
-      answers: by `Check.among`; checks for others are left out.
-      context: what they are checked against.
+      tried: the answers, in order.
+      settings: the training's keys, weights and conditions.
+      declared: the components that the reward declares.
+      step_seconds: how long a training step takes.
+      numbers_allowed: the reward may return a number in place of a dict.
     """
-    problems: list[str] = []
-    notes: list[str] = []
-    for check in CHECKS:
-        found: dict[Any, str] = {}
-        for place, each in enumerate(answers.get(check.among, ())):
-            if wrong := check.find(each, context):
-                sentence = f"row {each.answer.name}: {check.sentence.format(found=wrong)}"
-                found.setdefault(each.answer.row if check.once_a_row else place, sentence)
-        (notes if check.note else problems).extend(first_and_count(list(found.values())))
-    return problems, notes
+    finished = [each for each in tried if not each.result.error]
+    dicts = [
+        each for each in finished if numbers_allowed or not not_a_dict(each.result.info, settings)
+    ]
+    first_keys = sorted(dicts[0].result.info) if dicts else []
+    longest = SHARE_OF_STEP * step_seconds
+    # By its name: among which answers, what is wrong with one, and how that is said.
+    problems: Mapping[str, _Check] = {
+        "unfinished": (tried, lambda each: each.result.error, "it {}"),
+        "not_a_dict": (
+            [] if numbers_allowed else finished,
+            lambda each: not_a_dict(each.result.info, settings),
+            "{}",
+        ),
+        "no_score": (dicts, lambda each: score_problem(each.result.score), "{}"),
+        "refused_truth": (
+            _one_a_row(each for each in dicts if each.result.info.get("parse_error") == _REFUSED),
+            lambda each: _REFUSED,
+            "parse_error {}: the reward cannot read the row's ground truth and gives every answer "
+            "the minimum. Correct it, or leave the row out of the data",
+        ),
+        "unread_truth": (
+            _read_truths(dicts),
+            lambda each: each.parse_error,
+            "parse_error {} with the row's own ground truth as the answer: correct the ground "
+            "truth, or leave the row out of the data",
+        ),
+        "out_of_range": (dicts, lambda each: _out_of_range(each, declared), "{}"),
+        "not_the_sum": (
+            dicts,
+            not_the_sum,
+            "its score is {}. A GRPO control would optimise something else than GDPO decouples; "
+            f"use reward.reward_manager.name={MANAGER_NAME}, or return the sum as 'score'",
+        ),
+        "not_repeated": (
+            finished,
+            _not_repeated,
+            "scored twice, in another order: {}. The reward of an answer must not depend on "
+            "chance, on the time, or on the answers before it",
+        ),
+        "too_slow": (
+            [each for each in finished if each.least_seconds > longest],
+            lambda each: (
+                f"{seconds_text(each.least_seconds)}, more than {SHARE_OF_STEP:.0%} of a step of "
+                f"{seconds_text(step_seconds)}"
+            ),
+            "it took {}, whose rewards wait for the slowest answer. Make it faster, or say with "
+            "--step-seconds how long your steps are",
+        ),
+    }
+    notes: Mapping[str, _Check] = {
+        "not_round_tripped": (
+            finished,
+            lambda each: each.result.not_round_tripped,
+            "the tokenizer gives back another text, which is what the reward saw",
+        ),
+        "other_keys": (
+            [each for each in dicts if sorted(each.result.info) != first_keys],
+            lambda each: f"{sorted(each.result.info)} are not those of the first, {first_keys}",
+            "the keys {}; where verl makes columns of them it takes the first answer's",
+        ),
+    }
+    return _sentences(problems), _sentences(notes)
+
+
+def _sentences(table: Mapping[str, _Check]) -> list[str]:
+    said: list[str] = []
+    for answers, find, sentence in table.values():
+        found = [(each.answer.name, wrong) for each in answers if (wrong := find(each))]
+        said += first_and_count([f"row {name}: {sentence.format(wrong)}" for name, wrong in found])
+    return said
 
 
 def first_and_count(sentences: Sequence[str]) -> list[str]:
@@ -147,14 +163,24 @@ def first_and_count(sentences: Sequence[str]) -> list[str]:
     return [sentences[0] + more] if sentences else []
 
 
-def _other_keys(each: ScoredAnswer, context: Context) -> Any:
-    keys, first = sorted(each.result.info), sorted(context.keys)
-    return keys != first and {"keys": keys, "first": first}
+def _one_a_row(answers: Iterable[ScoredAnswer]) -> list[ScoredAnswer]:
+    rows: dict[Any, ScoredAnswer] = {}
+    for each in answers:
+        rows.setdefault(each.answer.row, each)
+    return list(rows.values())
 
 
-def _out_of_range(each: ScoredAnswer, context: Context) -> str:
+def _read_truths(dicts: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+    """The ground truths given as answers, if at least half of them can be read."""
+    truths = [each for each in dicts if each.answer.kind == GROUND_TRUTH]
+    known = [each for each in truths if each.parse_error not in (None, _REFUSED)]
+    read = sum(each.parse_error == 0 for each in known)
+    return known if 2 * read >= len(known) else []
+
+
+def _out_of_range(each: ScoredAnswer, declared: Sequence[Component]) -> str:
     found = []
-    for component in context.declared:
+    for component in declared:
         low = -math.inf if component.low is None else component.low
         high = math.inf if component.high is None else component.high
         value = each.values.get(component.name, math.nan)
@@ -163,21 +189,17 @@ def _out_of_range(each: ScoredAnswer, context: Context) -> str:
     return "; ".join(found)
 
 
-def not_the_sum(each: ScoredAnswer, context: Context | None = None) -> Any:
-    """Find a score that is not the weighted sum of the components, which GDPO decouples."""
-    score, expected = each.score, each.weighted_sum
-    if score is None or expected is None:
-        return None
-    differs = abs(expected - score) > SCORE_TOLERANCE * max(abs(score), 1.0)
-    return differs and {"score": score, "sum": expected, "components": list(each.values)}
+def not_the_sum(each: ScoredAnswer) -> str:
+    """The score and the weighted sum of the components, which GDPO decouples; '' if they agree."""
+    score, total = each.score, each.weighted_sum
+    if score is None or total is None:
+        return ""
+    if abs(total - score) <= SCORE_TOLERANCE * max(abs(score), 1.0):
+        return ""
+    return f"{score:.6g}, but the weighted sum of the components {[*each.values]} is {total:.6g}"
 
 
-def _unread_truth(each: ScoredAnswer, context: Context) -> int | None:
-    known = each.answer.kind == GROUND_TRUTH and each.parse_error != _REFUSED
-    return each.parse_error if known and context.truths_are_read else None
-
-
-def _not_repeated(each: ScoredAnswer, context: Context) -> str:
+def _not_repeated(each: ScoredAnswer) -> str:
     first, again = each.result, each.again
     if again is None:
         return ""
@@ -200,79 +222,6 @@ def _alike(one: Any, other: Any) -> bool:
     return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE) or (
         math.isnan(one) and math.isnan(other)
     )
-
-
-def _too_slow(each: ScoredAnswer, context: Context) -> Any:
-    if each.least_seconds <= SHARE_OF_STEP * context.step_seconds:
-        return None
-    return {"took": seconds_text(each.least_seconds), "step": seconds_text(context.step_seconds)}
-
-
-CHECKS = (
-    Check("unfinished", "all", lambda each, _: each.result.error, "it {found}"),
-    Check(
-        "not_a_dict",
-        "finished",
-        lambda each, context: not_a_dict(each.result.info, context.settings),
-        "{found}",
-    ),
-    Check("no_score", "dict", lambda each, _: score_problem(each.result.score), "{found}"),
-    Check(
-        "refused_truth",
-        "dict",
-        lambda each, _: each.result.info.get("parse_error") == _REFUSED,
-        f"parse_error {_REFUSED}: the reward cannot read the row's ground truth and gives every "
-        "answer the minimum. Correct it, or leave the row out of the data",
-        once_a_row=True,
-    ),
-    Check(
-        "unread_truth",
-        "dict",
-        _unread_truth,
-        "parse_error {found} with the row's own ground truth as the answer: correct the ground "
-        "truth, or leave the row out of the data",
-    ),
-    Check("out_of_range", "dict", _out_of_range, "{found}"),
-    Check(
-        "not_the_sum",
-        "dict",
-        not_the_sum,
-        "its score is {found[score]:.6g}, but the weighted sum of the components "
-        "{found[components]} is {found[sum]:.6g}. A GRPO control would optimise something else "
-        f"than GDPO decouples; use reward.reward_manager.name={MANAGER_NAME}, or return the sum "
-        "as 'score'",
-    ),
-    Check(
-        "not_repeated",
-        "finished",
-        _not_repeated,
-        "scored twice, in another order: {found}. The reward of an answer must not depend on "
-        "chance, on the time, or on the answers before it",
-    ),
-    Check(
-        "too_slow",
-        "finished",
-        _too_slow,
-        f"it took {{found[took]}}, more than {SHARE_OF_STEP:.0%} of a step of {{found[step]}}, "
-        "whose rewards wait for the slowest answer. Make it faster, or say with --step-seconds "
-        "how long your steps are",
-    ),
-    Check(
-        "not_round_tripped",
-        "finished",
-        lambda each, _: each.result.not_round_tripped,
-        "the tokenizer gives back another text, which is what the reward saw",
-        note=True,
-    ),
-    Check(
-        "other_keys",
-        "dict",
-        _other_keys,
-        "the keys {found[keys]} are not those of the first answer, {found[first]}; where verl "
-        "makes columns of them it takes the first answer's",
-        note=True,
-    ),
-)
 
 
 def no_variation(
@@ -371,6 +320,3 @@ def _is_object(text: str) -> bool:
         return text.lstrip().startswith("{") and isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
-
-
-OF_ALL = (no_variation, truth_not_preferred)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gdpo_verl.check_reward import checks
 from gdpo_verl.check_reward.answers import CheckedAnswer
-from gdpo_verl.check_reward.checks import SHARE_OF_STEP, Context, ScoredAnswer
+from gdpo_verl.check_reward.checks import SHARE_OF_STEP, ScoredAnswer
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
@@ -179,21 +179,18 @@ def measure(
             problems.append(str(error))
     if left := len(answers) - len(tried):
         notes.append(f"{left} answers were not scored: the first that hangs or crashes is the last")
-    by_stage = {
-        "all": tried,
-        "finished": [tried[place] for place in finished],
-        "dict": [tried[place] for place in dicts],
-    }
-    context = Context.of(by_stage["dict"], settings, scored.declared, step_seconds)
-    found = [checks.complaints(by_stage, context)]
+    found = [checks.complaints(tried, settings, scored.declared, step_seconds)]
     if batch is not None:
         readable = [each for each in tried if each.weighted_sum is not None]
-        found += [check(readable, batch) for check in checks.OF_ALL]
+        found += [
+            checks.no_variation(readable, batch),
+            checks.truth_not_preferred(readable, batch),
+        ]
         components = _summarise(batch, scored.declared)
     return Report(
         answers=tried,
         components=components,
-        kinds=_kinds(by_stage["dict"]),
+        kinds=_kinds([tried[place] for place in dicts]),
         problems=problems + [problem for each, _ in found for problem in each],
         notes=notes + [note for _, each in found for note in each] + _constant(components),
         step_seconds=step_seconds,

@@ -113,9 +113,9 @@ def _score(
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> Scored:
-    # A fork cannot use a GPU that this process has used, as for answers of a model.
     import torch
 
+    # A fork cannot use a GPU that this process has used, as for answers of a model.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
     ours, theirs = context.Pipe(duplex=False)
     results: list[RewardResult] = []
@@ -162,11 +162,10 @@ def _receive(process: Any, connection: Connection) -> Any:
 
 
 def _end(status: int, dump: str, timeout: float) -> str:
-    """How the process ended, and where: the first place in faulthandler's dump that is the user's.
-
-    What called `_serve` is behind it in the dump.
-    """
-    frames = re.findall(r'File "(.+)", line (\d+) in', dump.partition(f'File "{__file__}"')[0])
+    """How the process ended, and the first place in faulthandler's dump that is the user's."""
+    # A dump begins with the latest call: behind this file's come those of the command.
+    called, _, _ = dump.partition(f'File "{__file__}"')
+    frames = re.findall(r'File "(.+)", line (\d+) in', called)
     own = [f" ({file}:{line})" for file, line in frames if not file.startswith(LIBRARIES)]
     place = own[0] if own else ""
     if dump.startswith("Timeout"):
@@ -221,9 +220,8 @@ def _result(
 ) -> RewardResult:
     def ids_of(text: str) -> list[int]:
         # A file of answers may hold half of a surrogate pair, which no tokenizer takes.
-        return list(
-            tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
-        )
+        whole = text.encode(errors="replace").decode()
+        return list(tokenizer.encode(whole, add_special_tokens=False))
 
     end = tokenizer.eos_token_id or 0
     prompt = ids_of(prompt_text(config, tokenizer, row)) or [end]
