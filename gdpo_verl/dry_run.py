@@ -22,7 +22,7 @@ from gdpo_verl.plugin.dumps import DumpSettings
 from gdpo_verl.run import launch
 from gdpo_verl.run.composition import hardware_of
 from gdpo_verl.run.cpu_settings import check_memory
-from gdpo_verl.run.memory import Shape, is_lora, load_shape, needs
+from gdpo_verl.run.memory import Shape, load_shape, needs
 from gdpo_verl.run.preflight import check_data_files
 from gdpo_verl.start import check_model
 from gdpo_verl.tasks.rows import tokenizer_of
@@ -32,8 +32,6 @@ CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
 # Answers that the reward is tried on; each prompt gets several.
 PROBED_ROWS = 4
 _GIB = 1 << 30
-# Of text, at most about this for one token of a common tokenizer.
-_BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,7 @@ def dry_run(
                 problems += [] if str(error) in problems else [str(error)]
     if shape is not None:
         lines += _memory(config, shape, hardware, card)
-    found, refused = _disk(config, shape, run)
-    return DryRun([*lines, *found], [*problems, *refused])
+    return DryRun(lines, problems)
 
 
 def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[str]:
@@ -184,14 +181,14 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     if shape is None:
         config.actor_rollout_ref.model.path = None  # answers are then counted in bytes
     # Not timed: a busy machine is no slow reward.
-    checked = check_reward.check(
-        config, check_reward.Source(), rows=PROBED_ROWS, step_seconds=math.inf
+    report = check_reward.check(
+        config, check_reward.CheckSource(), rows=PROBED_ROWS, step_seconds=math.inf
     )
-    if problems := checked.report.problems:
-        raise ValueError("reward: " + "; ".join(problems))
-    names = ", ".join(component.name for component in checked.report.components)
-    yield f"data     {checked.about['data']}"
-    yield f"reward   {checked.about['reward']} returned {names} for each of them"
+    if report.problems:
+        raise ValueError("reward: " + "; ".join(report.problems))
+    names = ", ".join(component.name for component in report.components)
+    yield f"data     {report.about['data']}"
+    yield f"reward   {report.about['reward']} returned {names} for each of them"
 
 
 def _files(config: DictConfig) -> list[str]:
@@ -225,73 +222,6 @@ def _card(hardware: str, card: float | None) -> tuple[float, str]:
         if answer.returncode == 0 and mebibytes:
             return min(mebibytes) << 20, "this machine's smallest GPU"
     return CARDS.get(hardware, 79.5) * _GIB, f"the smallest GPU of hardware={hardware}"
-
-
-def _disk(config: DictConfig, shape: Shape | None, run: Path) -> tuple[list[str], list[str]]:
-    trainer, lines = config.trainer, ["disk"]
-    needed = 0.0
-    if shape is not None and trainer.save_freq > 0:
-        # float32: the weights and AdamW's two moments; LoRA's own are small.
-        one = shape.weights * 4 * (1 if is_lora(config) else 3)
-        kept = trainer.get("max_actor_ckpt_to_keep") or 1
-        # The next one is whole before the oldest goes.
-        needed = one * (kept + 1)
-        lines.append(
-            f"  checkpoints {_gib(one)} each, every {trainer.save_freq} steps; with "
-            f"trainer.max_actor_ckpt_to_keep={kept} at most {_gib(needed)}"
-        )
-    dumps = dumped_bytes(config)
-    needed += dumps or 0
-    lines.append(f"  rollouts {_dumps_in_words(config, dumps)}")
-    free = shutil.disk_usage(_existing(run)).free
-    lines[0] = f"disk     {_gib(free)} free for {run}"
-    if needed <= free:
-        return lines, []
-    return lines, [
-        f"trainer.default_local_dir: checkpoints and dumps need up to {_gib(needed)}, and {run} "
-        f"has {_gib(free)} free. Choose another directory (--run), keep fewer checkpoints "
-        "(trainer.max_actor_ckpt_to_keep), or dump less (trainer.rollout_dump_freq)."
-    ]
-
-
-def dumped_bytes(config: DictConfig) -> float | None:
-    """Bytes of all rollout dumps at most; None where the number of steps is the data's."""
-    dumps, data = DumpSettings.of(config.trainer), config.data
-    if dumps.every <= 0:
-        return 0.0
-    steps = _steps(config)
-    if steps is None:
-        return None
-    prompts = min(dumps.prompts or math.inf, data.train_batch_size)
-    rows = prompts * config.actor_rollout_ref.rollout.n
-    tokens = data.max_prompt_length + data.max_response_length
-    return float(steps // dumps.every * rows * tokens * _BYTES_PER_TOKEN)
-
-
-def _steps(config: DictConfig) -> int | None:
-    if config.trainer.total_training_steps:
-        return int(config.trainer.total_training_steps)
-    import pyarrow.parquet as pq
-
-    files = config.data.train_files
-    paths = [files] if isinstance(files, str) else list(files)
-    if not all(path.endswith(".parquet") and os.path.isfile(path) for path in paths):
-        return None
-    rows = sum(pq.read_metadata(path).num_rows for path in paths)
-    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
-
-
-def _dumps_in_words(config: DictConfig, size: float | None) -> str:
-    dumps = DumpSettings.of(config.trainer)
-    if dumps.every <= 0:
-        return "none; trainer.rollout_dump_freq=N and rollout_dump_prompts=N dump some"
-    prompts = "all prompts" if dumps.prompts is None else f"{dumps.prompts} prompts"
-    much = "not known before the data is there" if size is None else f"at most {_gib(size)}"
-    return f"of {prompts} every {dumps.every} step(s), {much}"
-
-
-def _existing(path: Path) -> Path:
-    return next(place for place in (path, *path.resolve().parents) if place.exists())
 
 
 def _gib(size: float) -> str:

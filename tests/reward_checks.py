@@ -13,85 +13,57 @@ from gdpo_verl.cli import main
 from gdpo_verl.tasks import parquet
 
 REWARDS = """
-import asyncio, os, random, threading, time
+import asyncio, ctypes, functools, os, random, re, threading, time
 from gdpo_verl.rewards import Component, declares
+from helpers import score_of
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
 def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    right, short = float(solution_str == ground_truth), float(len(solution_str) < 4)
-    return {"score": right + short, "right": right, "short": short}
+    return score_of(solution_str, ground_truth)
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
 async def good_async(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     await asyncio.sleep(0.001)
-    return good(data_source, solution_str, ground_truth)
+    return score_of(solution_str, ground_truth)
 
 def undeclared(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return good(data_source, solution_str, ground_truth)
+    return score_of(solution_str, ground_truth)
 
-@declares("right", "short")
-def raises_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    1 / len(solution_str)
-    return good(data_source, solution_str, ground_truth)
+def changed(change):
+    @declares("right", "short")
+    def reward(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+        return change(score_of(solution_str, ground_truth), solution_str)
+    return reward
 
-@declares("right", "short")
-def sleeps_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    if not solution_str:
-        time.sleep(1000)
-    return good(data_source, solution_str, ground_truth)
+def on_empty(act):
+    return changed(lambda result, answer: result if answer else act())
 
-@declares("right", "short")
-def holds_the_interpreter_on_empty(data_source, solution_str, *args, ground_truth, **kwargs):
-    if not solution_str:
-        sum(range(10 ** 12))
-    return good(data_source, solution_str, ground_truth)
-
-@declares("right", "short")
-def dies_on_empty(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    if not solution_str:
-        os._exit(7)
-    return good(data_source, solution_str, ground_truth)
-
-@declares("right", "short")
-def prints(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    print("a reward that prints")
-    return good(data_source, solution_str, ground_truth)
-
-@declares("right", "short")
-def by_chance(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    right = random.random()
+def one(right):
     return {"score": right, "right": right, "short": 0.0}
 
-seen = []
+def remembers(result, answer, seen=[]):
+    seen.append(answer[:1])
+    return one(result["right"] + seen.count(answer[:1]) / 64)
 
-@declares("right", "short")
-def new_answers_only(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    right = float(solution_str == ground_truth) + (solution_str[:1] in seen) / 8
-    seen.append(solution_str[:1])
-    return {"score": right, "right": right, "short": 0.0}
-
-@declares("right", "short")
-def constant(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": 1.0, "right": 1.0, "short": 0.0}
-
-@declares("right", "short")
-def inverted(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    wrong = float(solution_str != ground_truth)
-    return {"score": wrong, "right": wrong, "short": 0.0}
-
-@declares("right", "short")
-def text(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    result = good(data_source, solution_str, ground_truth)
-    return result | {"score": str(result["score"])}
-
-@declares("right", "short")
-def number(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return float(solution_str == ground_truth)
-
-@declares("right", "short")
-def slow(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    time.sleep(0.2)
-    return good(data_source, solution_str, ground_truth)
+raises = on_empty(lambda: 1 / 0)
+sleeps = on_empty(lambda: time.sleep(1000))
+holds_the_interpreter = on_empty(lambda: re.match("(a*)*b", "a" * 100))
+exits = on_empty(lambda: os._exit(7))
+crashes = on_empty(lambda: ctypes.string_at(0))
+prints = changed(lambda result, answer: print("a reward that prints") or result)
+by_chance = changed(lambda result, answer: one(random.random()))
+new_answers_only = changed(remembers)
+constant = changed(lambda result, answer: one(1.0))
+inverted = changed(lambda result, answer: one(1 - result["right"]))
+text = changed(lambda result, answer: result | {"score": str(result["score"])})
+nan = changed(lambda result, answer: result | {"score": float("nan")})
+huge = changed(lambda result, answer: result | {"score": 10 ** 400})
+number = changed(lambda result, answer: result["right"])
+slow = changed(lambda result, answer: time.sleep(0.2) or result)
+detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
+scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
+locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
+half_a_pair = changed(lambda result, answer: result | {"text": chr(0xD800)})
 
 @declares(Component("format", 0, 1), Component("right", 0, 1))
 def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, strict=True, **kwargs):
@@ -106,44 +78,34 @@ def in_json(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
         found |= {"json": 1.0, "right": float(solution_str == '{"answer": %s}' % ground_truth)}
     return {"score": sum(found.values()), **found}
 
-@declares("right", "short")
-def detailed(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return good(data_source, solution_str, ground_truth) | {"detail": {"tags": 2}}
-
-@declares("right", "short")
-def scoreless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    result = good(data_source, solution_str, ground_truth)
-    del result["score"]
-    return result
-
-@declares("right", "short")
-def locked(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return good(data_source, solution_str, ground_truth) | {"lock": threading.Lock()}
-
 class Judge:
     components = ("right", "short")
 
     async def __call__(self, data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-        return good(data_source, solution_str, ground_truth)
+        return score_of(solution_str, ground_truth)
 
 judge = Judge()
 
 @declares("right", "short")
 def two_arguments(answer, truth):
-    return {"score": 0.0, "right": 0.0, "short": 0.0}
+    return one(0.0)
 
 @declares("right", "short")
 def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     if data_source == "raises":
         raise LookupError("no judge")
-    if data_source == "number":
-        return float(solution_str == ground_truth)
-    return good(data_source, solution_str, ground_truth)
+    result = score_of(solution_str, ground_truth)
+    return result["right"] if data_source == "number" else result
 
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tokens = extra_info["response_length"]
     return {"score": 0.0, "tokens": tokens, "mentions": float(ground_truth in solution_str)}
+"""
+HELPERS = """
+def score_of(answer, truth):
+    right, short = float(answer == truth), float(len(answer) < 4)
+    return {"score": right + short, "right": right, "short": short}
 """
 MANAGER = """
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
@@ -161,8 +123,9 @@ class Doubling(NaiveRewardManager):
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with rewards.py, managers.py and data.parquet of three rows."""
+    """A directory with rewards.py, its helpers.py, managers.py and data.parquet of three rows."""
     (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "helpers.py").write_text(HELPERS)
     (tmp_path / "managers.py").write_text(MANAGER)
     write_data(tmp_path / "data.parquet")
     monkeypatch.chdir(tmp_path)
@@ -187,7 +150,7 @@ def write_data(
             [{"role": "user", "content": f"what is {number} + {number}?"}],
             truth,
             ability="math",
-            extra_info={"index": number, "split": "train", "solved": [str(2 * number), "no"]},
+            extra_info={"index": number, "split": "train"},
         )
         for number, truth, source in zip((11, 22, 33), truths, sources, strict=True)
     ]

@@ -74,52 +74,32 @@ def test_users_manager_from_a_file(check: Callable) -> None:
     assert "score = 1·right + 1·twice in 27 of 27 answers" in shown
 
 
-@pytest.mark.parametrize(
-    ("function", "options", "expected"),
-    [
-        pytest.param("by_chance", [], "scored twice, in another order: 'score' 0.", id="chance"),
-        pytest.param("new_answers_only", [], "scored twice, in another order: 'sco", id="memory"),
-        pytest.param("constant", [], "every advantage would be 0 and nothing", id="constant"),
-        pytest.param(
-            "inverted",
-            [],
-            "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, and "
-            "in none of its forms more than every wrong answer in half of them: the reward is "
-            "inverted",
-            id="inverted",
-        ),
-        pytest.param("text", [], "expected a finite number as its score, found '2.0'", id="text"),
-        pytest.param(
-            "number",
-            [],
-            "expected compute_score to return a dict with 'score' and the components, found 1.0",
-            id="a number in place of a dict",
-        ),
-        pytest.param(
-            "thoughtful",
-            ["+reward.custom_reward_function.reward_kwargs.stric=false"],
-            "reward.custom_reward_function.reward_kwargs.stric: rewards.py:thoughtful names no "
-            "such argument, only ['data_source', 'solution_str', 'ground_truth', 'extra_info', "
-            "'strict']. Did you mean 'strict'?",
-            id="a misspelt argument",
-        ),
-        pytest.param(
-            "detailed",
-            [],
-            "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError). Return",
-            id="a value without a mean",
-        ),
-        pytest.param("locked", [], "it returned what cannot be sent to the trainer", id="a lock"),
-        pytest.param("judge", [], "it returned a coroutine: verl awaits only", id="async object"),
-        pytest.param("slow", ["--step-seconds", "3"], "more than 5% of a step of 3 s", id="slow"),
-    ],
-)
-def test_a_broken_reward_is_named(
-    check: Callable, function: str, options: list[str], expected: str
-) -> None:
-    status, shown, _ = check(function, *options)
+MISSPELT = "reward.custom_reward_function.reward_kwargs.stric"
+BROKEN = {
+    "by_chance": "scored twice, in another order: 'score' 0.",
+    "new_answers_only": "scored twice, in another order: 'score' ",
+    "constant": "every advantage would be 0 and nothing would be learnt",
+    "inverted": "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, "
+    "and in none of its forms more than every wrong answer in half of them: the reward is inverted",
+    "text": "expected a finite number as its score, found '2.0'",
+    "nan": "expected a finite number as its score, found nan",
+    "huge": "expected a finite number as its score, found 1000000000000000",
+    "number": "expected compute_score to return a dict with 'score' and the components, found 1.0",
+    f"thoughtful +{MISSPELT}=false": f"{MISSPELT}: rewards.py:thoughtful names no such argument, "
+    "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
+    "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
+    "locked": "it returned what cannot be sent to the trainer",
+    "judge": "it returned a coroutine: verl awaits only",
+    "slow --step-seconds 3": "more than 5% of a step of 3 s",
+}
+
+
+@pytest.mark.parametrize("reward", BROKEN)
+def test_a_broken_reward_is_named(check: Callable, reward: str) -> None:
+    status, shown, _ = check(*reward.split())
     assert status == 1
-    assert expected in "\n".join(line for line in shown.splitlines() if line.startswith("PROBLEM"))
+    problems = [line for line in shown.splitlines() if line.startswith("PROBLEM")]
+    assert BROKEN[reward] in "\n".join(problems)
 
 
 @pytest.mark.parametrize("manager", ["naive", "gdpo_components"])
@@ -146,95 +126,42 @@ def test_a_template_that_opens_the_thought_is_named(
         assert "note     the prompt ends in '<think>" in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        pytest.param(
-            ["--function", "pkg://no.such:compute_score"],
-            "reward.custom_reward_function: cannot load 'compute_score' from 'pkg://no.such'",
-            id="no such module",
-        ),
-        pytest.param(
-            ["--function", "rewards.py:missing"],
-            "reward.custom_reward_function: cannot load 'missing' from 'rewards.py'",
-            id="no such function",
-        ),
-        pytest.param(
-            ["reward.reward_manager.name=naiv"],
-            "reward.reward_manager: Unknown reward manager: naiv, only ['dapo', 'gdpo', 'gdpo_",
-            id="no such manager",
-        ),
-        pytest.param(
-            ["--data", "none.parquet"],
-            "data.train_files: 'none.parquet' does not exist here (working directory ",
-            id="no such data",
-        ),
-        pytest.param(
-            ["--function", "rewards.py:two_arguments"],
-            "reward.custom_reward_function: verl calls rewards.py:two_arguments with data_source, "
-            "solution_str, ground_truth, extra_info and the reward_kwargs by name: missing a "
-            "required argument: 'answer'.",
-            id="other parameters",
-        ),
-        pytest.param(
-            ["--column", "solution"],
-            "--column solution: expected a text or a list of texts in row 0 of data.train_files, "
-            "found None",
-            id="no such column of answers",
-        ),
-        pytest.param(
-            ["--recipe", "toolbox/gdop"], "recipe: 'toolbox/gdop' does not exist", id="no recipe"
-        ),
-        pytest.param(
-            ["algorithm.gdpo_reward_keys=[right]"],
-            "configuration ppo_trainer: Could not override 'algorithm.gdpo_reward_keys'",
-            id="no such key in verl's configuration",
-        ),
-        pytest.param(["--rows", "0"], "--rows: expected a number above 0, found 0", id="no rows"),
-        pytest.param(
-            ["+algorithm.gdpo.whitten=token"],
-            "algorithm.gdpo.whitten: unknown key",
-            id="unknown key of ours",
-        ),
-        pytest.param(
-            ["reward.reward_model.enable=true"],
-            "reward.reward_model.enable: expected false, found true",
-            id="reward model",
-        ),
-    ],
-)
-def test_what_cannot_be_checked_is_refused(
-    check: Callable, options: list[str], expected: str
-) -> None:
-    status, shown, report = check(None if "--function" in options else "good", *options)
+REFUSED = {
+    "--function pkg://no.such:compute_score": "reward.custom_reward_function: cannot load "
+    "'compute_score' from 'pkg://no.such'",
+    "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
+    "--function rewards.py:two_arguments": "reward.custom_reward_function: verl calls "
+    "rewards.py:two_arguments with data_source, solution_str, ground_truth, extra_info and the "
+    "reward_kwargs by name: missing a required argument: 'answer'.",
+    "reward.reward_manager.name=naiv": "reward.reward_manager: Unknown reward manager: naiv, only ",
+    "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
+    "--recipe toolbox/gdop": "recipe: 'toolbox/gdop' does not exist",
+    "algorithm.gdpo_reward_keys=[right]": "configuration ppo_trainer: Could not override "
+    "'algorithm.gdpo_reward_keys'",
+    "--rows 0": "--rows: expected a number above 0, found 0",
+    "+algorithm.gdpo.whitten=token": "algorithm.gdpo.whitten: unknown key",
+    "reward.reward_model.enable=true": "reward.reward_model.enable: expected false, found true",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> None:
+    status, shown, report = check(None if "--function" in options else "good", *options.split())
     assert (status, report) == (1, {})
-    assert expected in shown
+    assert REFUSED[options] in shown
 
 
 @pytest.mark.parametrize(
     ("flaw", "expected"),
     [
-        pytest.param(
-            {"drop": "prompt"},
-            "verl's data set reads a column 'prompt', found only",
-            id="no prompt",
-        ),
-        pytest.param(
-            {"drop": "data_source"},
-            "verl's reward managers read a column 'data_source', found only",
-            id="no data source",
-        ),
-        pytest.param(
-            {"keep": 0}, "expected at least one row, found none in flawed.parquet", id="no rows"
-        ),
-        pytest.param(
-            {"without_truth": 1},
-            "expected a ground truth in reward_model.ground_truth of every row, found none in row "
-            "1 of flawed.parquet",
-            id="a row without ground truth",
-        ),
+        ({"drop": "prompt"}, "verl's data set reads a column 'prompt', found only"),
+        ({"drop": "data_source"}, "verl's reward managers read a column 'data_source', found only"),
+        ({"keep": 0}, "expected at least one row, found none in flawed.parquet"),
+        ({"without_truth": 1}, "expected a ground truth in reward_model.ground_truth of every row, "
+         "found none in row 1 of flawed.parquet"),
     ],
-)
+    ids=["no prompt", "no data source", "no rows", "a row without ground truth"],
+)  # fmt: skip
 def test_data_that_lacks_something_is_refused(
     check: Callable, work: Path, flaw: dict[str, Any], expected: str
 ) -> None:

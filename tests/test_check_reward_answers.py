@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from reward_checks import check as check
-from reward_checks import scores
 from reward_checks import work as work
 
 DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts": "44"}
@@ -25,10 +24,12 @@ def test_answers_of_a_rollout_dump_find_their_rows(check: Callable, work: Path) 
     ]
 
 
-def test_answers_of_a_column(check: Callable) -> None:
-    status, _, report = check("good", "--column", "extra_info.solved", "--rows", "2")
-    assert status == 0
-    assert scores(report) == {"extra_info.solved": [2.0, 1.0, 2.0, 1.0]}
+def test_half_of_a_surrogate_pair_is_no_fault(check: Callable, work: Path) -> None:
+    lines = [{"index": 0, "answer": text} for text in ("22", "a\ud800")]
+    (work / "answers.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    status, shown, report = check("half_a_pair", "--answers", "answers.jsonl")
+    assert (status, report["answers"][1]["answer"]) == (0, "a\ud800")
+    assert "note     row 0 (answers.jsonl): the tokenizer gives back another text" in shown
 
 
 @pytest.mark.parametrize(
@@ -62,14 +63,13 @@ def test_answers_that_cannot_be_used_are_refused(
 
 @pytest.mark.real
 def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, policy: Path) -> None:
-    status, shown, report = check(
+    status, _, report = check(
         None,
         *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
         # verl's own number, one, would not say whether answers to a prompt differ.
         *["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"],
     )
     assert status == 0
-    assert f"{policy}" in shown
     assert [kind["count"] for kind in report["kinds"]] == [24 * 4]
     means = {component["name"]: component["mean"] for component in report["components"]}
     # The policy is made with 55 to 80 % correct formats; 96 answers stray by less than 0.2.

@@ -9,60 +9,42 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import open_dict
 
-from gdpo_verl.check_reward import answers, table
-from gdpo_verl.check_reward.answers import inside_thought
-from gdpo_verl.check_reward.broken import STEP_SECONDS
-from gdpo_verl.check_reward.cases import Case, lost, refused_ground_truths, without_score
+from gdpo_verl.check_reward import answers
+from gdpo_verl.check_reward.answers import CheckedAnswer
+from gdpo_verl.check_reward.checks import STEP_SECONDS, ScoredAnswer, complaints
 from gdpo_verl.check_reward.report import Report, measure
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.check_reward.worker import Outcome, Scored, score_twice
+from gdpo_verl.check_reward.worker import RewardResult, Scored, score_twice
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import reward, validation
-from gdpo_verl.rewards.thought import opened_thought
+from gdpo_verl.rewards.thought import THINK, opened_thought
+from gdpo_verl.run import composition
 from gdpo_verl.run.preflight import check_data_files
 
 ROWS = 64
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 # Answers of a model to each row, where actor_rollout_ref.rollout.n is verl's default of 1.
 SEVERAL = 4
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckSource:
     """The source of the answers; at most one is set, and without any they are made up.
 
     Attributes:
       file: JSON lines; see `answers.from_file`.
-      column: a column of the data; see `answers.from_column`.
       model: a local model to sample from, set as `actor_rollout_ref.model.path`.
     """
 
     file: Path | None = None
-    column: str | None = None
     model: Path | None = None
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A report and what it is about."""
-
-    report: Report
-    about: Mapping[str, str]
-
-    def to_text(self) -> str:
-        """For a terminal."""
-        return table.to_text(self.report, self.about)
-
-    def to_json(self) -> str:
-        """With every answer."""
-        return table.to_json(self.report, self.about)
 
 
 def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None = None) -> Any:
@@ -70,6 +52,7 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
 
     Args:
       recipe: for example "toolbox/gdpo"; None for verl's `ppo_trainer`.
+      overrides: Hydra's.
       directory: where the recipe is; default: gdpo-verl's recipes.
 
     Raises:
@@ -79,22 +62,16 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from gdpo_verl.run.composition import recipes_directory, search_path
-
-    place = (directory or recipes_directory()).resolve()
+    if recipe:
+        return composition.compose(recipe, overrides, directory)
     try:
-        with (
-            hydra.initialize_config_dir(str(place), version_base=None)
-            if recipe
-            else hydra.initialize_config_module("verl.trainer.config", version_base=None)
-        ):
-            places = [search_path(recipe, directory)] if recipe else []
-            return hydra.compose(recipe or "ppo_trainer", [*overrides, *places])
+        with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+            return hydra.compose("ppo_trainer", list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"configuration {recipe or 'ppo_trainer'}: {error}") from error
+        raise ValueError(f"configuration ppo_trainer: {error}") from error
 
 
-def point_at(config: Any, function: str | None, files: Sequence[str]) -> None:
+def override_reward_and_data(config: Any, function: str | None, files: Sequence[str]) -> None:
     """Set the reward function (``path:name``, name `compute_score` when left out) and the data."""
     with open_dict(config):
         if function:
@@ -108,12 +85,12 @@ def point_at(config: Any, function: str | None, files: Sequence[str]) -> None:
 
 def check(
     config: Any,
-    source: Source,
+    source: CheckSource,
     *,
     rows: int | None = None,
     timeout: float = TIMEOUT,
     step_seconds: float = STEP_SECONDS,
-) -> Checked:
+) -> Report:
     """Score answers with the configured reward and look at what comes out.
 
     Args:
@@ -149,24 +126,30 @@ def check(
         chosen, columns = _answers(config, source, dataset, tokenizer, rows)
         prompts = {row: reward.prompt_text(config, tokenizer, columns[row]) for row in columns}
         opened = [row for row, prompt in prompts.items() if opened_thought(prompt)]
+        # A policy whose prompt opens the thought answers without that tag.
         chosen = [
-            inside_thought(answer) if answer.made_up and answer.row in opened else answer
+            replace(answer, text=answer.text.removeprefix(THINK).lstrip("\n"))
+            if answer.made_up and answer.row in opened
+            else answer
             for answer in chosen
         ]
         others = _held_out(config, tokenizer)
         held_out = answers.made_up(others)
         scored = score_twice(config, {**columns, **others}, [*chosen, *held_out], timeout)
     report = measure(chosen, scored, settings, step_seconds)
-    # In a validation nobody reads the components.
-    cases = list(map(Case, held_out, scored.outcomes[len(chosen) :]))
-    problems = lost(cases, len(cases)) + without_score([c for c in cases if not c.outcome.error])
-    problems += refused_ground_truths(cases)
-    problems += reward.unloggable(config, [each.info for each in scored.outcomes])
-    problems += _estimator_problems(config, scored, scored.outcomes[: len(chosen)])
-    report = replace(report, problems=[*report.problems, *problems])
-    if opened:
-        report = replace(report, notes=[_about_thought(config, prompts[opened[0]]), *report.notes])
-    return Checked(report, _about(config, len(dataset), len(columns), chosen))
+    # In a validation nobody reads the components: a number will do.
+    results = scored.results[len(chosen) :]
+    tried = [ScoredAnswer(answer, each) for answer, each in zip(held_out, results, strict=False)]
+    problems, _ = complaints(tried, settings, numbers_allowed=True)
+    problems += reward.unloggable(config, [each.info for each in scored.results])
+    problems += _estimator_problems(config, scored, scored.results[: len(chosen)])
+    notes = [_about_thought(config, prompts[opened[0]])] if opened else []
+    return replace(
+        report,
+        problems=[*report.problems, *problems],
+        notes=[*notes, *report.notes],
+        about=_about(config, len(dataset), len(columns), chosen),
+    )
 
 
 def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
@@ -177,10 +160,18 @@ def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
         return {}
     dataset = _dataset(config, tokenizer, "val_files")
     rows = reward.first_rows(dataset, "val_files", config.data.reward_fn_key)
-    return {name: dict(dataset[number]) for name, number in rows.items()}
+    return {name: _columns(dataset, number) for name, number in rows.items()}
 
 
-def _estimator_problems(config: Any, scored: Scored, outcomes: Sequence[Outcome]) -> list[str]:
+def _columns(dataset: Any, number: int) -> dict[str, Any]:
+    """A row without verl's `dummy_tensor`, which takes a file descriptor to send to a process."""
+    import torch
+
+    row = dict(dataset[number])
+    return {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
+
+
+def _estimator_problems(config: Any, scored: Scored, results: Sequence[RewardResult]) -> list[str]:
     """Complain of a variant, a filter or a schedule that cannot work with what the reward returns.
 
     What is wrong with the components themselves is in the report already.
@@ -192,7 +183,7 @@ def _estimator_problems(config: Any, scored: Scored, outcomes: Sequence[Outcome]
         return [str(error)] if "algorithm.gdpo.schedule:" in str(error) else []
     try:
         validation.check_estimator(objective, config.actor_rollout_ref.rollout.n)
-        returned = {str(row): each.info for row, each in enumerate(outcomes) if not each.error}
+        returned = {str(row): each.info for row, each in enumerate(results) if not each.error}
         validation.check_filter(config, returned)
     except ValueError as error:
         return [str(error)]
@@ -207,18 +198,16 @@ def _about_thought(config: Any, prompt: str) -> str:
 
 
 def _answers(
-    config: Any, source: Source, dataset: Any, tokenizer: Any, rows: int | None
-) -> tuple[list[answers.Answer], dict[int, dict[str, Any]]]:
+    config: Any, source: CheckSource, dataset: Any, tokenizer: Any, rows: int | None
+) -> tuple[list[CheckedAnswer], dict[int, dict[str, Any]]]:
     if source.file is not None:
         given = answers.from_file(source.file, dataset)
         groups = list(dict.fromkeys(answer.group for answer in given))[:rows]
         given = [answer for answer in given if answer.group in set(groups)]
-        return given, {answer.row: dict(dataset[answer.row]) for answer in given}
+        return given, {row: _columns(dataset, row) for row in {each.row for each in given}}
     numbers = {*answers.spread(len(dataset), rows or ROWS)}
     numbers |= {*reward.first_rows(dataset, "train_files", config.data.reward_fn_key).values()}
-    columns = {row: dict(dataset[row]) for row in sorted(numbers)}
-    if source.column is not None:
-        return answers.from_column(columns, source.column), columns
+    columns = {row: _columns(dataset, row) for row in sorted(numbers)}
     if source.model is not None:
         from gdpo_verl.check_reward.sampling import sample
 
@@ -276,7 +265,7 @@ def _check_ground_truths(config: Any, dataset: Any) -> None:
         )
 
 
-def _about(config: Any, total: int, rows: int, chosen: Sequence[answers.Answer]) -> dict[str, str]:
+def _about(config: Any, total: int, rows: int, chosen: Sequence[CheckedAnswer]) -> dict[str, str]:
     function = config.reward.custom_reward_function
     manager = config.reward.reward_manager
     kinds = ", ".join(dict.fromkeys(answer.kind for answer in chosen))

@@ -1,17 +1,18 @@
-"""A reward's results on a set of answers, in numbers and complaints: pure."""
+"""A reward's results on a set of answers: numbers, problems and notes, as text or as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from gdpo_verl.check_reward import broken
-from gdpo_verl.check_reward import cases as complaints
-from gdpo_verl.check_reward.answers import Answer
-from gdpo_verl.check_reward.cases import Case, summed_up
+from gdpo_verl.check_reward import checks
+from gdpo_verl.check_reward.answers import CheckedAnswer
+from gdpo_verl.check_reward.checks import SHARE_OF_STEP, ScoredAnswer
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
@@ -19,6 +20,10 @@ from gdpo_verl.plugin.batch import RewardBatch, read_components
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.rundir.row_key import RowKey
+from gdpo_verl.text import columns, seconds_text
+
+NOTHING = "–"
+EXCERPT = 70
 
 
 @dataclass(frozen=True)
@@ -61,146 +66,168 @@ class KindSummary:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found.
+    """The result of a check.
 
     Attributes:
-      cases: every answer that was tried, in order.
-      readable: how many returned components and a score; `agree` of them have the weighted sum
-        of the components as their score.
-      seconds: median, 99th percentile and maximum for one answer, first calls left out; None
-        when no answer came back.
-      first_seconds: the longest first call of a process, which holds late imports.
-      step_seconds: how long a training step is taken to be.
-      sandboxes: what protected the programs that the reward ran.
-      parse_errors: how many answers have each code, 0 included; empty without the diagnostic.
+      answers: every answer that was tried, in order.
       problems: what would stop a training or distort what it learns.
       notes: what is worth a look.
+      step_seconds: how long a training step is taken to be.
+      about: what was checked, by headings.
     """
 
-    cases: Sequence[Case]
+    answers: Sequence[ScoredAnswer]
     components: Sequence[ComponentSummary]
     kinds: Sequence[KindSummary]
-    readable: int
-    agree: int
-    seconds: tuple[float, float, float] | None
-    first_seconds: float
-    step_seconds: float
-    sandboxes: Sequence[str]
-    parse_errors: Mapping[int, int]
-    slowest: Case | None
-    worst: Case | None
     problems: Sequence[str]
     notes: Sequence[str]
+    step_seconds: float
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """Everything but the answers, as JSON has it.
+
+        Times are without the first call, which holds late imports; None when no answer came back.
+        """
+        readable = [each for each in self.answers if each.weighted_sum is not None]
+        codes = Counter(each.parse_error for each in readable if each.parse_error is not None)
+        first = [each.result.seconds or 0.0 for each in self.answers if each.result.first]
+        times = [each.result.seconds or 0.0 for each in self.timed()]
+        percentiles = np.percentile(times, [50, 99, 100]).tolist() if times else None
+        return {
+            "about": dict(self.about),
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "components": [asdict(component) for component in self.components],
+            "kinds": [asdict(kind) for kind in self.kinds],
+            "score_is_the_weighted_sum": {
+                "answers": len(readable),
+                "agree": sum(not checks.not_the_sum(each) for each in readable),
+            },
+            "parse_errors": dict(sorted(codes.items())),
+            "seconds": percentiles
+            and dict(zip(("median", "p99", "max"), percentiles, strict=True)),
+            "first_call_seconds": max(first, default=0.0),
+            "sandboxes": sorted({name for each in self.answers for name in each.result.sandboxes}),
+        }
+
+    def timed(self) -> list[ScoredAnswer]:
+        """The answers that came back, without the first where there are more."""
+        finished = [each for each in self.answers if not each.result.error]
+        return [each for each in finished if not each.result.first] or finished
+
+    def to_text(self) -> str:
+        """For a terminal."""
+        width = max(map(len, self.about), default=0)
+        lines = [f"{heading:{width}}  {text}" for heading, text in self.about.items()]
+        verdict = [f"note     {note}" for note in self.notes]
+        verdict += [f"PROBLEM  {problem}" for problem in self.problems]
+        facts = list(_facts(self))
+        for block in (_component_table(self), _kind_table(self), facts, verdict or ["ok"]):
+            lines += ["", *block] if block else []
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """With every answer, what was returned for it, and its time."""
+        answers = [
+            {
+                "row": each.answer.row,
+                "kind": each.answer.kind,
+                "group": each.answer.group,
+                "answer": each.answer.text,
+                "score": each.score,
+                "returned": dict(each.result.info),
+                "scored_again": None if each.again is None else dict(each.again.info),
+                "seconds": each.result.seconds,
+                "error": each.result.error,
+            }
+            for each in self.answers
+        ]
+        record = self.record() | {"answers": answers}
+        return json.dumps(record, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def measure(
-    answers: Sequence[Answer],
+    answers: Sequence[CheckedAnswer],
     scored: Scored,
     settings: GdpoConfig,
-    step_seconds: float = broken.STEP_SECONDS,
+    step_seconds: float = checks.STEP_SECONDS,
 ) -> Report:
     """Summarise what the reward made of the answers, and say what is wrong.
 
     Args:
-      answers: in the order of `scored.outcomes`, which may end earlier.
+      answers: in the order of `scored.results`, which may end earlier.
       scored: what the reward declares and returned.
       settings: the training's keys, weights and conditions.
       step_seconds: how long a training step takes, in seconds.
     """
-    cases = [
-        Case(answer, outcome, scored.again.get(place))
-        for place, (answer, outcome) in enumerate(zip(answers, scored.outcomes, strict=False))
+    tried = [
+        ScoredAnswer(answer, result, scored.again.get(place))
+        for place, (answer, result) in enumerate(zip(answers, scored.results, strict=False))
     ]
-    came_back = [case for case in cases if case.outcome.error is None]
-    numbers = [case for case in came_back if not_a_dict(case.outcome.info, settings)]
-    returned = [case for case in came_back if not not_a_dict(case.outcome.info, settings)]
-    problems = [*scored.unnamed, *complaints.lost(cases, len(answers))]
-    problems += summed_up(numbers, lambda case: not_a_dict(case.outcome.info, settings))
-    problems += complaints.without_score(returned) + complaints.refused_ground_truths(returned)
-    notes = complaints.altered(came_back) + complaints.differing_keys(returned)
-
-    objective, unresolved = _resolve(returned, scored.declared, settings)
-    readable, unreadable = _with_components(returned, objective)
-    problems += [*unresolved, *unreadable] if returned or not numbers else []
-    components: list[ComponentSummary] = []
-    codes: dict[int, int] = {}
-    agree = 0
-    if objective is not None and readable:
-        batch = _batch(readable, objective)
-        components = _summarise(readable, batch, scored.declared)
-        codes = {
-            id(case): code
-            for case, code in zip(readable, batch.parse_errors, strict=True)
-            if code is not None
-        }
-        agree = len(readable) - len(complaints.other_scores(readable, batch))
-        problems += complaints.out_of_range(readable, batch, scored.declared)
-        problems += complaints.score_is_no_sum(readable, batch)
-        constant, unsure = broken.nothing_to_learn(readable, batch, codes)
-        unordered, unsure_of_order = broken.out_of_order(readable, batch, codes)
-        problems += constant + unordered + complaints.unread_ground_truths(readable, batch)
-        notes += unsure + unsure_of_order + _constant(components)
-    problems += broken.not_repeated(came_back, objective.keys if objective else ())
-    problems += broken.too_slow(came_back, step_seconds)
-    timed = [case for case in came_back if not case.outcome.first] or came_back
+    finished = [place for place, each in enumerate(tried) if not each.result.error]
+    dicts = [place for place in finished if not not_a_dict(tried[place].result.info, settings)]
+    problems, notes, components, batch = list(scored.unnamed), [], [], None
+    if dicts or not finished:
+        # A key counts as returned where one answer has it.
+        keys = list(dict.fromkeys(key for place in dicts for key in tried[place].result.info))
+        try:
+            objective = settings.resolve(scored.declared, keys or None)
+            batch, unreadable = _read_components(tried, dicts, objective)
+            problems += checks.first_and_count(unreadable)
+        except ValueError as error:
+            problems.append(str(error))
+    if left := len(answers) - len(tried):
+        notes.append(f"{left} answers were not scored: the first that hangs or crashes is the last")
+    found = [checks.complaints(tried, settings, scored.declared, step_seconds)]
+    if batch is not None:
+        readable = [each for each in tried if each.weighted_sum is not None]
+        found += [
+            checks.no_variation(readable, batch),
+            checks.truth_not_preferred(readable, batch),
+        ]
+        components = _summarise(batch, scored.declared)
     return Report(
-        cases=cases,
+        answers=tried,
         components=components,
-        kinds=_kinds(returned, codes),
-        readable=len(readable),
-        agree=agree,
-        seconds=_times(timed),
-        first_seconds=max((_seconds(case) for case in cases if case.outcome.first), default=0.0),
+        kinds=_kinds([tried[place] for place in dicts]),
+        problems=problems + [problem for each, _ in found for problem in each],
+        notes=notes + [note for _, each in found for note in each] + _constant(components),
         step_seconds=step_seconds,
-        sandboxes=sorted({name for case in cases for name in case.outcome.sandboxes}),
-        parse_errors=dict(sorted(Counter(codes.values()).items())),
-        slowest=max(timed, key=_seconds, default=None),
-        worst=min((case for case in returned if case.score is not None), key=_score, default=None),
-        problems=problems,
-        notes=notes,
     )
 
 
-def _resolve(
-    returned: Sequence[Case], declared: Sequence[Component], settings: GdpoConfig
-) -> tuple[Objective | None, list[str]]:
-    """Resolve the objective; a key counts as returned where one answer has it."""
-    keys = list(dict.fromkeys(key for case in returned for key in case.outcome.info))
-    try:
-        return settings.resolve(declared, keys or None), []
-    except ValueError as error:
-        return None, [str(error)]
-
-
-def _with_components(
-    returned: Sequence[Case], objective: Objective | None
-) -> tuple[list[Case], list[str]]:
-    """The cases with a score whose components can be read, and why the others cannot be."""
+def _read_components(
+    tried: list[ScoredAnswer], places: Sequence[int], objective: Objective
+) -> tuple[RewardBatch | None, list[str]]:
+    """Fill in what depends on the components; say why those of some answers cannot be read."""
     readable, errors = [], []
-    for case in returned if objective is not None else ():
-        assert objective is not None
+    for place in places:
+        each = tried[place]
         try:
-            read_components([case.outcome.info], objective, [case.name])
+            read_components([each.result.info], objective, [each.answer.name])
         except ValueError as error:
             errors.append(str(error))
         else:
-            readable += [case] if case.score is not None else []
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return readable, [errors[0] + more] if errors else []
-
-
-def _batch(readable: Sequence[Case], objective: Objective) -> RewardBatch:
-    return RewardBatch(
+            readable += [place] if each.score is not None else []
+    if not readable:
+        return None, errors
+    batch = RewardBatch(
         objective,
-        [case.outcome.info for case in readable],
-        [case.answer.group for case in readable],
+        [tried[place].result.info for place in readable],
+        [tried[place].answer.group for place in readable],
         [str(RowKey("answer", number, 0)) for number in range(len(readable))],
     )
+    sums = batch.score().tolist()
+    for place, row, total, code in zip(
+        readable, batch.raw.tolist(), sums, batch.parse_errors, strict=True
+    ):
+        values = dict(zip(objective.keys, row, strict=True))
+        tried[place] = replace(tried[place], values=values, weighted_sum=total, parse_error=code)
+    return batch, errors
 
 
-def _summarise(
-    readable: Sequence[Case], batch: RewardBatch, declared: Sequence[Component]
-) -> list[ComponentSummary]:
+def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[ComponentSummary]:
     names = batch.objective.keys
     metrics = component_metrics(batch.raw, batch.group_ids, names)
     sizes = Counter(batch.group_ids)
@@ -228,22 +255,19 @@ def _plain(statistic: float | None) -> float | None:
     return None if statistic is None else float(statistic)
 
 
-def _kinds(returned: Sequence[Case], codes: Mapping[int, int]) -> list[KindSummary]:
-    kinds: dict[str, list[Case]] = {}
-    for case in returned:
-        if case.score is not None:
-            kinds.setdefault(case.answer.kind, []).append(case)
-    return [
-        KindSummary(
-            kind=kind,
-            count=len(members),
-            low=min(map(_score, members)),
-            mean=sum(map(_score, members)) / len(members),
-            high=max(map(_score, members)),
-            unread=sum(codes.get(id(case), 0) != 0 for case in members) if codes else None,
-        )
-        for kind, members in kinds.items()
-    ]
+def _kinds(dicts: Sequence[ScoredAnswer]) -> list[KindSummary]:
+    kinds: dict[str, list[tuple[float, int | None]]] = {}
+    for each in dicts:
+        if each.score is not None:
+            kinds.setdefault(each.answer.kind, []).append((each.score, each.parse_error))
+    diagnosed = any(each.parse_error is not None for each in dicts)
+    summaries = []
+    for kind, members in kinds.items():
+        scores, codes = zip(*members, strict=True)
+        unread = sum(map(bool, codes)) if diagnosed else None
+        mean = sum(scores) / len(scores)
+        summaries.append(KindSummary(kind, len(scores), min(scores), mean, max(scores), unread))
+    return summaries
 
 
 def _constant(components: Sequence[ComponentSummary]) -> list[str]:
@@ -251,29 +275,87 @@ def _constant(components: Sequence[ComponentSummary]) -> list[str]:
     for component in components:
         if component.low is None:
             notes.append(f"{component.name!r} is not scored in any answer")
-        elif component.low == component.high:
-            notes.append(
-                f"{component.name!r} is {component.low:g} for every answer: if that is so in the "
-                "training it teaches nothing"
-            )
+            continue
+        if component.low == component.high:
+            found = f"is {component.low:g} for every answer"
         elif component.constant_groups == 1.0:
-            notes.append(
-                f"{component.name!r} never differs between two answers to one prompt: if that is "
-                "so in the training it teaches nothing"
-            )
+            found = "never differs between two answers to one prompt"
+        else:
+            continue
+        notes.append(
+            f"{component.name!r} {found}: if that is so in the training it teaches nothing"
+        )
     return notes
 
 
-def _times(timed: Sequence[Case]) -> tuple[float, float, float] | None:
-    if not timed:
-        return None
-    seconds = list(map(_seconds, timed))
-    return float(np.median(seconds)), float(np.percentile(seconds, 99)), max(seconds)
+def _component_table(report: Report) -> list[str]:
+    head = ("component", "weight", "declared", "observed", "mean", "constant", "not scored")
+    rows = [
+        (
+            each.name,
+            f"{each.weight:g}",
+            _range(*each.declared),
+            _range(each.low, each.high),
+            NOTHING if each.mean is None else f"{each.mean:.3f}",
+            NOTHING if each.constant_groups is None else f"{each.constant_groups:.0%} of prompts",
+            f"{each.unscored:.0%} of answers",
+        )
+        for each in report.components
+    ]
+    return columns([head, *rows]) if rows else []
 
 
-def _seconds(case: Case) -> float:
-    return case.outcome.seconds or 0.0
+def _kind_table(report: Report) -> list[str]:
+    head = ("answer", "count", "score: lowest", "mean", "highest", "parse errors")
+    rows = [
+        (
+            each.kind,
+            str(each.count),
+            *(f"{score:.3f}" for score in (each.low, each.mean, each.high)),
+            NOTHING if each.unread is None else str(each.unread),
+        )
+        for each in report.kinds
+    ]
+    return columns([head, *rows]) if rows else []
 
 
-def _score(case: Case) -> float:
-    return case.score or 0.0
+def _facts(report: Report) -> Iterator[str]:
+    record = report.record()
+    if report.components:
+        terms = " + ".join(f"{each.weight:g}·{each.name}" for each in report.components)
+        sums = record["score_is_the_weighted_sum"]
+        yield f"score = {terms} in {sums['agree']} of {sums['answers']} answers"
+    if codes := record["parse_errors"]:
+        counts = ", ".join(f"{code}: {count}" for code, count in codes.items())
+        yield f"parse_error codes and their answers: {counts}"
+    if seconds := record["seconds"]:
+        median, p99, longest = map(seconds_text, seconds.values())
+        yield (
+            f"time for one answer: median {median}, p99 {p99}, longest {longest}; first call "
+            f"{seconds_text(record['first_call_seconds'])}; at most "
+            f"{seconds_text(SHARE_OF_STEP * report.step_seconds)}, {SHARE_OF_STEP:.0%} of a step "
+            f"of {seconds_text(report.step_seconds)}"
+        )
+    if record["sandboxes"]:
+        yield f"programs ran in: {', '.join(record['sandboxes'])}"
+    slowest = max(report.timed(), key=lambda each: each.result.seconds or 0.0, default=None)
+    with_score = [each for each in report.answers if each.score is not None]
+    lowest = min(with_score, key=lambda each: each.score or 0.0, default=None)
+    for title, found in (("slowest", slowest), ("lowest score", lowest)):
+        if found is not None:
+            score = NOTHING if found.score is None else f"{found.score:g}"
+            yield (
+                f"{title}: row {found.answer.name}, {seconds_text(found.result.seconds or 0)}, "
+                f"score {score}: {_excerpt(found.answer.text)}"
+            )
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return NOTHING
+    return f"{'any' if low is None else f'{low:g}'} to {'any' if high is None else f'{high:g}'}"
+
+
+def _excerpt(text: str) -> str:
+    shown = ascii(text) if not text.isprintable() else repr(text)
+    return shown if len(shown) <= EXCERPT else f"{shown[:EXCERPT]}… ({len(text)} characters)"

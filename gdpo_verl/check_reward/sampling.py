@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gdpo_verl.check_reward.answers import Answer
+from gdpo_verl.check_reward.answers import CheckedAnswer
+from gdpo_verl.plugin.reward import prompt_text
 
 PROMPTS_AT_ONCE = 8
 
 
 def sample(
     config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]], seed: int = 0
-) -> list[Answer]:
+) -> list[CheckedAnswer]:
     """`actor_rollout_ref.rollout.n` answers to each row, at the rollout's temperature.
 
     transformers generates them, on a GPU where there is one; the training's own engine is not
@@ -34,20 +35,15 @@ def sample(
     path = str(config.actor_rollout_ref.model.path)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     model.to(device).eval()
-    template = dict(config.data.get("apply_chat_template_kwargs") or {})
-    prompts = {
-        number: tokenizer.apply_chat_template(
-            list(row["raw_prompt"]), add_generation_prompt=True, tokenize=False, **template
-        )
-        for number, row in rows.items()
-    }
+    ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends)
     torch.manual_seed(seed)
-    answers: list[Answer] = []
-    numbers = list(prompts)
+    answers: list[CheckedAnswer] = []
+    numbers = list(rows)
     for start in range(0, len(numbers), PROMPTS_AT_ONCE):
         chunk = numbers[start : start + PROMPTS_AT_ONCE]
         batch = tokenizer(
-            [prompts[number] for number in chunk],
+            [prompt_text(config, tokenizer, rows[number]) for number in chunk],
             return_tensors="pt",
             padding=True,
             padding_side="left",
@@ -65,19 +61,11 @@ def sample(
                 top_k=max(int(rollout.top_k), 0),  # verl's -1 and transformers' 0 keep all
                 pad_token_id=tokenizer.pad_token_id,
             )
-        responses = output[:, batch["input_ids"].shape[1] :].tolist()
-        ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
-        for place, response in enumerate(responses):
-            number = chunk[place // int(rollout.n)]
-            ids = _until_end(response, {ends} if isinstance(ends, int) else set(ends))
+        for place, ids in enumerate(output[:, batch["input_ids"].shape[1] :].tolist()):
+            # Up to the first end token, which verl keeps.
+            end = next((at for at, token in enumerate(ids) if token in ends), len(ids))
+            ids = ids[: end + 1]
             text = tokenizer.decode(ids, skip_special_tokens=True)
-            answers.append(Answer(number, "sampled", text, number, tuple(ids)))
+            number = chunk[place // int(rollout.n)]
+            answers.append(CheckedAnswer(number, "sampled", text, number, tuple(ids)))
     return answers
-
-
-def _until_end(response: list[int], ends: set[int]) -> list[int]:
-    """The tokens up to the first end token, which is kept, as verl keeps it."""
-    for place, token in enumerate(response):
-        if token in ends:
-            return response[: place + 1]
-    return response

@@ -1,13 +1,10 @@
-"""Text to tokens and back, as the policy's own tokenizer does it, or byte by byte without one."""
+"""The policy's own tokenizer, or one whose tokens are bytes where the policy is not here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.check_reward.answers import Answer
-from gdpo_verl.plugin.reward import prompt_text
 from gdpo_verl.tasks.rows import tokenizer_of
 
 
@@ -25,11 +22,14 @@ def model_path(model: Any) -> str | None:
 
 
 def load_tokenizer(model: Any) -> Any:
-    """The policy's tokenizer; one whose tokens are bytes when the policy is not here.
+    """The policy's tokenizer as verl loads it; else one whose tokens are bytes.
 
     Raises:
       ValueError: the path is given and no tokenizer can be loaded from it.
     """
+    from verl.utils.fs import copy_to_local
+    from verl.utils.tokenizer import hf_tokenizer
+
     path = model_path(model)
     if path is None:
         return byte_tokenizer()
@@ -37,19 +37,12 @@ def load_tokenizer(model: Any) -> Any:
         return tokenizer_of(
             path,
             "actor_rollout_ref.model.path",
-            _as_verl_loads_it,
+            lambda path, **options: hf_tokenizer(copy_to_local(path), **options),
             trust_remote_code=model.get("trust_remote_code", False),
         )
     except ValueError as error:
         remedy = "With actor_rollout_ref.model.path=null bytes are counted for tokens."
         raise ValueError(f"{error} {remedy}") from error
-
-
-def _as_verl_loads_it(path: str, **options: Any) -> Any:
-    from verl.utils.fs import copy_to_local
-    from verl.utils.tokenizer import hf_tokenizer
-
-    return hf_tokenizer(copy_to_local(path), **options)
 
 
 def byte_tokenizer() -> Any:
@@ -65,17 +58,3 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|end|>", clean_up_tokenization_spaces=False
     )
-
-
-def prompt_ids(config: Any, tokenizer: Any, row: Mapping[str, Any]) -> list[int]:
-    """The row's prompt in tokens, at least one."""
-    text = prompt_text(config, tokenizer, row)
-    return list(tokenizer.encode(text, add_special_tokens=False)) or [tokenizer.eos_token_id or 0]
-
-
-def response_ids(tokenizer: Any, answer: Answer) -> list[int]:
-    """The answer in tokens, with the end token that the policy would write behind it."""
-    if answer.token_ids is not None:
-        return list(answer.token_ids)
-    ids = list(tokenizer.encode(answer.text, add_special_tokens=False))
-    return [*ids, tokenizer.eos_token_id or 0]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections.abc import Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 
 from gdpo_verl.tasks.catalog import BENCHMARKS
@@ -28,9 +26,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     check.add_argument("--rows", type=int, help="default: 64; with --answers all of its prompts")
     given = check.add_mutually_exclusive_group()
     given.add_argument("--answers", metavar="FILE", type=Path, help="JSON lines, or a rollout dump")
-    given.add_argument("--column", help="answers in a column of the data, for example extra_info.x")
     given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
-    check.add_argument("--timeout", type=float, default=20.0, help="CPU seconds for one answer")
+    check.add_argument("--timeout", type=float, default=60.0, help="seconds for one answer")
     check.add_argument(
         "--step-seconds",
         metavar="S",
@@ -100,31 +97,21 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 
 def _check_reward(options: argparse.Namespace) -> int:
-    # The server that the scoring processes are forked from imports verl while this process does.
-    multiprocessing.set_forkserver_preload(
-        [
-            "verl.trainer.ppo.reward",
-            "verl.workers.reward_manager",
-            "gdpo_verl.plugin.reward_manager",
-        ]
-    )
-    forkserver.ensure_running()
     from gdpo_verl import check_reward
 
     config = check_reward.compose(options.recipe, options.overrides, options.config_dir)
-    check_reward.point_at(config, options.function, options.data or [])
-    source = check_reward.Source(options.answers, options.column, options.model)
-    checked = check_reward.check(
+    check_reward.override_reward_and_data(config, options.function, options.data or [])
+    report = check_reward.check(
         config,
-        source,
+        check_reward.CheckSource(options.answers, options.model),
         rows=options.rows,
         timeout=options.timeout,
         step_seconds=options.step_seconds,
     )
-    print(checked.to_text())
-    if options.json:
-        options.json.write_text(checked.to_json(), encoding="utf-8")
-    return int(bool(checked.report.problems))
+    print(report.to_text())
+    if options.json:  # half of a surrogate pair as JSON writes it
+        options.json.write_text(report.to_json(), encoding="utf-8", errors="backslashreplace")
+    return int(bool(report.problems))
 
 
 def _evaluate(options: argparse.Namespace) -> None:

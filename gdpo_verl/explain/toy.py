@@ -137,7 +137,7 @@ class Method:
     def combine(self, rewards: Tensor) -> Tensor:
         """Advantages before whitening: shape (S, P, G); NaN where the gate is closed."""
         found = self.decompose(rewards)
-        values = found.combined * found.unit if self.decoupled else found.grpo
+        values = found.combined * found.largest_weight if self.decoupled else found.grpo
         return values.reshape(rewards.shape[:3])
 
     def advantages(self, combined: Tensor) -> Tensor:

@@ -36,7 +36,11 @@ MANAGER_NAME = "gdpo_components"
 SCORE_TOLERANCE = 1e-4
 # By verl's managers and ours, to the reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
-_CALLERS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "check_reward"))
+# What is not the user's in a traceback.
+LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(str(Path(__file__).parents[1] / room) for room in ("plugin", "check_reward")),
+)
 
 
 @contextmanager
@@ -197,9 +201,7 @@ def raised(error: BaseException) -> str:
             "returned a dict without 'score'. Return the sum of the components as 'score', or "
             f"declare them and set reward.reward_manager.name={MANAGER_NAME}, which computes it"
         )
-    paths = sysconfig.get_paths()
-    others = (paths["stdlib"], paths["purelib"], paths["platlib"], *_CALLERS)
-    own = [frame for frame in frames if not frame.filename.startswith(others)] or frames
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     return f"raised {line} ({own[-1].filename}:{own[-1].lineno})"
 
 
