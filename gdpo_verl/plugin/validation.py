@@ -21,7 +21,7 @@ from gdpo_verl.plugin import contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import failed_judgement, read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.start import check_model, joins_cluster
-from gdpo_verl.tasks.catalog import command_for
+from gdpo_verl.tasks.catalog import prepare_command_of
 from gdpo_verl.text import VLLM, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -416,7 +416,7 @@ def check_data_files(data: Any, *keys: str) -> None:
             found = f"expected at least one row, found none in {path}"
             if not os.path.exists(local):
                 found = f"{path!r} does not exist here"
-            command = command_for(path)
+            command = prepare_command_of(path)
             remedy = (
                 f"Prepare it with `{command}`."
                 if command

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
 from gdpo_verl.policy.pretrained import check_out, load, save
-from gdpo_verl.policy.tasks import FINETUNING, TASKS, Settings, Task
+from gdpo_verl.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
 from gdpo_verl.start import multiplies_bfloat16
 from gdpo_verl.tasks.generated import Example
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def batches(
-    task: Task, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
+    task: PolicyTask, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Fresh demonstrations, padded on the right; the loss is on the response only."""
     rng = random.Random(f"policy/{seed}")
@@ -60,7 +60,7 @@ def batches(
 
 
 def train(
-    task: Task,
+    task: PolicyTask,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings,
@@ -96,7 +96,7 @@ def train(
 
 
 def evaluate(
-    task: Task,
+    task: PolicyTask,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
@@ -165,7 +165,7 @@ def make_policy(
     Args:
       out_dir: the new checkpoint's directory; replaced if it exists and holds
         a policy made by this function.
-      task: one of `policy_tasks.TASKS`.
+      task: one of `policy.tasks.TASKS`.
       seed: decides the weights, on one kind of machine to the last bit.
       progress: show a progress line.
       settings: other than the calibrated ones.

@@ -65,8 +65,8 @@ FINETUNING: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task as `policy.make_policy` needs it.
+class PolicyTask:
+    """Questions, flawed answers and measure of a task, for `policy.make_policy`.
 
     Attributes:
       phrases: the fixed texts of its chats that become one token each.
@@ -89,9 +89,9 @@ class Task:
     bands_on: str = "sampled"
 
 
-def _toolbox() -> Task:
+def _toolbox() -> PolicyTask:
     blocks = [tool.block for tool in toolbox.TOOLS.values()]
-    return Task(
+    return PolicyTask(
         phrases=(prompt.HEADER, *blocks, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES),
         draw=partial(draw_of, "train", toolbox.draw_example),
         held_out=lambda seed: toolbox.examples("validation", seed=seed),
@@ -102,13 +102,13 @@ def _toolbox() -> Task:
     )
 
 
-def _reasoning_gym() -> Task:
+def _reasoning_gym() -> PolicyTask:
     def grade(response: str, ground_truth: str) -> tuple[bool, bool]:
         found = sums.compute_score("", response, ground_truth)
         return bool(found["format"]), bool(found["correctness"])
 
     before, _, behind = reasoning_gym.QUESTION.partition("{}")
-    return Task(
+    return PolicyTask(
         phrases=(gsm8k.SYSTEM, before, behind, THINK, END_THINK, sums.OPEN, sums.CLOSE),
         draw=partial(draw_of, "train", reasoning_gym.draw_example),
         held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
@@ -169,8 +169,8 @@ def _bfcl_rows() -> dict[str, list[BfclExample]]:
     }
 
 
-def _bfcl() -> Task:
-    return Task(
+def _bfcl() -> PolicyTask:
+    return PolicyTask(
         phrases=(prompt.HEADER, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES, *_SCHEMA_PIECES),
         draw=lambda rng: rng.choice(_bfcl_rows()["train"]),
         held_out=lambda seed: iter(_bfcl_rows()["validation"]),
@@ -198,8 +198,8 @@ def _grade_calls(response: str, ground_truth: str) -> tuple[bool, bool]:
     return bool(found["format"]), found["correctness"] == _HIGHEST
 
 
-# Functions, because only one of them is wanted and each needs a package of its own.
-TASKS: Mapping[str, Callable[[], Task]] = {
+# Functions, because only one of them is wanted and each needs another package.
+TASKS: Mapping[str, Callable[[], PolicyTask]] = {
     "toolbox": _toolbox,
     "reasoning-gym": _reasoning_gym,
     "bfcl": _bfcl,
