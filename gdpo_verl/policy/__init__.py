@@ -176,14 +176,19 @@ def make_policy(
       what ``policy.json`` holds: task, base, seed, settings, measured shares, seconds.
 
     Raises:
-      ValueError: the policy is outside the bands (nothing is left behind), or what `load` raises.
+      ValueError: the policy is outside the bands (nothing is left behind), the task needs a
+        ``base``, or what `load` raises.
       FileExistsError: ``out_dir`` holds something else.
     """
     chosen = TASKS[task]()
     if base:
-        chosen = replace(chosen, bands_on="sampled")  # it reads what it was not shown, too
         settings = settings or replace(
             chosen.settings, **FINETUNING, threads=torch.get_num_threads()
+        )
+    elif not chosen.phrases:
+        raise ValueError(
+            f"--task {task}: expected a pretrained model to train, found none. Give --from MODEL; "
+            "`gdpo-verl make-policy smollm2` makes one"
         )
     settings = settings or chosen.settings
     check_out(out_dir)
@@ -203,9 +208,6 @@ def make_policy(
             evaluate, chosen, model, tokenizer, max_new_tokens=settings.max_new_tokens
         )
         shares = {"sampled": measure(held_out), "greedy": measure(held_out, sample=False)}
-        if chosen.bands_on == "trained":
-            rng = random.Random(f"policy/trained/{seed}")
-            shares["trained"] = measure([chosen.draw(rng) for _ in range(settings.evaluated)])
     record: dict[str, Any] = {
         "task": task,
         "base": base,
@@ -219,6 +221,6 @@ def make_policy(
         log.info(
             "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
         )
-    check_bands(shares[chosen.bands_on], chosen.bands if bands is None else bands)
+    check_bands(shares["sampled"], chosen.bands if bands is None else bands)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record
