@@ -68,7 +68,7 @@ def template_digest(tokenizer: Any) -> str:
 
 
 def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
-    """The question in tokens of the model's chat template, with the generation prompt.
+    """Encode a question by the model's chat template, with the generation prompt.
 
     Raises:
       ValueError: the template refuses it.
@@ -83,7 +83,7 @@ def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
 
 
 def question_seed(seed: int, name: str) -> int:
-    """The seed of a question's first answer; its others take the numbers that follow.
+    """Derive the seed of a question's first answer; its others take the numbers that follow.
 
     It depends on nothing else, so that a limit on the questions changes no answer's draw.
     """

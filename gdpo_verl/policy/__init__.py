@@ -1,6 +1,6 @@
 """Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
 
-A Qwen2 of about a million parameters with a tokenizer of its own, trained from random weights on
+A Qwen2 of about a million parameters with its own tokenizer, trained from random weights on
 flawed demonstrations (`gdpo_verl.policy.demonstrations`). It ends where reinforcement learning is
 interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
 footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.

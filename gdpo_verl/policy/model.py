@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
-    """Qwen2's byte-level BPE, single digits included, with a small vocabulary of its own.
+    """Train Qwen2's byte-level BPE, single digits included, with a small vocabulary.
 
     Any text in Unicode's normal form C survives encoding and decoding (Qwen2
     normalises the rest to it); text unlike the task's only takes more tokens.

@@ -273,7 +273,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def shared_by(
     files: Sequence[str], read: Callable[[Sequence[Mapping[str, str]]], Any], what: str
 ) -> tuple[Any, str] | None:
-    """What ``read`` finds in the prompts of training rows, and the first file that has it.
+    """Find what ``read`` gives for the prompts of training rows, and the first file with it.
 
     Raises:
       ValueError: the prompts differ in it, or a file cannot be read.
