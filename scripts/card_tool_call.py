@@ -102,7 +102,7 @@ def real_answers(results: Path, folder: str) -> Iterator[Answer]:
         answers = read_lines(str(results / "result" / folder / file))
         failed = read_lines(str(results / "score" / folder / f"{name}_score.json"))[1:]
         wrong = {row["id"] - 1 for row in failed}
-        questions = list(bfcl.read(category))
+        questions = list(bfcl.read_questions(category))
         for number, (row, question) in enumerate(zip(answers, questions, strict=True)):
             if number not in wrong:
                 text = f"{THOUGHT}\n{row['result'].strip()}"
@@ -139,7 +139,7 @@ def verls(answer: Answer) -> float:
 def accepted_calls() -> Iterator[tuple[Calls, Calls]]:
     """The first and the last possible answer of each question of BFCL."""
     for category in bfcl.CATEGORIES:
-        for _, _, accepted in bfcl.read(category):
+        for _, _, accepted in bfcl.read_questions(category):
             backwards = [
                 {name: {key: values[::-1] for key, values in given.items()}}
                 for call in accepted

@@ -6,10 +6,10 @@ import ast
 import json
 from collections import defaultdict
 
-from gdpo_verl.evaluate.dialogue import hold
+from gdpo_verl.evaluate.generate import run_dialogues
 from gdpo_verl.tasks import bfcl as bfcl_data
 from gdpo_verl.tasks import prompt
-from gdpo_verl.tasks.benchmark import Answer
+from gdpo_verl.tasks.benchmark import ModelAnswer
 from gdpo_verl.tasks.bfcl.benchmark import SIMPLE
 
 DONE = "<think> done </think>\n<response> done </response>"
@@ -69,7 +69,7 @@ def held(benchmark, questions, steps):
     def answer_all(asked):
         for place, messages in asked:
             chats[place].append(messages)
-        return [Answer(next(scripts[place]), 5, "stop") for place, _ in asked]
+        return [ModelAnswer(next(scripts[place]), 5, "stop") for place, _ in asked]
 
-    answers = hold([benchmark.dialogue(question) for question in questions], answer_all)
+    answers = run_dialogues([benchmark.dialogue(question) for question in questions], answer_all)
     return answers, chats

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gdpo_verl.cli import main
-from gdpo_verl.tasks import parquet
+from gdpo_verl.tasks.rows import make_row
 
 REWARDS = """
 import asyncio, ctypes, functools, os, random, re, threading, time
@@ -145,7 +145,7 @@ def write_data(
     import pyarrow.parquet as pq
 
     rows = [
-        parquet.row(
+        make_row(
             source,
             [{"role": "user", "content": f"what is {number} + {number}?"}],
             truth,

@@ -16,10 +16,17 @@ from sandboxes import working_protections
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import run
 from gdpo_verl.evaluate.sampling import question_seed
-from gdpo_verl.evaluate.training_data import Training, training_of
+from gdpo_verl.evaluate.training_data import TrainingData, training_of
 from gdpo_verl.tasks import toolbox as toolbox_data
-from gdpo_verl.tasks.benchmark import Answer, Question, Questions, Sampling, questions_digest
-from gdpo_verl.tasks.catalog import BENCHMARKS, open_benchmark
+from gdpo_verl.tasks.benchmark import (
+    ModelAnswer,
+    Question,
+    Questions,
+    Sampling,
+    open_benchmark,
+    questions_digest,
+)
+from gdpo_verl.tasks.catalog import BENCHMARKS
 
 runs_code = pytest.mark.skipif(
     next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"
@@ -27,7 +34,7 @@ runs_code = pytest.mark.skipif(
 
 
 def task(benchmark, questions, sampling=None, notes=()):
-    return run.Task(
+    return run.Preparation(
         open_benchmark(benchmark),
         sampling or open_benchmark(benchmark).sampling,
         questions,
@@ -40,11 +47,12 @@ def task(benchmark, questions, sampling=None, notes=()):
 def test_a_prompt_that_was_not_asked_is_wrong_and_named():
     question = Question("q", "gsm8k", [{"role": "user", "content": "?"}], "3")
     asked = task("gsm8k", [question])
-    lines = run._judge(asked, [[Answer("", 0, "prompt too long")]])
+    lines = run._judge(asked, [[ModelAnswer("", 0, "prompt too long")]])
     assert lines[0]["measures"] == {"accuracy": 0.0, "integer": 0.0, "format": 0.0}
     assert lines[0]["parse_error"] == "NOT_ASKED"
     assert (
-        "1 prompts do not fit the model and count as wrong: q" in run._found(asked, lines)["notes"]
+        "1 prompts do not fit the model and count as wrong: q"
+        in run._summarise(asked, lines)["notes"]
     )
 
 
@@ -170,19 +178,19 @@ def test_questions_of_the_training_data_are_left_out_unless_they_were_chosen(tmp
     of_training = benchmark.load(str(tmp_path / "train.parquet")).items
     of_validation = benchmark.load(str(tmp_path / "validation.parquet")).items
     both = Questions([of_training[0], *of_validation], {})
-    kept, notes = run._unseen(benchmark, both, training, chosen=False)
+    kept, notes = run._questions_not_trained_on(benchmark, both, training, chosen=False)
     assert list(kept) == list(of_validation)
     assert notes == [
         "training data that cannot be read, so not checked: gone.parquet",
         "1 questions left out, because they are in the training data",
     ]
-    kept, notes = run._unseen(benchmark, both, training, chosen=True)
+    kept, notes = run._questions_not_trained_on(benchmark, both, training, chosen=True)
     assert len(kept) == 4
     assert notes[1] == "CAUTION: 1 questions are in the training data"
     with pytest.raises(ValueError, match="all 4 questions are in the model's training data"):
-        run._unseen(benchmark, Questions(of_training, {}), training, chosen=False)
-    nothing = Training([], [], frozenset())
-    assert run._unseen(benchmark, both, nothing, chosen=True) == (both.items, [])
+        run._questions_not_trained_on(benchmark, Questions(of_training, {}), training, chosen=False)
+    nothing = TrainingData([], [], frozenset())
+    assert run._questions_not_trained_on(benchmark, both, nothing, chosen=True) == (both.items, [])
 
 
 # ------------------------------------------------------------------ the command
@@ -236,7 +244,7 @@ def test_an_evaluation_is_not_written_over(tmp_path, capsys):
 def test_a_missing_package_is_named_with_the_command_that_installs_it(module, benchmark, complaint):
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "from gdpo_verl.tasks.catalog import open_benchmark\n"
+        "from gdpo_verl.tasks.benchmark import open_benchmark\n"
         f"open_benchmark({benchmark!r}).load(None)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -15,10 +15,11 @@ from bfcl_model import DONE, calling, first, right_answer
 
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.tasks import bfcl as bfcl_data
-from gdpo_verl.tasks import parquet, prompt
+from gdpo_verl.tasks import prompt
 from gdpo_verl.tasks import toolbox as toolbox_data
+from gdpo_verl.tasks.benchmark import open_benchmark
 from gdpo_verl.tasks.bfcl.benchmark import CATEGORIES, MULTI_TURN, SIMPLE
-from gdpo_verl.tasks.catalog import open_benchmark
+from gdpo_verl.tasks.rows import make_row, write_dataset
 
 COUNTS = {
     **{"simple_python": 400, "simple_java": 100, "simple_javascript": 50},
@@ -37,7 +38,7 @@ def benchmark():
 
 
 def training_row(messages):
-    return parquet.row("any", messages, "x", ability="", extra_info={"index": 0})
+    return make_row("any", messages, "x", ability="", extra_info={"index": 0})
 
 
 # ------------------------------------------------------------------ what is asked
@@ -67,9 +68,9 @@ def test_java_is_asked_for_texts_as_the_leaderboard_does(benchmark):
 
 def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
     tools = [prompt.tool_block("add", "Adds.", {"a": {"type": "integer"}})] * 2
-    frame = prompt.Frame("Help.\n\nTools:\n", "\nThink, then call.")
-    row = training_row(prompt.framed(frame, tools, ["<user> 1+1? </user>"]))
-    parquet.write(tmp_path / "own", {"train": [row]}, {})
+    frame = prompt.PromptFrame("Help.\n\nTools:\n", "\nThink, then call.")
+    row = training_row(prompt.apply_frame(frame, tools, ["<user> 1+1? </user>"]))
+    write_dataset(tmp_path / "own", {"train": [row]}, {})
     own = open_benchmark("bfcl", prompt_from=[str(tmp_path / "own" / "train.parquet")])
     loaded = own.load(None)
     assert loaded.about["prompt"] == f"prompt of {tmp_path / 'own' / 'train.parquet'}"
@@ -80,7 +81,7 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
         assert prompt.HEADER not in system
         assert theirs.messages[1] == ours.messages[1]
     two = [row, training_row(prompt.messages(tools, []))]
-    parquet.write(tmp_path / "two", {"train": two}, {})
+    write_dataset(tmp_path / "two", {"train": two}, {})
     with pytest.raises(ValueError, match=r"expected one text around the tools.*found 2"):
         open_benchmark("bfcl", prompt_from=[str(tmp_path / "two" / "train.parquet")]).load(None)
 
@@ -88,7 +89,7 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
 def test_training_rows_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--prompt-from.*Write it with: gdpo-verl prepare rlla"):
         open_benchmark("bfcl", prompt_from=["data/rlla/nowhere.parquet"]).load(None)
-    parquet.write(tmp_path, {"train": [{"question": "1+1?"}]}, {})
+    write_dataset(tmp_path, {"train": [{"question": "1+1?"}]}, {})
     with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
         open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")]).load(None)
 
@@ -97,7 +98,7 @@ def test_toolrls_own_dialogues_have_one_text_around_their_tools():
     file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
         pytest.skip("needs 400 dialogues of ToolRL")
-    frames = {prompt.read_frame(row["instruction"]) for row in json.loads(file.read_text())}
+    frames = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
     (frame,) = frames
     assert "**Available Tools**" in frame.header
     assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
@@ -105,37 +106,16 @@ def test_toolrls_own_dialogues_have_one_text_around_their_tools():
 
 def test_rows_without_tools_leave_the_prompt_as_it_is(tmp_path):
     row = training_row([{"role": "user", "content": "1+1?"}])
-    parquet.write(tmp_path, {"train": [row]}, {})
+    write_dataset(tmp_path, {"train": [row]}, {})
     loaded = open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")]).load(None)
     assert loaded.about["prompt"] == "prompt of gdpo-verl prepare bfcl"
 
 
-def test_a_choice_is_a_prepared_file_or_one_of_ids(benchmark, tmp_path):
+def test_a_choice_is_a_prepared_file(tmp_path):
     row = bfcl_data.accepted_rows()[0]["validation"][0]
-    parquet.write(tmp_path / "bfcl", {"validation": [row]}, {})
+    write_dataset(tmp_path / "bfcl", {"validation": [row]}, {})
     items = open_benchmark("bfcl").load(str(tmp_path / "bfcl" / "validation.parquet")).items
     assert [item.name for item in items] == [row["extra_info"]["id"]]
-    ids = tmp_path / "ids.json"
-    ids.write_text(
-        json.dumps({"multiple": ["multiple_3"], "multi_turn_base": ["multi_turn_base_7"]})
-    )
-    chosen = open_benchmark("bfcl").load(str(ids)).items
-    assert [item.name for item in chosen] == ["multiple_3", "multi_turn_base_7"]
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        pytest.param('{"multiple": ["parallel_1"]}', "found 'parallel_1' in 'multiple'", id="id"),
-        pytest.param('{"memory_kv": ["memory_kv_0"]}', "of the categories", id="category"),
-        pytest.param('["multiple_1"]', "expected JSON like", id="list"),
-        pytest.param("multiple_1", "expected JSON like", id="no JSON"),
-    ],
-)
-def test_ids_of_no_question_are_refused(text, complaint, tmp_path):
-    (tmp_path / "ids.json").write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        open_benchmark("bfcl").load(str(tmp_path / "ids.json"))
 
 
 def test_another_data_set_is_refused(tmp_path):

@@ -17,13 +17,13 @@ from bfcl_model import DONE, calling, first, held, right_answer, right_steps
 from conftest import run_cli
 
 from gdpo_verl.evaluate import result, run
-from gdpo_verl.evaluate.dialogue import hold
+from gdpo_verl.evaluate.generate import run_dialogues
 from gdpo_verl.tasks import bfcl as bfcl_data
 from gdpo_verl.tasks import prompt
-from gdpo_verl.tasks.benchmark import Answer
+from gdpo_verl.tasks.benchmark import ModelAnswer, open_benchmark
 from gdpo_verl.tasks.bfcl import handler
 from gdpo_verl.tasks.bfcl.benchmark import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
-from gdpo_verl.tasks.catalog import open_benchmark
+from gdpo_verl.tasks.rows import make_row, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +121,12 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark)
 def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(benchmark):
     question = first(benchmark, "multi_turn_base")
     replies = iter(
-        [Answer(next(right_steps(question)), 5, "stop"), Answer("", 0, "prompt too long")]
+        [ModelAnswer(next(right_steps(question)), 5, "stop"), ModelAnswer("", 0, "prompt too long")]
     )
-    (answer,) = hold([benchmark.dialogue(question)], lambda asked: [next(replies) for _ in asked])
-    assert answer == Answer("[]", 5, "prompt too long")
+    (answer,) = run_dialogues(
+        [benchmark.dialogue(question)], lambda asked: [next(replies) for _ in asked]
+    )
+    assert answer == ModelAnswer("[]", 5, "prompt too long")
     assert benchmark.score(question, answer.text, 5).measures == {"accuracy": 0, "format": 0}
 
 
@@ -163,14 +165,14 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
                 wrong = DONE if "irrelevance" not in category else calling(("f", {}))
                 steps.append(right_answer(question) if right else wrong)
     several = [place for place, each in enumerate(chosen) if each.category in MULTI_TURN]
-    answers = [Answer(each, 5, "stop") if isinstance(each, str) else None for each in steps]
+    answers = [ModelAnswer(each, 5, "stop") if isinstance(each, str) else None for each in steps]
     dialogues, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
     for place, answer in zip(several, dialogues, strict=True):
         answers[place] = answer
 
-    task = run.Task(benchmark, benchmark.sampling, chosen, [[1]] * len(chosen), {}, [])
+    task = run.Preparation(benchmark, benchmark.sampling, chosen, [[1]] * len(chosen), {}, [])
     lines = run._judge(task, [[answer] for answer in answers])
-    rows = run._found(task, lines)["results"]
+    rows = run._summarise(task, lines)["results"]
     ours = {name: rows[name]["accuracy"]["mean"] for name in rows}
 
     theirs = evaluated_by_bfcl_eval(chosen, answers, tmp_path)
@@ -202,19 +204,19 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
         several = question.category in MULTI_TURN
         text = json.loads(answer.text) if several else answer.text
         speaker.write({"id": question.name, "result": text}, directory / "result")
-    handler.MODELS[handler.MODEL].model_handler = lambda **given: handler.Handler(
+    bfcl_data.MODELS[bfcl_data.MODEL].model_handler = lambda **given: handler.Handler(
         **given, names=simulated_functions()
     )
     try:
         handler.runner.runner(
-            [handler.MODEL],
+            [bfcl_data.MODEL],
             list(CATEGORIES),
             directory / "result",
             directory / "score",
             allow_missing=True,
         )
     finally:
-        handler.MODELS[handler.MODEL].model_handler = handler.Handler
+        bfcl_data.MODELS[bfcl_data.MODEL].model_handler = handler.Handler
     return {
         file.name.removeprefix("BFCL_v4_").removesuffix("_score.json"): json.loads(
             file.read_text().splitlines()[0]
@@ -237,11 +239,12 @@ def simulated_functions():
 @pytest.mark.real
 @pytest.mark.slow
 def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, tmp_path):
-    chosen = {
-        category: [each.name for each in benchmark.questions if each.category == category][:2]
+    rows = [
+        make_row("bfcl", each.messages, "", ability="", extra_info={"id": each.name})
         for category in CATEGORIES
-    }
-    (tmp_path / "ids.json").write_text(json.dumps(chosen))
+        for each in [each for each in benchmark.questions if each.category == category][:2]
+    ]
+    write_dataset(tmp_path, {"chosen": rows}, {})
     model = tmp_path / "model"
     shutil.copytree(policy, model)
     # A token of this policy is a character or two, and prompts have 16,000 characters.
@@ -249,7 +252,7 @@ def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, t
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
     out = tmp_path / "out.json"
     table = run_cli(
-        *["evaluate", str(model), "bfcl", "--data", str(tmp_path / "ids.json")],
+        *["evaluate", str(model), "bfcl", "--data", str(tmp_path / "chosen.parquet")],
         *["--max-tokens", "64", "--out", str(out)],
     )
     record, lines = result.read(out)

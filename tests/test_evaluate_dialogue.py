@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-from gdpo_verl.evaluate import dialogue
-from gdpo_verl.evaluate.asking import Task, ask
-from gdpo_verl.tasks.benchmark import Answer, Question, Sampling
-from gdpo_verl.tasks.catalog import open_benchmark
+from gdpo_verl.evaluate import generate
+from gdpo_verl.evaluate.generate import Preparation, run_dialogues
+from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling, open_benchmark
 
 
 def counting(steps, *, pause=0.0):
@@ -20,7 +19,7 @@ def counting(steps, *, pause=0.0):
         for step in range(steps):
             time.sleep(pause)
             told.append(say([{"role": "user", "content": f"{step}"}]).text)
-        return Answer(" ".join(told), steps, "stop")
+        return ModelAnswer(" ".join(told), steps, "stop")
 
     return talk
 
@@ -28,7 +27,7 @@ def counting(steps, *, pause=0.0):
 def echo(rounds):
     def answer_all(asked):
         rounds.append([place for place, _ in asked])
-        return [Answer(f"{place}:{chat[0]['content']}", 1, "stop") for place, chat in asked]
+        return [ModelAnswer(f"{place}:{chat[0]['content']}", 1, "stop") for place, chat in asked]
 
     return answer_all
 
@@ -36,18 +35,18 @@ def echo(rounds):
 def test_each_round_asks_all_that_are_under_way_in_their_order():
     rounds = []
     talks = [counting(2, pause=0.05), counting(0), counting(3), counting(1)]
-    held = dialogue.hold(talks, echo(rounds))
+    held = run_dialogues(talks, echo(rounds))
     assert rounds == [[0, 2, 3], [0, 2], [2]]
     assert [each.text for each in held] == ["0:0 0:1", "", "2:0 2:1 2:2", "3:0"]
 
 
 def test_more_dialogues_than_threads_follow_as_others_end(monkeypatch):
-    monkeypatch.setattr(dialogue, "AT_ONCE", 2)
+    monkeypatch.setattr(generate, "AT_ONCE", 2)
     rounds = []
-    held = dialogue.hold([counting(2), counting(1), counting(2), counting(0)], echo(rounds))
+    held = run_dialogues([counting(2), counting(1), counting(2), counting(0)], echo(rounds))
     assert rounds == [[0, 1], [0, 2], [2]]
     assert [each.tokens for each in held] == [2, 1, 2, 0]
-    assert dialogue.hold([], echo(rounds)) == []
+    assert run_dialogues([], echo(rounds)) == []
 
 
 def test_a_failure_of_the_model_ends_every_dialogue_and_is_raised():
@@ -55,7 +54,7 @@ def test_a_failure_of_the_model_ends_every_dialogue_and_is_raised():
         raise MemoryError("of the device")
 
     with pytest.raises(MemoryError, match="of the device"):
-        dialogue.hold([counting(2)] * 5, answer_all)
+        run_dialogues([counting(2)] * 5, answer_all)
 
 
 def test_a_failure_of_a_dialogue_is_raised_when_the_others_have_ended():
@@ -65,7 +64,7 @@ def test_a_failure_of_a_dialogue_is_raised_when_the_others_have_ended():
 
     rounds = []
     with pytest.raises(ZeroDivisionError, match="simulated API"):
-        dialogue.hold([fails, counting(3)], echo(rounds))
+        run_dialogues([fails, counting(3)], echo(rounds))
     assert rounds == [[0, 1], [1], [1]]
 
 
@@ -83,10 +82,10 @@ class Engine:
     def __init__(self):
         self.batches = []
 
-    def ask(self, prompts, seeds, sampling, *, progress=True):
+    def generate(self, prompts, seeds, sampling, *, progress=True):
         self.batches.append(len(prompts))
         return [
-            [Answer(f"{seed + sample}", 1, "stop") for sample in range(sampling.samples)]
+            [ModelAnswer(f"{seed + sample}", 1, "stop") for sample in range(sampling.samples)]
             for seed in seeds
         ]
 
@@ -100,11 +99,11 @@ def test_every_sample_of_a_dialogue_is_held_and_has_seeds_of_its_own(monkeypatch
     )
     sampling = Sampling(temperature=1, top_p=1, max_tokens=8, samples=3)
     engine = Engine()
-    task = Task(benchmark, sampling, questions, [[1]] * 3, {}, [])
-    once, twice, more = ask(task, engine, Tokenizer())
+    task = Preparation(benchmark, sampling, questions, [[1]] * 3, {}, [])
+    once, twice, more = generate.generate(task, engine, Tokenizer())
     assert engine.batches == [2, 3, 3]
     assert [len(answers) for answers in (once, twice, more)] == [3, 3, 3]
     seeds = [seed for answer in twice for seed in answer.text.split()]
     assert len(set(seeds)) == 6
-    again = ask(task, Engine(), Tokenizer())
+    again = generate.generate(task, Engine(), Tokenizer())
     assert again == [once, twice, more]

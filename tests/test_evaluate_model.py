@@ -20,7 +20,7 @@ from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.model import find_model, weights_digest
 from gdpo_verl.evaluate.sampling import load_tokenizer
 from gdpo_verl.tasks import toolbox as toolbox_data
-from gdpo_verl.tasks.catalog import open_benchmark
+from gdpo_verl.tasks.benchmark import open_benchmark
 
 needs_bfcl = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("bfcl_eval", "tree_sitter")),

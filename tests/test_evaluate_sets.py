@@ -13,10 +13,10 @@ from sandboxes import working_protections
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import run
 from gdpo_verl.rewards import math_length
-from gdpo_verl.tasks import catalog, math_sets, parquet
-from gdpo_verl.tasks.benchmark import Answer
-from gdpo_verl.tasks.catalog import open_benchmark
+from gdpo_verl.tasks import catalog, math_sets
+from gdpo_verl.tasks.benchmark import ModelAnswer, open_benchmark
 from gdpo_verl.tasks.deepscaler import REQUEST
+from gdpo_verl.tasks.rows import make_row, write_dataset
 
 runs_code = pytest.mark.skipif(
     next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"
@@ -164,7 +164,7 @@ def test_nothing_is_held_out_of_a_benchmark(tmp_path, capsys):
 
 def test_k_answers_give_their_mean_and_pass_at_k(tmp_path):
     rows = [
-        parquet.row(
+        make_row(
             "aime24",
             [{"role": "user", "content": name}],
             "2",
@@ -173,16 +173,16 @@ def test_k_answers_give_their_mean_and_pass_at_k(tmp_path):
         )
         for name in "ab"
     ]
-    parquet.write(tmp_path, {"test": rows}, {})
+    write_dataset(tmp_path, {"test": rows}, {})
     benchmark = open_benchmark("aime24")
     questions = benchmark.load(str(tmp_path / "test.parquet")).items
     sampling = benchmark.sampling
     assert sampling.samples == 16
     said = [["\\boxed{2}"] + ["\\boxed{3}"] * 15, ["\\boxed{2}"] * 16]
-    answers = [[Answer(text, 5, "stop") for text in each] for each in said]
+    answers = [[ModelAnswer(text, 5, "stop") for text in each] for each in said]
     data = {"source": {}, "available": 2, "asked_sha256": ""}
-    task = run.Task(benchmark, sampling, questions, [[1]] * 2, data, [])
-    found = run._found(task, run._judge(task, answers))["results"]["all"]
+    task = run.Preparation(benchmark, sampling, questions, [[1]] * 2, data, [])
+    found = run._summarise(task, run._judge(task, answers))["results"]["all"]
     assert found["accuracy"]["mean"] == pytest.approx((1 / 16 + 1) / 2)  # mean@16
     # 1 of 16 is right: 1 - C(15, 4)/C(16, 4) = 4/16.
     assert found["pass@4"]["mean"] == pytest.approx((4 / 16 + 1) / 2)
@@ -196,24 +196,22 @@ def test_k_answers_give_their_mean_and_pass_at_k(tmp_path):
 def program_row(source, number):
     tests = {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "4\n"]}
     chat = [{"role": "user", "content": f"Square a number ({number})."}]
-    return parquet.row(
-        source, chat, json.dumps(tests), ability="code", extra_info={"index": number}
-    )
+    return make_row(source, chat, json.dumps(tests), ability="code", extra_info={"index": number})
 
 
 @runs_code
 def test_programs_are_judged_by_their_tests_and_reported_by_source(tmp_path):
     sources = ["apps", "codecontests", "apps", "taco"]
     rows = [program_row(source, number) for number, source in enumerate(sources)]
-    parquet.write(tmp_path, {"validation": rows}, {})
+    write_dataset(tmp_path, {"validation": rows}, {})
     benchmark = open_benchmark("code")
     questions = benchmark.load(str(tmp_path / "validation.parquet")).items
     programs = ["print(int(input())**2)", "print(1)", "print(1/0)", "print(int(input())**2)"]
-    answers = [[Answer(f"```python\n{each}\n```", 5, "stop")] for each in programs]
-    answers[3] = [Answer(answers[3][0].text, 4001, "stop")]
+    answers = [[ModelAnswer(f"```python\n{each}\n```", 5, "stop")] for each in programs]
+    answers[3] = [ModelAnswer(answers[3][0].text, 4001, "stop")]
     data = {"source": {}, "available": 4, "asked_sha256": ""}
-    task = run.Task(benchmark, benchmark.sampling, questions, [[1]] * 4, data, [])
-    rows = run._found(task, run._judge(task, answers))["results"]
+    task = run.Preparation(benchmark, benchmark.sampling, questions, [[1]] * 4, data, [])
+    rows = run._summarise(task, run._judge(task, answers))["results"]
     means = {
         row: {name: cell["mean"] for name, cell in cells.items() if name != "questions"}
         for row, cells in rows.items()
@@ -236,10 +234,10 @@ def test_programs_are_judged_by_their_tests_and_reported_by_source(tmp_path):
 
 
 def test_programs_without_tests_are_refused(tmp_path):
-    row = parquet.row(
+    row = make_row(
         "apps", [{"role": "user", "content": "x"}], "no tests", ability="", extra_info={"index": 0}
     )
-    parquet.write(tmp_path, {"validation": [row]}, {})
+    write_dataset(tmp_path, {"validation": [row]}, {})
     with pytest.raises(ValueError, match="1 of 1 ground truths cannot be read"):
         open_benchmark("code", allow_unprotected=True).load(str(tmp_path / "validation.parquet"))
     with pytest.raises(FileNotFoundError, match="gdpo-verl prepare eurus2-code"):

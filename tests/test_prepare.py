@@ -17,7 +17,7 @@ from gdpo_verl.rewards import code as code_reward
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards import math_length as math_reward
 from gdpo_verl.rewards import tool_call as tool_reward
-from gdpo_verl.tasks import build, catalog, deepscaler, eurus2_code, gsm8k, rlla
+from gdpo_verl.tasks import benchmark, build, catalog, deepscaler, eurus2_code, gsm8k, rlla
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -98,8 +98,8 @@ def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path: Pat
     files = [str(tmp_path / str(shots) / "train.parquet") for shots in (0, 2)]
 
     def asked(*prompt_from: str) -> list[Any]:
-        benchmark = catalog.open_benchmark("gsm8k", prompt_from=prompt_from)
-        return list(benchmark.load(source).items[0].messages)
+        opened = benchmark.open_benchmark("gsm8k", prompt_from=prompt_from)
+        return list(opened.load(source).items[0].messages)
 
     question = {"role": "user", "content": "What is 1 + 1?"}
     assert asked() == asked(files[0]) == [*gsm8k.turns(), question]
@@ -286,9 +286,9 @@ def test_rlla_lists_rows_that_only_the_strict_rules_can_read(tmp_path: Path) -> 
     rows = [calling(0), calling(1, thought="I use <tool_call> here."), calling(2)]
     provenance = rlla.prepare(tmp_path / "out", source=write_lines(tmp_path / "raw.jsonl", rows))
     assert provenance["counts"]["kept"] == 3
-    ((place, row),) = [(row["file"], row["row"]) for row in provenance["doubtful"]]
+    ((place, row),) = [(row["file"], row["row"]) for row in provenance["suspicious"]]
     assert (place, row) == ("raw.jsonl", 1)
-    (line,) = [line for line in catalog.remarks(provenance) if "raw.jsonl" in line]
+    (line,) = [line for line in catalog.provenance_notes(provenance) if "raw.jsonl" in line]
     assert line.startswith("  raw.jsonl row 1: under the published rules (strict: false)")
 
 
@@ -305,7 +305,7 @@ def test_toolrls_own_dialogues_are_all_kept(tmp_path: Path) -> None:
     assert provenance["rejected"] == []
     assert provenance["files"]["train.parquet"]["rows"] == 360
     assert provenance["files"]["validation.parquet"]["rows"] == 40
-    assert len(provenance["doubtful"]) == 17  # tags in the thought
+    assert len(provenance["suspicious"]) == 17  # tags in the thought
     for truth in truths(tmp_path / "out", "train") + truths(tmp_path / "out", "validation"):
         score = tool_reward.compute_score("rlla", truth, truth)
         assert score["format"] == 1.0
@@ -371,7 +371,7 @@ def test_the_provenance_names_source_hash_settings_and_counts(tmp_path: Path) ->
         "kept": 3,
         "rejected": {},
         "of_unused_splits": {},
-        "doubtful": 0,
+        "suspicious": 0,
         "other_tasks": {},
         "validation_prompts_in_train": 1,
     }
@@ -476,8 +476,8 @@ def test_a_model_without_a_chat_template_is_refused(
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("toolbox", {"source": "x"}, "--from: toolbox has rows of its own"),
-        ("bfcl", {"validation": 3}, "--validation: bfcl has rows of its own"),
+        ("toolbox", {"source": "x"}, "--from: toolbox makes its own rows"),
+        ("bfcl", {"validation": 3}, "--validation: bfcl makes its own rows"),
         ("gsm8k", {"max_prompt_length": 3}, "give --model too"),
         ("gsm8k", {"model": "/no/such/model"}, "--model: cannot load a tokenizer from"),
         ("gsm8k", {"source": "/no/such.jsonl"}, "'/no/such.jsonl' does not exist"),
@@ -502,13 +502,12 @@ def test_the_command_prints_files_and_lists_the_first_rejected_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows: list[Any] = [problem(n) for n in range(20)]
-    rows[2:9] = ["{", *[{"question": "?", "answer": "no number"}] * 6]
+    rows[2:9] = [{"question": "?", "answer": "no number"}] * 7
     source = write_lines(tmp_path / "in.jsonl", rows)
     assert cli.main(["prepare", "gsm8k", "--from", source, "--out", str(tmp_path / "out")]) == 0
     captured = capsys.readouterr()
     assert f"{tmp_path / 'out' / 'train.parquet'}: 12 rows" in captured.out
-    assert "7 rows rejected (6 ground_truth, 1 unreadable):" in captured.err
-    assert "  in.jsonl row 2: expected an object, found no JSON" in captured.err
+    assert "7 rows rejected (7 ground_truth):" in captured.err
     assert "  in.jsonl row 6: ground_truth: expected a number" in captured.err
     assert "in.jsonl row 7" not in captured.err
     assert "and 2 more, which provenance.json lists" in captured.err
@@ -520,7 +519,7 @@ def test_every_recipes_data_is_what_a_command_writes(task: str) -> None:
     for key, split in (("train_files", "train"), ("val_files", "validation")):
         path = Path(data[key])
         assert path.name == f"{split}.parquet"
-        command = catalog.command_for(path)
+        command = catalog.prepare_command_of(path)
         assert command is not None
         assert command.startswith(f"gdpo-verl prepare {path.parent.name}")
     dataset = catalog.DATASETS[Path(data["train_files"]).parent.name]

@@ -25,7 +25,7 @@ ROWS = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}, {"n": 3, "text": "c"}]
 
 def values(source: str, config: str | None = None) -> list[tuple[str, int, str | None, Any]]:
     records = open_source(source, config=config).records
-    return [(r.file, r.row, r.split, r.values and r.values["n"]) for r in records]
+    return [(r.file, r.row, r.split, r.values["n"]) for r in records]
 
 
 def write_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
@@ -111,16 +111,25 @@ def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path: Path) -> 
     assert values(str(tmp_path), "main") == [("train.parquet", 0, "train", 1)]
 
 
-def test_a_line_that_is_no_object_keeps_its_place_and_says_why(tmp_path: Path) -> None:
-    lines = ['{"n": 1}', "", "{", "[1]", r'{"n": "\ud800"}', '{"n": 2}']
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    records = list(open_source(str(tmp_path / "rows.jsonl")).records)
-    assert [(r.row, r.values) for r in records if r.values] == [(0, {"n": 1}), (5, {"n": 2})]
-    bad = {r.row: r.problem for r in records if r.values is None}
-    assert sorted(bad) == [2, 3, 4]
-    assert bad[2].startswith("expected an object, found no JSON: ")
-    assert bad[3] == "expected an object, found [1]"
-    assert bad[4] == "expected an object, found text that is not Unicode: surrogates not allowed"
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", r"expected an object, found \[1\]"),
+        (r'{"n": "\ud800"}', "surrogates not allowed"),
+        ("[" * 100_000, "recursion"),
+    ],
+    ids=["no JSON", "no object", "half a character", "too deep"],
+)
+def test_a_malformed_line_is_refused_with_file_and_row(
+    tmp_path: Path, line: str, fault: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"n": 1}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=rf"rows\.jsonl' cannot be read as jsonl.*{fault}"):
+        list(open_source(str(path)).records)
+    path.write_text('{"n": 1}\n\n{"n": "\\ud83d\\ude00"}\n')
+    assert [number for *_, number in values(str(path))] == [1, "😀"]
 
 
 def test_every_file_is_named_with_its_hash(tmp_path: Path) -> None:
@@ -142,7 +151,7 @@ def test_a_parquet_file_cut_short_is_named(tmp_path: Path) -> None:
     path = Path(write_file(tmp_path / "cut.parquet"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"cut\.parquet' cannot be read as parquet"):
-        open_source(str(path))
+        list(open_source(str(path)).records)
 
 
 def test_a_folder_of_two_kinds_and_one_of_none_are_refused(tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         default=[],
         help="questions in place of the benchmark's own, for example data/bfcl/validation.parquet",
     )
-    evaluate.add_argument("--limit", metavar="N", type=int, help="so many questions, spread evenly")
+    evaluate.add_argument(
+        "--limit", metavar="N", type=int, help="evaluate only N questions, evenly spaced"
+    )
     for option, kind, about in (
         ("--samples", int, "answers to each question; default: 1"),
         ("--temperature", float, "default: that of the recipe's validation"),
@@ -116,12 +118,12 @@ def _check_reward(options: argparse.Namespace) -> int:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from gdpo_verl.evaluate.result import answers_path, to_text
-    from gdpo_verl.evaluate.run import Request, evaluate
+    from gdpo_verl.evaluate.run import EvaluationRequest, evaluate
     from gdpo_verl.evaluate.sampling import EngineOptions
 
     names = ("samples", "temperature", "top_p", "max_tokens", "seed")
     chosen = {name: getattr(options, name) for name in names}
-    request = Request(
+    request = EvaluationRequest(
         options.model,
         options.benchmarks,
         _data(options.data, options.benchmarks),

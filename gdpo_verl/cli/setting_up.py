@@ -75,7 +75,7 @@ def _prepare(options: argparse.Namespace) -> None:
     )
     for name, file in provenance["files"].items():
         print(f"{out / name}: {file['rows']} rows")
-    for line in catalog.remarks(provenance):
+    for line in catalog.provenance_notes(provenance):
         print(line, file=sys.stderr)
 
 

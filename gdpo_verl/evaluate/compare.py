@@ -45,46 +45,67 @@ class Evaluation:
     lines: Sequence[result.Line]
 
     def values(self, benchmark: str) -> dict[str, dict[str, float]]:
-        """{measure: {question: mean over its answers}} of a benchmark."""
+        """Average each question's answers: {measure: {question: mean}} of a benchmark."""
         lines = [line for line in self.lines if line["benchmark"] == benchmark]
         return result.question_values(lines, self.record["benchmarks"][benchmark]["pass_at"])
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One measure in one row of the table.
-
-    Attributes:
-      difference: A - B.
-    """
+class MeasureDifference:
+    """A measure in one row of the table: A, B, and A - B."""
 
     a: Estimate
     b: Estimate
     difference: Estimate
 
 
+Rows = Mapping[str, tuple[int, Mapping[str, MeasureDifference]]]
+
+
 @dataclass(frozen=True)
-class Comparison:
+class EvaluationComparison:
     """The result of `compare`.
 
     Attributes:
       sides: for A and B: each evaluation's file and model.
-      rows: {benchmark: {row: (questions, {measure: Cell})}}.
+      rows: {benchmark: {row: (questions, {measure: difference})}}.
       spreads: {benchmark: {measure: the mean over all questions of each evaluation, A and B}}.
       notes: what else differs between the sides, and what to beware of.
     """
 
     sides: tuple[list[dict[str, Any]], list[dict[str, Any]]]
-    rows: Mapping[str, Mapping[str, tuple[int, Mapping[str, Cell]]]]
+    rows: Mapping[str, Rows]
     spreads: Mapping[str, Mapping[str, tuple[list[float], list[float]]]]
     notes: Sequence[str]
 
     def to_text(self) -> str:
-        """For a terminal."""
-        return "\n".join(_text(self))
+        """Lay the comparison out for a terminal."""
+        lines = [
+            f"{letter}   {result.model_text(each['model'])}   {each['file']}"
+            for letter, side in zip("AB", self.sides, strict=True)
+            for each in side
+        ]
+        for name, rows in self.rows.items():
+            table = [("", "questions", "measure", "A", "B", "A − B")]
+            for row, (count, cells) in rows.items():
+                for measure, cell in cells.items():
+                    shown = (row, str(count)) if measure == ACCURACY else ("", "")
+                    values = result.percent(cell.a), result.percent(cell.b)
+                    table.append((*shown, measure, *values, _points(cell.difference)))
+            lines += ["", name, *(f"  {line}" for line in columns(table))]
+            if any(len(side) > 1 for side in self.sides):
+                lines.append("  each evaluation, over all questions:")
+                for measure, sides in self.spreads[name].items():
+                    for letter, side in zip("AB", sides, strict=True):
+                        shares = ", ".join(f"{100 * value:.1f}%" for value in side)
+                        deviation = f"; standard deviation {100 * stdev(side):.1f}"
+                        lines.append(
+                            f"    {measure}, {letter}: {shares}{deviation if len(side) > 1 else ''}"
+                        )
+        return "\n".join([*lines, "", MEANING, *self.notes])
 
     def to_json(self) -> str:
-        """With all the numbers."""
+        """JSON with all numbers."""
         record = {
             "a": self.sides[0],
             "b": self.sides[1],
@@ -107,7 +128,7 @@ class Comparison:
         return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
-def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> Comparison:
+def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> EvaluationComparison:
     """Compare one or several evaluations with one or several others.
 
     Args:
@@ -132,20 +153,36 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> Comparison:
     rows, spreads = {}, {}
     for name in names:
         values = [[each.values(name) for each in side] for side in sides]
-        rows[name] = _rows(everyone[0], name, values)
+        measures = [
+            measure
+            for measure in values[0][0]
+            if all(measure in each for side in values for each in side)
+        ]
+        # Each question's mean over the evaluations of a side.
+        means = [
+            {
+                measure: {
+                    question: fmean(each[measure][question] for each in side)
+                    for question in side[0][measure]
+                }
+                for measure in measures
+            }
+            for side in values
+        ]
+        rows[name] = _rows(everyone[0], name, means)
         spreads[name] = {
             measure: (
                 [fmean(each[measure].values()) for each in values[0]],
                 [fmean(each[measure].values()) for each in values[1]],
             )
-            for measure in _measures(values)
+            for measure in measures
         }
         if few := [row for row, (count, _) in rows[name].items() if count < FEW]:
             notes.append(f"{name}: fewer than {FEW} questions, intervals are rough: {few}")
     about = [
         [{"file": str(each.path), "model": each.record["model"]} for each in side] for side in sides
     ]
-    return Comparison((about[0], about[1]), rows, spreads, notes)
+    return EvaluationComparison((about[0], about[1]), rows, spreads, notes)
 
 
 def _common(everyone: Sequence[Evaluation]) -> list[str]:
@@ -198,24 +235,22 @@ def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) ->
         yield "CAUTION: two of the evaluations are of the same weights"
 
 
-def _measures(values: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    everyone = values[0] + values[1]  # type: ignore[operator]
-    return [name for name in everyone[0] if all(name in each for each in everyone)]
-
-
 def _rows(
-    first: Evaluation, name: str, values: Sequence[Sequence[Mapping[str, Mapping[str, float]]]]
-) -> dict[str, tuple[int, dict[str, Cell]]]:
+    first: Evaluation,
+    name: str,
+    sides: Sequence[Mapping[str, Mapping[str, float]]],
+) -> Rows:
+    """Estimate both sides and their difference, row by row and measure by measure."""
     categories = {
         line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
     }
     rows = {}
     for row, parts in first.record["benchmarks"][name]["groups"].items():
         cells = {}
-        for measure in _measures(values):
-            a, b = (_mean([each[measure] for each in side]) for side in values)
+        for measure in sides[0]:
+            a, b = (side[measure] for side in sides)
             difference = {question: a[question] - b[question] for question in a}
-            cells[measure] = Cell(
+            cells[measure] = MeasureDifference(
                 result.estimate_row(a, categories, parts),
                 result.estimate_row(b, categories, parts),
                 result.estimate_row(difference, categories, parts, paired=True),
@@ -224,56 +259,9 @@ def _rows(
     return rows
 
 
-def _mean(evaluations: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over evaluations, question by question."""
-    return {question: fmean(each[question] for each in evaluations) for question in evaluations[0]}
-
-
-# ------------------------------------------------------------------ the table
-
-
-def _text(found: Comparison) -> Iterator[str]:
-    for letter, side in zip("AB", found.sides, strict=True):
-        for each in side:
-            yield f"{letter}   {result.model_text(each['model'])}   {each['file']}"
-    for name, rows in found.rows.items():
-        yield ""
-        table = [("", "questions", "measure", "A", "B", "A − B")]
-        for row, (count, cells) in rows.items():
-            for measure, cell in cells.items():
-                first = measure == ACCURACY
-                table.append(
-                    (
-                        row if first else "",
-                        str(count) if first else "",
-                        measure,
-                        result.percent(cell.a),
-                        result.percent(cell.b),
-                        _points(cell.difference),
-                    )
-                )
-        yield name
-        yield from (f"  {line}" for line in columns(table))
-        yield from _spread_text(found.spreads[name])
-    yield ""
-    yield MEANING
-    yield from found.notes
-
-
 def _points(each: Estimate) -> str:
     """A difference in percentage points: ``+11.3 (+5.1 to +17.6)``."""
     shown = f"{100 * each.mean:+.1f}"
     if each.low is None or each.high is None:
         return f"{shown} ({result.NOTHING})"
     return f"{shown} ({100 * each.low:+.1f} to {100 * each.high:+.1f})"
-
-
-def _spread_text(spreads: Mapping[str, tuple[list[float], list[float]]]) -> Iterator[str]:
-    if all(len(side) == 1 for sides in spreads.values() for side in sides):
-        return
-    yield "  each evaluation, over all questions:"
-    for measure, sides in spreads.items():
-        for letter, side in zip("AB", sides, strict=True):
-            shown = ", ".join(f"{100 * value:.1f}%" for value in side)
-            deviation = f"; standard deviation {100 * stdev(side):.1f}" if len(side) > 1 else ""
-            yield f"    {measure}, {letter}: {shown}{deviation}"

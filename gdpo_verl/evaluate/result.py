@@ -24,7 +24,8 @@ ALL = "all"
 NOTHING = "–"
 
 Line = dict[str, Any]
-Part = tuple[float, Sequence[str]]
+WeightedCategory = tuple[float, Sequence[str]]
+"""A weight, and the categories whose questions are pooled."""
 
 
 def answers_path(out: Path) -> Path:
@@ -32,25 +33,31 @@ def answers_path(out: Path) -> Path:
     return out.with_suffix(".answers.jsonl")
 
 
-def groups_of(categories: Iterable[str], averages: Averages) -> dict[str, list[Part]]:
-    """The rows of the table: each category, the averages, all. A row is a list of parts, each a
-    weight and categories whose questions are pooled; the weights of a row add up to 1. Parts
-    without questions are left out, and an average of averages where one of them has none."""
+def aggregate_rows(
+    categories: Iterable[str], averages: Averages
+) -> dict[str, list[WeightedCategory]]:
+    """List the rows of the table: each category, the averages, all.
+
+    The weights of a row add up to 1. Parts without questions are left out, and an average of
+    averages where one of them has none.
+    """
     present = list(dict.fromkeys(categories))
-    groups: dict[str, list[Part]] = {}
+    groups: dict[str, list[WeightedCategory]] = {}
     for name, parts in averages.items():
         if weighted := _weighted(parts, present, groups):
             groups[name] = weighted
-    own: dict[str, list[Part]] = (
+    own: dict[str, list[WeightedCategory]] = (
         {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
     )
     return {**own, **groups, ALL: [(1.0, present)]}
 
 
 def _weighted(
-    parts: Sequence[Sequence[str] | str], present: Sequence[str], known: Mapping[str, list[Part]]
-) -> list[Part]:
-    found: list[list[Part]] = []
+    parts: Sequence[Sequence[str] | str],
+    present: Sequence[str],
+    known: Mapping[str, list[WeightedCategory]],
+) -> list[WeightedCategory]:
+    found: list[list[WeightedCategory]] = []
     for part in parts:
         if not isinstance(part, str):
             pooled = [category for category in part if category in present]
@@ -63,7 +70,7 @@ def _weighted(
 
 
 def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, dict[str, float]]:
-    """{measure: {question: mean over its answers}}, and pass@k for each k in ``pass_at``."""
+    """Average each question's answers: {measure: {question: mean}}, pass@k for k in ``pass_at``."""
     by_question: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for line in lines:
         by_question[line["question"]].append(line["measures"])
@@ -86,7 +93,7 @@ def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, 
 def estimate_row(
     values: Mapping[str, float],
     categories: Mapping[str, str],
-    parts: Sequence[Part],
+    parts: Sequence[WeightedCategory],
     *,
     paired: bool = False,
 ) -> Estimate:
@@ -98,7 +105,7 @@ def estimate_row(
     return estimate(strata, weights=[weight for weight, _ in parts], paired=paired)
 
 
-def count_of(categories: Mapping[str, str], parts: Sequence[Part]) -> int:
+def count_of(categories: Mapping[str, str], parts: Sequence[WeightedCategory]) -> int:
     """The questions of a row."""
     pooled = {category for _, part in parts for category in part}
     return sum(category in pooled for category in categories.values())
@@ -114,7 +121,7 @@ def summarise(lines: Sequence[Line], averages: Averages, pass_at: Sequence[int])
     """
     categories = {line["question"]: line["category"] for line in lines}
     values = question_values(lines, pass_at)
-    groups = groups_of(categories.values(), averages)
+    groups = aggregate_rows(categories.values(), averages)
     rows = {
         name: {
             "questions": count_of(categories, parts),
@@ -166,10 +173,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        sound = isinstance(record, dict) and record.get("format") == FORMAT and record["benchmarks"]
+        valid = isinstance(record, dict) and record.get("format") == FORMAT and record["benchmarks"]
     except (ValueError, KeyError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise ValueError(
             f"{path}: expected the file that `gdpo-verl evaluate --out` wrote (format {FORMAT})"
         )

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from gdpo_verl import __version__
 from gdpo_verl.evaluate import result
-from gdpo_verl.evaluate.asking import Task, ask
-from gdpo_verl.evaluate.model import Model, find_model, weights_digest
+from gdpo_verl.evaluate.generate import Preparation, generate
+from gdpo_verl.evaluate.model import find_model, weights_digest
 from gdpo_verl.evaluate.sampling import (
     EngineOptions,
     load_tokenizer,
@@ -25,29 +25,29 @@ from gdpo_verl.evaluate.sampling import (
     started,
     template_digest,
 )
-from gdpo_verl.evaluate.training_data import Training, training_of
+from gdpo_verl.evaluate.training_data import TrainingData, training_of
 from gdpo_verl.tasks.benchmark import (
-    Answer,
     Benchmark,
+    ModelAnswer,
     Question,
     Questions,
     Sampling,
+    check_unique_names,
+    open_benchmark,
     questions_digest,
-    refuse_twins,
 )
-from gdpo_verl.tasks.catalog import open_benchmark
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request to measure a model on benchmarks.
+class EvaluationRequest:
+    """The model, the benchmarks and the settings of an evaluation.
 
     Attributes:
       model: see `model.find_model`.
       benchmarks: their names.
       data: a file or another source for some of them; see each benchmark's `load`.
       sampling: fields of `Sampling` in place of each benchmark's own.
-      limit: so many questions, spread evenly; all by default.
+      limit: ask only this many questions, evenly spaced; all by default.
       chat_template: a file with a template in place of the model's own.
       prompt_from: a parquet file of training rows to take the prompt's fixed texts from; by
         default the model's training data, where they are known.
@@ -66,7 +66,7 @@ class Request:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
-def evaluate(request: Request, out: Path) -> dict[str, Any]:
+def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     """Ask, judge, and write ``out`` and the answers beside it; returns what ``out`` holds.
 
     All that can be wrong with names, data and settings is found before the model is loaded.
@@ -79,12 +79,11 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
     # A model of the hub is fetched last: that takes long, and its training data are not known.
     model = find_model(request.model) if Path(request.model).expanduser().exists() else None
     training = training_of(model.run) if model and model.run else None
+    prompt_from = [request.prompt_from] if request.prompt_from is not None else []
+    if training and not prompt_from:
+        prompt_from = [file for file in training.files if file not in training.missing]
     benchmarks = [
-        open_benchmark(
-            name,
-            allow_unprotected=request.allow_unprotected,
-            prompt_from=_prompt_from(request, training),
-        )
+        open_benchmark(name, allow_unprotected=request.allow_unprotected, prompt_from=prompt_from)
         for name in dict.fromkeys(request.benchmarks)
     ]
     samplings = [replace(each.sampling, **request.sampling) for each in benchmarks]
@@ -96,41 +95,43 @@ def evaluate(request: Request, out: Path) -> dict[str, Any]:
     loaded = [each.load(request.data.get(each.name)) for each in benchmarks]
     model = model or find_model(request.model)
     tokenizer = load_tokenizer(model.folder, request.chat_template)
-    tasks = [
-        _task(*each, request, training, tokenizer)
+    prepared = [
+        _prepare(*each, request, training, tokenizer)
         for each in zip(benchmarks, samplings, loaded, strict=True)
     ]
     longest = max(
-        max(*map(len, task.prompts), task.context) + task.sampling.max_tokens for task in tasks
+        max(*map(len, each.prompts), each.benchmark.context if each.dialogues else 0)
+        + each.sampling.max_tokens
+        for each in prepared
     )
     with model.weights() as folder, started(folder, longest, request.engine) as engine:
         digest = weights_digest(folder)
-        asked = [ask(task, engine, tokenizer) for task in tasks]
+        answers = [generate(each, engine, tokenizer) for each in prepared]
         about = engine.about
-    judged = [_judge(task, answers) for task, answers in zip(tasks, asked, strict=True)]
+    judged = [_judge(*each) for each in zip(prepared, answers, strict=True)]
     record = {
         "format": result.FORMAT,
         "gdpo_verl": __version__,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - began, 1),
         "model": {
-            **_about(model, training),
+            "given": model.given,
+            "folder": str(model.actor or model.folder),
+            "merged_from_shards": model.actor is not None,
+            "hub": model.hub,
+            "revision": model.revision,
+            "step": model.step,
+            "trained_on": training.files if training else None,
             "weights_sha256": digest,
             "chat_template_sha256": template_digest(tokenizer),
         },
         "engine": about,
         "benchmarks": {
-            task.benchmark.name: _found(task, lines)
-            for task, lines in zip(tasks, judged, strict=True)
+            each.benchmark.name: _summarise(each, lines)
+            for each, lines in zip(prepared, judged, strict=True)
         },
     }
     return result.write(out, record, [line for lines in judged for line in lines])
-
-
-def _prompt_from(request: Request, training: Training | None) -> list[str]:
-    if request.prompt_from is not None:
-        return [request.prompt_from]
-    return [file for file in training.files if file not in training.missing] if training else []
 
 
 def _check_out(out: Path) -> None:
@@ -141,29 +142,17 @@ def _check_out(out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _about(model: Model, training: Training | None) -> dict[str, Any]:
-    return {
-        "given": model.given,
-        "folder": str(model.actor or model.folder),
-        "merged_from_shards": model.actor is not None,
-        "hub": model.hub,
-        "revision": model.revision,
-        "step": model.step,
-        "trained_on": training.files if training else None,
-    }
-
-
-def _task(
+def _prepare(
     benchmark: Benchmark,
     sampling: Sampling,
     loaded: Questions,
-    request: Request,
-    training: Training | None,
+    request: EvaluationRequest,
+    training: TrainingData | None,
     tokenizer: Any,
-) -> Task:
-    refuse_twins(loaded.items)
+) -> Preparation:
+    check_unique_names(loaded.items)
     chosen = benchmark.name in request.data
-    questions, notes = _unseen(benchmark, loaded, training, chosen=chosen)
+    questions, notes = _questions_not_trained_on(benchmark, loaded, training, chosen=chosen)
     total = len(questions)
     count = min(request.limit or total, total)
     # Spread, because the questions of one category stand together.
@@ -179,13 +168,13 @@ def _task(
         "limit": request.limit,
     }
     prompts = [prompt_tokens(tokenizer, question) for question in questions]
-    return Task(benchmark, sampling, questions, prompts, data, notes)
+    return Preparation(benchmark, sampling, questions, prompts, data, notes)
 
 
-def _unseen(
-    benchmark: Benchmark, loaded: Questions, training: Training | None, *, chosen: bool
+def _questions_not_trained_on(
+    benchmark: Benchmark, loaded: Questions, training: TrainingData | None, *, chosen: bool
 ) -> tuple[list[Question], list[str]]:
-    """The questions that are not in the training data, and what to say of it.
+    """Select the questions that are not in the training data, with notes on what was found.
 
     The benchmark's own questions are left out; those that the user chose are asked all the same.
     """
@@ -208,24 +197,24 @@ def _unseen(
     return unseen, notes
 
 
-def _judge(task: Task, answers: Sequence[Sequence[Answer]]) -> list[result.Line]:
-    """A line for each answer. Threads, because sandboxes and math-verify are processes."""
+def _judge(asked: Preparation, answers: Sequence[Sequence[ModelAnswer]]) -> list[result.Line]:
+    """Judge each answer. In threads, because sandboxes and math-verify are processes."""
     pairs = [(place, sample) for place, given in enumerate(answers) for sample in range(len(given))]
-    seeds = task.seeds
+    seeds = asked.seeds
 
     def line(pair: tuple[int, int]) -> result.Line:
         place, sample = pair
-        question, answer = task.questions[place], answers[place][sample]
-        score = task.benchmark.score(question, answer.text, answer.tokens)
+        question, answer = asked.questions[place], answers[place][sample]
+        score = asked.benchmark.score(question, answer.text, answer.tokens)
         unasked = answer.finish == "prompt too long"
         measures = dict(score.measures)
         return {
-            "benchmark": task.benchmark.name,
+            "benchmark": asked.benchmark.name,
             "question": question.name,
             "category": question.category,
             "sample": sample,
-            "seed": seeds[place] + sample if task.sampling.temperature > 0 else None,
-            "prompt_tokens": len(task.prompts[place]),
+            "seed": seeds[place] + sample if asked.sampling.temperature > 0 else None,
+            "prompt_tokens": len(asked.prompts[place]),
             "tokens": answer.tokens,
             "finish": answer.finish,
             "measures": dict.fromkeys(measures, 0.0) if unasked else measures,
@@ -236,17 +225,17 @@ def _judge(task: Task, answers: Sequence[Sequence[Answer]]) -> list[result.Line]
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         judged = pool.map(line, pairs)
-        return list(tqdm(judged, f"judging {task.benchmark.name}", len(pairs), disable=None))
+        return list(tqdm(judged, f"judging {asked.benchmark.name}", len(pairs), disable=None))
 
 
-def _found(task: Task, lines: Sequence[result.Line]) -> dict[str, Any]:
-    most = task.sampling.samples
-    pass_at = [k for k in task.benchmark.pass_at if k <= most]
-    found = result.summarise(lines, task.benchmark.averages, pass_at)
-    notes = list(task.notes)
+def _summarise(asked: Preparation, lines: Sequence[result.Line]) -> dict[str, Any]:
+    most = asked.sampling.samples
+    pass_at = [k for k in asked.benchmark.pass_at if k <= most]
+    found = result.summarise(lines, asked.benchmark.averages, pass_at)
+    notes = list(asked.notes)
     if too_long := found["prompts_too_long"]:
         notes.append(
             f"{len(too_long)} prompts do not fit the model and count as wrong: "
             f"{', '.join(too_long[:3])}{' …' if len(too_long) > 3 else ''}"
         )
-    return {"data": task.data, "sampling": asdict(task.sampling), "notes": notes, **found}
+    return {"data": asked.data, "sampling": asdict(asked.sampling), "notes": notes, **found}

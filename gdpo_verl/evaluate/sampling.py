@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from gdpo_verl.tasks.benchmark import Answer, Question, Sampling
+from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling
 from gdpo_verl.tasks.rows import tokenizer_of
 from gdpo_verl.text import VLLM
 
@@ -68,7 +68,7 @@ def template_digest(tokenizer: Any) -> str:
 
 
 def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
-    """The question in tokens of the model's chat template, with the generation prompt.
+    """Encode a question by the model's chat template, with the generation prompt.
 
     Raises:
       ValueError: the template refuses it.
@@ -83,7 +83,7 @@ def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
 
 
 def question_seed(seed: int, name: str) -> int:
-    """The seed of a question's first answer; its others take the numbers that follow.
+    """Derive the seed of a question's first answer; its others take the numbers that follow.
 
     It depends on nothing else, so that a limit on the questions changes no answer's draw.
     """
@@ -155,15 +155,15 @@ class Engine:
             "max_num_batched_tokens": max(self.longest, 4096),
         }
 
-    def ask(
+    def generate(
         self,
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
         sampling: Sampling,
         *,
         progress: bool = True,
-    ) -> list[list[Answer]]:
-        """`sampling.samples` answers to each prompt; one that does not fit is not asked."""
+    ) -> list[list[ModelAnswer]]:
+        """Draw `sampling.samples` answers to each prompt; one that does not fit is not asked."""
         from vllm import SamplingParams
 
         fitting = [place for place, prompt in enumerate(prompts) if len(prompt) < self.longest]
@@ -178,12 +178,12 @@ class Engine:
             )
             for place in fitting
         ]
-        unasked = [Answer("", 0, "prompt too long")] * sampling.samples
+        unasked = [ModelAnswer("", 0, "prompt too long")] * sampling.samples
         answers = [list(unasked) for _ in prompts]
         outputs = self.llm.generate(requests, params, use_tqdm=progress) if requests else []
         for place, output in zip(fitting, outputs, strict=True):
             answers[place] = [
-                Answer(each.text, len(each.token_ids), str(each.finish_reason))
+                ModelAnswer(each.text, len(each.token_ids), str(each.finish_reason))
                 for each in sorted(output.outputs, key=lambda each: each.index)
             ]
         return answers

@@ -13,8 +13,8 @@ from gdpo_verl.tasks.build import prompt_text
 
 
 @dataclass(frozen=True)
-class Training:
-    """The data of a run.
+class TrainingData:
+    """The prompts that a run was trained on.
 
     Attributes:
       files: its data.train_files.
@@ -27,7 +27,7 @@ class Training:
     prompts: frozenset[str]
 
 
-def training_of(run: Path) -> Training:
+def training_of(run: Path) -> TrainingData:
     """Read data.train_files of ``run``/config.yaml; relative ones are looked for from here."""
     config = OmegaConf.load(run / "config.yaml")
     given = OmegaConf.select(config, "data.train_files", default=None) or []
@@ -40,4 +40,4 @@ def training_of(run: Path) -> Training:
             prompts |= {prompt_text(row) for row in rows}
         except (OSError, ValueError, TypeError, KeyError):
             missing.append(file)
-    return Training(files, missing, frozenset(prompts))
+    return TrainingData(files, missing, frozenset(prompts))

@@ -1,6 +1,6 @@
 """Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
 
-A Qwen2 of about a million parameters with a tokenizer of its own, trained from random weights on
+A Qwen2 of about a million parameters with its own tokenizer, trained from random weights on
 flawed demonstrations (`gdpo_verl.policy.demonstrations`). It ends where reinforcement learning is
 interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
 footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
 from gdpo_verl.policy.pretrained import check_out, load, save
-from gdpo_verl.policy.tasks import FINETUNING, TASKS, Settings, Task
+from gdpo_verl.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
 from gdpo_verl.start import multiplies_bfloat16
 from gdpo_verl.tasks.generated import Example
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def batches(
-    task: Task, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
+    task: PolicyTask, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Fresh demonstrations, padded on the right; the loss is on the response only."""
     rng = random.Random(f"policy/{seed}")
@@ -60,7 +60,7 @@ def batches(
 
 
 def train(
-    task: Task,
+    task: PolicyTask,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: Settings,
@@ -96,7 +96,7 @@ def train(
 
 
 def evaluate(
-    task: Task,
+    task: PolicyTask,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
@@ -165,7 +165,7 @@ def make_policy(
     Args:
       out_dir: the new checkpoint's directory; replaced if it exists and holds
         a policy made by this function.
-      task: one of `policy_tasks.TASKS`.
+      task: one of `policy.tasks.TASKS`.
       seed: decides the weights, on one kind of machine to the last bit.
       progress: show a progress line.
       settings: other than the calibrated ones.
@@ -176,14 +176,19 @@ def make_policy(
       what ``policy.json`` holds: task, base, seed, settings, measured shares, seconds.
 
     Raises:
-      ValueError: the policy is outside the bands (nothing is left behind), or what `load` raises.
+      ValueError: the policy is outside the bands (nothing is left behind), the task needs a
+        ``base``, or what `load` raises.
       FileExistsError: ``out_dir`` holds something else.
     """
     chosen = TASKS[task]()
     if base:
-        chosen = replace(chosen, bands_on="sampled")  # it reads what it was not shown, too
         settings = settings or replace(
             chosen.settings, **FINETUNING, threads=torch.get_num_threads()
+        )
+    elif not chosen.phrases:
+        raise ValueError(
+            f"--task {task}: expected a pretrained model to train, found none. Give --from MODEL; "
+            "`gdpo-verl make-policy smollm2` makes one"
         )
     settings = settings or chosen.settings
     check_out(out_dir)
@@ -203,9 +208,6 @@ def make_policy(
             evaluate, chosen, model, tokenizer, max_new_tokens=settings.max_new_tokens
         )
         shares = {"sampled": measure(held_out), "greedy": measure(held_out, sample=False)}
-        if chosen.bands_on == "trained":
-            rng = random.Random(f"policy/trained/{seed}")
-            shares["trained"] = measure([chosen.draw(rng) for _ in range(settings.evaluated)])
     record: dict[str, Any] = {
         "task": task,
         "base": base,
@@ -219,6 +221,6 @@ def make_policy(
         log.info(
             "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
         )
-    check_bands(shares[chosen.bands_on], chosen.bands if bands is None else bands)
+    check_bands(shares["sampled"], chosen.bands if bands is None else bands)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record

@@ -18,7 +18,7 @@ from gdpo_verl.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPE
 Call = tuple[str, dict[str, Any]]
 
 
-class ToolExample(Protocol):
+class ToolQuestion(Protocol):
     """A question with the names of the tools on offer, the calls it needs and a thought."""
 
     @property
@@ -34,28 +34,28 @@ class ToolExample(Protocol):
 Flaws = Mapping[Callable[[Call, Any, random.Random], Call], int]
 
 
-def _wrong_number(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _wrong_number(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     name, arguments = call
     key = rng.choice([key for key, value in arguments.items() if isinstance(value, int)])
     return name, {**arguments, key: rng.randint(0, 99)}
 
 
-def _wrong_tool(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _wrong_tool(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     return rng.choice([name for name in example.tools if name != call[0]]), call[1]
 
 
-def _missing_argument(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _missing_argument(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     name, arguments = call
     dropped = rng.choice(list(arguments))
     return name, {key: value for key, value in arguments.items() if key != dropped}
 
 
-def _swapped_arguments(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _swapped_arguments(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     name, arguments = call
     return name, dict(zip(arguments, reversed(arguments.values()), strict=True))
 
 
-def _wrong_value(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _wrong_value(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     name, arguments = call
     if not arguments:
         return call
@@ -68,12 +68,12 @@ def _wrong_value(call: Call, example: ToolExample, rng: random.Random) -> Call:
     return name, {**arguments, key: wrong}
 
 
-def _another_tool(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _another_tool(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     """The name of another tool, of which a question may have none."""
     return rng.choice([name for name in example.tools if name != call[0]] or [call[0]]), call[1]
 
 
-def _one_argument_less(call: Call, example: ToolExample, rng: random.Random) -> Call:
+def _one_argument_less(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     return _missing_argument(call, example, rng) if call[1] else call
 
 
@@ -97,7 +97,7 @@ FORMAT_FLAWS = {
 
 
 def demonstrate(
-    example: ToolExample,
+    example: ToolQuestion,
     rng: random.Random,
     *,
     flawed_format: float,

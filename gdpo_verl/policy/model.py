@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from gdpo_verl.policy.tasks import Task
+from gdpo_verl.policy.tasks import PolicyTask
 from gdpo_verl.tasks.generated import Example
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -23,8 +23,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(task: Task, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
-    """Qwen2's byte-level BPE, single digits included, with a small vocabulary of its own.
+def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
+    """Train Qwen2's byte-level BPE, single digits included, with a small vocabulary.
 
     Any text in Unicode's normal form C survives encoding and decoding (Qwen2
     normalises the rest to it); text unlike the task's only takes more tokens.

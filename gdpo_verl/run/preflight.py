@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.tasks.catalog import command_for
+from gdpo_verl.tasks.catalog import prepare_command_of
 from gdpo_verl.text import VLLM
 
 
@@ -78,7 +78,7 @@ def check_data_files(data: Any, *keys: str) -> None:
             found = f"expected at least one row, found none in {path}"
             if not os.path.exists(local):
                 found = f"{path!r} does not exist here"
-            command = command_for(path)
+            command = prepare_command_of(path)
             remedy = (
                 f"Prepare it with `{command}`."
                 if command

@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gdpo_verl.files import sha256
+from gdpo_verl.tasks import catalog
 from gdpo_verl.tasks.rows import check_messages
+from gdpo_verl.text import did_you_mean
 
 ACCURACY = "accuracy"
 
@@ -49,8 +51,8 @@ class Sampling:
             "--samples": (self.samples >= 1, "at least 1", self.samples),
             "--seed": (self.seed >= 0, "0 or more", self.seed),
         }
-        for name, (sound, wanted, found) in checks.items():
-            if not sound:
+        for name, (valid, wanted, found) in checks.items():
+            if not valid:
                 raise ValueError(f"{name}: expected {wanted}, found {found}")
         if self.temperature == 0 and self.samples > 1:
             raise ValueError(
@@ -61,7 +63,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """A chat to ask and what its answer is judged by.
 
     Attributes:
       name: unlike any other's.
@@ -133,7 +135,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """The model's text.
 
     Attributes:
@@ -147,8 +149,8 @@ class Answer:
     finish: str
 
 
-Ask = Callable[[Sequence[Mapping[str, str]]], Answer]
-Dialogue = Callable[[Ask], Answer]
+Ask = Callable[[Sequence[Mapping[str, str]]], ModelAnswer]
+Dialogue = Callable[[Ask], ModelAnswer]
 
 
 class Stopped(RuntimeError):
@@ -202,8 +204,29 @@ class Benchmark(ABC):
 
     @abstractmethod
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        """Judge an answer of so many tokens. Called from several threads. Never raises for a
-        text."""
+        """Judge an answer of ``tokens`` tokens.
+
+        Called from several threads; never raises for a text."""
+
+
+def open_benchmark(
+    name: str, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()
+) -> Benchmark:
+    """Open the benchmark of this name; for the other arguments see `Benchmark`.
+
+    Raises:
+      ValueError: there is none; names a close one.
+    """
+    known = list(catalog.BENCHMARKS)
+    if name not in known:
+        raise ValueError(
+            f"benchmark: expected one of {known}, found {name!r}.{did_you_mean(name, known)}"
+        )
+    task = catalog.BENCHMARKS[name]
+    inner, _, kind = str(task.benchmark).rpartition(":")
+    found = getattr(catalog.load_module(f"{task.module}.{inner}".rstrip(".")), kind)
+    benchmark: Benchmark = found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
+    return benchmark
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
@@ -223,11 +246,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
       ValueError: it is not a parquet file, has no rows, or a row lacks one of verl's columns.
     """
     if not path.is_file():
-        from gdpo_verl.tasks.catalog import command_for
-
-        command = command_for(path)
-        advice = f" Write it with: {command}" if command else ""
-        raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()}).{advice}")
+        raise FileNotFoundError(
+            f"--data: {path} does not exist (seen from {Path.cwd()}).{_advice(path)}"
+        )
     try:
         rows = pq.read_table(path).to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
@@ -252,7 +273,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def shared_by(
     files: Sequence[str], read: Callable[[Sequence[Mapping[str, str]]], Any], what: str
 ) -> tuple[Any, str] | None:
-    """What ``read`` finds in the prompts of training rows, and the first file that has it.
+    """Find what ``read`` gives for the prompts of training rows, and the first file with it.
 
     Raises:
       ValueError: the prompts differ in it, or a file cannot be read.
@@ -264,12 +285,8 @@ def shared_by(
             for each in filter(None, (read(check_messages(row.get("prompt"))) for row in rows)):
                 found.setdefault(each, file)
         except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
-            from gdpo_verl.tasks.catalog import command_for
-
-            command = command_for(file)
-            advice = f" Write it with: {command}" if command else ""
             raise ValueError(
-                f"--prompt-from: cannot read prompts from {file}: {error}.{advice}"
+                f"--prompt-from: cannot read prompts from {file}: {error}.{_advice(file)}"
             ) from error
     if len(found) > 1:
         raise ValueError(
@@ -279,7 +296,12 @@ def shared_by(
     return next(iter(found.items()), None)
 
 
-def refuse_twins(questions: Sequence[Question]) -> None:
+def _advice(path: str | Path) -> str:
+    command = catalog.prepare_command_of(path)
+    return f" Write it with: {command}" if command else ""
+
+
+def check_unique_names(questions: Sequence[Question]) -> None:
     """Raise ValueError when two questions have one name."""
     name, times = Counter(question.name for question in questions).most_common(1)[0]
     if times > 1:

@@ -14,9 +14,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gdpo_verl.tasks import parquet
-from gdpo_verl.tasks.rows import BadRow, OtherTask, PromptLength, Row, check_messages
-from gdpo_verl.tasks.source import Record, Source
+from gdpo_verl.tasks.rows import (
+    BadRow,
+    OtherTask,
+    PromptLength,
+    Row,
+    check_messages,
+    write_dataset,
+)
+from gdpo_verl.tasks.source import Record, RecordSource
 
 VALIDATION_ROWS = 512
 """Rows held out where the source has a training split alone; at most a tenth of it."""
@@ -24,21 +30,21 @@ MOST_REJECTED = 0.5
 """The share of rejected rows above which it is the source that is wrong."""
 
 Splits = dict[str, list[Row]]
-Cut = Callable[[dict[str | None, list[Row]], int, int], tuple[Splits, dict[str, str]]]
+SplitRows = Callable[[dict[str | None, list[Row]], int, int], tuple[Splits, dict[str, str]]]
 """From the rows of each split to those to be written, and where each of these comes from."""
 
 
 def build(
     out_dir: Path,
-    source: Source,
+    source: RecordSource,
     convert: Callable[[Record], Row],
     *,
     about: Mapping[str, Any],
-    doubt: Callable[[Row], str | None] = lambda row: None,
+    is_suspicious: Callable[[Row], str | None] = lambda row: None,
     length: PromptLength | None = None,
     validation: int | None = None,
     seed: int = 0,
-    cut: Cut | None = None,
+    split_rows: SplitRows | None = None,
 ) -> dict[str, Any]:
     """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
 
@@ -52,12 +58,13 @@ def build(
         reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
         meant. ``extra_info`` gets index and split where it has none.
       about: what the data set says of itself, for the provenance.
-      doubt: why a row that is kept is doubtful all the same, or None; such rows are listed.
+      is_suspicious: why a row that is kept may be wrong all the same, or None; such rows are
+        listed.
       length: the longest prompt, unchecked without it.
       validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
       seed: decides which.
-      cut: makes the splits to be written in another way; gets the rows of each split of the
-        source, ``validation`` and ``seed``, and leaves what is not written.
+      split_rows: makes the splits to be written in another way; gets the rows of each split of
+        the source, ``validation`` and ``seed``, and leaves what is not written.
 
     Raises:
       ValueError: no row of a split can be used, or more than half of all rows cannot.
@@ -67,36 +74,44 @@ def build(
         raise ValueError(f"--validation: expected at least 1 row, found {validation}")
     by_split: dict[str | None, list[Row]] = {}
     rejected: list[dict[str, Any]] = []
-    doubtful: list[dict[str, Any]] = []
+    suspicious: list[dict[str, Any]] = []
     others: Counter[str] = Counter()
-    rejected_of: Counter[str | None] = Counter()
     read = 0
-    for record in tqdm(
-        source.records, total=source.total, unit=" rows", desc=about["data_source"], disable=None
-    ):
+    for record in tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None):
         read += 1
         place = {"file": record.file, "row": record.row}
         try:
-            row = converted(record, convert, length)
+            row = convert(record)
+            check_messages(row["prompt"])
+            if length:
+                length.check(row["prompt"])
         except OtherTask as other:
             others[str(other)] += 1
         except ValueError as error:
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
             rejected.append({**place, "kind": kind, "reason": str(error)})
-            rejected_of[record.split] += 1
+            by_split.setdefault(record.split, [])
         else:
             by_split.setdefault(record.split, []).append(row)
-            if reason := doubt(row):
-                doubtful.append({**place, "reason": reason})
-    kept = sum(map(len, by_split.values()))
+            if reason := is_suspicious(row):
+                suspicious.append({**place, "reason": reason})
     # A split that was rejected whole would otherwise be missing without a word.
+    usable = read - len(rejected) - sum(others.values())
     if (
-        not kept
-        or len(rejected) > MOST_REJECTED * (kept + len(rejected))
-        or any(split not in by_split for split in rejected_of)
+        not usable
+        or len(rejected) > MOST_REJECTED * (usable + len(rejected))
+        or any(not rows for rows in by_split.values())
     ):
-        raise ValueError(_unusable(source, read, rejected, others))
-    splits, origin = (cut or _cut)(by_split, validation, seed)
+        where = source.provenance.get("path") or source.provenance.get("hub")
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(r["kind"] for r in rejected).items())
+        elsewhere = f" and {sum(others.values())} belong to another task" if others else ""
+        shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3]]
+        raise ValueError(
+            f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used "
+            f"({kinds or 'none'}){elsewhere}; more than half, or a whole split. Is it the right "
+            f"data? Nothing was written.{''.join(shown)}"
+        )
+    splits, origin = (split_rows or _train_and_validation)(by_split, validation, seed)
     for split, rows in splits.items():
         for index, row in enumerate(rows):
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
@@ -116,16 +131,16 @@ def build(
             "kept": sum(map(len, splits.values())),
             "rejected": dict(sorted(Counter(row["kind"] for row in rejected).items())),
             "of_unused_splits": {str(split): len(rows) for split, rows in by_split.items()},
-            "doubtful": len(doubtful),
+            "suspicious": len(suspicious),
             "other_tasks": dict(sorted(others.items())),
             "validation_prompts_in_train": sum(
                 prompt_text(row) in seen for row in splits.get("validation", ())
             ),
         },
         "rejected": rejected,
-        "doubtful": doubtful,
+        "suspicious": suspicious,
     }
-    return parquet.write(out_dir, splits, provenance)
+    return write_dataset(out_dir, splits, provenance)
 
 
 def prompt_text(row: Row) -> str:
@@ -133,37 +148,9 @@ def prompt_text(row: Row) -> str:
     return "\n".join(message["content"] for message in row["prompt"])
 
 
-def converted(
-    record: Record, convert: Callable[[Record], Row], length: PromptLength | None = None
-) -> Row:
-    """The row that ``convert`` makes of a record; raises ValueError for one that cannot be used."""
-    if record.values is None:
-        raise BadRow("unreadable", record.problem)
-    row = convert(record)
-    check_messages(row["prompt"])
-    if length:
-        length.check(row["prompt"])
-    return row
-
-
-def _unusable(
-    source: Source, read: int, rejected: list[dict[str, Any]], others: Counter[str]
-) -> str:
-    where = source.provenance.get("path") or source.provenance.get("hub")
-    kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(r["kind"] for r in rejected).items())
-    first = "".join(f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3])
-    elsewhere = f" and {sum(others.values())} belong to another task" if others else ""
-    return (
-        f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({kinds or 'none'})"
-        f"{elsewhere}; more than half, or a whole split. Is it the right data? Nothing was "
-        f"written.{first}"
-    )
-
-
-def _cut(
+def _train_and_validation(
     by_split: dict[str | None, list[Row]], validation: int, seed: int
-) -> tuple[dict[str, list[Row]], dict[str, str]]:
-    """The rows of train and validation, and where each comes from; what is left over stays."""
+) -> tuple[Splits, dict[str, str]]:
     training = "train" if "train" in by_split else None
     if training not in by_split:
         raise ValueError(
@@ -198,15 +185,15 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
     wanted = max(1, min(size, len(rows) // 10))
     times = Counter(texts)
     chosen: set[str] = set()
+
+    def order(text: str) -> bytes:
+        return hashlib.sha256(f"{seed}:{text}".encode("utf-8", "surrogatepass")).digest()
+
     # Without the last, so that training keeps a prompt however many rows each has.
-    for text in sorted(times, key=lambda text: _hash(seed, text))[:-1]:
+    for text in sorted(times, key=order)[:-1]:
         if wanted <= 0:
             break
         chosen.add(text)
         wanted -= times[text]
     train = [row for row, text in zip(rows, texts, strict=True) if text not in chosen]
     return train, [row for row, text in zip(rows, texts, strict=True) if text in chosen]
-
-
-def _hash(seed: int, text: str) -> bytes:
-    return hashlib.sha256(f"{seed}:{text}".encode("utf-8", "surrogatepass")).digest()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from gdpo_verl.tasks.benchmark import Benchmark
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def prepare(
     elif task.source != "own":
         options |= {"source": source, "validation": validation}
     elif refused := [option for option, value in given.items() if value is not None]:
-        raise ValueError(f"{' and '.join(refused)}: {name} has rows of its own and takes none")
+        raise ValueError(f"{' and '.join(refused)}: {name} makes its own rows and takes none")
     elif task.module == "reasoning_gym":
         options["name"] = name
     if task.shots:
@@ -115,17 +112,17 @@ def prepare(
         raise ValueError(
             "--max-prompt-length: counts tokens; give --model too, the model to be trained"
         )
-    return dict(_module(task.module).prepare(out_dir, **options))
+    return dict(load_module(task.module).prepare(out_dir, **options))
 
 
-def command_for(path: str | Path) -> str | None:
+def prepare_command_of(path: str | Path) -> str | None:
     """The command that writes the file at ``path``, told by its folder's name.
 
-    >>> command_for("data/gsm8k/train.parquet")
+    >>> prepare_command_of("data/gsm8k/train.parquet")
     'gdpo-verl prepare gsm8k'
-    >>> command_for("/scratch/rlla/train.parquet")
+    >>> prepare_command_of("/scratch/rlla/train.parquet")
     'gdpo-verl prepare rlla --from FOLDER --out /scratch/rlla'
-    >>> command_for("data/mine/train.parquet")
+    >>> prepare_command_of("data/mine/train.parquet")
     """
     folder = Path(path).parent
     task = DATASETS.get(folder.name)
@@ -140,10 +137,10 @@ def command_for(path: str | Path) -> str | None:
     )
 
 
-def remarks(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
-    """Lines for the user about rejected and doubtful rows, the first with file and row."""
+def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
+    """Tell the user of rejected and suspicious rows, the first of each with file and row."""
     lines = []
-    for what in ("rejected", "doubtful"):
+    for what in ("rejected", "suspicious"):
         rows = provenance.get(what) or []
         if not rows:
             continue
@@ -159,27 +156,6 @@ def remarks(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
     return lines
 
 
-def open_benchmark(
-    name: str, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()
-) -> Benchmark:
-    """The benchmark of this name; see there for the other arguments.
-
-    Raises:
-      ValueError: there is none; names a close one.
-    """
-    if name not in BENCHMARKS:
-        from gdpo_verl.text import did_you_mean
-
-        known = list(BENCHMARKS)
-        raise ValueError(
-            f"benchmark: expected one of {known}, found {name!r}.{did_you_mean(name, known)}"
-        )
-    task = BENCHMARKS[name]
-    inner, _, kind = str(task.benchmark).rpartition(":")
-    found = getattr(_module(f"{task.module}.{inner}".rstrip(".")), kind)
-    benchmark: Benchmark = found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
-    return benchmark
-
-
-def _module(name: str) -> Any:
+def load_module(name: str) -> Any:
+    """Import a module of this package, when it is wanted: each needs other packages."""
     return importlib.import_module(f"gdpo_verl.tasks.{name}")

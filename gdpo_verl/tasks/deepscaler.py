@@ -1,8 +1,10 @@
 """DeepScaleR: about 40,000 competition problems with LaTeX answers.
 
-https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset (MIT): columns problem,
-answer and solution. It has a training split alone, from which rows are held out. An answer
-that math-verify cannot compare with itself is rejected: no response could be right.
+    {"problem": "What is $1/4 + 1/4$?", "answer": "\\\\frac{1}{2}", "solution": "Add them. …"}
+
+https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset (MIT). It has a training
+split alone, from which rows are held out. For the rewards of `rewards.math_length`; an answer that
+math-verify cannot compare with itself is rejected: no response could be right.
 """
 
 from __future__ import annotations
@@ -12,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.rewards.math_length import parse_ground_truth
-from gdpo_verl.tasks import parquet
 from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import Row, text_of
+from gdpo_verl.tasks.rows import Row, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "deepscaler"
@@ -28,11 +29,11 @@ _parse = cache(parse_ground_truth)
 
 
 def convert(record: Record) -> Row:
-    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
-    values = record.values or {}
+    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values
     problem, answer = text_of(values, "problem").strip(), text_of(values, "answer").strip()
     _parse(answer)
-    return parquet.row(
+    return make_row(
         DATA_SOURCE,
         [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}],
         answer,

@@ -1,9 +1,11 @@
 """Eurus-2's programming tasks: competition problems with tests.
 
-https://huggingface.co/datasets/PRIME-RL/Eurus-2-RL-Data (MIT), columns of verl. The rows of
-its four programming sources are taken, those of mathematics counted as another task. The
-user's turn and the tests stay as published; the system message does not, because it asks for
-the form of Eurus's own models.
+    {"data_source": "taco", "prompt": [{"role": "system", …}, {"role": "user", …}],
+     "reward_model": {"ground_truth": '{"inputs": ["2\\\\n"], "outputs": ["4\\\\n"]}'}}
+
+https://huggingface.co/datasets/PRIME-RL/Eurus-2-RL-Data (MIT), for the rewards of `rewards.code`.
+The rows of its four programming sources are taken, those of mathematics counted as another task.
+The system message goes, because it asks for the form of Eurus's own models.
 """
 
 from __future__ import annotations
@@ -14,10 +16,9 @@ from typing import Any
 from gdpo_verl.rewards import code
 from gdpo_verl.rewards.code import parse_ground_truth
 from gdpo_verl.sandbox import best_protection
-from gdpo_verl.tasks import parquet
 from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import BadRow, OtherTask, Row, check_messages, text_of
+from gdpo_verl.tasks.rows import BadRow, OtherTask, Row, check_messages, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "eurus2-code"
@@ -31,13 +32,13 @@ REQUEST = f"Write a Python program that solves it, as the last block fenced with
 
 
 def convert(record: Record) -> Row:
-    """The row in verl's columns.
+    """Convert a row to verl's columns.
 
     Raises:
       OtherTask: it is a problem of mathematics.
       ValueError: it cannot be used.
     """
-    values = record.values or {}
+    values = record.values
     data_source = text_of(values, "data_source")
     if data_source.startswith(MATH_PREFIX):
         raise OtherTask(data_source)
@@ -49,7 +50,7 @@ def convert(record: Record) -> Row:
         )
     truth = text_of(values, "reward_model", "ground_truth")
     tests = parse_ground_truth(truth)
-    return parquet.row(
+    return make_row(
         data_source,
         [{"role": "user", "content": _question(values, tests.name)}],
         truth,

@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gdpo_verl.tasks import parquet
-from gdpo_verl.tasks.rows import PromptLength
+from gdpo_verl.tasks.rows import PromptLength, make_row, write_dataset
 
 SPLITS = ("train", "validation")
 
@@ -41,7 +40,7 @@ Draw = Callable[[random.Random], AnExample]
 
 
 def split_of(question: str) -> str:
-    """The split a question belongs to: one in eight is validation."""
+    """Assign a question to its split: one in eight is validation."""
     digest = hashlib.sha256(question.encode()).digest()
     return "validation" if digest[0] % 8 == 0 else "train"
 
@@ -54,7 +53,7 @@ def draw_of(split: str, draw: Draw[AnExample], rng: random.Random) -> AnExample:
 
 
 def examples(name: str, split: str, draw: Draw[AnExample], *, seed: int) -> Iterator[AnExample]:
-    """Examples of a split with no question twice, in an order that follows from the seed.
+    """Draw examples of a split, no question twice, in an order that follows from the seed.
 
     Raises:
       ValueError: ``split`` is unknown, or there are no new questions left.
@@ -98,8 +97,9 @@ def write(
       name: the data source.
       draw: one example.
       ability: of each row, verl's word.
-      extra: what a row's ``extra_info`` holds besides index and split.
-      source: where the examples come from, for the provenance, as `about` besides.
+      extra: what a row's ``extra_info`` holds beside index and split.
+      source: where the examples come from, for the provenance.
+      about: more for the provenance.
       train: number of training rows.
       validation: number of held-out rows.
       seed: decides every row.
@@ -117,7 +117,7 @@ def write(
         if length:
             length.check(example.messages)
         info = {"index": index, "split": split, **extra(example)}
-        return parquet.row(
+        return make_row(
             name, example.messages, example.ground_truth, ability=ability, extra_info=info
         )
 
@@ -135,4 +135,4 @@ def write(
         "settings": {**sizes, "seed": seed},
         **about,
     }
-    return parquet.write(out_dir, splits, provenance)
+    return write_dataset(out_dir, splits, provenance)

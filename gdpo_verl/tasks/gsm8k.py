@@ -1,9 +1,11 @@
 """GSM8K: grade-school mathematics with whole numbers for answers.
 
-https://huggingface.co/datasets/openai/gsm8k (MIT), configuration ``main``; the files of
-https://github.com/openai/grade-school-math have the same columns, question and answer. The
-ground truth is what stands behind #### in the answer, commas included, as in the published
-example of GDPO (https://arxiv.org/abs/2601.05242).
+    {"question": "Ines had 20 stamps. She used 6 and got 5. How many has she?",
+     "answer": "20 - 6 = 14\\n14 + 5 = 19\\n#### 19"}            ->  ground truth "19"
+
+https://huggingface.co/datasets/openai/gsm8k (MIT), configuration ``main``; the same columns as in
+https://github.com/openai/grade-school-math. The ground truth keeps its commas, as in the published
+example of GDPO (https://arxiv.org/abs/2601.05242). For the three rewards of `rewards.gsm8k`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 from gdpo_verl.rewards import gsm8k as reward
 from gdpo_verl.rewards.gsm8k import CLOSE, HASHES, OPEN, parse_ground_truth
 from gdpo_verl.rewards.thought import END_THINK, THINK
-from gdpo_verl.tasks import parquet
 from gdpo_verl.tasks.benchmark import (
     ACCURACY,
     Benchmark,
@@ -27,8 +28,8 @@ from gdpo_verl.tasks.benchmark import (
     Score,
     shared_by,
 )
-from gdpo_verl.tasks.build import build, converted
-from gdpo_verl.tasks.rows import Row, text_of
+from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.rows import Row, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "gsm8k"
@@ -52,10 +53,10 @@ WORKED: Worked = (
 
 
 def turns(worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
-    """The turns before a question: the system message, and so many of the worked examples.
+    """Build the turns before a question: the system message, then ``shots`` worked examples.
 
     Raises:
-      ValueError: there are not as many.
+      ValueError: there are fewer.
     """
     if not 0 <= shots <= len(worked):
         raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
@@ -67,11 +68,11 @@ def turns(worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
 
 
 def convert(record: Record, before: Sequence[dict[str, str]] = ()) -> Row:
-    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
-    values = record.values or {}
+    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values
     question, answer = text_of(values, "question"), text_of(values, "answer")
     parse_ground_truth(answer)
-    return parquet.row(
+    return make_row(
         DATA_SOURCE,
         [*(before or turns()), {"role": "user", "content": question.strip()}],
         answer.rpartition(HASHES)[2].strip(),
@@ -127,7 +128,7 @@ def _unprepared(source: str, before: list[dict[str, str]]) -> Questions:
             continue
         place = f"{record.file} row {record.row}"
         try:
-            row = converted(record, partial(convert, before=before))
+            row = convert(record, before)
         except ValueError as error:
             rejected.append({"question": place, "reason": str(error)})
             continue

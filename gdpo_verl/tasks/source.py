@@ -2,7 +2,9 @@
 
 Every row keeps its origin, the file and its place in it counted from 0, so that a row that
 cannot be used can be found again. Files are read in the order of their names and rows in the
-order of the file: the same source gives the same rows in the same order.
+order of the file: the same source gives the same rows in the same order. Files are read here and
+not by `datasets`, which writes a value as text where another row has another type, and asks the
+hub even for a file.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gdpo_verl.files import sha256
+from gdpo_verl.text import first_line
 
 _BATCH = 256  # rows held at a time; one programming task may carry megabytes of tests
 
 _SPLITS = {
     "train": "train",
     "test": "test",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
 }
 # train, gsm8k-train, train-00000-of-00002-ab12: but not train_socratic.
 _SPLIT_NAME = re.compile(rf"(?:.*[-_.])?({'|'.join(_SPLITS)})(?:[-_.]\d.*)?")
@@ -44,39 +44,35 @@ _NO_DATA = {
 
 @dataclass(frozen=True)
 class Record:
-    """One row of a source.
+    """One row as its source holds it.
 
     Attributes:
       file: its file, relative to the source, or the hub's split.
-      row: its place there, from 0; a blank line counts.
+      row: its place there, from 0.
       split: 'train', 'validation', 'test', or None where no name says so.
-      values: its columns; None where it cannot be read.
-      problem: why it cannot be read.
+      values: its columns.
     """
 
     file: str
     row: int
     split: str | None
-    values: dict[str, Any] | None
-    problem: str = ""
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordSource:
     """The rows of a source, to be read once.
 
     Attributes:
       records: the rows, in a fixed order.
-      total: how many, where that is known without reading them.
       provenance: where they come from, with the revision or every file's SHA-256.
     """
 
     records: Iterable[Record]
-    total: int | None
     provenance: dict[str, Any]
 
 
-def open_source(source: str, *, config: str | None = None) -> Source:
+def open_source(source: str, *, config: str | None = None) -> RecordSource:
     """Find the rows of ``source``; what exists as a path is never looked up on the hub.
 
     Args:
@@ -87,7 +83,7 @@ def open_source(source: str, *, config: str | None = None) -> Source:
 
     Raises:
       FileNotFoundError: it is a path, and nothing is there.
-      ValueError: it cannot be told what to read, or a file is damaged.
+      ValueError: it cannot be told what to read, or, while rows are read, a file is damaged.
       ConnectionError: the hub cannot be reached, or does not have it.
     """
     path = Path(source).expanduser()
@@ -95,19 +91,27 @@ def open_source(source: str, *, config: str | None = None) -> Source:
         return _open_path(path, source, config)
     if source.startswith((".", "/", "~")) or path.suffix in _READERS or source.count("/") > 1:
         raise FileNotFoundError(f"--from: {source!r} does not exist (seen from {Path.cwd()})")
-    from gdpo_verl.tasks.hub import open_hub
-
-    return open_hub(source, config)
+    return _open_hub(source, config)
 
 
-def _open_path(path: Path, given: str, config: str | None) -> Source:
-    """A single file has no split: its name was the user's choice."""
+def split_of(path: Path) -> str | None:
+    """The split that a file's name says, else its folder's."""
+    for name in (path.stem, *reversed(path.parts[:-1])):
+        if match := _SPLIT_NAME.fullmatch(name.lower()):
+            return _SPLITS[match[1]]
+    return None
+
+
+# ------------------------------------------------------------------ files
+
+
+def _open_path(path: Path, given: str, config: str | None) -> RecordSource:
     left_out: list[str] = []
     if path.is_dir():
         root = path / config if config and (path / config).is_dir() else path
         files, left_out = _choose(root)
         splits = [split_of(file.relative_to(root)) for file in files]
-    else:
+    else:  # the name of a single file was the user's choice, and says nothing of a split
         root, files, splits = path.parent, [path], [None]
         if path.suffix not in _READERS:
             raise ValueError(
@@ -120,10 +124,7 @@ def _open_path(path: Path, given: str, config: str | None) -> Source:
     }
     if left_out:
         provenance["files_left_out"] = left_out
-    total = None
-    if all(file.suffix == ".parquet" for file in files):
-        total = sum(_guarded(file, lambda f: pq.read_metadata(f).num_rows) for file in files)
-    return Source(_records(files, names, splits), total, provenance)
+    return RecordSource(_read_files(files, names, splits), provenance)
 
 
 def _choose(root: Path) -> tuple[list[Path], list[str]]:
@@ -149,43 +150,19 @@ def _choose(root: Path) -> tuple[list[Path], list[str]]:
     return files, [f.relative_to(root).as_posix() for f in found if f not in files]
 
 
-def split_of(path: Path) -> str | None:
-    """The split that a file's name says, else its folder's."""
-    for name in (path.stem, *reversed(path.parts[:-1])):
-        if match := _SPLIT_NAME.fullmatch(name.lower()):
-            return _SPLITS[match[1]]
-    return None
-
-
-def _records(files: list[Path], names: list[str], splits: list[str | None]) -> Iterator[Record]:
+def _read_files(files: list[Path], names: list[str], splits: list[str | None]) -> Iterator[Record]:
     for file, name, split in zip(files, names, splits, strict=True):
+        row = 0
         try:
             for row, values in enumerate(_READERS[file.suffix](file)):
-                if isinstance(values, dict):
-                    yield Record(name, row, split, values)
-                elif values is not _BLANK:
-                    fault = values if isinstance(values, _Unreadable) else f"found {values!a:.100}"
-                    yield Record(name, row, split, None, f"expected an object, {fault}")
-        except (pa.ArrowException, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise _damaged(file, error) from error
-
-
-def _guarded(file: Path, read: Callable[[Path], int]) -> int:
-    try:
-        return read(file)
-    except pa.ArrowException as error:
-        raise _damaged(file, error) from error
-
-
-def _damaged(file: Path, error: Exception) -> ValueError:
-    return ValueError(f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}: {error}")
-
-
-class _Unreadable(str):
-    """The fault of a line that cannot be read."""
-
-
-_BLANK = object()
+                if not isinstance(values, dict):
+                    raise ValueError(f"expected an object, found {values!a:.100}")
+                yield Record(name, row, split, values)
+        except (pa.ArrowException, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}, at or after row "
+                f"{row}: {error}. Mend the file or take the row out"
+            ) from error
 
 
 def _read_parquet(file: Path) -> Iterator[Any]:
@@ -207,34 +184,25 @@ def _read_arrow(file: Path) -> Iterator[Any]:
 
 def _read_jsonl(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            if not line.strip():
-                yield _BLANK
-                continue
-            try:
-                yield _checked(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                yield _Unreadable(f"found no JSON: {error}")
+        yield from (_parse(line) for line in lines if line.strip())
 
 
 def _read_json(file: Path) -> Iterator[Any]:
     """A list of objects, or one object a line."""
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows = _parse(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
         yield from _read_jsonl(file)
     else:
-        yield from map(_checked, rows if isinstance(rows, list) else [rows])
+        yield from rows if isinstance(rows, list) else [rows]
 
 
-def _checked(values: Any) -> Any:
-    """JSON can hold halves of characters, which no other file can."""
-    try:
+def _parse(text: str) -> Any:
+    values = json.loads(text)
+    if "\\ud" in text.lower():  # JSON can hold halves of characters, which no parquet file can
         json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        return _Unreadable(f"found text that is not Unicode: {error.reason}")
     return values
 
 
@@ -244,3 +212,63 @@ _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
 }
+
+
+# ------------------------------------------------------------------ the hub
+
+
+def _open_hub(source: str, config: str | None) -> RecordSource:
+    """Load a data set of the hub, at the commit that its revision names now.
+
+    With ``HF_HUB_OFFLINE=1`` it comes from the cache, if it is there.
+
+    Args:
+      source: a hub id, if need be with ``@`` and a revision.
+      config: the configuration, for a data set that has one of this name.
+
+    Raises:
+      ConnectionError: the hub cannot be reached, or does not have it.
+      ValueError: its files cannot be read, or it has several configurations.
+    """
+    import httpx
+    from datasets import get_dataset_config_names, load_dataset
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub import HfApi, errors
+
+    hub_id, _, revision = source.partition("@")
+    commit: str | None = revision or None
+    try:
+        # Offline, what is in the cache will do, and only `load_dataset` can tell what that is.
+        with suppress(errors.OfflineModeIsEnabled):
+            commit = HfApi().dataset_info(hub_id, revision=commit).sha
+            if config and config not in get_dataset_config_names(hub_id, revision=commit):
+                config = None
+        splits = load_dataset(hub_id, config, revision=commit)
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        raise ConnectionError(
+            f"--from: the hub refuses {source!r}: {first_line(error)}. Is the id right? For a "
+            "private or gated data set, log in with `hf auth login` and accept its terms."
+        ) from error
+    except (OSError, httpx.HTTPError) as error:
+        raise ConnectionError(
+            f"--from: cannot load {source!r} from the hub: {first_line(error)}. It is not a path "
+            f"here either. Without a network: `hf download --repo-type dataset {hub_id} "
+            "--local-dir DIR` where there is one, copy DIR here, and give --from DIR."
+        ) from error
+    except DatasetsError as error:
+        raise ValueError(f"--from: cannot read {source!r}: {first_line(error)}") from error
+    records = (
+        Record(f"{hub_id}:{name}", row, split_of(Path(str(name))), values)
+        for name, rows in splits.items()
+        for row, values in enumerate(rows)
+    )
+    provenance = {"hub": hub_id, "revision": commit or _cached_commit(splits), "config": config}
+    return RecordSource(records, provenance)
+
+
+def _cached_commit(splits: Any) -> str | None:
+    """The commit that `datasets` names the folder of its cache after."""
+    names = {
+        Path(file["filename"]).parent.name for rows in splits.values() for file in rows.cache_files
+    }
+    return next((name for name in sorted(names) if re.fullmatch("[0-9a-f]{40}", name)), None)

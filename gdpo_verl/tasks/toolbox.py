@@ -1,8 +1,11 @@
 """The toolbox: a synthetic tool-calling task, small enough for a laptop.
 
-A user asks for one thing (sometimes two); the system message lists a few
-tools, the needed ones among them, in random order; the answer is one JSON call
-for each thing asked. Everything follows from the seed (`generated`).
+    system     … 1. Name: weather … 2. Name: timer … 3. Name: convert_base …
+    user       What is 84 in base 6?
+    answer     {"name": "convert_base", "parameters": {"number": 84, "base": 6}}
+
+A user asks for one thing (sometimes two); the tools, the needed ones among them, stand in random
+order. Everything follows from the seed (`generated`). For the rewards of `rewards.tool_call`.
 """
 
 from __future__ import annotations
@@ -128,7 +131,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 @dataclass(frozen=True)
-class Example:
+class ToolExample:
     """One question with the tools on offer and the calls it needs."""
 
     question: str
@@ -149,7 +152,7 @@ class Example:
         return prompt.reference_answer(self.thought, self.calls)
 
 
-def draw_example(rng: random.Random, *, two_calls: float = 0.0) -> Example:
+def draw_example(rng: random.Random, *, two_calls: float = 0.0) -> ToolExample:
     """Draw one example; a share ``two_calls`` asks two different tools for something."""
     needed = rng.sample(list(TOOLS), 2 if rng.random() < two_calls else 1)
     calls = tuple((name, TOOLS[name].draw(rng)) for name in needed)
@@ -158,10 +161,10 @@ def draw_example(rng: random.Random, *, two_calls: float = 0.0) -> Example:
     others = [name for name in TOOLS if name not in needed]
     listed = needed + rng.sample(others, rng.randint(3, 5) - len(needed))
     rng.shuffle(listed)
-    return Example(question, tuple(listed), calls)
+    return ToolExample(question, tuple(listed), calls)
 
 
-def examples(split: str, *, seed: int) -> Iterator[Example]:
+def examples(split: str, *, seed: int) -> Iterator[ToolExample]:
     """Examples of a split, as `generated.examples` draws them."""
     return generated.examples(DATA_SOURCE, split, draw_example, seed=seed)
 
@@ -182,7 +185,7 @@ def prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
 
 QUESTIONS = 256
 EXACT = 3.0
-"""The correctness of calls that are the very ones asked for."""
+"""The correctness of calls that equal the expected ones."""
 
 
 class Toolbox(Benchmark):

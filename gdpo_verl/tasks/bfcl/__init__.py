@@ -1,9 +1,12 @@
 """Real questions: the Berkeley Function-Calling Leaderboard's, from the package ``bfcl-eval``.
 
-https://github.com/ShishirPatil/gorilla, Apache-2.0. All single-turn Python
-questions with accepted answers. The ground truth takes the first answer listed
-for each argument, and a row is kept only if the leaderboard's own checker
-accepts that answer; the others are listed, with its reason, in the provenance.
+    question   {"id": "simple_python_0", "question": [[{"role": "user", "content": "…"}]],
+                "function": [{"name": "calculate_triangle_area", "parameters": {…}, …}]}
+    answers    [{"calculate_triangle_area": {"base": [10], "height": [5], "unit": ["units", ""]}}]
+
+https://github.com/ShishirPatil/gorilla, Apache-2.0. All single-turn Python questions with accepted
+answers. The ground truth takes the first answer listed for each argument, and a row is kept only if
+the leaderboard's own checker accepts it; the others are listed, with its reason, in the provenance.
 """
 
 from __future__ import annotations
@@ -12,20 +15,26 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from gdpo_verl.tasks import parquet, prompt
-from gdpo_verl.tasks.rows import BadRow, PromptLength, Row
+from gdpo_verl.tasks import prompt
+from gdpo_verl.tasks.rows import BadRow, PromptLength, Row, make_row, write_dataset
 
 DATA_SOURCE = "bfcl"
 REQUIREMENT = "bfcl-eval==2026.3.23"
 INSTALL = f"pip install --no-deps {REQUIREMENT}"
+# What the evaluation needs too.
+INSTALL_ALL = (
+    f"{INSTALL} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
+    "tree-sitter-javascript==0.21.4"
+)
 VALIDATION_SHARE = 0.1
 CATEGORIES = (
     "simple_python",
@@ -38,8 +47,27 @@ CATEGORIES = (
     "live_parallel_multiple",
 )
 
+MODEL = "gdpo-verl"
+"""The name under which bfcl-eval knows our models."""
+MODELS: dict[str, Any] = {
+    MODEL: SimpleNamespace(
+        model_name=MODEL,
+        display_name=MODEL,
+        url="",
+        org="",
+        license="",
+        model_handler=None,  # `handler` puts its own here
+        input_price=None,
+        output_price=None,
+        is_fc_model=False,
+        underscore_to_dot=False,
+    )
+}
+"""Our entry in place of bfcl-eval's table of models."""
+
 Call = tuple[str, dict[str, Any]]
-Checker = Callable[[list[dict[str, Any]], list[Call], list[dict[str, Any]], str], list[str]]
+# bfcl-eval makes folders for its results and locks when it is imported.
+_scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
 
 
 def _package() -> Path:
@@ -54,60 +82,36 @@ def _package() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-@contextmanager
-def stand_in(name: str, **attributes: Any) -> Iterator[None]:
-    """Have ``import name`` give a module with ``attributes``; undone on leaving."""
-    before = sys.modules.get(name)
-    module = ModuleType(name)
-    module.__dict__.update(attributes)
-    sys.modules[name] = module
-    try:
-        yield
-    finally:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
+def load_module(name: str) -> Any:
+    """Import a module of bfcl-eval.
 
+    Its modules look a model up in ``bfcl_eval.constants.model_config``, whose import needs the SDK
+    of every vendor on the leaderboard. A stub that holds `MODELS` takes its place for as long as
+    they are imported.
 
-class _AnyModel(dict[str, SimpleNamespace]):
-    """Model settings for any name: the model writes function names with their dots."""
-
-    def __missing__(self, key: str) -> SimpleNamespace:
-        return SimpleNamespace(underscore_to_dot=False)
-
-
-def load_checker() -> Checker:
-    """The leaderboard's own AST checker as ``checker(functions, calls, accepted, category)``.
-
-    Its module asks ``bfcl_eval.constants.model_config`` for one flag of a
-    model, and that import needs the SDK of every vendor on the leaderboard. A
-    stand-in answers instead while the module is loaded, under a private name:
-    afterwards ``sys.modules`` holds neither.
-
-    Returns:
-      a function that gives the checker's objections; an empty list is a pass.
+    Raises:
+      ModuleNotFoundError: it, or a package that it needs, is missing; says how to install them.
     """
-    path = _package() / "eval_checker" / "ast_eval" / "ast_checker.py"
-    spec = importlib.util.spec_from_file_location("_gdpo_verl_bfcl_checker", path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise FileNotFoundError(f"bfcl: {path} is missing. Install the package again: {INSTALL}")
-    module = importlib.util.module_from_spec(spec)
-    with stand_in("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=_AnyModel()):
-        spec.loader.exec_module(module)
-    python = module.Language.PYTHON
-
-    def check(
-        functions: list[dict[str, Any]],
-        calls: list[Call],
-        accepted: list[dict[str, Any]],
-        category: str,
-    ) -> list[str]:
-        output = [{name: arguments} for name, arguments in calls]
-        verdict = module.ast_checker(functions, output, accepted, python, category, "any")
-        return [] if verdict["valid"] else [str(reason) for reason in verdict["error"]]
-
-    return check
+    _package()
+    stubbed, root = "bfcl_eval.constants.model_config", "BFCL_PROJECT_ROOT"
+    before = sys.modules.get(stubbed), os.environ.get(root)
+    sys.modules[stubbed] = ModuleType(stubbed)
+    vars(sys.modules[stubbed])["MODEL_CONFIG_MAPPING"] = MODELS
+    os.environ[root] = _scratch.name
+    try:
+        return importlib.import_module(f"bfcl_eval.{name}")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"bfcl: bfcl-eval's generation and scoring need the package {error.name}, which is "
+            f"missing. Install what they need with: {INSTALL_ALL} (--no-deps, because its pins "
+            "conflict with verl's)"
+        ) from error
+    finally:
+        del sys.modules[stubbed], os.environ[root]
+        if before[0]:
+            sys.modules[stubbed] = before[0]
+        if before[1]:
+            os.environ[root] = before[1]
 
 
 _OMIT = object()
@@ -134,7 +138,7 @@ def _resolve(value: Any) -> Any:
 
 
 def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
-    """The calls made of the first answer listed for each argument.
+    """Make calls of the first answer listed for each argument.
 
     >>> first_answer([{"area": {"side": [3, 3.0], "unit": ["", "cm"]}}])
     [('area', {'side': 3})]
@@ -153,8 +157,8 @@ def tool_block(function: Mapping[str, Any]) -> str:
     return prompt.tool_block(function["name"], function["description"], parameters)
 
 
-def read(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
-    """(file name, question, accepted answers) of each question in a category."""
+def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """Read (file name, question, accepted answers) of each question in a category."""
     name = f"BFCL_v4_{category}.json"
     data = _package() / "data"
     try:
@@ -171,7 +175,7 @@ def read(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, An
 
 
 def split_of(text: str, *, seed: int) -> str:
-    """The split of a question, by its text: the same text never stands in both."""
+    """Assign a question to its split, by its text: the same text never stands in both."""
     digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
     share = int.from_bytes(digest[:8], "big") / 2**64
     return "validation" if share < VALIDATION_SHARE else "train"
@@ -180,23 +184,28 @@ def split_of(text: str, *, seed: int) -> str:
 def accepted_rows(
     *, seed: int = 0, length: PromptLength | None = None
 ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
-    """The accepted questions as rows of train and validation, and what the provenance says of all.
+    """Make the rows of train and validation, and what the provenance says of all questions.
 
     Raises:
       ModuleNotFoundError: ``bfcl-eval`` is not installed.
       FileNotFoundError: the installed version lacks one of the files.
     """
-    check = load_checker()
+    checker = load_module("eval_checker.ast_eval.ast_checker")
     splits: dict[str, list[Row]] = {"train": [], "validation": []}
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"questions": 0, "kept": 0})
     rejected: list[dict[str, Any]] = []
     for category in CATEGORIES:
-        for file, question, accepted in read(category):
+        for file, question, accepted in read_questions(category):
             counts[category]["questions"] += 1
             calls = first_answer(accepted)
-            objections = check(question["function"], calls, accepted, category)
-            if objections:
-                rejected.append({"file": file, "id": question["id"], "reason": objections})
+            output = [{name: arguments} for name, arguments in calls]
+            verdict = checker.ast_checker(
+                *(question["function"], output, accepted),
+                *(checker.Language.PYTHON, category, MODEL),
+            )
+            if not verdict["valid"]:
+                reasons = [str(reason) for reason in verdict["error"]]
+                rejected.append({"file": file, "id": question["id"], "reason": reasons})
                 continue
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
             messages = prompt.messages([tool_block(f) for f in question["function"]], turns)
@@ -210,7 +219,7 @@ def accepted_rows(
             split = split_of("\n".join(text for _, text in turns), seed=seed)
             names = " and ".join(dict.fromkeys(name for name, _ in calls))
             splits[split].append(
-                parquet.row(
+                make_row(
                     DATA_SOURCE,
                     messages,
                     prompt.reference_answer(f"use {names}", calls),
@@ -251,4 +260,4 @@ def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None)
         "settings": {"seed": seed, "validation_share": VALIDATION_SHARE},
         **found,
     }
-    return parquet.write(out_dir, splits, provenance)
+    return write_dataset(out_dir, splits, provenance)

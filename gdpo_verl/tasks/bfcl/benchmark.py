@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,14 +21,14 @@ from gdpo_verl.files import sha256
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
-from gdpo_verl.tasks import prompt
+from gdpo_verl.tasks import bfcl, prompt
 from gdpo_verl.tasks.benchmark import (
     ACCURACY,
-    Answer,
     Ask,
     Averages,
     Benchmark,
     Dialogue,
+    ModelAnswer,
     Question,
     Questions,
     Sampling,
@@ -52,7 +53,7 @@ PROMPT_TOO_LONG = "prompt too long"
 
 
 class Bfcl(Benchmark):
-    """Every question of version 3, or those in a file of `prepare bfcl`, or of ids."""
+    """Every question of version 3, or those in a file of `prepare bfcl`."""
 
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
     measures = (ACCURACY, "format")
@@ -76,27 +77,34 @@ class Bfcl(Benchmark):
         from gdpo_verl.tasks.bfcl import handler
 
         self.bfcl = handler
-        found: tuple[prompt.Frame, str] | None = shared_by(
+        found: tuple[prompt.PromptFrame, str] | None = shared_by(
             self.prompt_from,
-            lambda chat: prompt.read_frame(chat[0]["content"]),
+            lambda chat: prompt.parse_frame(chat[0]["content"]),
             "text around the tools",
         )
-        self.frame, origin = found or (prompt.Frame(), "gdpo-verl prepare bfcl")
+        self.frame, origin = found or (prompt.PromptFrame(), "gdpo-verl prepare bfcl")
         package = f"bfcl-eval {importlib.metadata.version('bfcl-eval')}"
         about = {"package": package, "prompt": f"prompt of {origin}"}
         known = {question.name: question for question in self._all_questions()}
         if data is None:
             return Questions(list(known.values()), about)
         path = Path(data).expanduser()
-        choose = _by_ids if path.suffix == ".json" else _by_rows
-        items = list(choose(path, known, package))
+        items = []
+        for number, row in enumerate(read_rows(path)):  # with the prompts of the file
+            name = str((row.get("extra_info") or {}).get("id"))
+            if name not in known:
+                raise ValueError(
+                    f"--data: {path}, row {number}: expected extra_info.id of a question in "
+                    f"{package}, found {name!r}. Write the file with: gdpo-verl prepare bfcl"
+                )
+            items.append(replace(known[name], messages=row["prompt"]))
         return Questions(items, {"file": str(path), "sha256": sha256(path), **about})
 
     def dialogue(self, question: Question) -> Dialogue | None:
         if question.category not in MULTI_TURN:
             return None
 
-        def hold(ask: Ask) -> Answer:
+        def run(ask: Ask) -> ModelAnswer:
             finish = "stop"
             with self.bfcl.simulation() as model:
                 handler = self._handler(question, model, ask)
@@ -111,9 +119,9 @@ class Bfcl(Benchmark):
             if finish == "stop" and any(step.finish == "length" for step in handler.steps):
                 finish = "length"
             tokens = sum(step.tokens for step in handler.steps)
-            return Answer(json.dumps(said, ensure_ascii=False), tokens, finish)
+            return ModelAnswer(json.dumps(said, ensure_ascii=False), tokens, finish)
 
-        return hold
+        return run
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         said = json.loads(text or "[]") if question.category in MULTI_TURN else [[text]]
@@ -136,7 +144,7 @@ class Bfcl(Benchmark):
         return Score(measures, error, reason)
 
     def _verdict(self, question: Question, text: str, said: Any) -> dict[str, Any]:
-        """The verdict of bfcl-eval's own function for the category."""
+        """Judge by bfcl-eval's own function for the category."""
         category, truth, runner = question.category, question.truth, self.bfcl.runner
         if category in MULTI_TURN:
             with self.bfcl.simulation() as model:
@@ -150,13 +158,13 @@ class Bfcl(Benchmark):
         of_answer = self._handler(question), question.name, text
         if "accepted" not in truth:
             return dict(
-                runner._evaluate_single_relevance_entry(*of_answer, {}, self.bfcl.MODEL, category)
+                runner._evaluate_single_relevance_entry(*of_answer, {}, bfcl.MODEL, category)
             )
         language = category.removeprefix("simple_").upper() if category in SIMPLE else "PYTHON"
         return dict(
             runner._evaluate_single_ast_entry(
                 *(*of_answer, truth["accepted"], {"function": truth["functions"]}),
-                *(self.bfcl.MODEL, category),
+                *(bfcl.MODEL, category),
                 self.bfcl.enums.Language[language],
                 self.bfcl.enums.ReturnFormat[language],
             )
@@ -169,9 +177,7 @@ class Bfcl(Benchmark):
             docs = [*entry["function"], *(doc for turn in held_back for doc in turn)]
             names = [doc["name"] for doc in docs]
         asking = _checked(ask) if ask else None
-        return self.bfcl.Handler(
-            model or self.bfcl.MODEL, frame=self.frame, ask=asking, names=names
-        )
+        return self.bfcl.Handler(model or bfcl.MODEL, frame=self.frame, ask=asking, names=names)
 
     def _all_questions(self) -> Iterator[Question]:
         handler = self.bfcl.Handler(frame=self.frame)
@@ -195,7 +201,7 @@ class _Unasked(Exception):
 
 
 def _checked(ask: Ask) -> Ask:
-    def checked(messages: Sequence[Mapping[str, str]]) -> Answer:
+    def checked(messages: Sequence[Mapping[str, str]]) -> ModelAnswer:
         answer = ask(messages)
         if answer.finish == PROMPT_TOO_LONG:
             raise _Unasked
@@ -208,37 +214,3 @@ def _reason(error: Any) -> str:
     if isinstance(error, Mapping):
         error = [error.get("error_message", error)]
     return "; ".join(str(each) for each in error)
-
-
-def _by_rows(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
-    """The questions of a file of `prepare bfcl`, with the prompts in it."""
-    for number, row in enumerate(read_rows(path)):
-        name = str((row.get("extra_info") or {}).get("id"))
-        if name not in known:
-            raise ValueError(
-                f"--data: {path}, row {number}: expected extra_info.id of a question in "
-                f"{package}, found {name!r}. Write the file with: gdpo-verl prepare bfcl"
-            )
-        origin = known[name]
-        yield Question(name, origin.category, row["prompt"], origin.truth)
-
-
-def _by_ids(path: Path, known: Mapping[str, Question], package: str) -> Iterator[Question]:
-    """The questions of a file {category: [id, …]}, bfcl-eval's own form of a choice."""
-    if not path.is_file():
-        raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
-    try:
-        chosen = json.loads(path.read_text(encoding="utf-8"))
-        ids = [(category, name) for category, names in chosen.items() for name in names]
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f'--data: {path}: expected JSON like {{"multiple": ["multiple_0"]}}, as bfcl-eval\'s '
-            f"test_case_ids_to_generate.json, found {error!r}"
-        ) from error
-    for category, name in ids:
-        if name not in known or known[name].category != category:
-            raise ValueError(
-                f"--data: {path}: expected ids of questions in {package}, of the categories "
-                f"{list(CATEGORIES)}, found {name!r} in {category!r}"
-            )
-        yield known[name]

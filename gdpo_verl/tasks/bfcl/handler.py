@@ -1,76 +1,33 @@
 """The handler through which bfcl-eval asks our models: its own loop and checkers, our prompt.
 
-Importing this module imports bfcl-eval's generation and scoring. They look a model up in
-`bfcl_eval.constants.model_config`, whose import needs the SDK of every vendor on the leaderboard;
-a stand-in that holds this handler alone takes its place for as long as they are imported.
+Importing this module imports bfcl-eval's generation and scoring.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
 from gdpo_verl.tasks import bfcl, prompt
-from gdpo_verl.tasks.benchmark import Answer, Ask
+from gdpo_verl.tasks.benchmark import Ask, ModelAnswer
 
-MODEL = "gdpo-verl"
-"""The name under which bfcl-eval knows this handler."""
-MODELS: dict[str, Any] = {}
-"""Our entry in place of bfcl-eval's table of models."""
-REQUIREMENTS = (
-    f"{bfcl.REQUIREMENT} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
-    "tree-sitter-javascript==0.21.4"
-)
-INSTALL = f"pip install --no-deps {REQUIREMENTS}"
 MOST_DIGITS = 10_000
 """The largest exponent and precision with which the simulated calculator computes here; with any
 larger ones it may compute forever."""
 
 log = logging.getLogger(__name__)
-# bfcl-eval makes folders for its results and locks when it is imported.
-_scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
-
-
-def _import(name: str) -> Any:
-    """A module of bfcl-eval.
-
-    Raises:
-      ModuleNotFoundError: it, or a package that it needs, is missing; says how to install them.
-    """
-    before = os.environ.get("BFCL_PROJECT_ROOT")
-    os.environ["BFCL_PROJECT_ROOT"] = _scratch.name
-    try:
-        with bfcl.stand_in("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=MODELS):
-            return importlib.import_module(f"bfcl_eval.{name}")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"bfcl: bfcl-eval's generation and scoring need the package {error.name}, which is "
-            f"missing. Install what they need with: {INSTALL} (--no-deps, because its pins "
-            "conflict with verl's)"
-        ) from error
-    finally:
-        if before is None:
-            del os.environ["BFCL_PROJECT_ROOT"]
-        else:
-            os.environ["BFCL_PROJECT_ROOT"] = before
-
-
-runner = _import("eval_checker.eval_runner")
-utils = _import("utils")
-simulator = _import("eval_checker.multi_turn_eval.multi_turn_utils")
-enums = _import("constants.enums")
-_base = _import("model_handler.base_handler")
+runner = bfcl.load_module("eval_checker.eval_runner")
+utils = bfcl.load_module("utils")
+simulator = bfcl.load_module("eval_checker.multi_turn_eval.multi_turn_utils")
+enums = bfcl.load_module("constants.enums")
+_base = bfcl.load_module("model_handler.base_handler")
 vars(_base)["print"] = log.debug  # it prints a line for every step
 
 
@@ -87,20 +44,20 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
 
     def __init__(
         self,
-        model_name: str = MODEL,
+        model_name: str = bfcl.MODEL,
         temperature: float = 0,
-        registry_name: str = MODEL,
+        registry_name: str = bfcl.MODEL,
         is_fc_model: bool = False,
         *,
-        frame: prompt.Frame | None = None,
+        frame: prompt.PromptFrame | None = None,
         ask: Ask | None = None,
         names: Sequence[str] = (),
     ) -> None:
         super().__init__(model_name, temperature, registry_name, is_fc_model)
-        self.frame = frame or prompt.Frame()
+        self.frame = frame or prompt.PromptFrame()
         self.ask = ask
         self.names = frozenset(names)
-        self.steps: list[Answer] = []
+        self.steps: list[ModelAnswer] = []
 
     # -------------------------------------------------------------- asking
 
@@ -121,7 +78,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         inference_data["history"].append("")
         return self.add_first_turn_message_prompting(inference_data, user_message)
 
-    def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[Answer, float]:
+    def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[ModelAnswer, float]:
         assert self.ask is not None, "this handler was made to score"
         answer = self.ask(self.messages(inference_data))
         self.steps.append(answer)
@@ -129,9 +86,11 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
 
     def messages(self, inference_data: Mapping[str, Any]) -> list[dict[str, str]]:
         """The chat that the model is asked with."""
-        return prompt.framed(self.frame, inference_data["tool_blocks"], inference_data["history"])
+        return prompt.apply_frame(
+            self.frame, inference_data["tool_blocks"], inference_data["history"]
+        )
 
-    def _parse_query_response_prompting(self, api_response: Answer) -> dict[str, Any]:
+    def _parse_query_response_prompting(self, api_response: ModelAnswer) -> dict[str, Any]:
         return {
             "model_responses": api_response.text,
             "input_token": 0,
@@ -187,23 +146,12 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         return f"{name}(**{parameters!r})"
 
 
-MODELS[MODEL] = SimpleNamespace(
-    model_name=MODEL,
-    display_name=MODEL,
-    url="",
-    org="",
-    license="",
-    model_handler=Handler,
-    input_price=None,
-    output_price=None,
-    is_fc_model=False,
-    underscore_to_dot=False,
-)
+bfcl.MODELS[bfcl.MODEL].model_handler = Handler
 
 
 @cache
 def entries(category: str, *, hint: bool) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
-    """The questions of a category, what is shown of each, and the answers that are accepted.
+    """Load a category: each question, what is shown of it, and the answers that are accepted.
 
     Args:
       hint: show the functions as bfcl-eval does, with a hint at their language.
@@ -224,8 +172,8 @@ _numbers = itertools.count()
 
 @contextmanager
 def simulation() -> Iterator[str]:
-    """A model name of its own, since bfcl-eval keeps the state of its simulated APIs under the
-    names of model and question; that state is dropped on leaving."""
+    """Lend an unused model name; bfcl-eval keeps the state of its simulated APIs under the names
+    of model and question, and that state is dropped on leaving."""
     name = f"gdpo_verl_{next(_numbers)}_run"
     try:
         yield name
