@@ -1,4 +1,4 @@
-"""The commands for one's own recipes and rewards, as the docs print them."""
+"""The commands that README and docs print."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from reward_checks import work as work
 
 from gdpo_verl.check_reward import compose as compose_for_check
 from gdpo_verl.cli import _parser, main
+from gdpo_verl.config import GdpoConfig
 from gdpo_verl.dry_run import dry_run
 from gdpo_verl.run.composition import RecipeError, compose, hardware_of
 from gdpo_verl.run.submit import absolute
@@ -28,16 +29,58 @@ ROOT = Path(__file__).parents[1]
 DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
 
 
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
+)
+VERL = "python -m verl.trainer.main_ppo"
+
+
+def commands(page: Path) -> list[str]:
+    """What stands in a page's blocks of bash, each command in one line."""
+    text = page.read_text(encoding="utf-8")
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    return re.sub(r" *\\\n *", " ", blocks).splitlines()
+
+
 def printed(page: str, begin: str) -> list[str]:
-    """The commands of a page's blocks that begin so, each in one line."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
-    return [line for line in blocks.splitlines() if line.startswith(begin)]
+    """The commands of a page that begin so."""
+    return [line for line in commands(ROOT / "docs" / page) if line.startswith(begin)]
 
 
 def arguments(line: str, directory: Path) -> list[str]:
     words = line.partition("  #")[0].replace("$PWD", str(directory))
     return shlex.split(words.replace("scripts/train.sh", "gdpo-verl train"))[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_printed_command_parses(page: Path) -> None:
+    parser = _parser()
+    for line in commands(page):
+        line = re.sub(r"^(\w+=\S+ )+|^for .* do |; done$", "", line.strip())
+        for name in re.findall(r"scripts/[\w/]+\.(?:sh|py)\b", line):
+            assert (ROOT / name).is_file(), line
+        line = re.sub(r"scripts/(train|submit)\.sh", r"gdpo-verl \1", line)
+        if not line.startswith("gdpo-verl "):
+            continue
+        words = shlex.split(line, comments=True)[1:]
+        words = words[: words.index("--")] if "--" in words else words
+        if words[0] == "submit":
+            words += ["--run", "runs/mine"]  # scripts/submit.sh takes it from RUN
+        options, rest = parser.parse_known_args(words)
+        assert options.takes_overrides or not rest, line
+        assert not [word for word in rest if word.startswith("--")], line
+
+
+def test_verls_own_command_composes_and_its_settings_are_known() -> None:
+    lines = [line for page in PAGES for line in commands(page) if line.startswith(VERL)]
+    lines = [line for line in lines if "--config-" not in line]
+    assert len(lines) > 2  # README, the settings, the quickstart
+    for line in lines:
+        words = shlex.split(line.partition(" ...")[0])[3:]
+        with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+            config = hydra.compose("ppo_trainer", words)
+        GdpoConfig.from_algorithm(config.algorithm)
+        assert config.algorithm.adv_estimator == "gdpo"
 
 
 @pytest.fixture
@@ -56,7 +99,7 @@ def test_commands_of_the_pages_compose_and_name_a_model(
 ) -> None:
     lines = printed("recipes.md", "gdpo-verl train") + printed("cpu.md", "gdpo-verl train")
     lines += printed("variants.md", "scripts/train.sh")
-    assert len(lines) == 8
+    assert len(lines) > 5
     for line in lines:
         words = [word for word in arguments(line, conf.parent) if word != "--dry-run"]
         assert main([*words, "--cfg", "job"]) == 0, line

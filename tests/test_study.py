@@ -271,15 +271,6 @@ def test_the_answers_say_no_number_that_is_not_in_the_tables() -> None:
     assert told <= set(re.findall(r"\d\.\d+", tables))
 
 
-def test_the_readme_s_caption_has_the_page_s_numbers() -> None:
-    readme, page = (ROOT / name for name in ("README.md", "docs/evidence.md"))
-    text = " ".join(readme.read_text().split())
-    shown = re.findall(r"[+−][\d.]+ \[[+−][\d.]+, [+−][\d.]+\]", text)
-    pairs = ("GDPO, × 10 − GDPO, × 1", "GRPO, × 10 − GRPO, × ⅓")
-    for pair, numbers in zip(pairs, shown, strict=True):
-        assert f"| {pair} | {numbers} |" in page.read_text()
-
-
 def units(
     form: Callable[[study.Run], float], correct: Callable[[study.Run], float]
 ) -> list[dict[str, Any]]:
