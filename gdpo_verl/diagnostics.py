@@ -139,7 +139,7 @@ def coverage_metrics(
     }
 
 
-def groups_with_any_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hashable]:
+def groups_that_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hashable]:
     """The groups in which at least one component differs between two scored rows.
 
     Args:

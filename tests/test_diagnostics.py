@@ -17,7 +17,7 @@ from gdpo_verl.diagnostics import (
     component_metrics,
     contribution_metrics,
     coverage_metrics,
-    groups_with_any_vary,
+    groups_that_vary,
     outcome_metrics,
     parse_error_metrics,
     variant_metrics,
@@ -268,8 +268,8 @@ def test_a_group_varies_when_one_component_does() -> None:
         dtype=torch.float64,
     )
     groups = ["a"] * 3 + ["b"] * 2 + ["c"] * 2 + ["d"] * 2 + ["e"]
-    assert groups_with_any_vary(rewards, groups) == {"b", "d"}
-    assert groups_with_any_vary(rewards[:0], []) == set()
+    assert groups_that_vary(rewards, groups) == {"b", "d"}
+    assert groups_that_vary(rewards[:0], []) == set()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from gdpo_verl.rundir import dumps as rows
 from gdpo_verl.rundir.run import read_run
 
 
-def test_collapse_counts_groups_with_any_only_grpo_takes_for_equal(tmp_path: Path) -> None:
+def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "gdpo"))
     collapse = find_collapse(survey([run]))
     assert (collapse.groups, collapse.collapsed, collapse.reverse) == (2, 1, 0)

@@ -268,7 +268,7 @@ def test_kl_is_that_to_the_reference_policy_where_it_is_logged(tmp_path: Path) -
         assert titles[name] in [panel.title for panel in panels]
 
 
-def test_groups_with_any_train_without_an_outcome_raise_an_alert_that_says_what_to_set() -> None:
+def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_set() -> None:
     metrics = {step: {"gdpo/phantom_groups": 0.4} for step in range(1, 21)}
     (alert,) = find_alerts(metrics, ["style"])
     assert alert == Alert("the outcome", "phantom", 1, 20, pytest.approx(0.4), None, ongoing=True)

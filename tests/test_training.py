@@ -13,7 +13,7 @@ import torch
 from conftest import STOCK, Training, run_cli
 
 from gdpo_verl.advantage import VARIANTS, decompose, decoupled_sum, gdpo_scalars, grpo_scalars
-from gdpo_verl.diagnostics import groups_with_any_vary
+from gdpo_verl.diagnostics import groups_that_vary
 
 pytestmark = pytest.mark.real
 
@@ -86,7 +86,7 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     assert (len(real), len(padding)) == (18, 6)
     assert all(row["gdpo_advantage"] is None and row["tags"] is None for row in padding)
     rewards = components(real, ["tags", "short"])
-    assert groups_with_any_vary(rewards, groups(real)) == set(groups(real))
+    assert groups_that_vary(rewards, groups(real)) == set(groups(real))
     logged = [metrics["rewards/tags/mean"], metrics["rewards/short/mean"]]
     assert logged == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
     # Whitening over tokens shifts and scales the decoupled sum, by one number each, so that
