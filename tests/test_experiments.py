@@ -197,10 +197,10 @@ def test_the_table_of_variants_follows_from_the_committed_numbers() -> None:
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
 
 
-@pytest.mark.parametrize("method", [*variants_study.METHODS, *variants_study.OUTCOME])
+@pytest.mark.parametrize("method", ["GDPO", "GRPO", "GRPO, whitened", "DARA, symmetric"])
 def test_training_makes_a_policy_better_and_is_the_same_twice(method: str) -> None:
     task = variants_study.TASKS["equal difficulty"]
-    advantage = (variants_study.METHODS | variants_study.OUTCOME)[method]
+    advantage = variants_study.METHODS[method]
     short, long, again = (
         variants_study.train(task, advantage, "Adam", 2, steps) for steps in (1, 20, 20)
     )
