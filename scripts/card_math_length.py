@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from importlib.metadata import version
 
-from card import Answer, Card, others, read_lines
+from cards import Answer, Card, read_lines, shifted
 from verl.utils.reward_score import math_dapo, math_reward, math_verify
 
 from gdpo_verl.child_process import ChildProcess
@@ -101,36 +101,20 @@ def card(args: argparse.Namespace) -> Card:
         "verl math_reward": lambda a: math_reward.compute_score(a.text, a.truth) == 1,
         "verl math_dapo": lambda a: math_dapo.compute_score(a.text, a.truth)["acc"],
     }
-    made = Card("Mathematics", "correctness 1", rules)
+    made = Card("Mathematics", rules)
     for name, rows in corpora(args):
-        made.sources.append(f"{name}: {len(rows):,} rows.")
         print(f"{name}: {len(rows):,} rows", flush=True)
         count(made, name, rows)
     if args.math_before:
-        spelt = Card("", "", {"strict": rules["strict"], "before": before(args.math_before)})
+        spelt = Card("Mathematics", {"strict": rules["strict"], "before": before(args.math_before)})
         every = argparse.Namespace(**vars(args) | {"math_rows": args.math_truths})
         count_spellings(spelt, [truth for _, rows in corpora(every) for _, truth in rows])
-        made.tables |= {f"rewritten: {name}": lines for name, lines in spelt.tables.items()}
-        made.notes.append(
-            "Spelt, and still to be evaluated: each ground truth that equals itself, of MATH, "
-            "college_math and reasoning-gym, written in another way; before is the strict rule of "
-            "gdpo-verl until 2026-11-25, which asked the spelling."
-        )
+        made.rows += spelt.rows
     if args.math_answers:
         real = list(real_answers(args.math_answers))
         real = random.Random(0).sample(real, min(args.math_rows, len(real)))
-        made.right("real answers, called right there", (a for a, right in real if right))
-        made.wrong("real answers, called wrong there", (a for a, right in real if not right))
-        made.sources.append(
-            f"{len(real):,} real answers to problems of MATH, published with Qwen2.5-Math "
-            "(evaluation/data/eval_rm_maj_example), with its own verdicts."
-        )
-    made.notes += [
-        f"No answer is refused because the machine was busy: gdpo-verl's deadline is {PATIENCE} s "
-        "here, and the seconds within verl's are processor time.",
-        "An echo is the question's last formula in a box, where it is not the ground truth's text.",
-        f"math-verify {version('math-verify')}, verl {version('verl')}.",
-    ]
+        made.count_right("real answers, called right there", (a for a, right in real if right))
+        made.count_wrong("real answers, called wrong there", (a for a, right in real if not right))
     return made
 
 
@@ -183,22 +167,19 @@ def generated() -> Iterator[tuple[Answer, str]]:
 
 def count(made: Card, name: str, rows: list[tuple[Answer, str]]) -> None:
     readable = [row for row in rows if can_be_right(row[1])]
-    made.right(f"{name}: worked solutions", (answer for answer, _ in rows))
-    if len(readable) < len(rows):
-        made.notes.append(
-            f"{name}: of the refused solutions {len(rows) - len(readable)} have a ground truth "
-            "that math-verify cannot read; `gdpo-verl prepare` drops such rows."
-        )
+    made.count_right(f"{name}: worked solutions", (answer for answer, _ in rows))
     thought = [a._replace(text=f"<think>Or \\boxed{{0}}?</think>\n{a.text}") for a, _ in readable]
-    made.right(f"{name}: the same behind a thought", thought)
-    made.wrong(f"{name}: echoes", echoes(readable))
-    pairs = zip(readable, others([truth for _, truth in readable]), strict=True)
+    made.count_right(f"{name}: the same behind a thought", thought)
+    made.count_wrong(f"{name}: echoes", echoes(readable))
+    pairs = zip(readable, shifted([truth for _, truth in readable]), strict=True)
     swapped = [(answer, truth, other) for (answer, truth), other in pairs if other != truth]
-    made.wrong(f"{name}: another row's answer", (a._replace(text=boxed(o)) for a, _, o in swapped))
+    made.count_wrong(
+        f"{name}: another row's answer", (a._replace(text=boxed(o)) for a, _, o in swapped)
+    )
     hedges = (a._replace(text=boxed(f"{t} \\text{{ or }} {o}")) for a, t, o in swapped)
-    made.wrong(f"{name}: the right one or another", hedges)
+    made.count_wrong(f"{name}: the right one or another", hedges)
     unfinished = (a._replace(text=f"<think>Perhaps {boxed(t)}") for a, t in readable)
-    made.wrong(f"{name}: right in a thought that does not end", unfinished)
+    made.count_wrong(f"{name}: right in a thought that does not end", unfinished)
 
 
 def count_spellings(made: Card, truths: list[str]) -> None:
@@ -206,10 +187,12 @@ def count_spellings(made: Card, truths: list[str]) -> None:
     truths = [truth for truth in dict.fromkeys(truths) if can_be_right(truth)]
     for name, spell in SPELLINGS.items():
         pairs = [(truth, spell(truth)) for truth in truths]
-        made.right(f"spelt: {name}", (Answer(boxed(a), t) for t, a in pairs if a and a != t))
+        made.count_right(f"spelt: {name}", (Answer(boxed(a), t) for t, a in pairs if a and a != t))
     for name, form in UNEVALUATED.items():
         terms = (t for t in truths if not NO_TERM.search(t))
-        made.wrong(f"still to be evaluated: {name}", (Answer(boxed(form % t), t) for t in terms))
+        made.count_wrong(
+            f"still to be evaluated: {name}", (Answer(boxed(form % t), t) for t in terms)
+        )
 
 
 def before(python: str) -> Callable[[Answer], bool]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from card import Answer, Card, others, read_lines
+from cards import Answer, Card, read_lines, shifted
 from verl.utils.reward_score import rlla
 
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, parse_ground_truth
@@ -53,46 +52,23 @@ def card(args: argparse.Namespace) -> Card:
         ),
         "verl rlla": lambda a: verls(a) == HIGHEST,
     }
-    made = Card("Tool calling", "correctness 3, the highest", rules)
+    made = Card("Tool calling", rules)
     if args.toolrl:
         rows = [row["output"] for row in json.loads(Path(args.toolrl).expanduser().read_text())]
         asked = [row for row in rows if parse_ground_truth(row).calls]
-        made.sources.append(
-            f"ToolRL: {len(rows):,} dialogues with full answers, of which {len(asked):,} call."
-        )
-        made.right("ToolRL: its own answers", [Answer(row, row) for row in asked])
+        made.count_right("ToolRL: its own answers", [Answer(row, row) for row in asked])
         count(made, "ToolRL", [parse_ground_truth(row).calls for row in asked])
     accepted = list(accepted_calls())
-    made.sources.append(
-        f"bfcl-eval {version('bfcl-eval')}: the possible answers of {len(accepted):,} single-turn "
-        "questions; the first of each is the ground truth."
-    )
     count(made, "BFCL", [first for first, _ in accepted])
-    made.right("BFCL: the last possible answer, where it is another", [
+    made.count_right("BFCL: the last possible answer, where it is another", [
         written(last, first) for first, last in accepted if first != last
     ])  # fmt: skip
     if args.bfcl_results:
         for model, folder in MODELS.items():
-            made.right(
+            made.count_right(
                 f"BFCL: real answers of {model}, called right there",
                 real_answers(args.bfcl_results, folder),
             )
-        made.sources.append(
-            "Real answers to 1,000 of these questions with the leaderboard's own verdicts of "
-            "August 2024 (github.com/HuanzhiMao/BFCL-Result), behind a thought. The ground truth "
-            "takes the accepted values that stand in the answer, where its calls can be read. Of "
-            "these models only Hermes was asked for, and writes, the form that these rewards read; "
-            "what is refused of it are Python's single quotes, which are no JSON, and values that "
-            "the leaderboard takes for equal, as `Apple Inc` and `Apple Inc.`, or takes no more."
-        )
-    made.notes += [
-        "The formats are written from the documentation of the models' chat templates and of "
-        "vLLM's tool parsers. Qwen's and Hermes' is the one asked for, but for `arguments` and a "
-        "block for each call; the others are not what the prompt asks for, and no rule reads them.",
-        "The last possible answer differs by values that the leaderboard accepts; these rewards "
-        "know one ground truth.",
-        f"verl {version('verl')}; where its rule raises, it paid nothing.",
-    ]
     return made
 
 
@@ -154,19 +130,23 @@ def as_calls(pairs: list[tuple[str, dict[str, Any]]]) -> Calls:
 
 def count(made: Card, name: str, rows: list[Calls]) -> None:
     for form, write in FORMATS.items():
-        made.right(f"{name}: {form}", (Answer(f"{THOUGHT}\n{write(r)}", asked(r)) for r in rows))
-    pairs = [(row, other) for row, other in zip(rows, others(rows), strict=True) if row != other]
-    made.wrong(f"{name}: another row's calls", (written(other, row) for row, other in pairs))
+        made.count_right(
+            f"{name}: {form}", (Answer(f"{THOUGHT}\n{write(r)}", asked(r)) for r in rows)
+        )
+    pairs = [(row, other) for row, other in zip(rows, shifted(rows), strict=True) if row != other]
+    made.count_wrong(f"{name}: another row's calls", (written(other, row) for row, other in pairs))
     for attack, spoil in ATTACKS.items():
-        made.wrong(f"{name}: {attack}", (
+        made.count_wrong(f"{name}: {attack}", (
             written(spoil(row), row) for row in rows if lines(spoil(row)) != lines(row)
         ))  # fmt: skip
     everything = [call for row in rows[:40] for call in row]
-    made.wrong(f"{name}: the calls of 40 rows", (written(everything, row) for row in rows[:40]))
+    made.count_wrong(
+        f"{name}: the calls of 40 rows", (written(everything, row) for row in rows[:40])
+    )
     thoughts = (Answer(f"<think>{asked(row)}</think>", asked(row)) for row in rows)
-    made.wrong(f"{name}: right in the thought alone", thoughts)
+    made.count_wrong(f"{name}: right in the thought alone", thoughts)
     tags = [with_values(row, lambda value: f"{value}</think>") for row in rows]
-    made.right(f"{name}: </think> in the values", (
+    made.count_right(f"{name}: </think> in the values", (
         Answer(f"{THOUGHT} {asked(row)}", asked(row)) for row in tags
     ))  # fmt: skip
 

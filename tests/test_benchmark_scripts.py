@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import importlib.util
 import json
@@ -9,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from waiting import HANGS
@@ -109,52 +109,22 @@ def test_sides_that_trained_on_other_prompts_are_not_compared() -> None:
 
 
 def test_a_reward_card_counts_what_each_rule_judges_the_other_way(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    card, page = importlib.import_module("card"), tmp_path / "page.md"
-    rules = {"all": lambda a: True, "none": lambda a: False, "equal": lambda a: a.text == a.truth}
-    made = card.Card("Ours", "all", rules)
-    answers = [card.Answer("1", "1"), card.Answer("2", "1"), card.Answer("3", "3")]
-    made.right("these", answers)
-    made.wrong("the same", iter(answers))
-    made.wrong("nothing", [])
-    text = made.markdown()
-    assert "| right answers refused | of | all | none | equal |" in text
-    assert "| these | 3 | 0 | 3 | 1 |" in text
-    assert "| the same | 3 | 3 | 0 | 2 |" in text
-    assert "nothing" not in text
-    page.write_text(f"# Cards\n\nHead.\n\n{text}\n## Another\n\nPaid.\n")
-    kept = script("reward_cards").written(page)
-    assert kept == {"Another": "## Another\n\nPaid.\n", "Ours": text.rstrip() + "\n"}
-
-
-def test_an_experiments_table_has_means_over_steps_and_differences_paired_by_seed() -> None:
-    def line(arm: str, seed: int, step: int, form: float, unit: float = 1) -> dict[str, Any]:
-        means = {"format": form, "integer": 0.5, "correctness": 0.25 * unit}
-        deviations = {"format": 0.5, "integer": 0.25, "correctness": 0.25 * unit}
-        found = {f"rewards/{name}/mean": value for name, value in means.items()}
-        found |= {f"rewards/{name}/std": value for name, value in deviations.items()}
-        return {
-            "arm": arm,
-            "seed": seed,
-            "step": step,
-            "gdpo/correctness/advantage_share": 0.3,
-        } | found
-
-    lines = [
-        line("gdpo-1", seed, step, 0.1 * seed + 0.2 * step) for seed in (1, 2, 3) for step in (1, 2)
-    ]
-    lines += [line("grpo-1", seed, 1, 0.1 * seed) for seed in (1, 2, 3)]
-    lines += [line("grpo-10", 1, 1, 0.4, unit=10)]
-    arms = dict.fromkeys(["gdpo-1", "grpo-1", "gdpo-10", "grpo-10"])
-    rows = [row.split(" | ") for row in script("experiment").table({"arms": arms}, lines)]
-    cells = {row[0].removeprefix("| "): row[2:] for row in rows}
-    # Means over the two steps are 0.4, 0.5 and 0.6: deviation 0.1, t 4.303, three seeds.
-    assert cells["gdpo ×1"][0] == "0.500 [+0.252, +0.748]"
-    assert cells["gdpo ×1"][3].startswith("0.300")  # what GDPO itself logs
-    assert cells["grpo ×1"][3].startswith("0.250")  # 0.25 of 0.5 + 0.25 + 0.25
-    assert cells["grpo ×10"][:3] == ["0.400", "0.500", "0.250"]
-    assert cells["grpo ×10"][3].startswith("0.769")  # 2.5 of 3.25
-    assert cells["gdpo ×1 − grpo ×1"][0] == "0.300 [+0.300, +0.300]"
-    assert cells["grpo ×10 − grpo ×1"][0] == "0.300"  # 0.4 minus seed 1's 0.1
+    cards = importlib.import_module("cards")
+    rules = {"equal": lambda a: a.text == a.truth, "all": lambda a: True, "none": lambda a: False}
+    made = cards.Card("Ours", rules)
+    made.count_right("these", [cards.Answer("1", "1"), cards.Answer("2", "1")])
+    made.count_wrong("the others", iter([cards.Answer("3", "4")]))
+    made.count_wrong("nothing", [])
+    text = cards.tables(made.rows)
+    assert "| right answers refused | of | equal | all | none |" in text
+    assert "| these | 2 | 1 | 0 | 2 |" in text
+    assert "**Wrong answers paid**: 0 of 1 kinds (1 answers)." in text
+    with (SCRIPTS.parent / "docs/evidence/reward_cards.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    page = (SCRIPTS.parent / "docs/reward_cards.md").read_text(encoding="utf-8")
+    for title in {row["reward"] for row in rows}:
+        own = cards.tables([row for row in rows if row["reward"] == title])
+        assert f"<!-- {title} -->\n\n{own}\n\n<!-- /{title} -->" in page

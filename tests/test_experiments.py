@@ -1,0 +1,208 @@
+"""The experiments: their arms and rewards, the runner, and the page made of the kept runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+import torch
+import yaml
+
+from gdpo_verl.advantage import decompose, find_variant
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.rewards import tool_call
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import evidence  # noqa: E402
+import experiment  # noqa: E402
+import experiment_rewards  # noqa: E402
+import page  # noqa: E402
+import variants_study  # noqa: E402
+
+EXPERIMENTS = {
+    name: yaml.safe_load((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"))
+    for name in ("q1", "q2", "q3", "pretrained", "results")
+}
+CONDITION = {"length": {"on": "correctness", "at_least": 1}}
+
+
+def test_the_kept_runs_are_those_of_the_experiments() -> None:
+    for name in ("q1", "q2", "q3"):
+        tasks = EXPERIMENTS[name]["tasks"].values()
+        arms = {arm for settings in tasks for arm in settings["arms"]}
+        expected = {(arm, seed) for arm in arms for seed in EXPERIMENTS[name]["seeds"]}
+        assert {(line["arm"], line["seed"]) for line in evidence.read(name)} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "expected"),
+    [
+        ("q1", "weight-0.03", {"weights": (1.0, 0.03)}),
+        ("q1", "whitened-10", {"variant": "pkg://experiment_rewards:grpo_whitened"}),
+        ("q2", "grpo-condition", {"conditions": CONDITION}),
+        ("q2", "gdpo-gate", {"gate": {"on": "correctness", "when": "constant"}}),
+        ("q3", "dvao-length", {"variant": "dvao"}),
+    ],
+)
+def test_an_arm_composes_to_what_the_page_says(
+    name: str, arm: str, expected: dict[str, Any]
+) -> None:
+    pytest.importorskip("verl")
+    from gdpo_verl.run.composition import compose
+
+    tasks = EXPERIMENTS[name]["tasks"].values()
+    settings = next(each for each in tasks if arm in each["arms"])
+    recipe, reward, *more = settings["arms"][arm]
+    overrides = [*EXPERIMENTS[name]["every"], *settings.get("overrides", ()), reward, *more]
+    config = compose(recipe, overrides)
+    assert config.algorithm.adv_estimator == ("grpo" if arm[:4] in ("grpo", "weig") else "gdpo")
+    assert config.trainer.total_training_steps == 24
+    found = GdpoConfig.from_algorithm(config.algorithm)
+    components = getattr(experiment_rewards, reward.partition("=")[2]).components
+    plain = {"variant": "gdpo", "conditions": {}, "gate": None}
+    assert {key: getattr(found, key) for key in plain} | {
+        "weights": found.resolve(components).weights
+    } == plain | {"weights": (1.0, 1.0)} | expected
+
+
+@pytest.mark.parametrize("name", ["toolbox", "reasoning-gym", "bfcl"])
+def test_the_compared_runs_of_the_results_differ_in_the_estimator_alone(name: str) -> None:
+    recipes = [arm[0] for arm in EXPERIMENTS["results"]["tasks"][name]["arms"].values()]
+    assert [recipe.rpartition("/")[2] for recipe in recipes] == ["gdpo", "grpo"]
+    assert len({recipe.rpartition("/")[0] for recipe in recipes}) == 1
+
+
+# --- the rewards ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "unit"), experiment_rewards.UNITS.items())
+def test_the_unit_multiplies_correctness_alone(name: str, unit: float) -> None:
+    call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
+    plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
+    found = getattr(experiment_rewards, name)("toolbox", call, call)
+    assert (plain["format"], plain["correctness"]) == (0.0, 3.0)
+    assert found == plain | {"correctness": 3 * unit, "score": 3 * unit}
+    _, correctness = getattr(experiment_rewards, name).components
+    assert (correctness.low, correctness.high) == (-3 * unit, 3 * unit)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(1, 31 / 32), (32, 0.0), (40, 0.0)])
+def test_a_shorter_sum_earns_more_whether_or_not_it_is_right(tokens: int, length: float) -> None:
+    for text, correctness in (("<think> 1 + 1 </think>\n<answer>2</answer>", 1.0), ("", 0.0)):
+        info = {"response_length": tokens}
+        found = experiment_rewards.short_sums("", text, "2", info, limit=32)
+        expected = {"correctness": correctness, "length": length, "score": correctness + length}
+        assert found == pytest.approx(expected)
+
+
+def test_whitened_grpo_is_grpo_after_gdpos_batch_step() -> None:
+    found = decompose(
+        torch.tensor([[1.0, 3.0], [0.0, 0.0], [1.0, -3.0], [1.0, -1.0]]),
+        [0, 0, 1, 1],
+        torch.tensor([1, 1, 3, 1]),
+        variant=find_variant("pkg://experiment_rewards:grpo_whitened"),
+    )
+    # GRPO gives 0.7071, -0.7071, -0.7071, 0.7071; over the 6 tokens their mean is -0.2357 and the
+    # unbiased variance 6/5 (0.5 - 0.0556) = 0.5333.
+    expected = torch.tensor([0.9428, -0.4714, -0.4714, 0.9428], dtype=torch.float64) / 0.5333**0.5
+    torch.testing.assert_close(found.advantage, expected, atol=2e-4, rtol=0)
+
+
+# --- the runner -----------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def run(words: list[Any], **_: Any) -> None:
+        if words[3] != "train":
+            return
+        folder = Path(words[6])
+        started.append(folder.name)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        folder.mkdir(parents=True)
+        line = '{"step": %d, "data": {"rewards/format/mean": 0.12345678, "perf/throughput": 9}}\n'
+        (folder / "metrics.jsonl").write_text("".join(line % step for step in (1, 2)))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(experiment, "ROOT", tmp_path)
+    monkeypatch.setattr(experiment, "EVIDENCE", tmp_path)
+    monkeypatch.setattr(experiment, "read", lambda name: evidence.read(name, tmp_path))
+    experiment.train_rest("q2", EXPERIMENTS["q2"], until=0)
+    assert started == []
+    with pytest.raises(KeyboardInterrupt):
+        experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
+    kept = [json.loads(line) for line in (tmp_path / "q2.jsonl").read_text().splitlines()]
+    assert kept == [
+        {"arm": "grpo", "seed": 1, "step": step, "rewards/format/mean": 0.123457} for step in (1, 2)
+    ]
+    experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
+    arms = list(EXPERIMENTS["q2"]["tasks"]["reasoning-gym"]["arms"])
+    runs = [f"{arm}-{seed}" for seed in range(1, 6) for arm in arms]
+    assert started == [*runs[:2], *runs[1:]]
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_committed_page_follows_from_the_committed_runs(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs/evidence.md", tmp_path)
+    (tmp_path / "evidence").mkdir()
+    for data in (ROOT / "docs/evidence").glob("q?.jsonl.gz"):
+        shutil.copy(data, tmp_path / "evidence")
+    evidence.main(tmp_path)
+    for name in ("evidence.md", "evidence/q1.svg", "evidence/q2.svg"):
+        before = (ROOT / "docs" / name).read_bytes()
+        # Another matplotlib draws the same picture with other numbers.
+        if name.endswith(".md") or f"v{matplotlib.__version__}," in before.decode():
+            assert (tmp_path / name).read_bytes() == before, name
+
+
+def test_differences_are_paired_by_seed() -> None:
+    # 0.1 and 0.3: mean 0.2, deviation 0.1414, t = 12.706: ± 12.706 * 0.1414 / sqrt(2) = 1.2706.
+    pairs = {1: 0.6, 2: 0.9, 3: 5.0}, {2: 0.6, 1: 0.5, 4: 9.0}
+    assert evidence.around(*pairs) == "+0.200 [−1.071, +1.471]"
+    assert evidence.around({1: 0.5}, {1: 0.5}) == "–"
+
+
+def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("top\n<!-- a -->\nold\n<!-- /a -->\nend\n")
+    for _ in range(2):
+        page.replace_block(path, "a", "new")
+    assert path.read_text() == "top\n<!-- a -->\n\nnew\n\n<!-- /a -->\nend\n"
+    with pytest.raises(ValueError, match="expected the marks <!-- b -->"):
+        page.replace_block(path, "b", "new")
+
+
+# --- the study of variants ------------------------------------------------------------------------
+
+
+def test_the_table_of_variants_follows_from_the_committed_numbers() -> None:
+    with (ROOT / "docs/evidence/variants.csv").open(encoding="utf-8", newline="") as file:
+        table = variants_study.table(list(csv.DictReader(file)))
+    text = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
+    assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
+
+
+@pytest.mark.parametrize("method", ["GDPO", "GRPO", "GRPO, whitened", "DARA, symmetric"])
+def test_training_makes_a_policy_better_and_is_the_same_twice(method: str) -> None:
+    task = variants_study.TASKS["equal difficulty"]
+    advantage = variants_study.METHODS[method]
+    short, long, again = (
+        variants_study.train(task, advantage, "Adam", 2, steps) for steps in (1, 20, 20)
+    )
+    assert float((long - short).min()) > 0.05
+    assert torch.equal(long, again)
