@@ -136,8 +136,8 @@ def score(manager: Any, data: Any) -> dict[str, Any]:
 ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
 
 
-@pytest.mark.parametrize("function", ["plain", "asynchronous"])
-def test_sync_and_async_rewards_are_declared_and_scored_alike(
+@pytest.mark.parametrize("function", ["plain", "asynchronous", "scoreless", "scoreless_async"])
+def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
     manager: Callable, function: str
 ) -> None:
     built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
@@ -255,19 +255,9 @@ def test_a_reward_that_runs_code_gets_the_sandbox_service(
     info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))
     found = info["reward_extra_info"]
     assert (found["url"], found["memory"], found["at_once"]) == expected
-
-
-def test_other_rewards_are_called_without_it(manager: Callable[..., Any]) -> None:
-    built = manager(*SERVICE, function="asynchronous")
-    assert score(built, session(*ONE, ground_truth="3"))["reward_extra_info"]["tokens"] == 4
-
-
-@pytest.mark.parametrize("function", ["scoreless", "scoreless_async"])
-def test_a_dict_without_score_gets_the_sum(manager: Callable[..., Any], function: str) -> None:
-    built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
-    result = score(built, session(*ONE, ground_truth="\\boxed{3}"))
-    assert result["reward_score"] == 6.0
-    assert result["reward_extra_info"]["score"] == 6.0
+    # Others are called without it.
+    other = score(manager(*settings, function="asynchronous"), session(*ONE, ground_truth="3"))
+    assert other["reward_extra_info"]["tokens"] == 4
 
 
 def test_a_row_without_the_components_keeps_the_functions_own_score(
