@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from decimal import Decimal
 from typing import Any
 
+import advantages
 import numpy as np
 import pytest
 import torch
-from advantages import NAN, close, lengths
+from advantages import NAN, lengths
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
@@ -19,6 +21,7 @@ from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, read_components
 from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.rewards.components import Component
 
+close = functools.partial(advantages.close, tolerance=1e-12)
 HALVES = (torch.float16, torch.bfloat16)
 KEYS = ("format", "correctness")
 
