@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import pytest
 import torch
-
-RECIPES = Path(__file__).parents[1] / "recipes"
+from fake_verl import compose, word_tokenizer
 
 REWARDS = """
 import asyncio
@@ -72,14 +70,10 @@ MATH = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers.decoders import Fuse
 
-    pieces = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
-    vocabulary = {piece: index for index, piece in enumerate(pieces)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+    words = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
+    return word_tokenizer(*words, decoder=Fuse())
 
 
 @pytest.fixture
@@ -94,8 +88,7 @@ def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
                 f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
                 f"reward.custom_reward_function.name={function}",
             )
-        with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-            return load_reward_manager(hydra.compose("toolbox/gdpo", list(overrides)), tokenizer)
+        return load_reward_manager(compose("toolbox/gdpo", *overrides), tokenizer)
 
     return build
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_verl import advantages, info, put, recipe, trainer_of
 from omegaconf import open_dict
-from seams import advantages, info, put, recipe, trainer_of
 
 from gdpo_verl import gdpo_advantages
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fake_verl import recipe
 from neighbours import METHODS
 from omegaconf import DictConfig, open_dict
-from seams import recipe
 
 from gdpo_verl.plugin import estimator, legacy, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import hydra
+import fake_verl
 import pytest
+from fake_verl import word_tokenizer
 from omegaconf import DictConfig, OmegaConf
-
-RECIPES = Path(__file__).parents[1] / "recipes"
 
 REWARDS = """
 def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -55,9 +55,8 @@ def compose(tmp_path: Path) -> Callable[..., DictConfig]:
 
     def build(*overrides: str, recipe: str = "toolbox/gdpo") -> DictConfig:
         files = [f"data.{key}={tmp_path / 'data.parquet'}" for key in ("train_files", "val_files")]
-        with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-            model = f"actor_rollout_ref.model.path={tmp_path}"
-            return hydra.compose(recipe, [*files, model, *overrides])
+        model = f"actor_rollout_ref.model.path={tmp_path}"
+        return fake_verl.compose(recipe, *files, model, *overrides)
 
     return build
 
@@ -268,13 +267,10 @@ def test_a_filter_metric_that_the_reward_does_not_return_is_refused(compose: Cal
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+def tokenizer() -> Any:
+    from tokenizers.pre_tokenizers import Whitespace
 
-    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+    return word_tokenizer("<eos>", "<unk>", pre_tokenizer=Whitespace())
 
 
 ROW = {
