@@ -93,7 +93,7 @@ def queue() -> Iterator[Any]:
     """A TransferQueue on a Ray of its own."""
     import ray
     import transfer_queue as tq
-    from seams import recipe
+    from fake_verl import recipe
 
     start_ray(num_cpus=8)
     tq.init(recipe().transfer_queue)

@@ -30,3 +30,8 @@ def assert_linear(judge: Callable[[str], object], text: Callable[[int], str]) ->
     large, small = (seconds(lambda text=text: judge(text)) for text in texts)
     assert large < long()
     assert large < 30 * small + 0.05
+
+
+def filled(unit: str, start: str = "", end: str = "") -> Callable[[int], str]:
+    """Texts of any size, of which all but the ends repeats one unit."""
+    return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end

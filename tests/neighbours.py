@@ -65,7 +65,7 @@ def move_in(v1: Any) -> None:
 
 def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
     """Call each of the methods as verl does."""
-    from seams import advantages, put
+    from fake_verl import advantages, put
     from unnoticed import settings
     from verl.trainer.ppo.v1 import get_trainer_cls
 

@@ -48,41 +48,34 @@ def test_no_conditions_change_nothing() -> None:
     assert torch.equal(apply_conditions(TWO_GROUPS, ["a", "b"], {}), TWO_GROUPS)
 
 
+ON_B = {"on": "b", "at_least": 1}
+
+
 @pytest.mark.parametrize(
     ("conditions", "message"),
     [
-        pytest.param(
-            {"a": {"on": "b", "at_least": 1}, "b": {"on": "c", "at_least": 1}},
-            r"conditions\.a\.on: 'b' is conditioned itself",
-            id="chain",
-        ),
-        pytest.param(
-            {"a": {"on": "b", "at_least": 1}, "b": {"on": "a", "at_least": 1}},
-            r"conditions\.a\.on: 'b' is conditioned itself",
-            id="cycle",
-        ),
-        pytest.param(
-            {"a": {"on": "a", "at_least": 1}},
-            r"conditions\.a\.on: 'a' is conditioned itself",
-            id="on itself",
-        ),
-        pytest.param({"d": {"on": "a", "at_least": 1}}, r"conditions\.d: 'd' is not", id="unknown"),
-        pytest.param({"a": {"on": "d", "at_least": 1}}, r"conditions\.a: 'd' is not", id="on none"),
-        pytest.param({"a": {"on": "b"}}, r"conditions\.a: expected \{on", id="no threshold"),
-        pytest.param(
-            {"a": {"on": "b", "at_least": 1, "at_most": 2}}, r"conditions\.a: ex", id="more"
-        ),
-        pytest.param({"a": "b"}, r"conditions\.a: expected \{on", id="not a mapping"),
-        pytest.param(["a"], r"conditions: expected a mapping", id="a list"),  # type: ignore
-        pytest.param({"a": {"on": "b", "at_least": "1"}}, r"conditions\.a\.at_least", id="text"),
-        pytest.param({"a": {"on": "b", "at_least": True}}, r"conditions\.a\.at_least", id="bool"),
-        pytest.param({"a": {"on": "b", "at_least": NAN}}, r"conditions\.a\.at_least", id="nan"),
+        ({"a": ON_B, "b": {"on": "c", "at_least": 1}}, r"\.a\.on: 'b' is conditioned itself"),
+        ({"a": ON_B, "b": {"on": "a", "at_least": 1}}, r"\.a\.on: 'b' is conditioned itself"),
+        ({"b": ON_B}, r"\.b\.on: 'b' is conditioned itself"),
+        ({"d": ON_B}, r"\.d: 'd' is not"),
+        ({"a": {"on": "d", "at_least": 1}}, r"\.a: 'd' is not"),
+        ({"a": {"on": "b"}}, r"\.a: expected \{on"),
+        ({"a": ON_B | {"at_most": 2}}, r"\.a: ex"),
+        ({"a": "b"}, r"\.a: expected \{on"),
+        (["a"], ": expected a mapping"),
+        ({"a": ON_B | {"at_least": "1"}}, r"\.a\.at_least"),
+        ({"a": ON_B | {"at_least": True}}, r"\.a\.at_least"),
+        ({"a": ON_B | {"at_least": NAN}}, r"\.a\.at_least"),
+    ],
+    ids=[
+        *("chain", "cycle", "on itself", "unknown", "on none", "no threshold", "more"),
+        *("not a mapping", "a list", "text", "bool", "nan"),
     ],
 )
 def test_bad_conditions_are_refused(conditions: dict[str, Any], message: str) -> None:
     rewards, keys = torch.zeros(2, 3), ["a", "b", "c"]
-    apply_conditions(rewards, keys, {"a": {"on": "b", "at_least": 1}})
-    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.{message}"):
+    apply_conditions(rewards, keys, {"a": ON_B})
+    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.conditions{message}"):
         apply_conditions(rewards, keys, conditions)
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from advantages import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, lengths
 
-from gdpo_verl import advantage, apply_conditions, gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl import apply_conditions, gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig
 
 
@@ -66,10 +67,7 @@ def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None
 
 @pytest.mark.parametrize(
     "function",
-    [
-        *(group_normalize, gdpo_advantages, grpo_advantages, advantage.decoupled_sum),
-        *(advantage.gdpo_scalars, advantage.grpo_scalars, advantage.decompose),
-    ],
+    [group_normalize, gdpo_advantages, grpo_advantages, decompose],
     ids=lambda function: function.__name__,
 )
 def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
@@ -78,22 +76,17 @@ def test_what_is_not_given_is_what_the_configuration_has_by_default(function: An
     # whiten=None is the variant's own: GDPO's is over tokens.
     assert (settings.variant, settings.estimator.whiten, settings.whiten) == ("gdpo", "token", None)
     assert (settings.epsilon, settings.scale) == (1e-6, True)
-    assert defaults["epsilon"] == settings.epsilon
-    assert defaults["scale"] is settings.scale
+    assert (defaults["epsilon"], defaults["scale"]) == (settings.epsilon, settings.scale)
     assert defaults.get("whiten") is None
 
 
-def test_scalars_are_the_advantages_of_one_token_with_and_without_deviations() -> None:
-    rewards, groups = torch.tensor([[1.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]]), [0, 0, 1, 1]
-    for scalars, advantages in (
-        (advantage.gdpo_scalars, gdpo_advantages),
-        (advantage.grpo_scalars, grpo_advantages),
-    ):
-        for scale in (True, False):
-            counts = [torch.ones(4)] if scalars is advantage.gdpo_scalars else []
-            found = scalars(rewards.double(), groups, *counts, scale=scale)
-            expected = advantages(rewards.double(), groups, torch.ones(4, 1), scale=scale)
-            torch.testing.assert_close(found, expected[:, 0])
+@pytest.mark.parametrize("scale", [True, False])
+def test_one_decomposition_has_the_advantages_of_both_estimators(scale: bool) -> None:
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    found = decompose(rewards, PAIRS, torch.ones(4), scale=scale)
+    mask = torch.ones(4, 1)
+    close(found.gdpo, gdpo_advantages(rewards, PAIRS, mask, scale=scale)[:, 0])
+    close(found.grpo, grpo_advantages(rewards, PAIRS, mask, scale=scale)[:, 0])
 
 
 def test_inputs_are_never_modified() -> None:
@@ -121,68 +114,65 @@ GOOD: dict[str, Any] = {
 FRACTIONS = torch.tensor([[1.0, 0.5, 0.0]] * 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "valid", "invalid"),
-    [
-        pytest.param("rewards", torch.zeros(4, 1), torch.zeros(4), id="rewards in one dimension"),
-        pytest.param("rewards", torch.zeros(4, 1), torch.zeros(4, 0), id="no components"),
-        pytest.param(
-            "rewards", torch.full((4, 2), NAN), torch.full((4, 2), math.inf), id="infinite rewards"
-        ),
-        pytest.param("rewards", torch.zeros(4, 1), torch.tensor(0.0), id="one reward"),
-        pytest.param("rewards", torch.zeros(4, 1), [[0.0]] * 4, id="rewards in a list"),
-        pytest.param(
-            "rewards", torch.ones(4, 1).bool(), torch.ones(4, 1) * 1j, id="complex rewards"
-        ),
-        pytest.param(
-            "rewards",
-            torch.full((4, 1), 65504.0).half(),
-            torch.full((4, 1), math.inf).half(),
-            id="infinite half rewards",
-        ),
-        pytest.param("group_ids", [(0,), (1,)] * 2, [[0], [1]] * 2, id="unhashable groups"),
-        pytest.param("group_ids", torch.ones(4), torch.tensor(1), id="one group"),
-        pytest.param("group_ids", torch.ones(4), list(torch.ones(4)), id="groups in many tensors"),
-        pytest.param("group_ids", range(4), iter(range(4)), id="groups of unknown number"),
-        pytest.param("group_ids", np.arange(4), np.array(0), id="groups in no dimension"),
-        pytest.param("group_ids", "abab", "aba", id="too few groups"),
-        pytest.param("group_ids", [0, 1, 0, 1], [0, 1, 0, 1, 0], id="too many groups"),
-        pytest.param("group_ids", torch.ones(4), torch.ones(4, 2), id="groups in two dimensions"),
-        pytest.param("response_mask", torch.ones(4, 1), torch.ones(4), id="mask in one dimension"),
-        pytest.param("response_mask", torch.ones(4, 0), torch.ones(3, 2), id="too few masks"),
-        pytest.param("response_mask", FRACTIONS.round(), FRACTIONS, id="a fraction in the mask"),
-        pytest.param(
-            "response_mask", torch.ones(4, 1).int(), -torch.ones(4, 1).int(), id="-1 in the mask"
-        ),
-        pytest.param(
-            "response_mask", torch.ones(4, 1), torch.full((4, 1), NAN), id="NaN in the mask"
-        ),
-        pytest.param("response_mask", torch.ones(4, 1), torch.tensor(1), id="one mask"),
-        pytest.param("response_mask", torch.ones(4, 1), [[1]] * 4, id="mask in a list"),
-        pytest.param(
-            "response_mask", torch.ones(4, 1), torch.ones(4, 1) * (1 + 0j), id="a complex mask"
-        ),
-        pytest.param(
-            "response_mask", torch.ones(4, 1).half(), torch.full((4, 1), math.inf), id="inf"
-        ),
-        pytest.param("weights", [1.0, 0.0], [1.0], id="too few weights"),
-        pytest.param("weights", [1, 2], [1, 2, 3], id="too many weights"),
-        pytest.param("weights", (0.0, -1e-9), (0.0, 0.0), id="all weights zero"),
-        pytest.param("weights", [1e300, 1.0], [math.inf, 1.0], id="an infinite weight"),
-        pytest.param("weights", None, [NAN, 1.0], id="a weight that is NaN"),
-        pytest.param("weights", np.array([1.0, 2.0]), np.ones((2, 2)), id="weights in two dims"),
-        pytest.param("weights", torch.tensor([1.0, 2.0]), torch.tensor(1.0), id="one weight"),
-        pytest.param("weights", [1, True], [1, "1"], id="a weight in words"),
-        pytest.param("weights", (0.5, 2), ([0.5], [2, 1]), id="nested weights"),
-        pytest.param("weights", [1.0, 2.0], [1.0, None], id="a weight that is None"),
-        pytest.param("weights", [1.0, 2.0], [1.0, 2j], id="a complex weight"),
-        pytest.param("weights", [2**70, 1], 1.0, id="a bare number"),
-        pytest.param("epsilon", 0.0, -1e-6, id="a negative epsilon"),
-        pytest.param("epsilon", np.float32(0.5), "1e-6", id="an epsilon in words"),
-        pytest.param("epsilon", 1e300, math.inf, id="an infinite epsilon"),
-        pytest.param("epsilon", 1e-6, None, id="no epsilon"),
-        pytest.param("epsilon", 1, NAN, id="an epsilon that is NaN"),
+ONES = torch.ones(4, 1)
+# For each argument what is taken and what is not.
+BAD = {
+    "rewards": [
+        (torch.zeros(4, 1), torch.zeros(4)),
+        (torch.zeros(4, 1), torch.zeros(4, 0)),
+        (torch.full((4, 2), NAN), torch.full((4, 2), math.inf)),
+        (torch.zeros(4, 1), torch.tensor(0.0)),
+        (torch.zeros(4, 1), [[0.0]] * 4),
+        (ONES.bool(), ONES * 1j),
+        (torch.full((4, 1), 65504.0).half(), torch.full((4, 1), math.inf).half()),
     ],
+    "group_ids": [
+        ([(0,), (1,)] * 2, [[0], [1]] * 2),
+        (torch.ones(4), torch.tensor(1)),
+        (torch.ones(4), list(torch.ones(4))),
+        (range(4), iter(range(4))),
+        (np.arange(4), np.array(0)),
+        ("abab", "aba"),
+        ([0, 1, 0, 1], [0, 1, 0, 1, 0]),
+        (torch.ones(4), torch.ones(4, 2)),
+    ],
+    "response_mask": [
+        (ONES, torch.ones(4)),
+        (torch.ones(4, 0), torch.ones(3, 2)),
+        (FRACTIONS.round(), FRACTIONS),
+        (ONES.int(), -ONES.int()),
+        (ONES, torch.full((4, 1), NAN)),
+        (ONES, torch.tensor(1)),
+        (ONES, [[1]] * 4),
+        (ONES, ONES * (1 + 0j)),
+        (ONES.half(), torch.full((4, 1), math.inf)),
+    ],
+    "weights": [
+        ([1.0, 0.0], [1.0]),
+        ([1, 2], [1, 2, 3]),
+        ((0.0, -1e-9), (0.0, 0.0)),
+        ([1e300, 1.0], [math.inf, 1.0]),
+        (None, [NAN, 1.0]),
+        (np.array([1.0, 2.0]), np.ones((2, 2))),
+        (torch.tensor([1.0, 2.0]), torch.tensor(1.0)),
+        ([1, True], [1, "1"]),
+        ((0.5, 2), ([0.5], [2, 1])),
+        ([1.0, 2.0], [1.0, None]),
+        ([1.0, 2.0], [1.0, 2j]),
+        ([2**70, 1], 1.0),
+    ],
+    "epsilon": [
+        (0.0, -1e-6),
+        (np.float32(0.5), "1e-6"),
+        (1e300, math.inf),
+        (1e-6, None),
+        (1, NAN),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"), [(name, *pair) for name, pairs in BAD.items() for pair in pairs]
 )
 @pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
 def test_bad_input_is_refused_by_its_name(

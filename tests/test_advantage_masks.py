@@ -42,25 +42,12 @@ MASK_DTYPES = [
 ]
 
 
-@pytest.fixture
-def one_row_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tokens.BLOCK, "cpu", 1)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5], ids=lambda rows: f"{rows} rows a block")
-def test_no_row_of_any_block_is_lost(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = lengths(3, 1, 1, 1)
-    monkeypatch.setitem(tokens.BLOCK, "cpu", rows * mask.shape[1])
-    found = gdpo_advantages(TWO_GROUPS, PAIRS, mask)
-    close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983])
-
-
-@pytest.mark.usefixtures("one_row_a_block")
 @pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
 @pytest.mark.parametrize("place", [(0, 0), (3, 4), (7, 63)], ids=["first", "middle", "last"])
 def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
-    dtype: torch.dtype, place: tuple[int, int]
+    dtype: torch.dtype, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(tokens.BLOCK, "cpu", 1)  # one row
     rewards, groups, mask = TWO_GROUPS.repeat(2, 1), PAIRS * 2, torch.ones(8, 64).to(dtype)
     wrong: list[float] = [2]
     if dtype.is_floating_point:
@@ -77,10 +64,13 @@ def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
             gdpo_advantages(rewards, groups, mask)
 
 
-@pytest.mark.usefixtures("one_row_a_block")
 @pytest.mark.parametrize("dtype", [torch.bool, *MASK_DTYPES], ids=str)
-def test_rows_beyond_one_block_are_counted_and_written(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5], ids=lambda rows: f"{rows} rows a block")
+def test_no_row_of_any_block_is_lost(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mask = lengths(3, 1, 1, 1)
+    monkeypatch.setitem(tokens.BLOCK, "cpu", rows * mask.shape[1])
     found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
     close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983])
 

@@ -18,7 +18,7 @@ from test_submit import CODE
 from waiting import HANGS, wait_for
 
 from gdpo_verl import __version__
-from gdpo_verl.advantage import gdpo_scalars
+from gdpo_verl.advantage import decompose
 
 pytestmark = pytest.mark.usefixtures("turn_of_clusters")
 
@@ -89,7 +89,8 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
         rewards = torch.tensor(table, dtype=torch.float64)
         groups = [row["uid"].rsplit("_", 2)[0] for row in rows]
         dumped = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
-        expected = gdpo_scalars(rewards, groups, torch.ones(len(rows)), whiten="sequence")
+        counts = torch.ones(len(rows))
+        expected = decompose(rewards, groups, counts, whiten="sequence").gdpo
         assert expected.std() > 0.1
         torch.testing.assert_close(dumped, expected, rtol=0, atol=1e-6)
         # What both workers' updates were given.

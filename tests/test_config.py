@@ -90,160 +90,107 @@ def test_one_declared_component_may_be_switched_off_or_turned_round(weight: floa
     assert config.resolve([FORMAT, CORRECTNESS]).weights == (weight, 1.0)
 
 
-KEYS = "gdpo_reward_keys"
-WEIGHTS = "gdpo_reward_weights"
+KEYS, WEIGHTS = "gdpo_reward_keys", "gdpo_reward_weights"
 
 
-def under_gdpo(**settings: Any) -> dict[str, Any]:
-    return {"gdpo": settings}
+def read(text: str) -> GdpoConfig:
+    """The settings of an `algorithm` section as a recipe writes it."""
+    return GdpoConfig.from_algorithm(OmegaConf.create(text))
+
+
+# What is taken, what is not, and the message.
+INVALID = [
+    (
+        "gdpo: {whiten: none}",
+        "gdpo: {whitn: none}",
+        r"gdpo\.whitn: unknown key; known are .* Did you mean 'whiten'\?$",
+    ),
+    (
+        "gdpo: {epsilon: 1.0}",
+        "gdpo: {zzz: 1.0}",
+        r"gdpo\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$",
+    ),
+    ("gdpo: {}", "gdpo: token", r"gdpo: expected a mapping"),
+    ("gdpo: null", "gdpo: false", r"gdpo: expected a mapping"),
+    (
+        "gdpo: {whiten: sequence}",
+        "gdpo: {whiten: batch}",
+        r"gdpo\.whiten: expected one of \['token', 'sequence', 'none'\], found 'batch'",
+    ),
+    ("gdpo: {whiten: none}", "gdpo: {whiten: null}", r"gdpo\.whiten: .* found None"),
+    ("gdpo: {epsilon: 0}", "gdpo: {epsilon: -1e-6}", r"gdpo\.epsilon: "),
+    ("gdpo: {epsilon: 1}", "gdpo: {epsilon: '1e-6'}", r"gdpo\.epsilon: "),
+    ("gdpo: {epsilon: 1e-12}", "gdpo: {epsilon: .nan}", r"gdpo\.epsilon: "),
+    ("gdpo: {epsilon: 1.0}", "gdpo: {epsilon: true}", r"gdpo\.epsilon: "),
+    (
+        "gdpo: {metrics: false}",
+        "gdpo: {metrics: 'false'}",
+        r"gdpo\.metrics: expected true or false, found 'false'",
+    ),
+    (
+        "norm_adv_by_std_in_grpo: true",
+        "norm_adv_by_std_in_grpo: 1",
+        r"norm_adv_by_std_in_grpo: expected true or false, found 1",
+    ),
+    (
+        "gdpo: {conditions: {}}",
+        "gdpo: {conditions: [length]}",
+        r"gdpo\.conditions: expected a mapping",
+    ),
+    (
+        "gdpo: {conditions: null}",
+        "gdpo: {conditions: false}",
+        r"gdpo\.conditions: expected a mapping, found False",
+    ),
+    *[
+        (f"{KEYS}: {valid}", f"{KEYS}: {invalid}", f"{KEYS}: {message}")
+        for valid, invalid, message in (
+            ("[a]", "a", "expected a list"),
+            ("[a]", "[]", "expected a list"),
+            ("['1']", "[1]", "expected distinct"),
+            ("[a, b]", "[a, a]", "expected distinct"),
+            ("[a, scores]", "[a, score]", ".*'score'"),
+        )
+    ],
+    *[
+        (
+            f"{{{KEYS}: {keys}, {WEIGHTS}: {valid}}}",
+            f"{{{KEYS}: {keys}, {WEIGHTS}: {invalid}}}",
+            f"{WEIGHTS}: {message}",
+        )
+        for keys, valid, invalid, message in (
+            (
+                "[a, b]",
+                "[1, 2]",
+                "[1, 2, 3]",
+                rf"expected 2 weights, .*algorithm\.{KEYS} \['a', 'b'\], found 3",
+            ),
+            ("[a, b]", "{b: 2}", "[2]", "expected 2 weights"),
+            ("null", "{a: 2}", "[2]", rf"a list of weights needs algorithm\.{KEYS}"),
+            ("[a]", "[2]", "2", "expected a list or"),
+            ("[a]", "null", "'2'", "expected a list or"),
+            ("[a, b]", "[1, -1]", "[1, .inf]", "expected finite numbers, found inf for 'b'"),
+            ("null", "{a: 1}", "{a: .nan}", "expected finite numbers, found nan for 'a'"),
+            ("null", "{a: 1}", f"{{a: 1{'0' * 400}}}", "expected finite numbers, found 1000"),
+            ("null", "{a: 1}", "{a: null}", "expected finite numbers, found None for 'a'"),
+            ("[a, b]", "[0, 1]", "[0, 0.0]", "all are zero"),
+        )
+    ],
+]
 
 
 @pytest.mark.parametrize(
-    ("valid", "invalid", "message"),
-    [
-        pytest.param(
-            under_gdpo(whiten="none"),
-            under_gdpo(whitn="none"),
-            r"gdpo\.whitn: unknown key; known are .* Did you mean 'whiten'\?$",
-            id="unknown key",
-        ),
-        pytest.param(
-            under_gdpo(epsilon=1.0),
-            under_gdpo(zzz=1.0),
-            r"gdpo\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$",
-            id="unlike any key",
-        ),
-        pytest.param({"gdpo": {}}, {"gdpo": "token"}, r"gdpo: expected a mapping", id="no mapping"),
-        pytest.param(
-            {"gdpo": None}, {"gdpo": False}, r"gdpo: expected a mapping", id="switched off"
-        ),
-        pytest.param(
-            under_gdpo(whiten="sequence"),
-            under_gdpo(whiten="batch"),
-            r"gdpo\.whiten: expected one of \['token', 'sequence', 'none'\], found 'batch'",
-            id="whiten",
-        ),
-        pytest.param(
-            under_gdpo(whiten="none"),
-            under_gdpo(whiten=None),
-            r"gdpo\.whiten: .* found None",
-            id="whiten null",
-        ),
-        pytest.param(under_gdpo(epsilon=0), under_gdpo(epsilon=-1e-6), r"gdpo\.epsilon: ", id="ε"),
-        pytest.param(
-            under_gdpo(epsilon=1), under_gdpo(epsilon="1e-6"), r"gdpo\.epsilon: ", id="ε text"
-        ),
-        pytest.param(
-            under_gdpo(epsilon=1e-12), under_gdpo(epsilon=math.nan), r"gdpo\.epsilon: ", id="ε nan"
-        ),
-        pytest.param(
-            under_gdpo(epsilon=1.0), under_gdpo(epsilon=True), r"gdpo\.epsilon: ", id="ε bool"
-        ),
-        pytest.param(
-            under_gdpo(metrics=False),
-            under_gdpo(metrics="false"),
-            r"gdpo\.metrics: expected true or false, found 'false'",
-            id="metrics",
-        ),
-        pytest.param(
-            {"norm_adv_by_std_in_grpo": True},
-            {"norm_adv_by_std_in_grpo": 1},
-            r"norm_adv_by_std_in_grpo: expected true or false, found 1",
-            id="scale",
-        ),
-        pytest.param(
-            under_gdpo(conditions={}),
-            under_gdpo(conditions=["length"]),
-            r"gdpo\.conditions: expected a mapping",
-            id="conditions",
-        ),
-        pytest.param(
-            under_gdpo(conditions=None),
-            under_gdpo(conditions=False),
-            r"gdpo\.conditions: expected a mapping, found False",
-            id="conditions switched off",
-        ),
-        pytest.param({KEYS: ["a"]}, {KEYS: "a"}, rf"{KEYS}: expected a list", id="key as text"),
-        pytest.param({KEYS: ["a"]}, {KEYS: []}, rf"{KEYS}: expected a list", id="no keys"),
-        pytest.param({KEYS: ["1"]}, {KEYS: [1]}, rf"{KEYS}: expected distinct", id="key a number"),
-        pytest.param(
-            {KEYS: ["a", "b"]}, {KEYS: ["a", "a"]}, rf"{KEYS}: expected distinct", id="key twice"
-        ),
-        pytest.param(
-            {KEYS: ["a", "scores"]}, {KEYS: ["a", "score"]}, rf"{KEYS}: .*'score'", id="the sum"
-        ),
-        pytest.param(
-            {KEYS: ["a", "b"], WEIGHTS: [1, 2]},
-            {KEYS: ["a", "b"], WEIGHTS: [1, 2, 3]},
-            rf"{WEIGHTS}: expected 2 weights, .*algorithm\.{KEYS} \['a', 'b'\], found 3",
-            id="too many weights",
-        ),
-        pytest.param(
-            {KEYS: ["a", "b"], WEIGHTS: {"b": 2}},
-            {KEYS: ["a", "b"], WEIGHTS: [2]},
-            rf"{WEIGHTS}: expected 2 weights",
-            id="too few weights",
-        ),
-        pytest.param(
-            {WEIGHTS: {"a": 2}},
-            {WEIGHTS: [2]},
-            rf"{WEIGHTS}: a list of weights needs algorithm\.{KEYS}",
-            id="a list without keys",
-        ),
-        pytest.param(
-            {KEYS: ["a"], WEIGHTS: [2]},
-            {KEYS: ["a"], WEIGHTS: 2},
-            rf"{WEIGHTS}: expected a list or",
-            id="one number",
-        ),
-        pytest.param(
-            {KEYS: ["a"], WEIGHTS: None},
-            {KEYS: ["a"], WEIGHTS: "2"},
-            rf"{WEIGHTS}: expected a list or",
-            id="text",
-        ),
-        pytest.param(
-            {KEYS: ["a", "b"], WEIGHTS: [1, -1]},
-            {KEYS: ["a", "b"], WEIGHTS: [1, math.inf]},
-            rf"{WEIGHTS}: expected finite numbers, found inf for 'b'",
-            id="infinite",
-        ),
-        pytest.param(
-            {WEIGHTS: {"a": 1}},
-            {WEIGHTS: {"a": math.nan}},
-            rf"{WEIGHTS}: expected finite numbers, found nan for 'a'",
-            id="nan",
-        ),
-        pytest.param(
-            {WEIGHTS: {"a": 1}},
-            {WEIGHTS: {"a": 10**400}},
-            rf"{WEIGHTS}: expected finite numbers, found 1000",
-            id="too large",
-        ),
-        pytest.param(
-            {WEIGHTS: {"a": 1}},
-            {WEIGHTS: {"a": None}},
-            rf"{WEIGHTS}: expected finite numbers, found None for 'a'",
-            id="null",
-        ),
-        pytest.param(
-            {KEYS: ["a", "b"], WEIGHTS: [0, 1]},
-            {KEYS: ["a", "b"], WEIGHTS: [0, 0.0]},
-            rf"{WEIGHTS}: all are zero",
-            id="all zero",
-        ),
-    ],
+    ("valid", "invalid", "message"), INVALID, ids=[invalid[:60] for _, invalid, _ in INVALID]
 )
-@pytest.mark.parametrize("kind", [dict, OmegaConf.create], ids=["dict", "omegaconf"])
-def test_a_bad_setting_is_refused_with_its_full_key(
-    kind: Callable[[Any], Mapping[str, Any]],
-    valid: dict[str, Any],
-    invalid: dict[str, Any],
-    message: str,
-) -> None:
-    GdpoConfig.from_algorithm(kind(valid))
+def test_a_bad_setting_is_refused_with_its_full_key(valid: str, invalid: str, message: str) -> None:
+    read(valid)
     with pytest.raises(ValueError, match=rf"^algorithm\.{message}"):
-        GdpoConfig.from_algorithm(kind(invalid))
+        read(invalid)
+
+
+def test_a_plain_mapping_is_refused_as_the_yaml_is() -> None:
+    with pytest.raises(ValueError, match=rf"^algorithm\.{WEIGHTS}: expected finite .* for 'a'"):
+        GdpoConfig.from_algorithm({WEIGHTS: {"a": math.nan}})
 
 
 @pytest.mark.parametrize(
@@ -255,40 +202,25 @@ def test_only_a_close_name_is_suggested(word: Any, expected: str) -> None:
     assert did_you_mean(word, ["format", "correctness"]) == expected
 
 
-def test_the_declared_components_are_the_default() -> None:
-    objective = GdpoConfig().resolve([FORMAT, CORRECTNESS, LENGTH])
-    assert objective.keys == ("format", "correctness", "length")
-    assert objective.weights == (1.0, 1.0, 1.0)
-    assert objective.optional == {"length"}
-
-
-def test_only_declared_components_enter_whatever_else_is_returned() -> None:
-    returned = ["score", "parse_error", "correctness", "format"]
-    assert GdpoConfig().resolve([FORMAT, CORRECTNESS], returned).keys == ("format", "correctness")
-
-
-def test_named_components_give_the_order_and_their_weights_follow_it() -> None:
-    config = GdpoConfig.from_algorithm({KEYS: ["correctness", "format"], WEIGHTS: [2, 0.5]})
-    objective = config.resolve([FORMAT, LENGTH, CORRECTNESS])
-    assert objective.keys == ("correctness", "format")
-    assert objective.weights == (2.0, 0.5)
-
-
-def test_the_largest_weight_is_taken() -> None:
-    config = GdpoConfig.from_algorithm({KEYS: ["a"], WEIGHTS: [-1e300]})
-    assert config.resolve([]).weights == (-1e300,)
-
-
-def test_named_components_need_no_declaration() -> None:
-    config = GdpoConfig.from_algorithm({KEYS: ["a", "b"]})
-    assert config.resolve([]).keys == ("a", "b")
-    assert config.resolve([], ["score", "b", "a"]).keys == ("a", "b")
-
-
-def test_an_optional_component_need_not_be_returned() -> None:
-    returned = ["score", "format", "correctness"]
+@pytest.mark.parametrize("returned", [None, ["score", "parse_error", "correctness", "format"]])
+def test_the_declared_components_are_the_default_whatever_else_is_returned(
+    returned: list[str] | None,
+) -> None:
     objective = GdpoConfig().resolve([FORMAT, CORRECTNESS, LENGTH], returned)
     assert objective.keys == ("format", "correctness", "length")
+    assert objective.weights == (1.0, 1.0, 1.0)
+    assert objective.optional == {"length"}  # which need not be returned
+
+
+@pytest.mark.parametrize("declared", [[FORMAT, LENGTH, CORRECTNESS], []], ids=["declared", "not"])
+def test_named_components_give_the_order_and_their_weights_follow_it(
+    declared: list[Component],
+) -> None:
+    config = read(f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}")
+    for returned in (None, ["score", "format", "correctness"]):
+        objective = config.resolve(declared, returned)
+        assert objective.keys == ("correctness", "format")
+        assert objective.weights == (2.0, -1e300)
 
 
 def test_neither_declared_nor_named_is_refused_with_what_was_returned() -> None:
@@ -301,54 +233,44 @@ def test_neither_declared_nor_named_is_refused_with_what_was_returned() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "declared", "returned", "message"),
     [
-        pytest.param(
-            {KEYS: ["formt"]},
+        (
+            f"{KEYS}: [formt]",
             [],
             ["score", "format"],
             rf"{KEYS}: 'formt' is not among the reward components \['format'\]\. .* Did you mean",
-            id="named, not returned",
         ),
-        pytest.param(
-            {},
+        (
+            "",
             [FORMAT, CORRECTNESS],
             ["score", "format"],
             rf"{KEYS}: 'correctness' is not among the reward components \['format'\]",
-            id="declared, not returned",
         ),
-        pytest.param(
-            {WEIGHTS: {"formt": 2}},
+        (
+            f"{WEIGHTS}: {{formt: 2}}",
             [FORMAT, CORRECTNESS],
             None,
             rf"{WEIGHTS}\.formt: not among .*\. Did you mean 'format'\?",
-            id="weight of an unknown component",
         ),
-        pytest.param(
-            {WEIGHTS: {"format": 0, "correctness": 0}},
+        (
+            f"{WEIGHTS}: {{format: 0, correctness: 0}}",
             [FORMAT, CORRECTNESS],
             None,
             rf"{WEIGHTS}: all are zero",
-            id="all declared components weigh zero",
         ),
-        pytest.param(
-            under_gdpo(conditions={"format": {"on": "length", "at_least": 1}}),
+        (
+            "gdpo: {conditions: {format: {on: length, at_least: 1}}}",
             [FORMAT, CORRECTNESS],
             None,
             r"gdpo\.conditions\.format: 'length' is not among the reward components",
-            id="condition on an unknown component",
         ),
     ],
+    ids=["not returned", "declared", "weight", "all weigh zero", "condition"],
 )
-@pytest.mark.parametrize("kind", [dict, OmegaConf.create], ids=["dict", "omegaconf"])
 def test_what_the_reward_does_not_have_is_refused(
-    kind: Callable[[Any], Mapping[str, Any]],
-    algorithm: dict[str, Any],
-    declared: list[Component],
-    returned: list[str] | None,
-    message: str,
+    algorithm: str, declared: list[Component], returned: list[str] | None, message: str
 ) -> None:
-    config = GdpoConfig.from_algorithm(kind(algorithm))
     with pytest.raises(ValueError, match=rf"^algorithm\.{message}"):
-        config.resolve(declared, returned)
+        read(algorithm).resolve(declared, returned)
 
 
 def test_a_declaration_is_read_from_a_function_or_a_class() -> None:
@@ -358,16 +280,13 @@ def test_a_declaration_is_read_from_a_function_or_a_class() -> None:
     class Manager:
         components = ("format", LENGTH)
 
-    assert declared_components(compute_score) == (FORMAT, Component("correctness"))
-    assert declared_components(Manager) == (Component("format"), LENGTH)
-    assert declared_components(print) == ()
-
-
-def test_one_name_declares_one_component() -> None:
-    class Manager:
+    class OfOne:
         components = "format"
 
-    assert declared_components(Manager) == (Component("format"),)
+    assert declared_components(compute_score) == (FORMAT, Component("correctness"))
+    assert declared_components(Manager) == (Component("format"), LENGTH)
+    assert declared_components(OfOne) == (Component("format"),)
+    assert declared_components(print) == ()
 
 
 @pytest.mark.parametrize(

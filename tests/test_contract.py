@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from test_plugin import in_fresh_process
 
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.contract import CONTRACT, Dependency, misfit, violations
@@ -164,23 +161,10 @@ def test_verl_that_does_not_fit_gets_an_estimator_that_explains_and_nothing_else
     base = tmp_path / "verl" / BASE
     base.write_text(base.read_text().replace("def _save_checkpoint(", "def _save("))
 
-    found = in_process_with(tmp_path, MISFIT)
+    found = in_fresh_process(MISFIT, PYTHONPATH=str(tmp_path))
 
     assert "does not fit verl" in found["message"]
     assert "trainer_base.PPOTrainer._save_checkpoint is not there" in found["message"]
     assert "pip install verl==0.9.1" in found["message"]
     assert found["wrapped"] == [False, False]
     assert "gdpo_components" not in found["managers"]
-
-
-def in_process_with(directory: Path, code: str) -> dict:
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(directory)},
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("@")]
-    assert lines, process.stdout + process.stderr
-    return json.loads(lines[-1][1:])

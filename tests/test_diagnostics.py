@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import Gate, decompose, decoupled_sum, find_variant
+from gdpo_verl.advantage import Gate, decompose, find_variant
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import (
     Weighted,
@@ -38,6 +38,8 @@ def collapse(rewards: Tensor, groups: Any, **options: Any) -> dict[str, float]:
 
 
 def test_component_metrics_by_hand() -> None:
+    integers = component_metrics(torch.tensor([[1], [0]]), [0, 0], ["format"])
+    assert integers["rewards/format/mean"] == 0.5
     # Groups a (rows 0, 2), b (rows 1, 3) and c (row 4).
     rewards = torch.tensor([[1.0, 2.0], [0.0, NAN], [0.0, 2.0], [0.0, NAN], [3.0, -1.0]])
     found = component_metrics(rewards, ["a", "b", "a", "b", "c"], ["format", "length"])
@@ -59,20 +61,13 @@ def test_component_metrics_by_hand() -> None:
     }
 
 
-def test_a_component_that_no_row_has_is_only_unscored() -> None:
-    found = component_metrics(torch.tensor([[NAN], [NAN]]), [0, 0], ["length"])
+@pytest.mark.parametrize("rows", [2, 0], ids=["unscored", "no rows"])
+def test_a_component_that_no_row_has_is_only_unscored(rows: int) -> None:
+    rewards, ranges = torch.full((rows, 1), NAN), {"length": (0.0, 1.0)}
+    found = component_metrics(rewards, [0] * rows, ["length"], ranges=ranges)
     assert found == {"gdpo/length/unscored": 1.0}
-
-
-def test_what_no_row_has_counts_for_nothing_over_mini_batches() -> None:
-    found = component_metrics(torch.zeros(0, 1), [], ["length"])
-    assert found == {"gdpo/length/unscored": 1.0}
-    assert found["gdpo/length/unscored"].weight == 0.0  # type: ignore[attr-defined]
-
-
-def test_rewards_may_be_whole_numbers() -> None:
-    found = component_metrics(torch.tensor([[1], [0]]), [0, 0], ["format"])
-    assert found["rewards/format/mean"] == 0.5
+    # No rows count for nothing over mini-batches.
+    assert found["gdpo/length/unscored"].weight == rows  # type: ignore[attr-defined]
 
 
 def test_a_component_that_one_row_has_deviates_by_zero() -> None:
@@ -102,12 +97,6 @@ def test_saturation_by_hand(values: list[float], low: float, high: float, expect
     rewards = torch.tensor(values)[:, None]
     found = component_metrics(rewards, [0] * len(values), ["r"], ranges={"r": (low, high)})
     assert found["gdpo/r/saturation"] == pytest.approx(expected, abs=1e-12)
-
-
-def test_saturation_needs_a_range_and_a_scored_row() -> None:
-    rewards = torch.tensor([[1.0, NAN], [0.0, NAN]])
-    found = component_metrics(rewards, [0, 0], ["open", "empty"], ranges={"empty": (0.0, 1.0)})
-    assert not [name for name in found if name.endswith("saturation")]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +157,8 @@ def test_shares_and_conflicts_by_hand(
 def test_shares_without_the_std_are_in_reward_units() -> None:
     # Centred: format ±0.5 in a, 0 in b; length ∓2.5 in a, ±1 in b. Sizes 1 and 7.
     found = contributions(PULLING, ["a", "a", "b", "b"], ["f", "l"], scale=False)
-    assert found["gdpo/f/advantage_share"] == pytest.approx(1 / 8, abs=1e-12)
-    assert found["gdpo/l/advantage_share"] == pytest.approx(7 / 8, abs=1e-12)
+    shares = [found[f"gdpo/{name}/advantage_share"] for name in "fl"]
+    assert shares == pytest.approx([1 / 8, 7 / 8], abs=1e-12)
 
 
 def test_unscored_components_pull_nowhere() -> None:
@@ -336,12 +325,6 @@ def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:
     assert list(aggregator.get_aggregated_metrics().values()) == [4.0, 12.0, 8.0, 4.0, 12.0]
 
 
-def test_the_decoupled_sum_reads_epsilon() -> None:
-    # The deviation of 1 and 0 is 0.7071: ±0.5 / (0.7071 + 0.2929).
-    found = decoupled_sum(torch.tensor([[1.0], [0.0]]), [0, 0], epsilon=1 - math.sqrt(0.5))
-    torch.testing.assert_close(found, torch.tensor([0.5, -0.5], dtype=torch.float64))
-
-
 def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, float]:
     return outcome_metrics(decompose(rewards, groups, **options), 0)
 
@@ -363,6 +346,7 @@ def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
     failed = phantom(rewards, groups, gate=Gate(0, "failed"))
     assert failed["gdpo/gated_groups"] == pytest.approx(1 / 5)
     assert phantom(rewards, groups, weights=[1.0, 0.0]) == {"gdpo/phantom_groups": 0.0}
+    assert outcome_metrics(decompose(rewards, groups), None) == {}
 
 
 def test_distinct_advantages_without_deviations_do_not_depend_on_the_weights_unit() -> None:
@@ -370,10 +354,6 @@ def test_distinct_advantages_without_deviations_do_not_depend_on_the_weights_uni
     for weight in (1e-3, 1.0, 1e3):
         found = collapse_metrics(decompose(rewards, [0] * 4, weights=[weight, weight], scale=False))
         assert found == {f"gdpo/distinct_advantages/{name}": 4.0 for name in ("gdpo", "grpo")}
-
-
-def test_without_an_outcome_there_is_no_phantom() -> None:
-    assert outcome_metrics(decompose(torch.ones(2, 1), [0, 0]), None) == {}
 
 
 def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:

@@ -9,7 +9,7 @@ import torch
 from test_diagnostics import NAN, collapse
 from torch import Tensor
 
-from gdpo_verl.advantage import decoupled_sum, grpo_scalars
+from gdpo_verl.advantage import decompose
 from gdpo_verl.diagnostics import distinct_advantages
 
 
@@ -34,21 +34,14 @@ def test_distinct_advantages_by_hand(
     assert found == expected
 
 
-@pytest.mark.parametrize("values", [[0.0, 1.0], [0.0, 2.0]], ids=["(0, 1)", "(0, 2)"])
-def test_grpo_gives_one_reward_and_two_the_same_advantages(values: list[float]) -> None:
+@pytest.mark.parametrize(("first", "second"), [(1.0, 0.0), (1.0, 1.0)], ids=["(0, 1)", "(0, 2)"])
+def test_grpo_gives_one_reward_and_two_the_same_advantages(first: float, second: float) -> None:
     # The paper's example: two binary rewards, two rollouts.
-    rewards = torch.tensor([[0.0, 0.0], [min(values[1], 1.0), values[1] - 1.0]])
-    found = grpo_scalars(rewards, [0, 0])
-    torch.testing.assert_close(
-        found, torch.tensor([-0.7071, 0.7071], dtype=torch.float64), atol=1e-4, rtol=0
-    )
-    expected = 0.7071 * values[1]
-    torch.testing.assert_close(
-        decoupled_sum(rewards, [0, 0]),
-        torch.tensor([-expected, expected], dtype=torch.float64),
-        atol=1e-4,
-        rtol=0,
-    )
+    found = decompose(torch.tensor([[0.0, 0.0], [first, second]]), [0, 0])
+    s = 0.5**0.5
+    assert found.grpo.tolist() == pytest.approx([-s, s], abs=1e-5)
+    both = (first + second) * s
+    assert found.combined.tolist() == pytest.approx([-both, both], abs=1e-5)
 
 
 def test_collapse_is_grpos_count_below_gdpos() -> None:
@@ -93,7 +86,6 @@ def test_collapse_reads_scale_and_epsilon() -> None:
     assert set(collapse(alike, [0, 0], epsilon=1e9).values()) == {1.0}
 
 
-#
 # How many *groups* an estimator can tell apart: distinct unordered sets of advantages over
 # all groups of G rollouts with K binary rewards, before whitening. It is another quantity
 # than `distinct_advantages`, which counts within a group. The default epsilon would move
@@ -117,34 +109,26 @@ def all_groups(size: int, rewards: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("size", "grpo", "grpo_without_std", "gdpo"),
+    ("size", "rewards", "grpo", "grpo_without_std", "gdpo"),
     [
-        (2, 2, 3, 3),
-        (3, 4, 6, 6),
-        (4, 7, 10, 14),
-        (6, 16, 21, 38),
-        (8, 29, 36, 81),
-        (10, 46, 55, 145),
+        (2, 2, 2, 3, 3),
+        (3, 2, 4, 6, 6),
+        (4, 2, 7, 10, 14),
+        (6, 2, 16, 21, 38),
+        (8, 2, 29, 36, 81),
+        (10, 2, 46, 55, 145),
+        (4, 1, 4, None, 4),
+        (4, 3, 14, None, 45),
+        (4, 4, 23, None, 127),
+        (4, 5, 41, None, 318),
     ],
-    ids=lambda value: None,
 )
-def test_groups_told_apart_with_two_binary_rewards(
-    size: int, grpo: int, grpo_without_std: int, gdpo: int
+def test_groups_told_apart(
+    size: int, rewards: int, grpo: int, grpo_without_std: int | None, gdpo: int
 ) -> None:
-    rewards, groups = all_groups(size, 2)
-    assert patterns(grpo_scalars(rewards, groups, epsilon=EPSILON), size) == grpo
-    assert patterns(grpo_scalars(rewards, groups, scale=False), size) == grpo_without_std
-    assert patterns(decoupled_sum(rewards, groups, epsilon=EPSILON), size) == gdpo
-
-
-@pytest.mark.parametrize(
-    ("rewards", "grpo", "gdpo"),
-    [(1, 4, 4), (2, 7, 14), (3, 14, 45), (4, 23, 127), (5, 41, 318)],
-    ids=lambda value: None,
-)
-def test_groups_told_apart_with_more_rewards_and_four_rollouts(
-    rewards: int, grpo: int, gdpo: int
-) -> None:
-    table, groups = all_groups(4, rewards)
-    assert patterns(grpo_scalars(table, groups, epsilon=EPSILON), 4) == grpo
-    assert patterns(decoupled_sum(table, groups, epsilon=EPSILON), 4) == gdpo
+    table, groups = all_groups(size, rewards)
+    found = decompose(table, groups, epsilon=EPSILON)
+    assert patterns(found.grpo, size) == grpo
+    assert patterns(found.combined, size) == gdpo
+    if grpo_without_std is not None:
+        assert patterns(decompose(table, groups, scale=False).grpo, size) == grpo_without_std

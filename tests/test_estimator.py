@@ -43,12 +43,6 @@ def computed(config: Any, **components: Any) -> torch.Tensor:
     return compute_advantage(data, "gdpo", config=config).batch["advantages"]
 
 
-def test_components_that_a_trainer_hands_over_are_used() -> None:
-    config = OmegaConf.create({"gdpo_reward_keys": KEYS})
-    found = computed(config, format=FORMAT, correctness=CORRECT)
-    torch.testing.assert_close(found, gdpo_advantages(rewards(), UIDS, MASK).float())
-
-
 def test_the_whole_configuration_counts_for_components_that_are_handed_over() -> None:
     condition = {"format": {"on": "correctness", "at_least": 1.0}}
     config = OmegaConf.create(

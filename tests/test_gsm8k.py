@@ -7,7 +7,7 @@ import logging
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear import assert_linear
+from linear import assert_linear, filled
 
 from gdpo_verl.rewards import declared_components, parse_error
 from gdpo_verl.rewards.gsm8k import ParseError, compute_score, parse_ground_truth
@@ -257,10 +257,6 @@ def test_every_spelling_of_an_integer_is_right_and_an_integer(number: int, zeros
 
 
 # ---------------------------------------------------------------- on the clock
-
-
-def filled(unit: str, start: str = "", end: str = ""):
-    return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end
 
 
 INSIDE = (f"{THOUGHT}\n<answer>", "</answer>")

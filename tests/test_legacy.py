@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_verl import recipe
 from omegaconf import DictConfig, OmegaConf
-from seams import recipe
 
 from gdpo_verl import gdpo_advantages
 

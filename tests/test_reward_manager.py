@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import pytest
 import torch
-
-RECIPES = Path(__file__).parents[1] / "recipes"
+from fake_verl import compose, word_tokenizer
 
 REWARDS = """
 import asyncio
@@ -72,14 +70,10 @@ MATH = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers.decoders import Fuse
 
-    pieces = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
-    vocabulary = {piece: index for index, piece in enumerate(pieces)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+    words = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
+    return word_tokenizer(*words, decoder=Fuse())
 
 
 @pytest.fixture
@@ -94,8 +88,7 @@ def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
                 f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
                 f"reward.custom_reward_function.name={function}",
             )
-        with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-            return load_reward_manager(hydra.compose("toolbox/gdpo", list(overrides)), tokenizer)
+        return load_reward_manager(compose("toolbox/gdpo", *overrides), tokenizer)
 
     return build
 
@@ -136,8 +129,8 @@ def score(manager: Any, data: Any) -> dict[str, Any]:
 ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
 
 
-@pytest.mark.parametrize("function", ["plain", "asynchronous"])
-def test_sync_and_async_rewards_are_declared_and_scored_alike(
+@pytest.mark.parametrize("function", ["plain", "asynchronous", "scoreless", "scoreless_async"])
+def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
     manager: Callable, function: str
 ) -> None:
     built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
@@ -255,19 +248,9 @@ def test_a_reward_that_runs_code_gets_the_sandbox_service(
     info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))
     found = info["reward_extra_info"]
     assert (found["url"], found["memory"], found["at_once"]) == expected
-
-
-def test_other_rewards_are_called_without_it(manager: Callable[..., Any]) -> None:
-    built = manager(*SERVICE, function="asynchronous")
-    assert score(built, session(*ONE, ground_truth="3"))["reward_extra_info"]["tokens"] == 4
-
-
-@pytest.mark.parametrize("function", ["scoreless", "scoreless_async"])
-def test_a_dict_without_score_gets_the_sum(manager: Callable[..., Any], function: str) -> None:
-    built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
-    result = score(built, session(*ONE, ground_truth="\\boxed{3}"))
-    assert result["reward_score"] == 6.0
-    assert result["reward_extra_info"]["score"] == 6.0
+    # Others are called without it.
+    other = score(manager(*settings, function="asynchronous"), session(*ONE, ground_truth="3"))
+    assert other["reward_extra_info"]["tokens"] == 4
 
 
 def test_a_row_without_the_components_keeps_the_functions_own_score(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fake_verl import advantages, info, put, recipe, trainer_of
 from omegaconf import open_dict
-from seams import advantages, info, put, recipe, trainer_of
 
-from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl import gdpo_advantages
 
 pytestmark = pytest.mark.real
 
@@ -126,52 +125,6 @@ def test_dump_holds_components_and_both_advantages(queue: Any) -> None:
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
-def test_weights_and_conditions_of_the_configuration_are_used(queue: Any) -> None:
-    config = recipe(whiten="none", conditions={"format": {"on": "correctness", "at_least": 0.0}})
-    with open_dict(config):
-        config.algorithm.gdpo_reward_weights = {"format": 2.0, "correctness": 0.0}
-    rows = [
-        ("c_0_0", [1], info(1.0, 3.0)),
-        ("c_1_0", [1], info(1.0, -3.0)),
-        ("c_2_0", [1], info(0.0, 3.0)),
-    ]
-    batch = put(queue, rows)
-    trainer_of(config)._compute_advantage(batch, {})
-    # The format counts only for the first row: 1, 0, 0, normalised (2/3, -1/3, -1/3) / 0.57735.
-    assert advantages(queue, batch) == [
-        pytest.approx([2 * 1.154699], abs=1e-4),
-        pytest.approx([-2 * 0.577350], abs=1e-4),
-        pytest.approx([-2 * 0.577350], abs=1e-4),
-    ]
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
-def test_row_without_components_is_named(queue: Any) -> None:
-    # As from an agent loop that sets reward_score itself.
-    batch = put(queue, [*ROWS[:2], ("a_2_0", [1], None)])
-    with pytest.raises(ValueError, match=r"no 'format' for row a_2_0.*reward_extra_info"):
-        trainer_of(recipe())._compute_advantage(batch, {})
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
-def test_control_with_broken_components_trains_on_without_metrics(
-    queue: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    batch, metrics = put(queue, [*ROWS[:2], ("a_2_0", [1], None)]), {}
-    with pytest.raises(ValueError, match="no 'format' for row a_2_0"):  # whose score is no sum
-        trainer_of(recipe("grpo"))._compute_advantage(batch, {})
-    config = recipe("grpo")
-    config.reward.reward_manager.name = "naive"
-    trainer = trainer_of(config)
-    trainer._compute_advantage(batch, metrics)
-
-    assert len(advantages(queue, batch)) == 3
-    assert not [key for key in metrics if key.startswith("gdpo/")]
-    assert "no more metrics for the reward components" in caplog.text
-    assert trainer.gdpo_seam is None
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_a_judge_that_is_down_ends_treatment_and_control(queue: Any, estimator: str) -> None:
     from gdpo_verl.plugin.batch import RewardErrors
@@ -223,43 +176,6 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: A
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
-def test_score_that_is_not_the_weighted_sum_is_reported_once(
-    queue: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = [("a_0_0", [1], info(1.0, 3.0)), ("a_1_0", [1], info(0.0, -3.0))]
-    batch = put(queue, rows)
-    config = recipe()
-    with open_dict(config):
-        config.algorithm.gdpo_reward_weights = {"format": 0.5}
-    trainer = trainer_of(config)
-    with caplog.at_level(logging.WARNING):
-        trainer._compute_advantage(batch, {})
-        trainer._compute_advantage(batch, {})
-    messages = [
-        record.getMessage() for record in caplog.records if "weighted sum" in record.getMessage()
-    ]
-    assert len(messages) == 1
-    assert "for row a_0_0 the score is 4, but the weighted sum" in messages[0]
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
-def test_codes_of_unreadable_answers_are_counted(queue: Any) -> None:
-    rows = [("a_0_0", [1], info(1.0, 3.0) | {"parse_error": 0})]
-    rows += [("a_1_0", [1], info(0.0, -3.0) | {"parse_error": 4})]
-    batch, metrics = put(queue, rows), {}
-    trainer_of(recipe())._compute_advantage(batch, metrics)
-    assert metrics["gdpo/parse_error/share"] == metrics["gdpo/parse_error/code_4"] == 0.5
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
-def test_metrics_can_be_switched_off(queue: Any) -> None:
-    batch, metrics = put(queue, ROWS), {}
-    trainer_of(recipe(metrics=False))._compute_advantage(batch, metrics)
-    assert not [key for key in metrics if key.startswith("gdpo/")]
-    assert np.abs(advantages(queue, batch)[0]).max() > 0
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_rollout_correction_takes_its_tokens_out_of_the_whitening(
     queue: Any, estimator: str
@@ -289,45 +205,6 @@ def test_rollout_correction_takes_its_tokens_out_of_the_whitening(
         row = advantages(queue, batch)[[key for key, _, _ in ROWS].index("a_0_0")]
         assert row == pytest.approx([pure[0], 0.0, 0.0], abs=1e-6)
     assert dumped(trainer, "a_0_0")["gdpo_advantage"] == pytest.approx(pure[0], abs=1e-6)
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
-def test_raw_rewards_are_reported_and_dumped_and_conditioned_ones_are_trained_on(
-    queue: Any,
-) -> None:
-    # Of three formats one counts, of three others none varies: groups of three, in which the sums
-    # of raw and of conditioned rewards are ordered differently.
-    config = recipe(conditions={"format": {"on": "correctness", "at_least": 3.0}})
-    rows = [
-        ("c_2_0", [1], info(5.0, 2.0)),
-        ("c_0_0", [1, 1], info(1.0, 3.0)),
-        ("c_1_0", [1, 1, 1], info(0.0, 3.0)),
-    ]
-    batch, metrics = put(queue, rows), {}
-    trainer = trainer_of(config)
-    trainer._compute_advantage(batch, metrics)
-
-    assert metrics["rewards/format/mean"] == pytest.approx(2.0)
-    counted = torch.tensor([[0.0, 2.0], [1.0, 3.0], [0.0, 3.0]])
-    mask = torch.arange(3) < torch.tensor([1, 2, 3])[:, None]
-    pure = gdpo_advantages(counted, ["c"] * 3, mask)[:, 0].tolist()
-    control = grpo_advantages(counted, ["c"] * 3, mask)[:, 0].tolist()
-    sizes = group_normalize(counted.double(), ["c"] * 3).abs().sum(dim=0)
-    assert metrics["gdpo/format/advantage_share"] == pytest.approx(float(sizes[0] / sizes.sum()))
-    for (key, _, returned), gdpo, grpo in zip(rows, pure, control, strict=True):
-        row = dumped(trainer, key)
-        assert (row["format"], row["correctness"]) == (returned["format"], returned["correctness"])
-        assert row["gdpo_advantage"] == pytest.approx(gdpo, abs=1e-6)
-        assert row["grpo_advantage"] == pytest.approx(grpo, abs=1e-6)
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
-def test_a_dump_that_never_comes_is_forgotten_at_the_next_step(queue: Any) -> None:
-    batch = put(queue, ROWS)
-    trainer = trainer_of(recipe())
-    for trainer.global_steps in (1, 1, 2, 3):
-        trainer._compute_advantage(batch, {})
-        assert len(trainer.gdpo_seam.dump) == len(ROWS)
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
@@ -376,22 +253,6 @@ def test_an_optional_component_that_a_colocated_reward_model_leaves_out_is_not_s
     queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
-def test_the_score_of_padding_is_not_looked_at(
-    queue: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-
-    batch = put(queue, ROWS)
-    batch = upsample_batch_to_divisible_size(batch, 5, eos_token_id=0)
-    padding = batch.keys[len(ROWS) :]
-    scores = [torch.tensor([99.0])] * len(padding)
-    scores = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
-    queue.kv_batch_put(keys=padding, partition_id="train", fields=tensordict(rm_scores=scores))
-    trainer_of(recipe())._compute_advantage(batch, {})
-    assert "weighted sum" not in caplog.text
-    queue.kv_clear(keys=batch.keys, partition_id="train")
-
-
 def tensordict(**fields: Any) -> Any:
     from tensordict import TensorDict
 
@@ -425,17 +286,3 @@ def test_metrics_of_mini_batches_are_those_of_all_their_rows(queue: Any) -> None
     for name in found.keys() - own:
         assert found[name] == pytest.approx(float(whole[name])), name
     assert found["gdpo/parse_error/code_4"] == pytest.approx(1 / 16)
-
-
-def test_metrics_keep_their_meaning_over_mini_batches() -> None:
-    from verl.trainer.ppo.v1.utils import MetricsAggregator
-
-    aggregator = MetricsAggregator()
-    for value in (1.0, 3.0):
-        names = [f"rewards/summary/{name}" for name in ("mean", "std", "min", "max")]
-        names += ["gdpo/summary/constant_groups", "critic/rewards/sum"]
-        aggregator.add_step_metrics(dict.fromkeys(names, value), sample_count=10)
-    result = aggregator.get_aggregated_metrics()
-    assert [result[f"rewards/summary/{name}"] for name in ("mean", "std")] == [2, 2]
-    assert (result["gdpo/summary/constant_groups"], result["critic/rewards/sum"]) == (2, 4)
-    assert (result["rewards/summary/min"], result["rewards/summary/max"]) == (1.0, 3.0)

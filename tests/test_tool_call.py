@@ -8,7 +8,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear import assert_linear, long, seconds
+from linear import assert_linear, filled, long, seconds
 from tool_calls import (
     ANSWER,
     ASKED,
@@ -76,10 +76,6 @@ def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
         parse_ground_truth(block(*[ONE] * (tool_call.MOST_ASKED + 1)))
 
 
-def test_an_unasked_call_earns_no_format_and_no_correctness():
-    assert verdict(ANSWER, RESPONSE) == (0.0, 0.0, ParseError.NONE)
-
-
 # ---------------------------------------------------------------- malformed ground truth
 
 
@@ -102,11 +98,14 @@ def test_a_malformed_ground_truth_is_an_error_before_and_counted_in_training(gro
     assert verdict(ANSWER, ground_truth) == bad(ParseError.GROUND_TRUTH)
 
 
+@pytest.mark.parametrize("ground_truth", [block("not json"), None], ids=["not JSON", "None"])
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_the_first_malformed_ground_truth_of_a_process_is_logged(strict, caplog, monkeypatch):
+def test_the_first_malformed_ground_truth_of_a_process_is_logged(
+    ground_truth, strict, caplog, monkeypatch
+):
     monkeypatch.setattr(parse_error, "_warned", set())
-    for _ in range(3):
-        verdict(ANSWER, block("not json"), strict=strict)
+    for _ in range(3):  # also where the published rule crashes
+        assert verdict(ANSWER, ground_truth, strict=strict)[1:] == (-3.0, ParseError.GROUND_TRUTH)
     assert len(caplog.messages) == 1
     assert "tool_call: a row gets the minimum" in caplog.messages[0]
 
@@ -148,12 +147,6 @@ def test_a_ground_truth_is_read_into_calls_and_response():
     assert found.calls == [{"name": "weather", "parameters": {"city": "Paris", "days": 1}}]
     assert found.has_response
     assert parse_ground_truth(RESPONSE).calls == []
-
-
-@pytest.mark.parametrize("ground_truth", [block("not json"), None], ids=["not JSON", "None"])
-def test_where_the_published_rule_crashes_the_minimum_is_counted(ground_truth):
-    _, correctness, code = verdict(ANSWER, ground_truth, strict=False)
-    assert (correctness, code) == (-3.0, ParseError.GROUND_TRUTH)
 
 
 @pytest.mark.parametrize("rows", [lambda: OWN_ROWS, real_rows], ids=["own", "real"])
@@ -237,22 +230,16 @@ def script(name):
 benchmark = script("benchmark_rewards")
 
 
-def repeated(unit, start=""):
-    return lambda size: start + unit * ((size - len(start)) // len(unit))
-
-
 ENDS = {
-    "ends before calls": repeated("</think>x<tool_call>", "<think>"),
-    "ends before calls that begin": repeated('</think>\n<tool_call>\n{"name": "', "<think>"),
-    "ends before responses": repeated("</think>x<response>", "<think>"),
-    "ends on lines before responses": repeated("</think>\n<response>", "<think>"),
-    "ends before calls in a text": repeated(
-        "</think>x<tool_call>", '<think></think>\n<tool_call>["'
-    ),
-    "ends and calls": repeated(f"</think>x<tool_call>{ONE}</tool_call>", "<think>"),
-    "ends and lists": repeated('</think> <tool_call>[" <tool_call>[', "<think>"),
-    "ends of the prompt's thought": repeated("x</think>\n<tool_call>", "<tool_call>"),
-    "arguments as text": repeated('{"name":"f","arguments":"{}"}', "<think>x</think><tool_call>"),
+    "ends before calls": filled("</think>x<tool_call>", "<think>"),
+    "ends before calls that begin": filled('</think>\n<tool_call>\n{"name": "', "<think>"),
+    "ends before responses": filled("</think>x<response>", "<think>"),
+    "ends on lines before responses": filled("</think>\n<response>", "<think>"),
+    "ends before calls in a text": filled("</think>x<tool_call>", '<think></think>\n<tool_call>["'),
+    "ends and calls": filled(f"</think>x<tool_call>{ONE}</tool_call>", "<think>"),
+    "ends and lists": filled('</think> <tool_call>[" <tool_call>[', "<think>"),
+    "ends of the prompt's thought": filled("x</think>\n<tool_call>", "<tool_call>"),
+    "arguments as text": filled('{"name":"f","arguments":"{}"}', "<think>x</think><tool_call>"),
 }
 
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fake_verl import recipe
+from neighbours import METHODS
 from omegaconf import DictConfig, open_dict
-from seams import recipe
 
 from gdpo_verl.plugin import estimator, legacy, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams
@@ -81,20 +82,21 @@ def test_a_trainer_gets_its_seam_and_its_buffer_is_watched(
     assert isinstance(trainer.gdpo_seam.failures, replay_buffer.SessionFailures)
     assert trainer.replay_buffer._dapo_filtered_keys("val") == (set(), {})
     assert trainer.config.data.seed is not None
-
-
-def test_a_trainer_without_a_buffer_gets_its_seam(trainer: SimpleNamespace) -> None:
     del trainer.replay_buffer
     seams._init_dataloader(verls, trainer)
     assert trainer.gdpo_seam.failures is None
 
 
+def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
+    with open_dict(config):
+        config.algorithm = {"adv_estimator": "grpo", **algorithm}
+        config.reward.custom_reward_function = {"path": None}
+        config.reward.reward_manager.name = "naive"
+        config.data.seed = None
+
+
 def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> None:
-    with open_dict(trainer.config):
-        trainer.config.algorithm = {"adv_estimator": "grpo"}
-        trainer.config.reward.custom_reward_function = {"path": None}
-        trainer.config.reward.reward_manager.name = "naive"
-        trainer.config.data.seed = None
+    without_rewards_of_ours(trainer.config)
     before = trainer.config.copy()
     seams._init_dataloader(verls, trainer)
     assert trainer.gdpo_seam is None
@@ -103,28 +105,28 @@ def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> N
 
 
 def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
-    with open_dict(trainer.config):
-        trainer.config.algorithm = {
-            "adv_estimator": "grpo",
-            "filter_groups": {"metric": "components"},
-        }
-        trainer.config.reward.custom_reward_function = {"path": None}
-        trainer.config.reward.reward_manager.name = "naive"
+    without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
     with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
         seams._init_dataloader(verls, trainer)
 
 
-def test_a_component_that_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"gdpo_reward_keys": ["format", "brevity"]}, "brevity"),
+        (
+            {"filter_groups": {"enable": True, "metric": "correctnes"}},
+            r"filter_groups\.metric: 'correctnes'",
+        ),
+    ],
+    ids=["component", "filter"],
+)
+def test_what_the_probe_does_not_return_is_refused(
+    trainer: SimpleNamespace, algorithm: dict[str, Any], message: str
+) -> None:
     with open_dict(trainer.config):
-        trainer.config.algorithm.gdpo_reward_keys = ["format", "brevity"]
-    with pytest.raises(ValueError, match="brevity"):
-        seams._init_dataloader(verls, trainer)
-
-
-def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
-    with open_dict(trainer.config):
-        trainer.config.algorithm.filter_groups = {"enable": True, "metric": "correctnes"}
-    with pytest.raises(ValueError, match=r"filter_groups\.metric: 'correctnes'"):
+        trainer.config.algorithm.update(algorithm)
+    with pytest.raises(ValueError, match=message):
         seams._init_dataloader(verls, trainer)
 
 
@@ -254,9 +256,7 @@ def test_installed_is_what_the_trainers_base_class_and_its_module_call() -> None
 
     import gdpo_verl.plugin  # noqa: F401  where the tests run without verl's plug-ins
 
-    for name in ("_init_dataloader", "_compute_advantage", "_log_rollout_data", "fit"):
-        assert hasattr(getattr(PPOTrainer, name), "__wrapped__"), name
-    for name in ("_dump_generations", "_save_checkpoint"):
+    for name in METHODS:
         assert hasattr(getattr(PPOTrainer, name), "__wrapped__"), name
     seen = trainer_base.compute_advantage_for_multi_trajectories
     assert seen.__wrapped__ is utils.compute_advantage_for_multi_trajectories

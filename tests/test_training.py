@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import STOCK, Training, run_cli
 
-from gdpo_verl.advantage import VARIANTS, decompose, decoupled_sum, gdpo_scalars, grpo_scalars
+from gdpo_verl.advantage import VARIANTS, decompose
 from gdpo_verl.diagnostics import groups_that_vary
 
 pytestmark = pytest.mark.real
@@ -92,14 +92,15 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     # Whitening over tokens shifts and scales the decoupled sum, by one number each, so that
     # the mean over tokens is 0; the batch's token counts decide both.
     dumped = torch.tensor([row["gdpo_advantage"] for row in real], dtype=torch.float64)
-    combined = decoupled_sum(rewards, groups(real))
+    expected = decompose(rewards, groups(real))
+    combined = expected.combined * expected.largest_weight
     assert combined.std() > 0.1
     low, high = int(combined.argmin()), int(combined.argmax())
     factor = (dumped[high] - dumped[low]) / (combined[high] - combined[low])
     assert factor > 0
     torch.testing.assert_close(dumped, dumped[low] + factor * (combined - combined[low]))
     grpo = torch.tensor([row["grpo_advantage"] for row in real], dtype=torch.float64)
-    torch.testing.assert_close(grpo, grpo_scalars(rewards, groups(real)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(grpo, expected.grpo, rtol=0, atol=1e-6)
     # The advantages that the actor was given, by verl's own count over response tokens.
     assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-5)
     assert metrics["critic/advantages/max"] == pytest.approx(float(dumped.max()), abs=1e-5)
@@ -135,7 +136,8 @@ def test_legacy_trainer_gives_the_same_advantages_and_metrics(
         rewards = components(rows, ["format", "correctness"])
         assert rewards.std(dim=0).min() > 0
         prompts = [row["input"] for row in rows]
-        expected = gdpo_scalars(rewards, prompts, torch.ones(len(rows)), whiten="sequence")
+        counts = torch.ones(len(rows))
+        expected = decompose(rewards, prompts, counts, whiten="sequence").gdpo
         assert data["critic/advantages/max"] == pytest.approx(float(expected.max()), abs=1e-5)
         assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
         means = [data["rewards/format/mean"], data["rewards/correctness/mean"]]
@@ -215,7 +217,8 @@ def test_two_data_sources_an_async_reward_and_failing_sessions_in_one_batch(
             float(rewards[:, 0].isnan().double().mean())
         )
         dumped = torch.tensor([row["gdpo_advantage"] for row in rows], dtype=torch.float64)
-        expected = gdpo_scalars(rewards, groups(rows), torch.ones(len(rows)), whiten="sequence")
+        counts = torch.ones(len(rows))
+        expected = decompose(rewards, groups(rows), counts, whiten="sequence").gdpo
         torch.testing.assert_close(dumped, expected, rtol=0, atol=1e-6)
     assert sources == {True, False}
     assert failed > 0

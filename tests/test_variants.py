@@ -12,8 +12,10 @@ import logging
 import math
 from typing import Any
 
+import advantages as by_hand
 import pytest
 import torch
+from advantages import NAN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +23,6 @@ from torch import Tensor
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.advantage import VARIANTS, Gate, decompose, find_variant
 
-NAN = math.nan
 R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 R2 = [0.0, 0.0, 2.0, 1.0, 3.0, 0.0, 0.0, 1.0]
 EXAMPLE = torch.tensor([R1, R2], dtype=torch.float64).T
@@ -36,8 +37,7 @@ def advantages(rewards: Tensor, groups: Any = GROUPS, **options: Any) -> Tensor:
 
 
 def close(found: Tensor, expected: Any, tolerance: float = 6e-6) -> None:
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
+    by_hand.close(found, expected, tolerance)
 
 
 def needs(name: str, components: int = 2) -> dict[str, Any]:
@@ -117,14 +117,6 @@ def test_dara_raises_the_reward_that_varies_in_fewer_groups() -> None:
     close(advantages(constant, variant="dara", symmetric=True), symmetric)
 
 
-def test_dara_s_factor_is_limited() -> None:
-    close(
-        advantages(with_first(1, 1, 1, 1), variant="dara", w_max=1.0),
-        advantages(with_first(1, 1, 1, 1)),
-        1e-12,
-    )
-
-
 def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening() -> None:
     failed, solved = with_first(0, 0, 0, 0), with_first(1, 1, 1, 1)
     left = [0.05124, -1.02230, 1.34599, -0.37493, 0.0, 0.0, 0.0, 0.0]
@@ -198,10 +190,6 @@ def test_tau_of_one_is_hard(seed: int) -> None:
     rewards = random_batch(seed)
     soft = advantages(rewards, ids(rewards), variant="gd2po", tau=1.0)
     close(soft, advantages(rewards, ids(rewards), variant="gd2po", hard=True), 0.0)
-
-
-def test_dara_with_components_that_vary_equally_often_is_gdpo() -> None:
-    close(advantages(EXAMPLE, variant="dara"), advantages(EXAMPLE), 0.0)
 
 
 def test_saw_with_equal_variation_is_gdpo() -> None:
@@ -420,16 +408,10 @@ def test_dara_counts_the_groups_in_which_a_component_is_scored() -> None:
     first = torch.tensor([1.0, 0.0] * 4)
     second = torch.tensor([1.0, 0.0, 1.0, 1.0, NAN, NAN, NAN, NAN])
     rewards = torch.stack([first, second], dim=1).double()
-    found = gdpo_advantages(
-        rewards,
-        [0, 0, 1, 1, 2, 2, 3, 3],
-        torch.ones(8, 1),
-        variant="dara",
-        whiten="none",
-        epsilon=0.0,
-    )
+    pairs = [row // 2 for row in range(8)]
+    found = advantages(rewards, pairs, variant="dara", whiten="none", epsilon=0.0)
     z = 0.5**0.5
-    close(found[:3, 0], torch.tensor([z + 2**0.5 * z, -2 * z, z], dtype=found.dtype), 1e-6)
+    close(found[:3], [z + 2**0.5 * z, -2 * z, z], 1e-6)
 
 
 # Groups of two: the second reward varies; both, of opposite signs; none; one response.
@@ -455,8 +437,6 @@ def test_a_group_has_a_signal_where_the_variant_gives_one(
 ) -> None:
     found = decompose(SILENT, [0, 0, 1, 1, 2, 2, 3], **options)
     assert found.has_signal.tolist() == expected
-
-
-def test_small_rewards_are_a_signal_where_nothing_is_scaled() -> None:
+    # Small rewards are a signal where nothing is scaled.
     small = torch.tensor([[1e-6], [0.0]], dtype=torch.float64)
     assert decompose(small, [0, 0], scale=False).has_signal.all()

@@ -14,13 +14,13 @@ from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.estimate import Estimation, decompose
 from gdpo_verl.advantage.gate import Gate
-from gdpo_verl.advantage.gdpo import decoupled_sum, gdpo_advantages, gdpo_scalars
+from gdpo_verl.advantage.gdpo import gdpo_advantages
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
-from gdpo_verl.advantage.grpo import grpo_advantages, grpo_scalars
+from gdpo_verl.advantage.grpo import grpo_advantages
 from gdpo_verl.advantage.tokens import MaskedRows
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.advantage.variants import VARIANTS, find_variant, validate_variant
-from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten, whitening
+from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten
 
 __all__ = [
     "GDPO",
@@ -36,14 +36,10 @@ __all__ = [
     "apply_conditions",
     "check_conditions",
     "decompose",
-    "decoupled_sum",
     "factorize_groups",
     "find_variant",
     "gdpo_advantages",
-    "gdpo_scalars",
     "group_normalize",
     "grpo_advantages",
-    "grpo_scalars",
     "validate_variant",
-    "whitening",
 ]

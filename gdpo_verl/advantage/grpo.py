@@ -38,17 +38,5 @@ def grpo_advantages(
     that is not scored adds 0 to the sum. Sums that differ by the rounding of their addition
     alone are equal.
     """
-    scalars = grpo_scalars(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
-    return MaskedRows(response_mask, len(scalars), result_dtype(rewards)).scale_(scalars)
-
-
-def grpo_scalars(
-    rewards: Tensor,
-    group_ids: GroupIds,
-    *,
-    weights: Sequence[float] | None = None,
-    epsilon: float = 1e-6,
-    scale: bool = True,
-) -> Tensor:
-    """`grpo_advantages` before the broadcast: float64, shape (B,)."""
-    return decompose(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale).grpo
+    found = decompose(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
+    return MaskedRows(response_mask, len(found.raw), result_dtype(rewards)).scale_(found.grpo)

@@ -16,29 +16,6 @@ WHITEN_EPSILON = 1e-8
 NOISE_FLOOR = 1e-4
 
 
-def whitening(
-    values: Tensor, token_counts: Tensor, *, over: Whiten = "token", floor: float = 0.0
-) -> tuple[float, float]:
-    """Mean and factor of the batch step, (a - mean) * factor (Eq. 6).
-
-    factor = 1 / sqrt(unbiased var + 1e-8), mean and variance over all response tokens
-    (``over="token"``) or over the rows that have any (``"sequence"``); NaN rows take no
-    part. Fewer than two of them, or a deviation below `floor`, give the factor 0.
-
-    Args:
-      values: float64, shape (B,); NaN in rows without a scored component.
-      token_counts: shape (B,).
-    """
-    if over == "none":
-        return 0.0, 1.0
-    mean, variance = moments(values, token_counts, over)
-    if variance is None:
-        return mean, 0.0
-    if variance.sqrt() < floor:
-        return mean, 0.0
-    return mean, float(torch.rsqrt(variance + WHITEN_EPSILON))
-
-
 def moments(
     values: Tensor, token_counts: Tensor, over: Whiten, *, unbiased: bool = True
 ) -> tuple[float, Tensor | None]:

@@ -1,4 +1,4 @@
-"""verl's trainer on a real TransferQueue, without rollouts."""
+"""What stands for the rest of verl where one part is tested: a configuration, a trainer, rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,27 @@ from omegaconf import DictConfig, open_dict
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
-def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
+def compose(name: str, *overrides: str) -> DictConfig:
+    """A recipe's configuration, as verl's driver has it."""
     with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-        config = hydra.compose("toolbox/gdpo")
+        return hydra.compose(name, list(overrides))
+
+
+def word_tokenizer(*words: str, **parts: Any) -> Any:
+    """A tokenizer of these words, <eos> and <unk> among them, and parts of `tokenizers`."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+
+
+def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
+    """The toolbox recipe with these settings under `algorithm.gdpo`."""
+    config = compose("toolbox/gdpo")
     with open_dict(config):
         config.algorithm.adv_estimator = estimator
         config.algorithm.gdpo = algorithm
