@@ -45,6 +45,7 @@ def test_colocate_async_gives_the_advantages_of_the_pure_function(
     assert metrics[2][PROBABILITIES_APART] > 0.01
 
 
+@pytest.mark.slow
 def test_separate_async_sends_every_update_and_whitens_over_mini_batches(
     train: Callable[..., Training], policy: Path
 ) -> None:
