@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from study import arms
 from study_rewards import UNITS
 
-from gdpo_verl.report.paired import half_interval
+from gdpo_verl.report.tables import half_interval
 
 Entry = Mapping[str, Any]
 BySeed = Mapping[int, float]

@@ -34,7 +34,8 @@ from study_numbers import (
 
 from gdpo_verl.evaluate.intervals import bootstrap
 from gdpo_verl.files import write_text
-from gdpo_verl.report.table import NOTHING, Row, to_markdown
+from gdpo_verl.report.recipes import Row
+from gdpo_verl.report.tables import NOTHING, to_markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAIRS = {
