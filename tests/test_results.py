@@ -318,7 +318,7 @@ def test_the_page_takes_picture_and_table_from_the_reports(tmp_path: Path) -> No
         "| training correctness, first → last step | 0.500 ± 0.000 → 3.500 ± 1.414 "
         "| 0.500 ± 0.000 → 2.000 ± 0.707 | +1.500 ± 6.353 |"
     ) in block
-    assert "Of 10 differences the interval leaves out 0 in none." in block
+    assert "Of 15 differences the interval leaves out 0 in none." in block
     assert "Policy: 1,234 parameters, 7 steps of 16 flawed answers." in block
     assert "to held-out questions 50.0% right in form, 25.0% exactly right" in block
     assert "to training questions 75.0% right in form, 12.5% exactly right" in block

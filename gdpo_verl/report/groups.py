@@ -280,5 +280,5 @@ def _shown_group(
 
 
 def _number(row: Row, key: str) -> float | None:
-    value = row.get(key)
+    value: Any = row.get(key)
     return float(value) if is_number(value) else None

@@ -59,7 +59,7 @@ def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
 
 
 def is_padding(row: Mapping[str, Any]) -> bool:
-    """Tell a row that verl added to fill the batch: the plug-in writes null for its advantages."""
+    """Return whether verl added the row to fill the batch: its advantages are null."""
     return all(row.get(key, 0.0) is None for key in ADVANTAGES)
 
 
