@@ -62,7 +62,7 @@ def test_a_name_is_drawn_in_a_font_that_has_it(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         text = report(tmp_path, f"a {NAME}")
-    assert "The PNGs show boxes" not in text
+    assert "curves.png shows boxes" not in text
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
@@ -71,7 +71,7 @@ def test_boxes_in_the_pictures_are_never_silent(
 ) -> None:
     monkeypatch.setattr(svg, "findSystemFonts", list)
     text = report(tmp_path, f"{NAME} reward")
-    assert "The PNGs show boxes for 式格: no font of this machine has these characters" in text
+    assert "curves.png shows boxes for 式格: no font of this machine has these characters" in text
     assert "fonts-noto-cjk" in (tmp_path / "out/summary.md").read_text(encoding="utf-8")
     # The page's own pictures hold text, which the browser draws.
     assert f"{NAME} reward" in text

@@ -18,20 +18,20 @@ from report_runs import (
     write_run,
 )
 
-from gdpo_verl.report import dumps, write_report
+from gdpo_verl.report import groups, write_report
 from gdpo_verl.report import survey as module_survey
-from gdpo_verl.report.dumps import read_step
-from gdpo_verl.report.survey import browser_data, find_collapse, survey
+from gdpo_verl.report.groups import read_step
+from gdpo_verl.report.survey import browser_data, find_collapse, read_dumps
 from gdpo_verl.rundir import dumps as rows
 from gdpo_verl.rundir.run import read_run
 
 
 def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "gdpo"))
-    collapse = find_collapse(survey([run]))
-    assert (collapse.groups, collapse.collapsed, collapse.reverse) == (2, 1, 0)
-    assert collapse.example is not None
-    shown = [(c.rewards, c.grpo, c.gdpo, c.collapsed) for c in collapse.example.combinations]
+    collapse = find_collapse(read_dumps([run]))
+    assert (collapse.groups, collapse.collapsed, collapse.by_gdpo) == (2, 1, 0)
+    assert collapse.step == 2
+    shown = [(c.rewards, c.grpo, c.gdpo, c.collapsed) for c in collapse.patterns]
     assert shown == [
         ((1.0, 1.0), 0.5, 0.9, True),
         ((0.0, 2.0), 0.5, -0.2, True),
@@ -44,8 +44,8 @@ def test_collapse_the_other_way_round_is_counted_too(tmp_path: Path) -> None:
     # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
     rows = [rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)]
     write_lines(run / "rollouts/2.jsonl", rows)
-    collapse = find_collapse(survey([read_run(run)]))
-    assert (collapse.groups, collapse.collapsed, collapse.reverse) == (1, 0, 1)
+    collapse = find_collapse(read_dumps([read_run(run)]))
+    assert (collapse.groups, collapse.collapsed, collapse.by_gdpo) == (1, 0, 1)
     text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
     assert "cancel once each is normalised: in 1 of 1 groups" in text
 
@@ -64,7 +64,7 @@ def test_unscored_components_do_not_hide_a_group(tmp_path: Path) -> None:
         rollout("a_1_0", 0.0, 2.0, -0.2, 0.5) | {"format": None},
     ]
     write_lines(run / "rollouts/2.jsonl", rows)
-    collapse = find_collapse(survey([read_run(run)]))
+    collapse = find_collapse(read_dumps([read_run(run)]))
     assert (collapse.groups, collapse.collapsed) == (1, 1)
     html = write_report([run], tmp_path).read_text(encoding="utf-8")
     assert "<td>not scored</td>" in html
@@ -88,7 +88,7 @@ def test_a_dump_without_the_plug_in_is_named(tmp_path: Path) -> None:
     write_lines(run / "rollouts/3.jsonl", plain)
     old = [{**row, "format": 1.0, "correctness": 0.0} for row in plain]
     write_lines(run / "rollouts/4.jsonl", old)
-    notes = survey([read_run(run)])[0].notes
+    notes = read_dumps([read_run(run)])[0].notes
     assert "1 of 4 dumped groups have none of the components." in notes
     (note,) = (note for note in notes if "lack gdpo_advantage" in note)
     assert note.startswith(
@@ -105,7 +105,7 @@ def test_a_directory_named_like_a_dump_is_no_dump(tmp_path: Path) -> None:
 def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", COLLAPSED, end='{"input": "cut')
-    (found,) = survey([read_run(run)])
+    (found,) = read_dumps([read_run(run)])
     assert found.training[2].groups == 2
     assert found.notes == ("rollouts/2.jsonl: 1 lines are no whole rows (line 7 first).",)
 
@@ -116,7 +116,7 @@ def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(
     path = tmp_path / "rollouts/1.jsonl"
     write_lines(path, COLLAPSED)
     sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
-    for module in (rows, dumps):
+    for module in (rows, groups):
         monkeypatch.setattr(module, "DUMP_BYTES", sum(sizes[:3]) + 10)
     step = read_step(path, COMPONENTS)
     assert (step.rows, step.groups) == (3, 1)
@@ -132,7 +132,7 @@ def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(
         write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)
     size = (run / "rollouts/1.jsonl").stat().st_size
     monkeypatch.setattr(module_survey, "REPORT_BYTES", 3 * size)
-    (found,) = survey([read_run(run)])
+    (found,) = read_dumps([read_run(run)])
     assert list(found.training) == [1, 6, 11]
     assert "The dumps in rollouts are large: 3 evenly spaced ones of 11 were read" in found.notes[0]
 
@@ -184,7 +184,7 @@ def test_of_many_runs_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.M
         for step in range(1, 8):
             write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)
     monkeypatch.setattr(module_survey, "PAGE_STEPS", 6)
-    data = browser_data(survey([read_run(run) for run in runs]))
+    data = browser_data(read_dumps([read_run(run) for run in runs]))
     assert json.loads(data["index"])[0]["kinds"] == {"training": [1, 4, 7], "held-out": [0, 3]}
     assert {id for id in data if id.startswith("r1-training")} == {
         "r1-training-1",
@@ -197,7 +197,7 @@ def test_a_run_without_components_shows_its_held_out_rollouts(tmp_path: Path) ->
     line = {"step": 1, "data": {"critic/score/mean": 0.5}}
     write_lines(tmp_path / "run/metrics.jsonl", [line])
     write_lines(tmp_path / "run/validation/0.jsonl", [answer("add 1", "x", 1.0, 3.0)])
-    data = browser_data(survey([read_run(tmp_path / "run")]))
+    data = browser_data(read_dumps([read_run(tmp_path / "run")]))
     assert json.loads(data["index"]) == [{"name": "run", "kinds": {"held-out": [0]}}]
     (group,) = json.loads(data["r0-held-out-0"])["groups"]
     assert group["keys"] == ["score", "reward", "format", "correctness"]

@@ -9,38 +9,14 @@ from typing import Any
 import pytest
 from report_runs import Page, training, validation, write_lines, write_run
 
-from gdpo_verl.report import dumps, write_report
-from gdpo_verl.report import survey as survey_module
+from gdpo_verl.report import write_report
 from gdpo_verl.report.panels import training_panels
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
-from gdpo_verl.report.seeds import recipe_table
-from gdpo_verl.report.survey import survey
-from gdpo_verl.report.table import seconds_by_phase
-from gdpo_verl.report.verdict import judge, trend
-from gdpo_verl.rundir import alerts
-from gdpo_verl.rundir import dumps as rows
+from gdpo_verl.report.summary import summarise_run, trend
+from gdpo_verl.report.survey import read_dumps
+from gdpo_verl.report.tables import quantities, recipe_table, seconds_by_phase
 from gdpo_verl.rundir.alerts import Alert, find_alerts
 from gdpo_verl.rundir.run import read_run
-
-PAGE = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
-
-
-def test_the_thresholds_and_limits_of_the_docs_are_those_of_the_code() -> None:
-    for kind, metric, threshold in (
-        ("dead", "constant_groups", f"≥ {alerts.DEAD_SHARE}"),
-        ("saturated", "saturation", f"≥ {alerts.SATURATED}"),
-        ("stuck", "saturation", f"≤ {alerts.STUCK}"),
-    ):
-        assert f"| {kind} | `gdpo/<component>/{metric}` | {threshold} |" in PAGE
-    assert f"| phantom | `gdpo/phantom_groups` | ≥ {alerts.PHANTOM_SHARE} |" in PAGE
-    words = " ".join(PAGE.split())
-    assert f"a mean over {alerts.MANY_STEPS} consecutive logged steps" in words
-    assert f"at most {rows.DUMP_BYTES >> 20} MiB of a dump" in words
-    assert f"and {rows.REPORT_BYTES >> 30} GiB of all dumps of a kind" in words
-    assert f"at most {survey_module.PAGE_STEPS} steps of all runs" in words
-    assert f"groups up to {dumps.STEP_CHARACTERS:,} characters" in words
-    assert f"of a group {dumps.GROUP_ROWS} rollouts" in words
-    assert f"its first and last {dumps.TEXT_CHARACTERS // 2} characters" in words
 
 
 def logged(key: str, *values: float, mean: float = 0.5) -> dict[int, dict[str, float]]:
@@ -96,11 +72,6 @@ def test_the_ends_of_the_declared_range_raise_alerts(value: float, kind: str | N
     assert [alert.kind for alert in found] == ([kind] if kind else [])
 
 
-def test_no_component_and_no_metrics_raise_no_alert() -> None:
-    assert find_alerts({}, ["style"]) == []
-    assert find_alerts(logged("constant_groups", *[1.0] * 20), ["other"]) == []
-
-
 def test_a_curve_moves_when_its_last_quarters_differ_by_more_than_noise() -> None:
     # Quarters of two: (0, 2) and (10, 12), each of variance 2, so an error of sqrt(4 / 2).
     found = trend(list(enumerate([9.0, 9.0, 9.0, 9.0, 0.0, 2.0, 10.0, 12.0])))
@@ -115,7 +86,7 @@ def test_a_curve_moves_when_its_last_quarters_differ_by_more_than_noise() -> Non
 
 def verdict_of(path: Path, *data: dict[str, Any]) -> tuple[str, ...]:
     write_lines(path / "metrics.jsonl", list(data))
-    return judge(survey([read_run(path)])[0]).sentences
+    return summarise_run(read_dumps([read_run(path)])[0]).sentences
 
 
 def test_the_verdict_names_who_stopped_learning_with_numbers(tmp_path: Path) -> None:
@@ -158,7 +129,7 @@ def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None
     rows = (run / "rollouts/2.jsonl").read_text().splitlines()
     same = [json.loads(rows[3]) | {"uid": f"c_{i}_0", "input": "user\nWhy?"} for i in range(2)]
     write_lines(run / "rollouts/2.jsonl", [*map(json.loads, rows), *same])
-    sentences = judge(survey([read_run(run)])[0]).sentences
+    sentences = summarise_run(read_dumps([read_run(run)])[0]).sentences
     assert (
         "1 of 3 groups of the dumped step (33%) are dead, nothing varies in them: 1 with format "
         "1, correctness 1. For example: “Why?”"
@@ -220,7 +191,7 @@ def test_runs_without_configuration_stay_alone(tmp_path: Path) -> None:
 
 def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_path: Path) -> None:
     runs = [read_run(path) for path in seeds(tmp_path)]
-    differences = {each.key: each.values for each in config_differences(runs)}
+    differences = {row.quantity: row.cells for row in config_differences(runs)}
     assert differences == {
         "algorithm.adv_estimator": ("gdpo", "gdpo", "grpo"),
         "data.files": ("…/train.parquet",) * 3,
@@ -233,11 +204,16 @@ def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
     text = (paths[0] / "config.yaml").read_text().replace("seed: 1", "seed: 2")
     (paths[1] / "config.yaml").write_text(text.replace("seed1", "seed2"))
     recipes = group_by_recipe([read_run(path) for path in paths])
-    table = {row.quantity: row.cells for row in recipe_table(recipes, ["correctness"])}
+    runs = [run for recipe in recipes for run in recipe.runs]
+    names, rows = recipe_table(recipes, quantities(read_dumps(runs), ["correctness"]))
+    table = {row.quantity: row.cells for row in rows}
+    assert names == ["toolbox/gdpo", "grpo"]
     assert table["runs"] == ("2", "1")
     # 0.5 + gains of 1 and 2: mean 2, unbiased deviation sqrt(0.5).
-    assert table["training correctness"] == ("2.000 ± 0.707", "1.000")
-    assert table["held-out correctness"] == ("1.500 ± 0.000", "1.500")
+    ends = ("0.500 ± 0.000 → 2.000 ± 0.707", "0.500 → 1.000")
+    assert table["training correctness, first → last step"] == ends
+    held_out = ("0.250 ± 0.000 → 1.500 ± 0.000", "0.250 → 1.500")
+    assert table["held-out correctness, before → after"] == held_out
     page = Page(write_report(paths, tmp_path / "out").read_text(encoding="utf-8"))
     assert "toolbox/gdpo (2 runs: seed1/gdpo, seed2/gdpo)" in page.text
     assert "2.000 ± 0.707" in (tmp_path / "out/summary.md").read_text(encoding="utf-8")
@@ -246,7 +222,8 @@ def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
 
 
 def test_one_run_a_recipe_has_no_table_of_seeds(tmp_path: Path) -> None:
-    assert recipe_table(group_by_recipe([read_run(write_run(tmp_path / "a"))]), ["format"]) == []
+    recipes = group_by_recipe([read_run(write_run(tmp_path / "a"))])
+    assert recipe_table(recipes, []) == (["a"], [])
 
 
 def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
@@ -278,3 +255,26 @@ def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_s
     )
     assert "algorithm.gdpo.gate={on:" in alert.advice
     assert not find_alerts({step: {"gdpo/phantom_groups": 0.2} for step in metrics}, ["style"])
+
+
+def test_two_recipes_over_the_same_seeds_are_compared_by_pairs(tmp_path: Path) -> None:
+    paths = []
+    for seed, gains in ((1, (1.0, 0.5)), (2, (2.0, 1.0))):
+        for name, gain in zip(("gdpo", "grpo"), gains, strict=True):
+            paths.append(write_run(tmp_path / f"seed{seed}" / name, name, gain=gain))
+            with (paths[-1] / "config.yaml").open("a") as config:
+                config.write(f"data: {{seed: {seed}}}\n")
+    runs = [read_run(path) for path in paths]
+    found = quantities(read_dumps(runs), ["correctness"])
+    names, rows = recipe_table(group_by_recipe(runs), found)
+    table = {row.quantity: row.cells for row in rows}
+    assert len(names) == 3
+    assert "−" in names[2]
+    assert table["runs"] == ("2", "2", "2 pairs")
+    # Differences of 0.5 and 1: a mean of 0.75 ± 12.706 * sqrt(0.125) / sqrt(2).
+    assert table["training correctness, first → last step"][2] == "+0.750 ± 3.176"
+    assert table["groups in which correctness does not vary, first → last step"][2] == (
+        "+0.0 ± 0.0 points"
+    )
+    # Without the same seeds there is nothing to pair.
+    assert len(recipe_table(group_by_recipe(runs[:3]), found)[0]) == 2

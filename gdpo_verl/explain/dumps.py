@@ -18,15 +18,15 @@ import torch
 from gdpo_verl.advantage import gdpo_scalars, grpo_scalars
 from gdpo_verl.distinct import levels
 from gdpo_verl.explain.compare import Rollout, mark_ties
-from gdpo_verl.report.collapse import reward_vector
+from gdpo_verl.report.groups import reward_vector
 from gdpo_verl.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
-    cut,
     group_of,
     is_padding,
     read_rows,
     short_prompt,
+    shorten,
     variant_of,
 )
 from gdpo_verl.rundir.metrics import is_number
@@ -194,9 +194,9 @@ def _group(
     )
     places = [members[int(each.name) - 1] for each in rollouts]
     return Group(
-        cut(rows[members[0]].get("input"), MAX_CHARACTERS),
+        shorten(rows[members[0]].get("input"), MAX_CHARACTERS),
         tuple(rollouts),
-        tuple(cut(rows[i].get("output"), MAX_CHARACTERS) for i in places),
+        tuple(shorten(rows[i].get("output"), MAX_CHARACTERS) for i in places),
         tuple(_or_none(rows[i].get(column)) for i in places),
     )
 

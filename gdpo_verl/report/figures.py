@@ -29,7 +29,6 @@ class Panel:
     title: str
     draw: Callable[[Figure | SubFigure], None]
     height: float = 3.2
-    held_out: bool = False
 
 
 def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
@@ -69,7 +68,7 @@ def smooth(series: Series, window: int) -> Series:
 
 def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) -> Path:
     """Draw panels side by side into a PNG, with a legend."""
-    columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
+    columns = min(3, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
     height = max((panel.height for panel in panels), default=3.2)
     names = "".join([*(panel.title for panel in panels), *(recipe.name for recipe in recipes)])
@@ -84,7 +83,7 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
                 _title(part, panel.title)
         else:
             figure.text(0.5, 0.5, "no reward components in these runs", ha="center")
-        handles, labels = _legend(recipes, any(panel.held_out for panel in panels))
+        handles, labels = _legend(recipes)
         legend = figure.legend(
             handles, labels, loc="outside upper center", ncols=len(handles), frameon=False
         )
@@ -107,7 +106,7 @@ def _title(figure: Figure | SubFigure, title: str) -> None:
     figure.axes[0].set_title(title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
 
 
-def _legend(recipes: Sequence[Recipe], held_out: bool) -> tuple[list[Artist], list[str]]:
+def _legend(recipes: Sequence[Recipe]) -> tuple[list[Artist], list[str]]:
     colors = recipe_colors(recipes)
     handles: list[Artist] = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
     labels = [recipe.name for recipe in recipes]
@@ -117,8 +116,6 @@ def _legend(recipes: Sequence[Recipe], held_out: bool) -> tuple[list[Artist], li
     if any(len(recipe.runs) > 1 for recipe in recipes):
         handles.append(Patch(color=INK, alpha=0.2, linewidth=0))
         labels.append("range of the runs")
-    if held_out:
-        dot: dict[str, Any] = {"marker": "o", "linestyle": ":", "markeredgecolor": "white"}
-        handles.append(Line2D([], [], color=INK, **dot))
-        labels.append("held-out prompts")
-    return handles, labels
+    dot: dict[str, Any] = {"marker": "o", "linestyle": ":", "markeredgecolor": "white"}
+    handles.append(Line2D([], [], color=INK, **dot))
+    return handles, [*labels, "held-out prompts"]

@@ -1,4 +1,4 @@
-"""Write the report: a page, pictures and a table."""
+"""Write the report: a page, a picture and a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,15 +16,19 @@ from markupsafe import Markup
 
 from gdpo_verl.files import write_text
 from gdpo_verl.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
-from gdpo_verl.report.paired import compare
 from gdpo_verl.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
 from gdpo_verl.report.samples import choose_samples
-from gdpo_verl.report.seeds import recipe_table
-from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, survey
+from gdpo_verl.report.summary import mixed_versions, summarise_run
+from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, read_dumps
 from gdpo_verl.report.svg import fonts_for
-from gdpo_verl.report.table import Row, markdown, summary_table, to_markdown
-from gdpo_verl.report.verdict import judge, mixed_versions
+from gdpo_verl.report.tables import (
+    markdown,
+    quantities,
+    recipe_table,
+    summary_table,
+    to_markdown,
+)
 from gdpo_verl.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.rundir.metrics import METRICS, RunError
 from gdpo_verl.rundir.run import Run, find_runs, read_run
@@ -32,17 +36,8 @@ from gdpo_verl.rundir.run import Run, find_runs, read_run
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Link:
-    """A file or directory of a run, as the page points to it."""
-
-    what: str
-    text: str
-    href: str
-
-
 def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = None) -> Path:
-    """Write index.html, curves.png, collapse.png, training.png and summary.md about runs.
+    """Write index.html, curves.png and summary.md about runs.
 
     Args:
       runs: run directories or files of metrics; the first ones get the first columns.
@@ -60,20 +55,23 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         raise RunError("expected at least one run directory, found none. Give one or several.")
     found, missing = _read(runs)
     components = list(dict.fromkeys(name for run in found for name in run.components))
-    recipes, surveys = group_by_recipe(found), survey(found)
+    recipes, dumps = group_by_recipe(found), read_dumps(found)
     panels = {
         "curves": component_panels(recipes, components),
         "collapse": collapse_panels(recipes) if components else [],
         "training": training_panels(recipes),
     }
-    rows, seeds = summary_table(found, components), recipe_table(recipes, components)
-    paired = compare(recipes, components, surveys)
-    verdicts, differences = [judge(each) for each in surveys], config_differences(found)
+    numbers = quantities(dumps, components)
+    rows, (recipe_names, recipe_rows) = (
+        summary_table(found, numbers),
+        recipe_table(recipes, numbers),
+    )
+    summaries, differences = [summarise_run(each) for each in dumps], config_differences(found)
     notes = [*missing, *mixed_versions(found)]
-    notes += [f"{each.run.name}: {n}" for each in surveys for n in (*each.run.notes, *each.notes)]
+    notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
     if boxes := fonts_for("".join([*components, *(recipe.name for recipe in recipes)]))[1]:
         notes.append(
-            f"The PNGs show boxes for {boxes}: no font of this machine has these characters (a "
+            f"curves.png shows boxes for {boxes}: no font of this machine has these characters (a "
             "browser draws the page in its own). Install one, for example Debian's fonts-noto-cjk."
         )
     script = _environment().get_template("browser.js.j2").render()
@@ -86,7 +84,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
             components=components,
             colors=recipe_colors(recipes),
             facts=list(_facts(found)),
-            verdicts=verdicts,
+            summaries=summaries,
             notes=notes,
             # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
             figures={
@@ -95,14 +93,14 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
             },
             window=smoothing_window(found),
             rows=rows,
-            seeds=seeds,
-            paired=paired,
+            recipe_names=recipe_names,
+            recipe_rows=recipe_rows,
             differences=differences[:MOST_DIFFERENCES],
             more_differences=max(0, len(differences) - MOST_DIFFERENCES),
             samples=choose_samples(found, components),
-            collapse=find_collapse(surveys),
-            browser=browser_data(surveys),
-            limits=browser_limits(surveys),
+            collapse=find_collapse(dumps),
+            browser=browser_data(dumps),
+            limits=browser_limits(dumps),
             links=[list(_links(run, out_dir)) for run in found],
             refresh=refresh,
             many_steps=MANY_STEPS,
@@ -114,16 +112,13 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     )
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
-    for name, group in panels.items():
-        write_png(group, recipes, out_dir / f"{name}.png")
+    write_png(panels["curves"], recipes, out_dir / "curves.png")
     names = [run.name for run in found]
-    changed = [Row(each.key, each.values) for each in differences[:MOST_DIFFERENCES]]
-    sentences = [f"{verdict.run}: {text}" for verdict in verdicts for text in verdict.all()]
+    sentences = [f"{each.run}: {text}" for each in summaries for text in each.all()]
     parts = [
         to_markdown(names, rows),
-        to_markdown([recipe.name for recipe in recipes], seeds) if seeds else "",
-        to_markdown(paired.names, paired.rows) if paired else "",
-        to_markdown(names, changed) if changed else "",
+        to_markdown(recipe_names, recipe_rows) if recipe_rows else "",
+        to_markdown(names, differences[:MOST_DIFFERENCES]) if differences else "",
         "".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)),
     ]
     write_text(out_dir / "summary.md", "\n".join(filter(None, parts)))
@@ -189,7 +184,8 @@ def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
         yield label, ", ".join(dict.fromkeys(shown))
 
 
-def _links(run: Run, out_dir: Path) -> Iterator[Link]:
+def _links(run: Run, out_dir: Path) -> Iterator[tuple[str, str, str]]:
+    """Kind, path and address of a run's files and directories, as the page points to them."""
     checkpoints = run.setting("trainer.default_local_dir")
     places = (
         ("run", run.path),
@@ -204,7 +200,7 @@ def _links(run: Run, out_dir: Path) -> Iterator[Link]:
     for what, path in places:
         if path.exists():
             text = _relative(path, out_dir)
-            yield Link(what, text, quote(text))
+            yield what, text, quote(text)
 
 
 def _relative(path: Path, start: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from gdpo_verl.report.figures import Panel, recipe_colors, smooth, smoothing_window
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.table import seconds_by_phase
+from gdpo_verl.report.tables import seconds_by_phase
 from gdpo_verl.rundir.run import Run
 
 _MARKERS = "oDs^vP"
@@ -24,7 +25,7 @@ _KL = {
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
     """For each component its mean, its constant groups, and its share of the advantage."""
-    return [_component_panel(recipes, component) for component in components]
+    return [Panel(name, partial(_draw_component, recipes, name), 5.2) for name in components]
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
@@ -32,67 +33,67 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
 
     Where an outcome is known, also of the groups in which others are trained without it.
     """
-
-    def distinct(figure: Figure | SubFigure) -> None:
-        axes = figure.subplots()
-        _draw(axes, recipes, "gdpo/distinct_advantages/gdpo")
-        _draw(axes, recipes, "gdpo/distinct_advantages/grpo", linestyle="--")
-        _finish(axes, "solid GDPO, dashed GRPO")
-
-    logged = {key for run in _runs(recipes) for data in run.metrics.values() for key in data}
-    phantom = _metric_panel(
-        recipes, "Groups that train without an outcome", "gdpo/phantom_groups", percent=True
-    )
-    return [
-        Panel("Distinct advantages in a group", distinct),
+    panels = [
+        Panel("Distinct advantages in a group", partial(_draw_distinct, recipes)),
         _metric_panel(
             recipes, "Rollouts with conflicting rewards", "gdpo/sign_conflicts", percent=True
         ),
         _metric_panel(recipes, "Shift of 0 by whitening", "gdpo/whiten_shift"),
-        *([phantom] if "gdpo/phantom_groups" in logged else []),
     ]
+    phantom = "gdpo/phantom_groups"
+    if phantom in _logged(recipes):
+        title = "Groups that train without an outcome"
+        panels.append(_metric_panel(recipes, title, phantom, percent=True))
+    return panels
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Length, entropy, KL and time per phase."""
-    logged = {key for run in _runs(recipes) for data in run.metrics.values() for key in data}
+    logged = _logged(recipes)
     kl = next((key for key in _KL if key in logged), "actor/ppo_kl")
     return [
         _metric_panel(recipes, "Response length, tokens", "response_length/mean"),
         _metric_panel(recipes, "Entropy of the policy", "actor/entropy"),
         _metric_panel(recipes, _KL[kl], kl, label=kl),
-        Panel("Seconds a step by phase", lambda figure: _draw_phases(figure, recipes)),
+        Panel("Seconds a step by phase", partial(_draw_phases, recipes)),
     ]
-
-
-def _component_panel(recipes: Sequence[Recipe], component: str) -> Panel:
-    def draw(figure: Figure | SubFigure) -> None:
-        reward, constant, share = figure.subplots(3, 1, sharex=True, height_ratios=[2.4, 1, 1])
-        _draw(reward, recipes, f"rewards/{component}/mean")
-        _draw_held_out(reward, recipes, component)
-        _draw(constant, recipes, f"gdpo/{component}/constant_groups")
-        _draw(share, recipes, f"gdpo/{component}/advantage_share")
-        _finish(reward, "mean reward", last=False)
-        _finish(constant, "constant\ngroups", percent=True, last=False)
-        _finish(share, "share of\nadvantage", percent=True)
-        figure.align_ylabels([reward, constant, share])
-
-    return Panel(component, draw, 5.2, held_out=True)
 
 
 def _metric_panel(
     recipes: Sequence[Recipe], title: str, key: str, *, percent: bool = False, label: str = ""
 ) -> Panel:
-    def draw(figure: Figure | SubFigure) -> None:
-        axes = figure.subplots()
-        _draw(axes, recipes, key)
-        _finish(axes, label, percent=percent)
+    return Panel(title, partial(_draw_metric, recipes, key, percent, label))
 
-    return Panel(title, draw)
+
+def _draw_metric(
+    recipes: Sequence[Recipe], key: str, percent: bool, label: str, figure: Figure | SubFigure
+) -> None:
+    axes = figure.subplots()
+    _draw(axes, recipes, key)
+    _finish(axes, label, percent=percent)
+
+
+def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
+    axes = figure.subplots()
+    _draw(axes, recipes, "gdpo/distinct_advantages/gdpo")
+    _draw(axes, recipes, "gdpo/distinct_advantages/grpo", linestyle="--")
+    _finish(axes, "solid GDPO, dashed GRPO")
+
+
+def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | SubFigure) -> None:
+    reward, constant, share = figure.subplots(3, 1, sharex=True, height_ratios=[2.4, 1, 1])
+    _draw(reward, recipes, f"rewards/{component}/mean")
+    _draw_held_out(reward, recipes, component)
+    _draw(constant, recipes, f"gdpo/{component}/constant_groups")
+    _draw(share, recipes, f"gdpo/{component}/advantage_share")
+    _finish(reward, "mean reward", last=False)
+    _finish(constant, "constant\ngroups", percent=True, last=False)
+    _finish(share, "share of\nadvantage", percent=True)
+    figure.align_ylabels([reward, constant, share])
 
 
 def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-") -> None:
-    """One run: each step thin and smoothed thick. Several: their mean and range, smoothed."""
+    """Draw one run as a thin raw line and a thick smoothed line; several as mean and range."""
     window = smoothing_window(_runs(recipes))
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
         found = [series for run in recipe.runs if (series := run.series(key))]
@@ -107,7 +108,7 @@ def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-")
 
 
 def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> None:
-    sources = held_out_sources(_runs(recipes), component)
+    sources = dict.fromkeys(s for run in _runs(recipes) for s in run.validation_series(component))
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
         for source, marker in zip(sources, _MARKERS * len(sources), strict=False):
             found = [run.validation_series(component).get(source, []) for run in recipe.runs]
@@ -119,12 +120,7 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
             axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
 
 
-def held_out_sources(runs: Sequence[Run], component: str) -> list[str]:
-    """The data sources that any run validated the component on, as they were first logged."""
-    return list(dict.fromkeys(s for run in runs for s in run.validation_series(component)))
-
-
-def _draw_phases(figure: Figure | SubFigure, recipes: Sequence[Recipe]) -> None:
+def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
     axes = figure.subplots()
     times = [seconds_by_phase(recipe.runs) for recipe in recipes]
     phases = list(dict.fromkeys(phase for each in times for phase in each))
@@ -157,3 +153,7 @@ def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = 
 
 def _runs(recipes: Sequence[Recipe]) -> list[Run]:
     return [run for recipe in recipes for run in recipe.runs]
+
+
+def _logged(recipes: Sequence[Recipe]) -> set[str]:
+    return {key for run in _runs(recipes) for data in run.metrics.values() for key in data}

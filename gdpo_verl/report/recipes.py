@@ -54,11 +54,11 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A setting that is not the same in all runs."""
+class Row:
+    """A quantity or a setting and its value in each column, ready to be shown."""
 
-    key: str
-    values: tuple[str, ...]
+    quantity: str
+    cells: tuple[str, ...]
 
 
 def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
@@ -81,12 +81,12 @@ def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
     ]
 
 
-def config_differences(runs: Sequence[Run]) -> list[Difference]:
+def config_differences(runs: Sequence[Run]) -> list[Row]:
     """The settings that differ between the runs whose configuration is known, by key."""
     settings = [_settings(run) for run in runs]
     keys = sorted(set().union(*settings))
     return [
-        Difference(key, tuple(_shown(each, key) for each in settings))
+        Row(key, tuple(_shown(each, key) for each in settings))
         for key in keys
         if len({each.get(key, NOT_SET) for each in settings if each}) > 1
     ]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdpo_verl.report.dumps import TEXT_CHARACTERS, prompt_digest
-from gdpo_verl.rundir.dumps import Row, cut, read_rows, short_prompt
+from gdpo_verl.report.groups import TEXT_CHARACTERS, prompt_digest
+from gdpo_verl.rundir.dumps import Row, read_rows, short_prompt, shorten
 from gdpo_verl.rundir.metrics import is_number
 from gdpo_verl.rundir.run import Run
 
@@ -69,11 +69,11 @@ def choose_samples(
         pairs = zip(rows[::2], rows[1::2], strict=True)
         differs = any(_scores(a, components) != _scores(b, components) for a, b in pairs)
         completions = tuple(
-            Completion(name, when, cut(row.get("output"), MOST), _scores(row, components))
+            Completion(name, when, shorten(row.get("output"), MOST), _scores(row, components))
             for (name, when), row in zip(labels, rows, strict=True)
         )
-        expected = cut(rows[0].get("gts"), TEXT_CHARACTERS)
-        samples.append(Sample(cut(prompt, MOST), expected, differs, completions))
+        expected = shorten(rows[0].get("gts"), TEXT_CHARACTERS)
+        samples.append(Sample(shorten(prompt, MOST), expected, differs, completions))
     moved = [sample for sample in samples if sample.changed]
     still = [sample for sample in samples if not sample.changed]
     return Samples((*moved[:changed], *still[:unchanged]), len(samples), len(moved))

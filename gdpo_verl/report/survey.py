@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,15 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from gdpo_verl.report.collapse import Combination, Vector
-from gdpo_verl.report.dumps import GROUP_ROWS, STEP_CHARACTERS, TEXT_CHARACTERS, Step, read_step
-from gdpo_verl.rundir.dumps import REPORT_BYTES, affordable, thin
+from gdpo_verl.report.groups import (
+    GROUP_ROWS,
+    STEP_CHARACTERS,
+    TEXT_CHARACTERS,
+    DumpSummary,
+    RewardPattern,
+    read_step,
+)
+from gdpo_verl.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
 from gdpo_verl.rundir.run import Run
 
 # Steps in the page's browser, of all runs together.
@@ -23,92 +28,85 @@ _MOST_NOTES = 5
 
 
 @dataclass(frozen=True)
-class Survey:
+class Collapse:
+    """The number of groups in which one estimator gives fewer advantages than the other.
+
+    Attributes:
+      groups: groups whose rows have components and both advantages.
+      collapsed: those in which only GRPO gives one advantage to different rewards.
+      by_gdpo: those in which only GDPO does: components that cancel when normalised.
+      patterns: the group with the most patterns that GRPO takes for equal to another; of several
+        the first by run and step.
+      run, step, components: where it is from, and what its rewards are called.
+    """
+
+    groups: int = 0
+    collapsed: int = 0
+    by_gdpo: int = 0
+    patterns: tuple[RewardPattern, ...] = ()
+    run: str = ""
+    step: int = 0
+    components: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunDumps:
     """A run's dumps, as far as they were read.
 
     Attributes:
       run: whose they are.
-      training: step to what its rollout dump shows.
-      held_out: step to what its validation dump shows.
+      training: step to the summary of its rollout dump.
+      held_out: step to that of its validation dump.
       notes: what was left out, as sentences.
     """
 
     run: Run
-    training: Mapping[int, Step]
-    held_out: Mapping[int, Step]
+    training: Mapping[int, DumpSummary]
+    held_out: Mapping[int, DumpSummary]
     notes: tuple[str, ...]
 
-    def recent(self) -> list[Step]:
+    def recent(self) -> list[DumpSummary]:
         """The last `RECENT_STEPS` training dumps that were read."""
         return list(self.training.values())[-RECENT_STEPS:]
 
-    def dead(self) -> Counter[Vector]:
-        """The recent groups in which nothing varies, by the rewards that all rollouts got."""
-        return sum((Counter(step.dead) for step in self.recent()), Counter())
+    def collapse(self) -> Collapse:
+        """The collapsed groups of this run."""
+        return find_collapse([self])
 
 
-@dataclass(frozen=True)
-class Example:
-    """A group in which GRPO takes different rewards for equal, and where it is from."""
-
-    run: str
-    step: int
-    components: tuple[str, ...]
-    combinations: tuple[Combination, ...]
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """In how many groups which estimator saw less.
-
-    Attributes:
-      groups: groups whose rows have components and both advantages.
-      collapsed: those in which only GRPO gives one advantage to different components.
-      reverse: those in which only GDPO does: components that cancel after normalisation.
-      example: the group with the most combinations that GRPO takes for equal to another; of
-        several the first by run and step.
-    """
-
-    groups: int
-    collapsed: int
-    reverse: int
-    example: Example | None
-
-
-def survey(runs: Sequence[Run]) -> list[Survey]:
+def read_dumps(runs: Sequence[Run]) -> list[RunDumps]:
     """Read the dumps of all runs, of each kind about `REPORT_BYTES` together."""
-    return [_survey(run, REPORT_BYTES // max(1, len(runs))) for run in runs]
+    return [_read_run(run, REPORT_BYTES // max(1, len(runs))) for run in runs]
 
 
-def find_collapse(surveys: Sequence[Survey]) -> Collapse:
-    """Count the groups in which one estimator gives the same advantage to different
-    components that the other tells apart."""
-    groups = collapsed = reverse = most = 0
-    example: Example | None = None
-    for each in surveys:
-        for number, step in each.training.items():
-            groups += step.compared
-            collapsed += step.collapsed
-            reverse += step.reverse
-            size = sum(found.collapsed for found in step.example)
-            if size > most:
-                names = tuple(each.run.components)
-                most, example = size, Example(each.run.name, number, names, step.example)
-    return Collapse(groups, collapsed, reverse, example)
+def find_collapse(dumps: Sequence[RunDumps]) -> Collapse:
+    """Count the collapsed groups of all runs, and find the example that shows most."""
+    steps = [(each.run, n, step) for each in dumps for n, step in each.training.items()]
+    counts = (
+        sum(step.compared for *_, step in steps),
+        sum(step.collapsed for *_, step in steps),
+        sum(step.collapsed_by_gdpo for *_, step in steps),
+    )
+    shown = [entry for entry in steps if entry[2].example]
+    if not shown:
+        return Collapse(*counts)
+    # max takes the first of several.
+    run, n, step = max(shown, key=lambda entry: sum(p.collapsed for p in entry[2].example))
+    return Collapse(*counts, step.example, run.name, n, tuple(run.components))
 
 
-def browser_data(surveys: Sequence[Survey]) -> dict[str, Markup]:
+def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:
     """Element id to JSON that is safe inside a script element; `index` names the others.
 
-    Every step is an element of its own, so that the page parses what is looked at.
+    Every step is a separate element, so that the page parses what is looked at.
     """
     index: list[dict[str, Any]] = []
     data: dict[str, Markup] = {}
-    share = max(2, PAGE_STEPS // max(1, len(surveys)))
-    for i, each in enumerate(surveys):
+    share = max(2, PAGE_STEPS // max(1, len(dumps)))
+    for i, each in enumerate(dumps):
         entry: dict[str, Any] = {"name": each.run.name, "kinds": {}}
         for kind, steps in (("training", each.training), ("held-out", each.held_out)):
-            shown = [n for n in thin(list(steps), share) if steps[n].shown]
+            shown = [n for n in evenly_spaced(list(steps), share) if steps[n].shown]
             if shown:
                 entry["kinds"][kind] = shown
             for number in shown:
@@ -119,9 +117,9 @@ def browser_data(surveys: Sequence[Survey]) -> dict[str, Markup]:
     return {"index": htmlsafe_json_dumps(index), **data} if data else {}
 
 
-def browser_limits(surveys: Sequence[Survey]) -> str:
-    """Say what the browser leaves out."""
-    share = max(2, PAGE_STEPS // max(1, len(surveys)))
+def browser_limits(dumps: Sequence[RunDumps]) -> str:
+    """The sentence on the page about what the browser leaves out."""
+    share = max(2, PAGE_STEPS // max(1, len(dumps)))
     return (
         f"Kept are at most {share} evenly spaced steps a run and, of each step, groups up to "
         f"{STEP_CHARACTERS:,} characters (one in any case), first those with the most rollouts "
@@ -131,7 +129,7 @@ def browser_limits(surveys: Sequence[Survey]) -> str:
     )
 
 
-def _survey(run: Run, limit: int) -> Survey:
+def _read_run(run: Run, limit: int) -> RunDumps:
     notes: list[str] = []
     training = _read(run, run.rollouts, limit, notes)
     held_out = _read(run, run.validation, limit, notes)
@@ -139,11 +137,11 @@ def _survey(run: Run, limit: int) -> Survey:
     notes += found[:_MOST_NOTES]
     if len(found) > _MOST_NOTES:
         notes.append(f"{len(found) - _MOST_NOTES} more dumps could not be read in full.")
-    return Survey(run, training, held_out, (*notes, *_gaps(run, training)))
+    return RunDumps(run, training, held_out, (*notes, *_gaps(run, training)))
 
 
-def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dict[int, Step]:
-    steps = affordable(dumps, limit)
+def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dict[int, DumpSummary]:
+    steps = steps_within(dumps, limit)
     if len(steps) < len(dumps):
         notes.append(
             f"The dumps in {dumps[steps[0]].parent.name} are large: {len(steps)} evenly spaced "
@@ -152,7 +150,7 @@ def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dic
     return {step: read_step(dumps[step], run.components) for step in steps}
 
 
-def _gaps(run: Run, training: Mapping[int, Step]) -> Iterator[str]:
+def _gaps(run: Run, training: Mapping[int, DumpSummary]) -> Iterator[str]:
     if not run.components:
         return
     groups = sum(step.shown_of for step in training.values())

@@ -81,7 +81,7 @@ class Alert:
 def find_alerts(
     metrics: Mapping[int, Mapping[str, float]], components: Iterable[str]
 ) -> list[Alert]:
-    """Every stretch of steps over which a component was dead, saturated, stuck or missing.
+    """Find the stretches of steps over which a component was dead, saturated, stuck or missing.
 
     A window of `MANY_STEPS` consecutive logged steps raises an alert when the mean of
 

@@ -92,10 +92,10 @@ def short_prompt(prompt: str, most: int = 160) -> str:
     return last if len(last) <= most else last[: most - 1] + "…"
 
 
-def cut(value: Any, most: int) -> str:
+def shorten(value: Any, most: int) -> str:
     """A text, or its beginning and its end with what is left out between them named.
 
-    >>> cut("abcdefghij", 4)
+    >>> shorten("abcdefghij", 4)
     'ab\\n[… 6 characters left out …]\\nij'
     """
     text = "" if value is None else str(value)
@@ -105,10 +105,10 @@ def cut(value: Any, most: int) -> str:
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
-def thin(items: Sequence[int], most: int) -> list[int]:
+def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
     """At most `most` items, evenly spaced, the first and the last among them.
 
-    >>> thin([1, 2, 3, 4, 5], 3), thin([1, 2], 5), thin([1, 2, 3], 1)
+    >>> evenly_spaced([1, 2, 3, 4, 5], 3), evenly_spaced([1, 2], 5), evenly_spaced([1, 2, 3], 1)
     ([1, 3, 5], [1, 2], [3])
     """
     if len(items) <= most:
@@ -119,10 +119,10 @@ def thin(items: Sequence[int], most: int) -> list[int]:
     return [items[round(i * last / (most - 1))] for i in range(most)]
 
 
-def affordable(dumps: dict[int, Path], limit: int) -> list[int]:
+def steps_within(dumps: dict[int, Path], limit: int) -> list[int]:
     """The steps to read, evenly spaced, so that about `limit` bytes are read."""
     steps = list(dumps)
     total = sum(min(path.stat().st_size, DUMP_BYTES) for path in dumps.values())
     if total <= limit:
         return steps
-    return thin(steps, max(1, int(len(steps) * limit / total)))
+    return evenly_spaced(steps, max(1, int(len(steps) * limit / total)))

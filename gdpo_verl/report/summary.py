@@ -1,19 +1,20 @@
-"""A run's curves and groups in words with numbers."""
+"""Sentences with numbers about a run's curves and groups."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
-from gdpo_verl.report.collapse import Vector
-from gdpo_verl.report.survey import Survey, find_collapse
+from gdpo_verl.report.groups import Vector
+from gdpo_verl.report.survey import RunDumps
 from gdpo_verl.rundir.alerts import Alert, find_alerts
 from gdpo_verl.rundir.metrics import Series
 from gdpo_verl.rundir.run import Run
 
-# Steps of a component's mean that are compared for a trend: fewer say nothing against noise.
+# A component's logged steps that a trend needs: fewer say nothing against noise.
 _FEWEST = 8
 # A change below this share of the range of a component's rewards is none.
 _STILL = 0.1
@@ -40,7 +41,7 @@ class Trend:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Summary:
     """Sentences about one run, and its alerts."""
 
     run: str
@@ -52,19 +53,19 @@ class Verdict:
         return [*(f"Alert: {alert}." for alert in self.alerts), *self.sentences]
 
 
-def judge(survey: Survey) -> Verdict:
+def summarise_run(dumps: RunDumps) -> Summary:
     """Say which components learn, what they weigh, and which groups are dead."""
-    run = survey.run
+    run = dumps.run
     sentences = [_learning(run, name) for name in run.components]
     sentences += _weights(run)
-    sentences += _dead_groups(survey)
-    sentences += _collapse(survey)
+    sentences += _dead_groups(dumps)
+    sentences += _collapse(dumps)
     alerts = find_alerts({step: run.metrics[step] for step in run.training_steps}, run.components)
-    return Verdict(run.name, tuple(filter(None, sentences)), tuple(alerts))
+    return Summary(run.name, tuple(filter(None, sentences)), tuple(alerts))
 
 
 def trend(series: Series) -> Trend | None:
-    """Tell how a curve moves: its last quarter against the one before.
+    """Compare the last quarter of a curve with the one before.
 
     Returns None for fewer than `_FEWEST` steps.
 
@@ -132,9 +133,10 @@ def _weights(run: Run) -> Iterator[str]:
         yield f"Of the advantage, first → last steps: {', '.join(parts)}."
 
 
-def _dead_groups(survey: Survey) -> Iterator[str]:
-    recent = survey.recent()
-    groups, dead = sum(step.groups for step in recent), survey.dead()
+def _dead_groups(dumps: RunDumps) -> Iterator[str]:
+    recent = dumps.recent()
+    groups = sum(step.groups for step in recent)
+    dead = sum((Counter(step.dead) for step in recent), Counter[Vector]())
     if not groups:
         return
     count = sum(dead.values())
@@ -143,7 +145,7 @@ def _dead_groups(survey: Survey) -> Iterator[str]:
         yield f"None of the {groups} groups of {where} is dead: in each something varies."
         return
     stuck = "; ".join(
-        f"{times} with {_rewards(vector, survey.run.components)}"
+        f"{times} with {_rewards(vector, dumps.run.components)}"
         for vector, times in dead.most_common(_COMMONEST)
     )
     prompts = next((step.dead_prompts for step in reversed(recent) if step.dead_prompts), ())
@@ -154,13 +156,13 @@ def _dead_groups(survey: Survey) -> Iterator[str]:
     )
 
 
-def _collapse(survey: Survey) -> Iterator[str]:
-    found = find_collapse([survey])
+def _collapse(dumps: RunDumps) -> Iterator[str]:
+    found = dumps.collapse()
     if found.groups:
         yield (
             f"In {found.collapsed} of {found.groups} groups ({found.collapsed / found.groups:.1%}) "
             "GRPO gives the same advantage to rollouts that GDPO tells apart; the other way round "
-            f"in {found.reverse}."
+            f"in {found.by_gdpo}."
         )
 
 

@@ -1,0 +1,333 @@
+"""The numbers of the report: a row for each quantity, a column for each run or recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, median, stdev
+
+from gdpo_verl.report.recipes import Recipe, Row
+from gdpo_verl.report.survey import RunDumps
+from gdpo_verl.rundir.dumps import read_rows
+from gdpo_verl.rundir.metrics import Series, is_number
+from gdpo_verl.rundir.run import Run
+from gdpo_verl.text import duration
+
+NOTHING = "–"
+_FEW = 5
+_PHASES = 7
+# Student's t for an interval of 95 %, by the number of pairs; the last one for more, too wide.
+_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+# A run's value at its start, where it has one, and at its end.
+Ends = tuple[float | None, float] | None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of each run.
+
+    Attributes:
+      label: the row's.
+      of: a run's value at its start and at its end; None where it is not known.
+      form: a format such as ".3f" or ".1%".
+    """
+
+    label: str
+    of: Callable[[Run], Ends]
+    form: str = ".3f"
+
+
+def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Quantity]:
+    """The quantities of all tables.
+
+    Of training metrics the ends are means over the first and the last five steps, fewer where a
+    run has less than ten; of held-out scores they are the first and the last validation.
+    """
+    runs = [each.run for each in dumps]
+    shortest = min((len(run.training_steps) for run in runs if run.training_steps), default=0)
+    few = max(1, min(_FEW, shortest // 2))
+    where = f"first → last {few} steps" if few > 1 else "first → last step"
+
+    def metric(label: str, key: str, form: str = ".3f") -> Quantity:
+        return Quantity(f"{label}, {where}", lambda run: _ends(run.series(key), few), form)
+
+    def mean(label: str, key: str, form: str = ".3f") -> Quantity:
+        return Quantity(label, lambda run: _mean(run.series(key)), form)
+
+    found = []
+    for name in components:
+        found.append(metric(f"training {name}", f"rewards/{name}/mean"))
+        found.append(mean(f"training {name}, mean of all steps", f"rewards/{name}/mean"))
+    found.append(metric("response length, tokens", "response_length/mean", ".1f"))
+    found.append(metric("entropy", "actor/entropy"))
+    found.append(metric("KL to the reference policy", "actor/kl_loss"))
+    for name in components:
+        found += _held_out(runs, name)
+    for name in components:
+        label, key = f"groups in which {name} does not vary", f"gdpo/{name}/constant_groups"
+        found.append(metric(label, key, ".1%"))
+    for name in components:
+        label, key = f"share of {name} in the advantage", f"gdpo/{name}/advantage_share"
+        found.append(metric(label, key, ".1%"))
+    found += [
+        metric("rollouts whose rewards conflict", "gdpo/sign_conflicts", ".1%"),
+        metric("answers that could not be read", "gdpo/parse_error/share", ".1%"),
+        metric("sessions that failed", "gdpo/failed_sessions", ".1%"),
+        mean("distinct advantages in a group by GDPO", "gdpo/distinct_advantages/gdpo", ".2f"),
+        mean("distinct advantages in a group by GRPO", "gdpo/distinct_advantages/grpo", ".2f"),
+    ]
+    return [*found, *_collapsed(dumps), *_times(runs)]
+
+
+def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
+    """Every quantity of which at least one run knows the value."""
+    rows = [
+        Row("advantage estimator", tuple(run.estimator for run in runs)),
+        Row("training steps", tuple(map(_steps, runs))),
+        Row("validated at steps, first → last", tuple(map(_validated, runs))),
+        *(
+            Row(each.label, tuple(_arrow(each.of(run), each.form) for run in runs))
+            for each in found
+        ),
+        Row("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
+    ]
+    return [row for row in rows if any(cell != NOTHING for cell in row.cells)]
+
+
+def recipe_table(
+    recipes: Sequence[Recipe], found: Iterable[Quantity]
+) -> tuple[list[str], list[Row]]:
+    """Mean ± standard deviation over the runs of each recipe; no rows without several runs.
+
+    Two recipes that were trained with the same two or more ``data.seed`` get a third column: the
+    difference of the last values, its mean over the pairs ± half of a 95 % interval by Student's t.
+
+    Returns:
+      the names of the columns, and the rows.
+    """
+    names = [recipe.name for recipe in recipes]
+    if all(len(recipe.runs) == 1 for recipe in recipes):
+        return names, []
+    pairs = _pairs(recipes)
+    rows = [Row("runs", tuple(str(len(recipe.runs)) for recipe in recipes))]
+    if pairs:
+        rows[0] = Row("runs", (*rows[0].cells, f"{len(pairs)} pairs"))
+        names.append(" − ".join(names))
+    for each in found:
+        cells = [_spread_of_ends(map(each.of, recipe.runs), each.form) for recipe in recipes]
+        if any(cell != NOTHING for cell in cells):
+            if pairs:
+                ends = [(each.of(first), each.of(second)) for first, second in pairs]
+                differences = [a[1] - b[1] for a, b in ends if a and b]
+                whole = len(differences) == len(pairs)
+                cells.append(_difference(differences, each.form) if whole else NOTHING)
+            rows.append(Row(each.label, tuple(cells)))
+    return names, rows
+
+
+def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table in Markdown, with a column for each name."""
+    lines = [("", *names), *((row.quantity, *row.cells) for row in rows)]
+    table = ["| " + " | ".join(map(markdown, line)) + " |" for line in lines]
+    table.insert(1, "|---" * (len(names) + 1) + "|")
+    return "\n".join(table) + "\n"
+
+
+def markdown(cell: str) -> str:
+    """A cell that is text and nothing else: names come from files.
+
+    >>> markdown("a|b <i>\\nc")
+    'a\\\\|b &lt;i> c'
+    """
+    text = " ".join(cell.split())
+    return text.replace("\\", r"\\").replace("|", r"\|").replace("<", "&lt;")
+
+
+def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
+    """Mean seconds a training step that the runs spent in each phase, the longest first.
+
+    The smaller ones are summed up as "other", with what the step took beyond its phases.
+    """
+    steps = sum(len(run.series("timing_s/step")) for run in runs)
+    keys = dict.fromkeys(key for run in runs for data in run.metrics.values() for key in data)
+    # A second slash marks statistics of something within a phase.
+    names = [key[9:] for key in keys if key.startswith("timing_s/") and "/" not in key[9:]]
+    sums = {
+        name: sum(v for run in runs for _, v in run.series(f"timing_s/{name}")) for name in names
+    }
+    whole = sums.pop("step", 0.0)
+    if not steps:
+        return {}
+    # verl validates and saves outside of what it calls the step.
+    inside = sum(value for name, value in sums.items() if name != "testing")
+    order = sorted(sums, key=lambda name: -sums[name])
+    phases = {name: sums[name] / steps for name in order[:_PHASES]}
+    rest = max(0.0, whole - inside) + sum(sums[name] for name in order[_PHASES:])
+    return phases | ({"other": rest / steps} if rest > 0 else {})
+
+
+def half_interval(differences: Sequence[float]) -> float:
+    """Half of the 95 % interval around the mean of paired differences, by Student's t.
+
+    t s / sqrt(n); of more than ten pairs that of ten, which is too wide.
+
+    >>> round(half_interval([1.0, 2.0, 3.0]), 3)  # 4.303 / sqrt(3)
+    2.484
+    """
+    count = len(differences)
+    return _T[min(count, max(_T))] * stdev(differences) / sqrt(count)
+
+
+def _ends(series: Series, few: int) -> Ends:
+    values = [value for _, value in series]
+    return (fmean(values[:few]), fmean(values[-few:])) if values else None
+
+
+def _mean(series: Series) -> Ends:
+    return (None, fmean(value for _, value in series)) if series else None
+
+
+def _before_after(series: Series) -> Ends:
+    if not series:
+        return None
+    return (series[0][1] if len(series) > 1 else None, series[-1][1])
+
+
+def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
+    sources = list(dict.fromkeys(s for run in runs for s in run.validation_series(component)))
+
+    def before_after(source: str) -> Callable[[Run], Ends]:
+        return lambda run: _before_after(run.validation_series(component).get(source, []))
+
+    for source in sources:
+        where = f" ({source})" if len(sources) > 1 else ""
+        yield Quantity(f"held-out {component}{where}, before → after", before_after(source))
+    # The share of held-out completions at the highest value that any run has seen.
+    dumps = {run.path: _first_and_last(run, component) for run in runs}
+    seen = {value for ends in dumps.values() for dump in ends for value in dump}
+    seen |= {value for run in runs for _, value in run.series(f"rewards/{component}/max")}
+    if seen <= {0, 1}:  # the mean says it already
+        return
+    best = max(seen)
+
+    def share(run: Run) -> Ends:
+        ends = dumps[run.path]
+        if len(ends) < 2 or not all(ends):
+            return None
+        before, after = (dump.count(best) / len(dump) for dump in ends)
+        return before, after
+
+    label = f"held-out completions with {component} = {best:g}, the highest seen, before → after"
+    yield Quantity(label, share, ".1%")
+
+
+def _first_and_last(run: Run, component: str) -> list[list[float]]:
+    """The component's values in the first and in the last validation dump."""
+    ends = sorted({min(run.validation), max(run.validation)}) if run.validation else []
+    return [
+        [row[component] for row in read_rows(run.validation[step]) if is_number(row.get(component))]
+        for step in ends
+    ]
+
+
+def _collapsed(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
+    found = {each.run.path: each.collapse() for each in dumps}
+
+    def share(count: Callable[[Run], int]) -> Callable[[Run], Ends]:
+        def of(run: Run) -> Ends:
+            groups = found[run.path].groups
+            return (None, count(run) / groups) if groups else None
+
+        return of
+
+    yield Quantity(
+        "groups, of all steps, in which GRPO gives the same advantage to rollouts that GDPO "
+        "tells apart",
+        share(lambda run: found[run.path].collapsed),
+        ".1%",
+    )
+    yield Quantity("the other way round", share(lambda run: found[run.path].by_gdpo), ".1%")
+
+
+def _times(runs: Sequence[Run]) -> Iterator[Quantity]:
+    times = {run.path: seconds_by_phase([run]) for run in runs}
+
+    def seconds(phase: str) -> Callable[[Run], Ends]:
+        return lambda run: (None, times[run.path][phase]) if phase in times[run.path] else None
+
+    for phase in dict.fromkeys(phase for each in times.values() for phase in each):
+        yield Quantity(f"seconds a step in {phase} (mean)", seconds(phase), ".2f")
+
+    def step_seconds(run: Run) -> Ends:
+        values = [value for _, value in run.series("timing_s/step")]
+        return (None, median(values)) if values else None
+
+    yield Quantity("seconds a step (median)", step_seconds, ".1f")
+
+
+def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
+    """The runs of two recipes by seed; none where seeds are unknown, unequal or one alone."""
+    if len(recipes) != 2:
+        return []
+    first, second = ({run.setting("data.seed"): run for run in recipe.runs} for recipe in recipes)
+    if None in first or set(first) != set(second) or len(first) < 2:
+        return []
+    if any(len(recipe.runs) != len(first) for recipe in recipes):
+        return []
+    return [(run, second[seed]) for seed, run in first.items()]
+
+
+def _arrow(ends: Ends, form: str) -> str:
+    if ends is None:
+        return NOTHING
+    return " → ".join(f"{value:{form}}" for value in ends if value is not None)
+
+
+def _spread_of_ends(ends: Iterable[Ends], form: str) -> str:
+    known = [each for each in ends if each is not None]
+    columns = zip(*known, strict=True)
+    cells = [_spread([v for v in column if v is not None], form) for column in columns]
+    return " → ".join(filter(None, cells)) or NOTHING
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """
+    >>> _spread([1.0, 3.0], ".3f"), _spread([0.5], ".1%"), _spread([], ".3f")
+    ('2.000 ± 1.414', '50.0%', '')
+    """
+    if len(values) < 2:
+        return f"{values[0]:{form}}" if values else ""
+    return f"{fmean(values):{form}} ± {stdev(values):{form}}"
+
+
+def _difference(values: Sequence[float], form: str) -> str:
+    """
+    >>> _difference([-0.5, -0.5], ".1%"), _difference([1.0, 1.0], ".3f")
+    ('−50.0 ± 0.0 points', '+1.000 ± 0.000')
+    """
+    scale, form, unit = (100, ".1f", " points") if "%" in form else (1, form, "")
+    mean = f"{fmean(values) * scale:+{form}}".replace("-", "−")
+    return f"{mean} ± {half_interval(values) * scale:{form}}{unit}"
+
+
+def _steps(run: Run) -> str:
+    total = run.setting("trainer.total_training_steps")
+    done = max(run.training_steps, default=0)
+    return f"{done} of {total}" if is_number(total) else str(done)
+
+
+def _validated(run: Run) -> str:
+    steps = [
+        step
+        for name in run.components
+        for series in run.validation_series(name).values()
+        for step, _ in series
+    ]
+    return " → ".join(dict.fromkeys((str(min(steps)), str(max(steps))))) if steps else NOTHING
+
+
+def _total_time(run: Run) -> str:
+    seconds = [v for key in ("timing_s/step", "timing_s/testing") for _, v in run.series(key)]
+    return duration(sum(seconds)) if seconds else NOTHING
