@@ -132,7 +132,7 @@ def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) 
 
 
 def whitened_grpo(r: Tensor, ranges: Ranges) -> Tensor:
-    return toy._whiten(grpo(r, ranges).reshape(r.shape[:2])).flatten()
+    return toy.whiten(grpo(r, ranges).reshape(1, *r.shape[:2])).flatten()
 
 
 def conditioned(r: Tensor, ranges: Ranges) -> Tensor:

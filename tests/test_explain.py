@@ -20,12 +20,12 @@ import pytest
 import torch
 from browser import browser as browser
 from browser import new_page
-from explain_pages import HOSTILE, WITH_ADVANTAGES, Elements, row, write_dump
+from explain_pages import Elements
 from waiting import HANGS, wait_for
 
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.cli import main
-from gdpo_verl.explain import compare, conclusions, dumps, examples, phantom, study, units
+from gdpo_verl.explain import compare, conclusions, examples, phantom, study, units
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def static(tmp_path_factory):
 
 def test_the_static_page_holds_every_picture_and_asks_nobody(static):
     names = ("introduction", "answers", "calls", "trades", "ranking", "distinct", "count", "toy")
-    names += ("when", "units", "phantom", "phantoms", "training", "run")
+    names += ("when", "units", "phantom", "phantoms", "training")
     assert [name for name in names if f'id="{name}"' not in static] == []
     found = Elements(static)
     assert not {"script", "link", "img", "iframe"} & found.names
@@ -57,12 +57,6 @@ def test_without_marimo_the_command_says_what_to_install(monkeypatch, capsys):
     assert "pip install marimo==0.25.2" in capsys.readouterr().err
 
 
-def test_a_run_without_rollouts_is_refused_before_the_server_starts(tmp_path, capsys):
-    pytest.importorskip("marimo")
-    assert main(["explain", str(tmp_path)]) == 1
-    assert "expected a run directory with rollouts/<step>.jsonl" in capsys.readouterr().err
-
-
 def test_a_port_that_is_taken_is_refused_by_name(capsys):
     pytest.importorskip("marimo")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -76,14 +70,10 @@ def test_a_port_that_is_taken_is_refused_by_name(capsys):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """`gdpo-verl explain RUN` and the address it printed; at the end Ctrl-C."""
+    """`gdpo-verl explain` and the address it printed; at the end Ctrl-C."""
     if not importlib.util.find_spec("marimo"):
         pytest.skip("marimo is not installed: pip install marimo==0.25.2")
-    run = tmp_path_factory.mktemp("run")
-    rows = [each | {"input": f"user\n{HOSTILE}"} for each in WITH_ADVANTAGES]
-    write_dump(run, *rows)
-    write_dump(run, *[row("w_0_0", 1.0, 0.0), row("w_1_0", 0.0, 0.0)], step=2)
-    command = [sys.executable, "-m", "gdpo_verl.cli", "explain", "--no-browser", str(run)]
+    command = [sys.executable, "-m", "gdpo_verl.cli", "explain", "--no-browser"]
     log = tmp_path_factory.mktemp("log") / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -92,7 +82,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
         wait_for(lambda: address.search(log.read_text()) or process.poll() is not None)
         found = address.search(log.read_text())
         assert found, log.read_text()
-        yield SimpleNamespace(address=found[0], process=process, run=run)
+        yield SimpleNamespace(address=found[0], process=process)
     finally:
         if process.poll() is None:
             process.kill()
@@ -259,35 +249,9 @@ def test_units_and_phantoms_follow_their_widgets(view):
 
 
 @pytest.mark.real
-def test_the_users_rollouts_are_shown_and_their_text_is_text(view, server):
-    page = view.page
-    expected = dumps.read_dump(server.run / "rollouts" / "1.jsonl").groups[0]
-    page.wait_for_selector("#run [data-rollout]")
-    check_bars(page, "run", list(expected.rollouts))
-    page.locator('#run [data-rollout="3"] summary').click()
-    assert page.locator('#run [data-rollout="3"] pre').inner_text() == HOSTILE
-    page.get_by_text("The prompt", exact=True).click()
-    assert HOSTILE in page.locator("#run").inner_text()
-    widget(page, "dropdown", "step 1").select_option(label="step 2")
-    page.wait_for_selector("#run :text('both are computed')")
-    check_bars(
-        page, "run", list(dumps.read_dump(server.run / "rollouts" / "2.jsonl").groups[0].rollouts)
-    )
-
-    path = page.get_by_placeholder("runs/quickstart/gdpo")
-    path.fill(f"{server.run}/{HOSTILE}")
-    path.press("Enter")
-    page.wait_for_selector("#run :text('found nothing')")
-    assert HOSTILE in page.locator("#run").inner_text()
-    assert page.evaluate("window.hacked === undefined")
-    assert view.errors == []
-
-
-@pytest.mark.real
 def test_the_page_fits_its_reader(browser, server, tmp_path):
     view = opened(browser, server.address)
     page = view.page
-    page.wait_for_selector("#run [data-rollout]")
     page.wait_for_selector("#when h3")
     for name, width, scheme in (
         ("light", 1200, "light"),

@@ -21,7 +21,6 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     report.set_defaults(command=_report)
 
     explain = commands.add_parser("explain", help="play with GDPO and GRPO in the browser")
-    explain.add_argument("run", type=Path, nargs="?", help="a run directory whose rollouts to show")
     explain.add_argument("--port", type=int, help="default: a free one")
     explain.add_argument("--no-browser", action="store_true", help="print the address only")
     explain.add_argument(
@@ -46,4 +45,4 @@ def _explain(options: argparse.Namespace) -> None:
     if options.static:
         print(serve.export(options.static))
     else:
-        serve.serve(options.run, port=options.port, browser=not options.no_browser)
+        serve.serve(port=options.port, browser=not options.no_browser)

@@ -1,4 +1,4 @@
-"""The interactive page: GRPO and GDPO side by side, on examples, toy policies and one's own run.
+"""The interactive page: GRPO and GDPO side by side, on examples and toy policies.
 
 page         the notebook: which picture follows which widgets
 sections     the page's sections: their widgets and what these show
@@ -10,7 +10,6 @@ study        one of them on five tasks, and when to use which
 units        one of them with a reward in several units
 phantom      one of them with a length reward where all answers fail
 conclusions  sentences about groups, made from the numbers
-dumps        the user's own rollouts
 charts       HTML
 curves       SVG
 serve        the local server and the static page

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,10 +19,7 @@ from gdpo_verl.advantage import (
     VARIANTS,
     apply_conditions,
     decompose,
-    decoupled_sum,
-    gdpo_scalars,
     group_normalize,
-    grpo_scalars,
 )
 from gdpo_verl.distinct import levels
 
@@ -77,16 +74,14 @@ def compare(
       ValueError: as `gdpo_advantages` and `apply_conditions`.
     """
     counted = apply_conditions(rewards, list(keys), conditions or {})
-    group = [0] * len(counted)
-    gdpo = gdpo_scalars(
+    found = decompose(
         counted,
-        group,
+        [0] * len(counted),
         torch.ones(len(counted)),
         weights=weights,
         whiten="sequence" if whiten else "none",
     )
-    grpo = grpo_scalars(counted, group, weights=weights)
-    return mark_ties(names, counted.tolist(), grpo.tolist(), gdpo.tolist())
+    return mark_ties(names, counted.tolist(), found.grpo.tolist(), found.gdpo.tolist())
 
 
 def variant_advantages(
@@ -180,7 +175,7 @@ def tied_pairs(group: Sequence[Rollout], *, weights: Sequence[float] | None = No
     factors = [1.0] * rewards.shape[1] if weights is None else list(weights)
     terms = group_normalize(rewards, [0] * len(group)) * torch.tensor(factors)
     sums = (rewards.nan_to_num(0.0) * torch.tensor(factors)).sum(dim=1).tolist()
-    gdpo = decoupled_sum(rewards, [0] * len(group), weights=weights).tolist()
+    gdpo = decompose(rewards, [0] * len(group), weights=weights, whiten="none").gdpo.tolist()
     deviations = tuple(rewards.std(dim=0).tolist())
     pairs = []
     for letter in dict.fromkeys(each.tie for each in group if each.tie):
@@ -202,7 +197,7 @@ def tied_pairs(group: Sequence[Rollout], *, weights: Sequence[float] | None = No
     return pairs
 
 
-def gaps_of_a_trade(group_size: int, estimate: Callable[..., Tensor] = decoupled_sum) -> Tensor:
+def gaps_of_a_trade(group_size: int) -> Tensor:
     """The gap between [1, 0, x] and [0, 1, x], in every group they can be in.
 
     Only the counts of the first reward, n1, and of the second, n2, in the group matter.
@@ -212,11 +207,10 @@ def gaps_of_a_trade(group_size: int, estimate: Callable[..., Tensor] = decoupled
 
     Args:
       group_size: G, at least 2.
-      estimate: `decoupled_sum` for GDPO before whitening, `grpo_scalars` for GRPO.
 
     Returns:
-      float64, shape (G - 1, G - 1): the advantage of [1, 0, x] minus that of [0, 1, x],
-      rows n1 = 1 … G - 1, columns n2.
+      float64, shape (G - 1, G - 1): GDPO's advantage of [1, 0, x] minus that of [0, 1, x],
+      before whitening, rows n1 = 1 … G - 1, columns n2.
     """
     counts = range(1, group_size)
     groups = list(itertools.product(counts, counts))
@@ -229,7 +223,7 @@ def gaps_of_a_trade(group_size: int, estimate: Callable[..., Tensor] = decoupled
         dtype=torch.float64,
     )
     ids = torch.arange(len(groups)).repeat_interleave(group_size)
-    advantage = estimate(rows, ids, epsilon=0.0).reshape(len(groups), group_size)
+    advantage = decompose(rows, ids, epsilon=0.0).combined.reshape(len(groups), group_size)
     return (advantage[:, 0] - advantage[:, -1]).reshape(group_size - 1, group_size - 1)
 
 
@@ -271,11 +265,12 @@ def count_distinct(components: int, group_size: int) -> Counts:
         groups = advantage.reshape(len(picked), group_size).sort(dim=1).values
         return len(set(map(tuple, groups.round(decimals=9).tolist())))
 
+    found = decompose(rewards, ids, epsilon=0.0)
     return Counts(
         groups=len(picked),
-        grpo=distinct(grpo_scalars(rewards, ids, epsilon=0.0)),
-        grpo_unscaled=distinct(grpo_scalars(rewards, ids, epsilon=0.0, scale=False)),
-        gdpo=distinct(decoupled_sum(rewards, ids, epsilon=0.0)),
+        grpo=distinct(found.grpo),
+        grpo_unscaled=distinct(replace(found, scale=False).grpo),
+        gdpo=distinct(found.combined),
     )
 
 

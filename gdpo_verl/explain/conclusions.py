@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.explain.compare import (
     MOST_GROUPS,
@@ -87,35 +85,6 @@ def scale_sentence(group: Sequence[Rollout], unscaled: Sequence[Rollout]) -> str
         f"Against rewards that are all worth 1, GRPO's advantages change by up to {grpo:.3f} and "
         f"GDPO's by up to {gdpo:.3f}."
     )
-
-
-def trade_sentence(gaps: Tensor, control: Tensor) -> str:
-    """Say in how many groups the two rollouts of a trade are told apart, and in which not.
-
-    Args:
-      gaps: `gaps_of_a_trade` of GDPO, shape (G - 1, G - 1).
-      control: the same of GRPO.
-    """
-    size = len(gaps) + 1
-    equal = {
-        (n1, n2)
-        for n1, row in enumerate(gaps.tolist(), start=1)
-        for n2, gap in enumerate(row, start=1)
-        if abs(gap) <= DISTINCT_TOLERANCE
-    }
-    apart = int((control.abs() > DISTINCT_TOLERANCE).sum())
-    text = (
-        f"GRPO tells the two apart for {apart} of the {gaps.numel()} pairs (n₁, n₂). GDPO's two "
-        f"advantages are equal for {len(equal)}"
-    )
-    numbers = range(1, size)
-    alike = {(a, b) for a in numbers for b in numbers if b in (a, size - a)}
-    if equal == alike:
-        return (
-            f"{text}: those with n₁ = n₂ or n₁ + n₂ = {size}, where both rewards vary equally. In "
-            f"all others they differ, by up to {float(gaps.abs().max()):.2f}."
-        )
-    return f"{text}: {sorted(equal)}."
 
 
 def count_sentence(components: int, group_size: int) -> str:

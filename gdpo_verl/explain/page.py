@@ -3,7 +3,6 @@
 # theme = "system"
 # ///
 # mypy: allow-untyped-defs
-# ruff: noqa: B018
 """GRPO and GDPO side by side: the notebook behind `gdpo-verl explain`.
 
 The cells say which picture follows which widgets; what they show is in `sections`. Cells whose
@@ -18,7 +17,7 @@ with app.setup:
     import marimo as mo
     import torch
 
-    from gdpo_verl.explain import charts, dumps
+    from gdpo_verl.explain import charts
     from gdpo_verl.explain.sections import (
         answers,
         calls,
@@ -224,48 +223,6 @@ def phantoms_shown(phantoms_chosen):
 @app.cell
 def training():
     mo.Html(run.training())
-    return
-
-
-@app.cell
-def run_form():
-    run_path = run.path_form(str(mo.cli_args().get("run") or ""))
-    mo.Html(run.heading())
-    return (run_path,)
-
-
-@app.cell
-def run_widgets(run_path):
-    run_path
-    return
-
-
-@app.cell
-def run_steps(run_path):
-    run_dumps, run_error = run.find(run_path.value.strip())
-    run_step = run.step_form(run_dumps)
-    return run_dumps, run_error, run_step
-
-
-@app.cell
-def run_groups(run_dumps, run_path, run_step):
-    run_dump = None
-    if run_step is not None:
-        _known = dumps.known_components(run_path.value.strip())
-        run_dump = dumps.read_dump(run_dumps[run_step.value], _known)
-    run_group = run.group_form(run_dump)
-    return run_dump, run_group
-
-
-@app.cell
-def run_choice_widgets(run_group, run_step):
-    mo.vstack([_each for _each in (run_step, run_group) if _each is not None])
-    return
-
-
-@app.cell
-def run_shown(run_dump, run_error, run_group):
-    mo.Html(run.show(run_error, run_dump, None if run_group is None else run_group.value))
     return
 
 

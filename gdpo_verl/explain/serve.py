@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from gdpo_verl.explain.dumps import find_dumps
-
 PAGE = Path(__file__).with_name("page.py")
 
 _STATIC = """<!doctype html>
@@ -39,20 +37,18 @@ number; here they are left out.</p>
 """
 
 
-def serve(run: Path | None = None, *, port: int | None = None, browser: bool = True) -> NoReturn:
+def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
     """Run marimo's server on this machine until Ctrl-C; it prints the address.
 
-    The page reads rollouts by their path, so the address carries a token: other users of the
-    machine cannot open it.
+    The address carries a token: other users of the machine cannot reach the server.
 
     Args:
-      run: a run directory or a folder of dumps to open at once.
       port: default: marimo's first free one.
       browser: whether to open the page.
 
     Raises:
       ModuleNotFoundError: marimo is not installed.
-      ValueError: `run` holds no rollouts, or the port is taken.
+      ValueError: the port is taken.
     """
     _require_marimo()
     arguments = ["run", str(PAGE), "--host", "127.0.0.1", "--no-sandbox", "--no-check"]
@@ -62,9 +58,6 @@ def serve(run: Path | None = None, *, port: int | None = None, browser: bool = T
         arguments += ["--port", str(port)]
     if not browser:
         arguments += ["--headless"]
-    if run is not None:
-        find_dumps(run)
-        arguments += ["--", "--run", str(Path(run).expanduser().resolve())]
     # marimo's own token is a hash, fixed where PYTHONHASHSEED is; an argument would show in ps.
     reader, writer = os.pipe()
     os.write(writer, secrets.token_urlsafe(16).encode())

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, Decomposition, apply_conditions, decompose, whitening
+from gdpo_verl.advantage import NOISE_FLOOR, Decomposition, apply_conditions, decompose
 
 EPOCHS = 150
 BATCH = 32
@@ -143,7 +143,7 @@ class Method:
     def advantages(self, combined: Tensor) -> Tensor:
         """Whiten what `combine` gave over each seed's batch: shape (S, P, G)."""
         if self.whiten:
-            combined = torch.stack([_whiten(batch) for batch in combined])
+            combined = whiten(combined)
         return combined.nan_to_num(0.0)
 
 
@@ -222,11 +222,16 @@ def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Ten
     return success, task.rewards(success, draws)
 
 
-def _whiten(batch: Tensor) -> Tensor:
-    """GDPO's batch step over the rollouts of one seed, shape (P, G)."""
-    values = batch.flatten()
-    mean, factor = whitening(values, torch.ones_like(values), over="sequence", floor=NOISE_FLOOR)
-    return (batch - mean) * factor
+def whiten(combined: Tensor) -> Tensor:
+    """Whiten each seed's batch over its rollouts, as GDPO does: shape (S, P, G); NaN stays NaN.
+
+    A batch that does not vary, or of which fewer than two rollouts have an advantage, becomes 0.
+    """
+    count = (~combined.isnan()).sum(dim=(1, 2), keepdim=True)
+    centred = combined - combined.nanmean(dim=(1, 2), keepdim=True)
+    variance = centred.square().nansum(dim=(1, 2), keepdim=True) / (count - 1).clamp(min=1)
+    factor = torch.where(variance.sqrt() < NOISE_FLOOR, 0.0, torch.rsqrt(variance + 1e-8))
+    return centred * factor
 
 
 @dataclass(frozen=True)

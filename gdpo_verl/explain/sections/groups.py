@@ -9,7 +9,6 @@ import marimo as mo
 import torch
 from markupsafe import Markup
 
-from gdpo_verl.advantage import grpo_scalars
 from gdpo_verl.explain import charts, compare, conclusions
 from gdpo_verl.explain.examples import ANSWERS, RANGES, RANKINGS
 from gdpo_verl.explain.sections import layout
@@ -26,7 +25,8 @@ def trades() -> str:
         "earn, or few miss, varies less and weighs more. The table holds GDPO's advantage of "
         "[1, 0, 1] minus that of [0, 1, 1], before whitening.",
         charts.gaps(gaps),
-        conclusions.trade_sentence(gaps, compare.gaps_of_a_trade(size, grpo_scalars)),
+        "GRPO tells the two apart for no pair (n₁, n₂). GDPO does unless n₁ = n₂ or "
+        f"n₁ + n₂ = {size}: there both rewards vary equally.",
     )
 
 
