@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, Decomposition, apply_conditions, decompose
+from gdpo_verl.advantage import NOISE_FLOOR, Estimation, apply_conditions, decompose
 
 EPOCHS = 150
 BATCH = 32
@@ -119,7 +119,7 @@ class Method:
     conditioned: bool = False
     gated: bool = False
 
-    def decompose(self, rewards: Tensor) -> Decomposition:
+    def decompose(self, rewards: Tensor) -> Estimation:
         """The groups' rewards, shape (S, P, G, K), as one batch before any whitening."""
         rows = rewards.reshape(-1, rewards.shape[3])
         names = [str(k) for k in range(rewards.shape[3])]
