@@ -141,7 +141,7 @@ def test_weights_are_held_against_the_variant() -> None:
     scheduled = f"schedule: {{length: {RAMP}}}"
     with pytest.raises(ValueError, match=r"weights: the variant 'rvpo' .* undefined with weights"):
         read(f"gdpo: {{variant: rvpo, {scheduled}}}").resolve(DECLARED)
-    with pytest.raises(ValueError, match=r"schedule\.length: .* gives it -0\.5 besides"):
+    with pytest.raises(ValueError, match=r"schedule\.length: .* gives it -0\.5\. Remove"):
         read(f"{{{weights}, gdpo: {{{scheduled}}}}}").resolve(DECLARED)
 
 

@@ -105,7 +105,7 @@ INVALID = [
     ),
     (
         "reward.custom_reward_function.path=null",
-        r"reward\.custom_reward_function\.path: not set.*gdpo_components has no rewards",
+        r"reward\.custom_reward_function\.path: not set.*gdpo_components has no default",
     ),
     (
         "reward.reward_manager.name=gdpo_component",
