@@ -50,12 +50,13 @@ def test_every_question_of_version_3_is_asked(benchmark):
 
 
 def test_its_prompts_are_those_that_prepare_writes(benchmark):
-    rows = [row for split in bfcl_data.accepted_rows()[0].values() for row in split]
     asked = {question.name: question for question in benchmark.questions}
-    for row in rows:
+    for row in [row for split in bfcl_data.accepted_rows()[0].values() for row in split]:
         question = asked[row["extra_info"]["id"]]
-        assert question.messages == row["prompt"]
-        assert question.category == row["extra_info"]["category"]
+        assert (question.messages, question.category) == (
+            row["prompt"],
+            row["extra_info"]["category"],
+        )
 
 
 def test_java_is_asked_for_texts_as_the_leaderboard_does(benchmark):
@@ -86,12 +87,17 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
         open_benchmark("bfcl", prompt_from=[str(tmp_path / "two" / "train.parquet")]).load(None)
 
 
-def test_training_rows_that_cannot_be_read_are_refused(tmp_path):
+def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_ignored(tmp_path):
     with pytest.raises(ValueError, match=r"--prompt-from.*Write it with: gdpo-verl prepare rlla"):
         open_benchmark("bfcl", prompt_from=["data/rlla/nowhere.parquet"]).load(None)
+    file = str(tmp_path / "train.parquet")
     write_dataset(tmp_path, {"train": [{"question": "1+1?"}]}, {})
     with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
-        open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")]).load(None)
+        open_benchmark("bfcl", prompt_from=[file]).load(None)
+    row = training_row([{"role": "user", "content": "1+1?"}])
+    write_dataset(tmp_path, {"train": [row]}, {})
+    loaded = open_benchmark("bfcl", prompt_from=[file]).load(None)
+    assert loaded.about["prompt"] == "prompt of gdpo-verl prepare bfcl"
 
 
 def test_toolrls_own_dialogues_have_one_text_around_their_tools():
@@ -104,24 +110,15 @@ def test_toolrls_own_dialogues_have_one_text_around_their_tools():
     assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
 
 
-def test_rows_without_tools_leave_the_prompt_as_it_is(tmp_path):
-    row = training_row([{"role": "user", "content": "1+1?"}])
-    write_dataset(tmp_path, {"train": [row]}, {})
-    loaded = open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")]).load(None)
-    assert loaded.about["prompt"] == "prompt of gdpo-verl prepare bfcl"
-
-
-def test_a_choice_is_a_prepared_file(tmp_path):
+def test_a_prepared_file_chooses_questions_and_another_data_set_is_refused(tmp_path):
     row = bfcl_data.accepted_rows()[0]["validation"][0]
-    write_dataset(tmp_path / "bfcl", {"validation": [row]}, {})
-    items = open_benchmark("bfcl").load(str(tmp_path / "bfcl" / "validation.parquet")).items
-    assert [item.name for item in items] == [row["extra_info"]["id"]]
-
-
-def test_another_data_set_is_refused(tmp_path):
+    write_dataset(tmp_path, {"validation": [row]}, {})
+    file = str(tmp_path / "validation.parquet")
+    (item,) = open_benchmark("bfcl").load(file).items
+    assert item.name == row["extra_info"]["id"]
     toolbox_data.prepare(tmp_path, train=1, validation=1)
     with pytest.raises(ValueError, match=r"extra_info\.id of a question.*gdpo-verl prepare bfcl"):
-        open_benchmark("bfcl").load(str(tmp_path / "validation.parquet"))
+        open_benchmark("bfcl").load(file)
 
 
 # ------------------------------------------------------------------ what an answer is worth
@@ -146,20 +143,15 @@ def test_right_answers_to_single_turns_are_right(benchmark):
 @pytest.mark.parametrize(
     ("text", "reason", "error"),
     [
-        pytest.param("", "Wrong number of functions", "NO_CALL", id="nothing"),
-        pytest.param("<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL", id="no call"),
-        pytest.param(
-            '<tool_call>\n{"name": "calculate_triangle_area", "parameters": {"base": "ten"}}\n'
-            "</tool_call>",
-            "height",
-            "NONE",
-            id="an argument is missing",
-        ),
+        ("", "Wrong number of functions", "NO_CALL"),
+        ("<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL"),
+        # An argument is missing.
+        (calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
     ],
 )
 def test_it_says_what_is_wrong_with_an_answer(benchmark, text, reason, error):
     found = benchmark.score(first(benchmark, "simple_python"), text, 5)
-    assert found.measures == {"accuracy": 0, "format": 0}
+    assert found.measures["accuracy"] == 0
     assert reason in found.reason
     assert found.error is ParseError[error]
 
