@@ -99,7 +99,10 @@ def test_humanevals_canonical_solutions_pass_and_their_stubs_do_not():
 
 
 def test_gsm8k_reads_a_folder_without_its_training_split_and_lists_bad_rows(tmp_path):
-    for name, pairs in {"train": [("1+1?", "#### 2")], "test": [("1+2?", "#### 3"), ("x", "?")]}.items():
+    for name, pairs in {
+        "train": [("1+1?", "#### 2")],
+        "test": [("1+2?", "#### 3"), ("x", "?")],
+    }.items():
         rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
     found = open_benchmark("gsm8k").load(str(tmp_path))
