@@ -138,22 +138,16 @@ def _last(given: str, checkpoints: Path) -> Model:
 
 
 def _checkpoint(given: str, actor: Path) -> Model:
+    """A checkpoint whose weights are verl's own, or every shard of which is whole."""
     step = _STEP.fullmatch(actor.parent.name)
     run = actor.parent.parent.parent
     origin: dict[str, Any] = {
         "step": int(step[1]) if step else None,
         "run": run if (run / "config.yaml").is_file() else None,
     }
-    folder = actor / "huggingface"
+    folder, settings = actor / "huggingface", actor / "fsdp_config.json"
     if _weight_files(folder):  # actor.checkpoint.save_contents has hf_model
         return _hugging_face(given, folder, **origin)
-    _check_shards(actor)
-    return Model(given, folder, actor, **origin)
-
-
-def _check_shards(actor: Path) -> None:
-    """Raise ValueError unless every shard is there to its last byte, with config and tokenizer."""
-    settings = actor / "fsdp_config.json"
     if (actor / "dist_ckpt").exists():
         raise ValueError(
             f"model: {actor} is a checkpoint of Megatron. Merge it with `python -m "
@@ -161,19 +155,21 @@ def _check_shards(actor: Path) -> None:
             "DIR"
         )
     problem = shards_problem(actor)
-    for file in (settings, actor / "huggingface" / "config.json"):
+    for file in (settings, folder / "config.json"):
         if not file.is_file():
             problem = problem or f"{file.relative_to(actor)} is missing"
+    if not problem:
+        try:
+            json.loads(settings.read_text(encoding="utf-8"))["world_size"]
+        except (ValueError, KeyError):
+            problem = f"expected world_size in {settings.name}"
     if problem:
         raise ValueError(
             f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "
             f"short: {problem}. Give an earlier one, or train on: the same `gdpo-verl train` "
             "command resumes"
         )
-    with contextlib.suppress(ValueError):
-        if "world_size" in json.loads(settings.read_text(encoding="utf-8")):
-            return
-    raise ValueError(f"model: {settings} was cut short: expected world_size in it")
+    return Model(given, folder, actor, **origin)
 
 
 def _merge(actor: Path, target: Path) -> None:

@@ -75,7 +75,11 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
       ValueError, OSError, RuntimeError, ModuleNotFoundError: says what, and what to do.
     """
     began = time.monotonic()
-    _check_out(out)
+    if out.suffix != ".json":
+        raise ValueError(f"--out: expected a name that ends in .json, found {out}")
+    if out.exists():
+        raise ValueError(f"--out: {out} exists; remove it or choose another name")
+    out.parent.mkdir(parents=True, exist_ok=True)
     # A model of the hub is fetched last: that takes long, and its training data are not known.
     model = find_model(request.model) if Path(request.model).expanduser().exists() else None
     training = training_of(model.run) if model and model.run else None
@@ -132,14 +136,6 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         },
     }
     return result.write(out, record, [line for lines in judged for line in lines])
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix != ".json":
-        raise ValueError(f"--out: expected a name that ends in .json, found {out}")
-    if out.exists():
-        raise ValueError(f"--out: {out} exists; remove it or choose another name")
-    out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _prepare(
