@@ -120,16 +120,17 @@ def test_answers_that_cannot_be_compared_and_rows_without_columns_are_listed(tmp
         {"problem": "a", "answer": "\\frac{"},
         {"task": "a"},
         {"problem": "a", "solution": "By hand: \\boxed{12}."},
+        {"Problem": "a", "Answer": 13, "Solution": "By hand."},
         {"question": "a", "context": "Given b.", "final_answer": ["1", "2"]},
     )
     found = catalog.prepare("olympiad", tmp_path / "out", source=str(tmp_path / "mine.jsonl"))
     assert [(row["row"], row["kind"]) for row in found["rejected"]] == [
         (4, "ground_truth"),
         (5, "columns"),
-        (7, "columns"),
+        (8, "columns"),
     ]
     kept = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
-    assert [row["reward_model"]["ground_truth"] for row in kept] == ["0", "1", "2", "3", "12"]
+    assert [row["reward_model"]["ground_truth"] for row in kept] == ["0", "1", "2", "3", "12", "13"]
 
 
 def results(benchmark, rows, answers, tmp_path):

@@ -103,10 +103,10 @@ class EvaluationComparison:
                 lines.append("  each evaluation, over all questions:")
                 for measure, sides in self.spreads[name].items():
                     for letter, side in zip("AB", sides, strict=True):
-                        shown = ", ".join(f"{100 * value:.1f}%" for value in side)
+                        means = ", ".join(f"{100 * value:.1f}%" for value in side)
                         if len(side) > 1:
-                            shown += f"; standard deviation {100 * stdev(side):.1f}"
-                        lines.append(f"    {measure}, {letter}: {shown}")
+                            means += f"; standard deviation {100 * stdev(side):.1f}"
+                        lines.append(f"    {measure}, {letter}: {means}")
         return "\n".join([*lines, "", MEANING, *self.notes])
 
     def to_json(self) -> str:
@@ -167,7 +167,8 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> EvaluationCompari
         for name in sorted(known - set(names))
     ]
     notes += _differing_settings(names, everyone)
-    rows, spreads = {}, {}
+    rows: dict[str, Rows] = {}
+    spreads: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for name in names:
         values = [[each.values(name) for each in side] for side in sides]
         measures = [

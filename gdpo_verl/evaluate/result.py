@@ -54,7 +54,9 @@ def aggregate_rows(
             averaged[name] = [
                 (weight / len(found), pooled) for each in found for weight, pooled in each
             ]
-    own = {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
+    own: dict[str, list[WeightedCategory]] = (
+        {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
+    )
     return {**own, **averaged, ALL: [(1.0, present)]}
 
 
