@@ -199,26 +199,7 @@ def test_provenance_holds_the_files_it_describes(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["provenance.json", "train.parquet"]
 
 
-def test_an_interrupted_write_leaves_the_old_files_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_dataset(tmp_path, {"train": [tiny_row(0)], "validation": [tiny_row(1)]}, {})
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real_write, calls = dataset_rows._write_rows, []
-
-    def interrupted(rows: Any, where: Path) -> None:
-        real_write(rows, where)
-        calls.append(where)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(dataset_rows, "_write_rows", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_dataset(tmp_path, {"train": [tiny_row(7)], "validation": [tiny_row(8)]}, {})
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_killed_write_leaves_no_half_file_and_the_next_one_starts_clean(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_the_old_files_and_the_next_one_starts_clean(tmp_path: Path) -> None:
     # The process kills itself, beyond any clean-up, when half of the rows are on the disk.
     code = """
 import os, signal, sys
@@ -236,25 +217,41 @@ class Killed(rows.pq.ParquetWriter):
 rows.pq.ParquetWriter = Killed
 chat = prompt.messages([], [("user", "Hello.")])
 some = [
-    rows.make_row("x", chat, "y", ability="z", extra_info={"index": index, "split": "train"})
+    rows.make_row("x", chat, sys.argv[3], ability="z", extra_info={"index": index})
     for index in range(4 * rows._BATCH)
 ]
 rows.write_dataset(Path(sys.argv[1]), {"train": some}, {})
 """
 
-    def write(out_dir: Path, kill_at: int) -> int:
-        command = [sys.executable, "-c", code, str(out_dir), str(kill_at)]
-        return subprocess.run(command, check=False).returncode
+    def write(name: str, *, truth: str, kill_at: int = 0) -> tuple[int, dict[str, bytes]]:
+        command = [sys.executable, "-c", code, str(tmp_path / name), str(kill_at), truth]
+        status = subprocess.run(command, check=False).returncode
+        files = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        return status, files
 
-    assert write(tmp_path / "killed", kill_at=2) == -9
-    (left,) = (tmp_path / "killed").iterdir()
-    assert left.name.endswith(".tmp")
-    assert write(tmp_path / "killed", kill_at=0) == 0
-    assert write(tmp_path / "fresh", kill_at=0) == 0
-    assert sorted(os.listdir(tmp_path / "killed")) == ["provenance.json", "train.parquet"]
-    for name in os.listdir(tmp_path / "fresh"):
-        fresh = (tmp_path / "fresh" / name).read_bytes()
-        assert (tmp_path / "killed" / name).read_bytes() == fresh
+    _, old = write("killed", truth="old")
+    status, left = write("killed", truth="new", kill_at=2)
+    assert status == -9
+    assert {name: left[name] for name in old} == old
+    (scratch,) = set(left) - set(old)
+    assert scratch.endswith(".tmp")
+    assert write("killed", truth="new") == write("fresh", truth="new")
+
+
+def test_an_interrupted_write_leaves_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_write = dataset_rows._write_rows
+
+    def interrupted(rows: Any, where: Path) -> None:
+        real_write(rows, where)
+        if "validation" in where.name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(dataset_rows, "_write_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_dataset(tmp_path, {"train": [tiny_row(7)], "validation": [tiny_row(8)]}, {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_value_of_a_kind_absent_from_the_first_thousand_rows_is_kept(tmp_path: Path) -> None:

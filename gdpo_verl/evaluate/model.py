@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.run.checkpoints import TRACKER, shards_problem
-from gdpo_verl.text import first_line
+from gdpo_verl.tasks.source import hub_errors
 
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -209,24 +209,11 @@ def _from_hub(given: str) -> Model:
 
     With ``HF_HUB_OFFLINE=1`` it comes from the cache, if it is there.
     """
-    import httpx
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     hub_id, _, revision = given.partition("@")
-    try:
+    with hub_errors("model", given, "model"):
         folder = Path(
             snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
         )
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        raise ConnectionError(
-            f"model: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is "
-            "not a path here either. For a private or gated model, log in with `hf auth login` and "
-            "accept its terms."
-        ) from error
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        raise ConnectionError(
-            f"model: cannot load {given!r} from the hub: {first_line(error)}. It is not a path "
-            f"here either. Without a network: `hf download {hub_id} --local-dir DIR` where there "
-            "is one, copy DIR here, and give DIR."
-        ) from error
     return _hugging_face(given, folder, hub=hub_id, revision=folder.name)
