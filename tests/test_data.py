@@ -18,7 +18,7 @@ import pytest
 
 from gdpo_verl.policy.demonstrations import demonstrate
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
-from gdpo_verl.tasks import bfcl, generated, prompt, toolbox
+from gdpo_verl.tasks import bfcl, catalog, generated, prompt, toolbox
 from gdpo_verl.tasks import rows as dataset_rows
 from gdpo_verl.tasks.rows import make_row, write_dataset
 
@@ -48,7 +48,7 @@ def assert_is_its_own_best_answer(truth: str) -> None:
 # --- prompt ---------------------------------------------------------------------------
 
 
-def test_messages_number_the_tools_in_the_order_given() -> None:
+def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call() -> None:
     blocks = [prompt.tool_block("f", "Does\n  f.", {"x": {"type": "integer"}})]
     blocks.append(prompt.tool_block("g", "Does g.", {}))
     system, user = prompt.messages(blocks, [("user", "Please f 3.")])
@@ -56,13 +56,7 @@ def test_messages_number_the_tools_in_the_order_given() -> None:
         '1. Name: f\nDescription: Does f.\nParameters: {"x": {"type": "integer"}}\n'
         "2. Name: g\nDescription: Does g.\nParameters: {}\n"
     ) in system["content"]
-    assert user == {
-        "role": "user",
-        "content": "**Dialogue Records History**\n<user> Please f 3. </user>",
-    }
-
-
-def test_reference_answer_has_one_line_a_call() -> None:
+    assert user["content"] == "**Dialogue Records History**\n<user> Please f 3. </user>"
     text = prompt.reference_answer("use f and g", [("f", {"x": 1}), ("g", {})])
     assert text == (
         "<think> use f and g </think>\n<tool_call>\n"
@@ -83,34 +77,28 @@ def toolbox_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out_dir
 
 
-def test_toolbox_rows_have_verls_columns(toolbox_dir: Path) -> None:
+def test_toolbox_rows_have_verls_columns_and_truths_that_are_their_own_best_answers(
+    toolbox_dir: Path,
+) -> None:
     for split, size in (("train", 512), ("validation", 128)):
         rows = read(toolbox_dir, split)
-        assert len(rows) == size
+        assert len(rows) == len(user_texts(rows)) == size  # no question twice
         for index, row in enumerate(rows):
             assert row["data_source"] == "toolbox"
             assert [message["role"] for message in row["prompt"]] == ["system", "user"]
             assert row["reward_model"]["style"] == "rule"
             assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
-
-
-def test_toolbox_ground_truths_are_their_own_best_answers(toolbox_dir: Path) -> None:
-    for split in generated.SPLITS:
-        for row in read(toolbox_dir, split):
             assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
 
 
-def test_toolbox_lists_the_needed_tool_in_every_prompt(toolbox_dir: Path) -> None:
-    for row in read(toolbox_dir, "train"):
+def test_toolbox_lists_the_needed_tool_among_others_in_every_prompt(toolbox_dir: Path) -> None:
+    rows = read(toolbox_dir, "train")
+    for row in rows:
         call = json.loads(row["reward_model"]["ground_truth"].splitlines()[2])
         tool = toolbox.TOOLS[call["name"]]
         assert tool.block in row["prompt"][0]["content"]
         assert list(call["parameters"]) == list(tool.parameters)
-
-
-def test_toolbox_prompts_vary_in_their_tools(toolbox_dir: Path) -> None:
-    systems = {row["prompt"][0]["content"] for row in read(toolbox_dir, "train")}
-    assert len(systems) > 256
+    assert len({row["prompt"][0]["content"] for row in rows}) > 256
 
 
 def test_no_toolbox_question_is_in_both_splits_whatever_the_seeds(tmp_path: Path) -> None:
@@ -123,13 +111,18 @@ def test_no_toolbox_question_is_in_both_splits_whatever_the_seeds(tmp_path: Path
     assert len(train) > 1024  # the seeds do differ
 
 
-def test_toolbox_asks_no_question_twice(toolbox_dir: Path) -> None:
-    assert len(user_texts(read(toolbox_dir, "train"))) == 512
-
-
-def test_toolbox_is_byte_identical_for_a_seed_and_differs_for_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "task", ["toolbox", "gsm8k", pytest.param("bfcl", marks=needs_bfcl)], ids=str
+)
+def test_a_data_set_is_byte_identical_for_a_seed_and_differs_for_another(
+    tmp_path: Path, task: str
+) -> None:
+    lines = (json.dumps({"question": f"{n} + 1?", "answer": f"#### {n + 1}"}) for n in range(50))
+    (tmp_path / "gsm8k.jsonl").write_text("\n".join(lines))
+    options = {"toolbox": {"train": 64, "validation": 16}, "bfcl": {}}
+    options["gsm8k"] = {"source": str(tmp_path / "gsm8k.jsonl")}
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        toolbox.prepare(tmp_path / name, train=64, validation=16, seed=seed)
+        catalog.load_module(task).prepare(tmp_path / name, seed=seed, **options[task])
     for file in ("train.parquet", "validation.parquet", "provenance.json"):
         a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
         assert a == b
@@ -152,33 +145,22 @@ def test_toolbox_can_draw_questions_that_need_two_tools() -> None:
         assert_is_its_own_best_answer(example.ground_truth)
 
 
-@pytest.mark.parametrize("sizes", [{"train": 0}, {"validation": -1}], ids=["none", "negative"])
-def test_toolbox_refuses_an_empty_split(tmp_path: Path, sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="expected at least 1 row"):
-        toolbox.prepare(tmp_path, **sizes)
+def test_toolbox_refuses_sizes_and_splits_that_it_cannot_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sizes in ({"train": 0}, {"validation": -1}):
+        with pytest.raises(ValueError, match="expected at least 1 row"):
+            toolbox.prepare(tmp_path, **sizes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_toolbox_says_when_the_questions_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolbox, "TOOLS", {"timer": toolbox.TOOLS["timer"]})
+    with pytest.raises(ValueError, match="expected one of"):
+        next(toolbox.examples("test", seed=0))
     monkeypatch.setattr(toolbox, "draw_example", lambda rng: toolbox.ToolExample("Tea?", (), ()))
     split = generated.split_of("Tea?")
     with pytest.raises(ValueError, match=f"no new {split} question after 1"):
         list(toolbox.examples(split, seed=0))
 
 
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected one of"):
-        next(toolbox.examples("test", seed=0))
-
-
 # --- demonstrations -------------------------------------------------------------------
-
-
-def test_faultless_demonstrations_are_the_ground_truth() -> None:
-    rng = random.Random(0)
-    for example in islice(toolbox.examples("train", seed=0), 50):
-        assert demonstrate(example, rng, flawed_format=0, flawed_call=0) == example.ground_truth
 
 
 def test_format_and_calls_go_wrong_independently() -> None:
@@ -186,6 +168,7 @@ def test_format_and_calls_go_wrong_independently() -> None:
     wrong_format = wrong_call = 0
     for example in islice(toolbox.examples("train", seed=0), 200):
         truth = example.ground_truth
+        assert demonstrate(example, rng, flawed_format=0, flawed_call=0) == truth
         text = demonstrate(example, rng, flawed_format=1, flawed_call=0)
         assert format_reward(text, truth) == 0.0, text
         wrong_format += correctness_reward(text, truth) == 3.0
@@ -206,6 +189,9 @@ def tiny_row(index: int) -> dict[str, Any]:
 
 
 def test_provenance_holds_the_files_it_describes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'validation' has no rows"):
+        write_dataset(tmp_path / "new", {"train": [tiny_row(0)], "validation": []}, {})
+    assert not (tmp_path / "new").exists()
     written = write_dataset(tmp_path, {"train": [tiny_row(0), tiny_row(1)]}, {"license": "none"})
     assert json.loads((tmp_path / "provenance.json").read_text()) == written
     assert written["license"] == "none"
@@ -213,26 +199,7 @@ def test_provenance_holds_the_files_it_describes(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["provenance.json", "train.parquet"]
 
 
-def test_an_interrupted_write_leaves_the_old_files_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_dataset(tmp_path, {"train": [tiny_row(0)], "validation": [tiny_row(1)]}, {})
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real_write, calls = dataset_rows._write_rows, []
-
-    def interrupted(rows: Any, where: Path) -> None:
-        real_write(rows, where)
-        calls.append(where)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(dataset_rows, "_write_rows", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_dataset(tmp_path, {"train": [tiny_row(7)], "validation": [tiny_row(8)]}, {})
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_killed_write_leaves_no_half_file_and_the_next_one_starts_clean(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_the_old_files_and_the_next_one_starts_clean(tmp_path: Path) -> None:
     # The process kills itself, beyond any clean-up, when half of the rows are on the disk.
     code = """
 import os, signal, sys
@@ -250,50 +217,55 @@ class Killed(rows.pq.ParquetWriter):
 rows.pq.ParquetWriter = Killed
 chat = prompt.messages([], [("user", "Hello.")])
 some = [
-    rows.make_row("x", chat, "y", ability="z", extra_info={"index": index, "split": "train"})
+    rows.make_row("x", chat, sys.argv[3], ability="z", extra_info={"index": index})
     for index in range(4 * rows._BATCH)
 ]
 rows.write_dataset(Path(sys.argv[1]), {"train": some}, {})
 """
 
-    def write(out_dir: Path, kill_at: int) -> int:
-        command = [sys.executable, "-c", code, str(out_dir), str(kill_at)]
-        return subprocess.run(command, check=False).returncode
+    def write(name: str, *, truth: str, kill_at: int = 0) -> tuple[int, dict[str, bytes]]:
+        command = [sys.executable, "-c", code, str(tmp_path / name), str(kill_at), truth]
+        status = subprocess.run(command, check=False).returncode
+        files = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        return status, files
 
-    assert write(tmp_path / "killed", kill_at=2) == -9
-    (left,) = (tmp_path / "killed").iterdir()
-    assert left.name.endswith(".tmp")
-    assert write(tmp_path / "killed", kill_at=0) == 0
-    assert write(tmp_path / "fresh", kill_at=0) == 0
-    assert sorted(os.listdir(tmp_path / "killed")) == ["provenance.json", "train.parquet"]
-    for name in os.listdir(tmp_path / "fresh"):
-        fresh = (tmp_path / "fresh" / name).read_bytes()
-        assert (tmp_path / "killed" / name).read_bytes() == fresh
+    _, old = write("killed", truth="old")
+    status, left = write("killed", truth="new", kill_at=2)
+    assert status == -9
+    assert {name: left[name] for name in old} == old
+    (scratch,) = set(left) - set(old)
+    assert scratch.endswith(".tmp")
+    assert write("killed", truth="new") == write("fresh", truth="new")
+
+
+def test_an_interrupted_write_leaves_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_write = dataset_rows._write_rows
+
+    def interrupted(rows: Any, where: Path) -> None:
+        real_write(rows, where)
+        if "validation" in where.name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(dataset_rows, "_write_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_dataset(tmp_path, {"train": [tiny_row(7)], "validation": [tiny_row(8)]}, {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_value_of_a_kind_absent_from_the_first_thousand_rows_is_kept(tmp_path: Path) -> None:
     rows = [tiny_row(index) for index in range(dataset_rows._BATCH + 1)]
     for row in rows:
         row["extra_info"] |= {"note": None, "share": 1}
-    rows[-1]["extra_info"] = {
-        "index": 1000,
-        "split": "train",
-        "note": "late",
-        "share": 0.5,
-        "more": 1,
-    }
+    late = {"index": 1000, "split": "train", "note": "late", "share": 0.5, "more": 1}
+    rows[-1]["extra_info"] = late
     write_dataset(tmp_path, {"train": rows}, {})
     written = pq.read_table(tmp_path / "train.parquet").to_pylist()
     assert len(written) == dataset_rows._BATCH + 1
     first = {"index": 0, "split": "train", "note": None, "share": 1.0, "more": None}
     assert written[0]["extra_info"] == first
-    assert written[-1]["extra_info"] == rows[-1]["extra_info"]
-
-
-def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'validation' has no rows"):
-        write_dataset(tmp_path / "new", {"train": [tiny_row(0)], "validation": []}, {})
-    assert not (tmp_path / "new").exists()
+    assert written[-1]["extra_info"] == late
 
 
 def test_importing_the_data_package_imports_neither_torch_nor_verl() -> None:
@@ -345,49 +317,26 @@ def bfcl_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_bfcl
-def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(bfcl_dir: Path) -> None:
-    if importlib.metadata.version("bfcl-eval") != "2026.3.23":
-        pytest.skip("the counts belong to bfcl-eval 2026.3.23")
-    provenance = json.loads((bfcl_dir / "provenance.json").read_text())
-    kept = {name: count["kept"] for name, count in provenance["categories"].items()}
-    assert kept == {
-        "simple_python": 399,
-        "multiple": 200,
-        "parallel": 200,
-        "parallel_multiple": 199,
-        "live_simple": 256,
-        "live_multiple": 1048,
-        "live_parallel": 16,
-        "live_parallel_multiple": 24,
-    }
-    assert provenance["kept"] == 2342
+def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(tmp_path: Path) -> None:
+    provenance = bfcl.prepare(tmp_path, seed=0)
     assert provenance["license"] == "Apache-2.0"
-    rejected = provenance["rejected"]
-    assert len(rejected) == 2351 - 2342
-    assert all(row["file"] and row["id"] and row["reason"] for row in rejected)
-
-
-@needs_bfcl
-def test_bfcl_ground_truths_are_their_own_best_answers(bfcl_dir: Path) -> None:
-    rows = read(bfcl_dir, "train") + read(bfcl_dir, "validation")
-    assert len(rows) == json.loads((bfcl_dir / "provenance.json").read_text())["kept"]
-    for row in rows:
+    assert all(row["file"] and row["id"] and row["reason"] for row in provenance["rejected"])
+    train, validation = read(tmp_path, "train"), read(tmp_path, "validation")
+    assert len(train) + len(validation) == provenance["kept"]
+    for row in train + validation:
         assert row["data_source"] == "bfcl"
         assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
-
-
-@needs_bfcl
-def test_no_bfcl_question_is_in_both_splits(bfcl_dir: Path) -> None:
-    train, validation = read(bfcl_dir, "train"), read(bfcl_dir, "validation")
     assert not user_texts(train) & user_texts(validation)
-    assert 0.05 < len(validation) / (len(train) + len(validation)) < 0.15
-
-
-@needs_bfcl
-def test_bfcl_is_byte_identical_for_a_seed(bfcl_dir: Path, tmp_path: Path) -> None:
-    bfcl.prepare(tmp_path, seed=0)
-    for path in bfcl_dir.iterdir():
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    assert 0.05 < len(validation) / provenance["kept"] < 0.15
+    if importlib.metadata.version("bfcl-eval") != "2026.3.23":
+        pytest.skip("the counts belong to bfcl-eval 2026.3.23")
+    kept = {name: count["kept"] for name, count in provenance["categories"].items()}
+    assert kept == {
+        **{"simple_python": 399, "multiple": 200, "parallel": 200, "parallel_multiple": 199},
+        **{"live_simple": 256, "live_multiple": 1048},
+        **{"live_parallel": 16, "live_parallel_multiple": 24},
+    }
+    assert (provenance["kept"], len(provenance["rejected"])) == (2342, 2351 - 2342)
 
 
 @needs_bfcl

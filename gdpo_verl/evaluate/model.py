@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.run.checkpoints import TRACKER, shards_problem
-from gdpo_verl.text import first_line
+from gdpo_verl.tasks.source import hub_errors
 
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -138,22 +138,16 @@ def _last(given: str, checkpoints: Path) -> Model:
 
 
 def _checkpoint(given: str, actor: Path) -> Model:
+    """A checkpoint whose weights are verl's own, or every shard of which is whole."""
     step = _STEP.fullmatch(actor.parent.name)
     run = actor.parent.parent.parent
     origin: dict[str, Any] = {
         "step": int(step[1]) if step else None,
         "run": run if (run / "config.yaml").is_file() else None,
     }
-    folder = actor / "huggingface"
+    folder, settings = actor / "huggingface", actor / "fsdp_config.json"
     if _weight_files(folder):  # actor.checkpoint.save_contents has hf_model
         return _hugging_face(given, folder, **origin)
-    _check_shards(actor)
-    return Model(given, folder, actor, **origin)
-
-
-def _check_shards(actor: Path) -> None:
-    """Raise ValueError unless every shard is there to its last byte, with config and tokenizer."""
-    settings = actor / "fsdp_config.json"
     if (actor / "dist_ckpt").exists():
         raise ValueError(
             f"model: {actor} is a checkpoint of Megatron. Merge it with `python -m "
@@ -161,19 +155,21 @@ def _check_shards(actor: Path) -> None:
             "DIR"
         )
     problem = shards_problem(actor)
-    for file in (settings, actor / "huggingface" / "config.json"):
+    for file in (settings, folder / "config.json"):
         if not file.is_file():
             problem = problem or f"{file.relative_to(actor)} is missing"
+    if not problem:
+        try:
+            json.loads(settings.read_text(encoding="utf-8"))["world_size"]
+        except (ValueError, KeyError):
+            problem = f"expected world_size in {settings.name}"
     if problem:
         raise ValueError(
             f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "
             f"short: {problem}. Give an earlier one, or train on: the same `gdpo-verl train` "
             "command resumes"
         )
-    with contextlib.suppress(ValueError):
-        if "world_size" in json.loads(settings.read_text(encoding="utf-8")):
-            return
-    raise ValueError(f"model: {settings} was cut short: expected world_size in it")
+    return Model(given, folder, actor, **origin)
 
 
 def _merge(actor: Path, target: Path) -> None:
@@ -213,24 +209,11 @@ def _from_hub(given: str) -> Model:
 
     With ``HF_HUB_OFFLINE=1`` it comes from the cache, if it is there.
     """
-    import httpx
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     hub_id, _, revision = given.partition("@")
-    try:
+    with hub_errors("model", given, "model"):
         folder = Path(
             snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
         )
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        raise ConnectionError(
-            f"model: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is "
-            "not a path here either. For a private or gated model, log in with `hf auth login` and "
-            "accept its terms."
-        ) from error
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        raise ConnectionError(
-            f"model: cannot load {given!r} from the hub: {first_line(error)}. It is not a path "
-            f"here either. Without a network: `hf download {hub_id} --local-dir DIR` where there "
-            "is one, copy DIR here, and give DIR."
-        ) from error
     return _hugging_face(given, folder, hub=hub_id, revision=folder.name)

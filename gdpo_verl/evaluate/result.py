@@ -42,31 +42,22 @@ def aggregate_rows(
     averages where one of them has none.
     """
     present = list(dict.fromkeys(categories))
-    groups: dict[str, list[WeightedCategory]] = {}
+    averaged: dict[str, list[WeightedCategory]] = {}
     for name, parts in averages.items():
-        if weighted := _weighted(parts, present, groups):
-            groups[name] = weighted
+        found: list[list[WeightedCategory]] = []
+        for part in parts:
+            if isinstance(part, str):
+                found.append(averaged.get(part, []))
+            elif pooled := [category for category in part if category in present]:
+                found.append([(1.0, pooled)])
+        if found and all(found):
+            averaged[name] = [
+                (weight / len(found), pooled) for each in found for weight, pooled in each
+            ]
     own: dict[str, list[WeightedCategory]] = (
         {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
     )
-    return {**own, **groups, ALL: [(1.0, present)]}
-
-
-def _weighted(
-    parts: Sequence[Sequence[str] | str],
-    present: Sequence[str],
-    known: Mapping[str, list[WeightedCategory]],
-) -> list[WeightedCategory]:
-    found: list[list[WeightedCategory]] = []
-    for part in parts:
-        if not isinstance(part, str):
-            pooled = [category for category in part if category in present]
-            found += [[(1.0, pooled)]] if pooled else []
-        elif part in known:
-            found.append(known[part])
-        else:
-            return []
-    return [(weight / len(found), pooled) for each in found for weight, pooled in each]
+    return {**own, **averaged, ALL: [(1.0, present)]}
 
 
 def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -214,31 +205,23 @@ def model_text(model: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)} (weights {model['weights_sha256'][:12]})"
 
 
-def sampling_text(sampling: Mapping[str, Any]) -> str:
-    """The sampling settings in one line."""
-    greedy = sampling["temperature"] == 0
-    how = (
-        "greedy"
-        if greedy
-        else f"temperature {sampling['temperature']:g}, top-p {sampling['top_p']:g}, seed "
-        f"{sampling['seed']}"
-    )
-    count = sampling["samples"]
-    answers = "1 answer" if count == 1 else f"{count} answers"
-    return f"{answers} each, {how}, at most {sampling['max_tokens']} tokens"
-
-
-def percent(found: Mapping[str, Any] | Estimate) -> str:
-    """A share with its interval: ``71.5% (65.7 to 76.7)``."""
+def percent(found: Mapping[str, Any] | Estimate, *, signed: bool = False) -> str:
+    """A share with its interval, ``71.5% (65.7 to 76.7)``; signed, a difference in points,
+    ``+11.3 (+5.1 to +17.6)``."""
     each = found if isinstance(found, Mapping) else asdict(found)
-    shown = f"{100 * each['mean']:.1f}%"
+    sign, unit = ("+", "") if signed else ("", "%")
+    shown = f"{100 * each['mean']:{sign}.1f}{unit}"
     if each["low"] is None:
         return f"{shown} ({NOTHING})"
-    return f"{shown} ({100 * each['low']:.1f} to {100 * each['high']:.1f})"
+    return f"{shown} ({100 * each['low']:{sign}.1f} to {100 * each['high']:{sign}.1f})"
 
 
 def _benchmark(name: str, found: Mapping[str, Any]) -> list[str]:
-    data = found["data"]
+    data, sampling = found["data"], found["sampling"]
+    count = sampling["samples"]
+    how = "greedy"
+    if sampling["temperature"]:
+        how = "temperature {temperature:g}, top-p {top_p:g}, seed {seed}".format(**sampling)
     source = ", ".join(
         str(data["source"][key])
         for key in ("file", "path", "hub", "generated", "package", "prompt")
@@ -250,7 +233,8 @@ def _benchmark(name: str, found: Mapping[str, Any]) -> list[str]:
         for row, cells in found["results"].items()
     ]
     lines = [
-        f"{name}: {sampling_text(found['sampling'])}",
+        f"{name}: {count} answer{'s' if count > 1 else ''} each, {how}, at most "
+        f"{sampling['max_tokens']} tokens",
         f"  {found['questions']} of {data['available']} questions from {source}",
         *[f"  {note}" for note in found["notes"]],
         *[f"  {line}" for line in columns([("", "questions", *measures), *table])],

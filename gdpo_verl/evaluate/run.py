@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +25,6 @@ from gdpo_verl.evaluate.sampling import (
     prompt_tokens,
     require_vllm,
     started,
-    template_digest,
 )
 from gdpo_verl.evaluate.training_data import TrainingData, training_of
 from gdpo_verl.tasks.benchmark import (
@@ -32,7 +33,6 @@ from gdpo_verl.tasks.benchmark import (
     Question,
     Questions,
     Sampling,
-    check_unique_names,
     open_benchmark,
     questions_digest,
 )
@@ -75,7 +75,11 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
       ValueError, OSError, RuntimeError, ModuleNotFoundError: says what, and what to do.
     """
     began = time.monotonic()
-    _check_out(out)
+    if out.suffix != ".json":
+        raise ValueError(f"--out: expected a name that ends in .json, found {out}")
+    if out.exists():
+        raise ValueError(f"--out: {out} exists; remove it or choose another name")
+    out.parent.mkdir(parents=True, exist_ok=True)
     # A model of the hub is fetched last: that takes long, and its training data are not known.
     model = find_model(request.model) if Path(request.model).expanduser().exists() else None
     training = training_of(model.run) if model and model.run else None
@@ -104,6 +108,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         + each.sampling.max_tokens
         for each in prepared
     )
+    template_sha256 = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
     with model.weights() as folder, started(folder, longest, request.engine) as engine:
         digest = weights_digest(folder)
         answers = [generate(each, engine, tokenizer) for each in prepared]
@@ -123,7 +128,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
             "step": model.step,
             "trained_on": training.files if training else None,
             "weights_sha256": digest,
-            "chat_template_sha256": template_digest(tokenizer),
+            "chat_template_sha256": template_sha256,
         },
         "engine": about,
         "benchmarks": {
@@ -134,14 +139,6 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     return result.write(out, record, [line for lines in judged for line in lines])
 
 
-def _check_out(out: Path) -> None:
-    if out.suffix != ".json":
-        raise ValueError(f"--out: expected a name that ends in .json, found {out}")
-    if out.exists():
-        raise ValueError(f"--out: {out} exists; remove it or choose another name")
-    out.parent.mkdir(parents=True, exist_ok=True)
-
-
 def _prepare(
     benchmark: Benchmark,
     sampling: Sampling,
@@ -150,7 +147,9 @@ def _prepare(
     training: TrainingData | None,
     tokenizer: Any,
 ) -> Preparation:
-    check_unique_names(loaded.items)
+    name, times = Counter(question.name for question in loaded.items).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"--data: expected each question once, found {name!r} {times} times")
     chosen = benchmark.name in request.data
     questions, notes = _questions_not_trained_on(benchmark, loaded, training, chosen=chosen)
     total = len(questions)

@@ -62,11 +62,6 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
     return tokenizer
 
 
-def template_digest(tokenizer: Any) -> str:
-    """The SHA-256 of the chat template."""
-    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-
-
 def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
     """Encode a question by the model's chat template, with the generation prompt.
 
@@ -125,6 +120,13 @@ class Engine:
         dtype: Any = options.dtype or ("float32" if cpu else "auto")
         model_config = EngineArgs(model=str(folder), dtype=dtype).create_model_config()
         self.longest = min(wanted, int(model_config.max_model_len))
+        # A prompt cut into chunks rewinds the generator of its request, which on CPU torch has not
+        # (vllm/v1/worker/gpu_model_runner.py, `set_offset`); and compiling does not pay there.
+        on_cpu = {
+            "enforce_eager": True,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(self.longest, 4096),
+        }
         self.llm: Any = LLM(
             model=str(folder),
             dtype=dtype,
@@ -132,7 +134,7 @@ class Engine:
             tensor_parallel_size=options.tensor_parallel_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
             seed=0,
-            **(self._cpu_settings() if cpu else {}),
+            **(on_cpu if cpu else {}),
         )
         device = "cpu" if cpu else torch.cuda.get_device_name(0)
         self.about = {
@@ -144,15 +146,6 @@ class Engine:
             "max_model_len": self.longest,
             "tensor_parallel_size": options.tensor_parallel_size,
             "gpu_memory_utilization": None if cpu else options.gpu_memory_utilization,
-        }
-
-    def _cpu_settings(self) -> dict[str, Any]:
-        """A prompt cut into chunks rewinds the generator of its request, which on CPU torch has
-        not (vllm/v1/worker/gpu_model_runner.py, `set_offset`); and compiling does not pay."""
-        return {
-            "enforce_eager": True,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(self.longest, 4096),
         }
 
     def generate(

@@ -112,14 +112,10 @@ def evaluate(
         max_new_tokens=max_new_tokens,
         sample=sample,
     )
-    graded = [
-        task.grade(response, example.ground_truth)
-        for response, example in zip(responses, examples, strict=True)
-    ]
-    return {
-        "format": sum(form for form, _ in graded) / len(graded),
-        "exact": sum(exact for _, exact in graded) / len(graded),
-    }
+    pairs = zip(responses, examples, strict=True)
+    graded = [task.grade(response, example.ground_truth) for response, example in pairs]
+    form, exact = (sum(share) / len(graded) for share in zip(*graded, strict=True))
+    return {"format": form, "exact": exact}
 
 
 @contextmanager
@@ -136,11 +132,7 @@ def _deterministic(threads: int, seed: int) -> Iterator[None]:
 
 
 def check_bands(shares: Mapping[str, float], bands: Mapping[str, tuple[float, float]]) -> None:
-    """Raise unless the sampled shares lie where reinforcement learning has room.
-
-    Raises:
-      ValueError: naming the share that lies outside, and what to do.
-    """
+    """Raise ValueError unless the sampled shares lie where reinforcement learning has room."""
     for name, (low, high) in bands.items():
         if not low <= shares[name] <= high:
             raise ValueError(

@@ -41,12 +41,13 @@ def _wrong_number(call: Call, example: ToolQuestion, rng: random.Random) -> Call
 
 
 def _wrong_tool(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
-    return rng.choice([name for name in example.tools if name != call[0]]), call[1]
+    others = [name for name in example.tools if name != call[0]]  # a question may have one alone
+    return rng.choice(others or [call[0]]), call[1]
 
 
 def _missing_argument(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     name, arguments = call
-    dropped = rng.choice(list(arguments))
+    dropped = rng.choice(list(arguments) or [""])
     return name, {key: value for key, value in arguments.items() if key != dropped}
 
 
@@ -68,15 +69,6 @@ def _wrong_value(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     return name, {**arguments, key: wrong}
 
 
-def _another_tool(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
-    """The name of another tool, of which a question may have none."""
-    return rng.choice([name for name in example.tools if name != call[0]] or [call[0]]), call[1]
-
-
-def _one_argument_less(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
-    return _missing_argument(call, example, rng) if call[1] else call
-
-
 CALL_FLAWS: Flaws = {
     _wrong_number: 5,
     _wrong_tool: 2,
@@ -84,7 +76,7 @@ CALL_FLAWS: Flaws = {
     _swapped_arguments: 1,
 }
 # For questions with any tools, of any arguments; one that does not apply leaves the call as it is.
-BFCL_FLAWS: Flaws = {_wrong_value: 6, _one_argument_less: 2, _another_tool: 2}
+BFCL_FLAWS: Flaws = {_wrong_value: 6, _missing_argument: 2, _wrong_tool: 2}
 
 # The first two leave the call readable; the others cost both rewards.
 FORMAT_FLAWS = {

@@ -15,7 +15,6 @@ from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
 from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, toolbox
 from gdpo_verl.tasks.generated import draw_of
-from gdpo_verl.tasks.rows import Row
 
 _TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
 _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
@@ -138,17 +137,13 @@ class BfclExample:
 @cache
 def _bfcl_rows() -> dict[str, list[BfclExample]]:
     """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
-
-    def example(row: Row) -> BfclExample:
-        return BfclExample(row["prompt"], row["reward_model"]["ground_truth"])
-
     splits, _ = bfcl.accepted_rows()
     return {
         split: [
-            each
-            for each in map(example, rows)
-            if sum(len(message["content"]) for message in each.messages) <= _MOST_PROMPT
-            and len(each.ground_truth) <= _MOST_ANSWER
+            BfclExample(row["prompt"], truth)
+            for row in rows
+            if len(truth := row["reward_model"]["ground_truth"]) <= _MOST_ANSWER
+            and sum(len(message["content"]) for message in row["prompt"]) <= _MOST_PROMPT
         ]
         for split, rows in splits.items()
     }

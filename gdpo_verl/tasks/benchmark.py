@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -299,10 +298,3 @@ def shared_by(
 def _advice(path: str | Path) -> str:
     command = catalog.prepare_command_of(path)
     return f" Write it with: {command}" if command else ""
-
-
-def check_unique_names(questions: Sequence[Question]) -> None:
-    """Raise ValueError when two questions have one name."""
-    name, times = Counter(question.name for question in questions).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"--data: expected each question once, found {name!r} {times} times")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import parse_ground_truth
@@ -23,30 +23,23 @@ from gdpo_verl.tasks.deepscaler import REQUEST
 from gdpo_verl.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
-
-class Hub(NamedTuple):
-    """The place where a set is published: its id on the hub, and the configuration if need be."""
-
-    hub: str
-    config: str | None = None
-
-
-SETS = {
+# Where each is published: its id on the hub, and the configuration where there are several.
+SETS: dict[str, tuple[str, str | None]] = {
     # The American Invitational Mathematics Examinations of two years.
-    "aime24": Hub("HuggingFaceH4/aime_2024"),
-    "aime25": Hub("math-ai/aime25"),
+    "aime24": ("HuggingFaceH4/aime_2024", None),
+    "aime25": ("math-ai/aime25", None),
     # The American Mathematics Competitions of 2022 and 2023, problems with whole numbers.
-    "amc": Hub("AI-MO/aimo-validation-amc"),
+    "amc": ("AI-MO/aimo-validation-amc", None),
     # Five hundred test problems of MATH (https://arxiv.org/abs/2305.20050).
-    "math500": Hub("HuggingFaceH4/MATH-500"),
+    "math500": ("HuggingFaceH4/MATH-500", None),
     # Problems of undergraduate courses (https://arxiv.org/abs/2206.14858).
-    "minerva": Hub("math-ai/minervamath"),
+    "minerva": ("math-ai/minervamath", None),
     # OlympiadBench's problems in English without images (https://arxiv.org/abs/2402.14008).
-    "olympiad": Hub("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"),
+    "olympiad": ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP"),
 }
 
 QUESTION_COLUMNS = ("problem", "question", "Problem", "Question")
-ANSWER_COLUMNS = ("answer", "final_answer", "ModelAnswer", "solution")
+ANSWER_COLUMNS = ("answer", "final_answer", "Answer", "solution")
 
 
 def convert(name: str, record: Record) -> Row:
@@ -104,12 +97,12 @@ def prepare(
       source: a file, a folder or a hub id; by default where it is published.
       options: see `build`.
     """
-    published = SETS[name]
+    hub, config = SETS[name]
     return build(
         out_dir,
-        open_source(source or published.hub, config=published.config),
+        open_source(source or hub, config=config),
         lambda record: convert(name, record),
-        about={"data_source": name, "published": f"{published.hub} on the hub"},
+        about={"data_source": name, "published": f"{hub} on the hub"},
         split_rows=_test_alone,
         **options,
     )

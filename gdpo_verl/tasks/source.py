@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +32,7 @@ _SPLITS = {
 }
 # train, gsm8k-train, train-00000-of-00002-ab12: but not train_socratic.
 _SPLIT_NAME = re.compile(rf"(?:.*[-_.])?({'|'.join(_SPLITS)})(?:[-_.]\d.*)?")
+_COMMIT = re.compile("[0-9a-f]{40}")
 # What `datasets` and `prepare` write beside the data.
 _NO_DATA = {
     "dataset_info.json",
@@ -230,7 +231,6 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
       ConnectionError: the hub cannot be reached, or does not have it.
       ValueError: its files cannot be read, or it has several configurations.
     """
-    import httpx
     from datasets import get_dataset_config_names, load_dataset
     from datasets.exceptions import DatasetsError
     from huggingface_hub import HfApi, errors
@@ -239,36 +239,50 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
     commit: str | None = revision or None
     try:
         # Offline, what is in the cache will do, and only `load_dataset` can tell what that is.
-        with suppress(errors.OfflineModeIsEnabled):
+        with hub_errors("--from", source, "data set"), suppress(errors.OfflineModeIsEnabled):
             commit = HfApi().dataset_info(hub_id, revision=commit).sha
             if config and config not in get_dataset_config_names(hub_id, revision=commit):
                 config = None
-        splits = load_dataset(hub_id, config, revision=commit)
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        raise ConnectionError(
-            f"--from: the hub refuses {source!r}: {first_line(error)}. Is the id right? For a "
-            "private or gated data set, log in with `hf auth login` and accept its terms."
-        ) from error
-    except (OSError, httpx.HTTPError) as error:
-        raise ConnectionError(
-            f"--from: cannot load {source!r} from the hub: {first_line(error)}. It is not a path "
-            f"here either. Without a network: `hf download --repo-type dataset {hub_id} "
-            "--local-dir DIR` where there is one, copy DIR here, and give --from DIR."
-        ) from error
+        with hub_errors("--from", source, "data set"):
+            splits = load_dataset(hub_id, config, revision=commit)
     except DatasetsError as error:
         raise ValueError(f"--from: cannot read {source!r}: {first_line(error)}") from error
+    if not commit:  # `datasets` names the folder of its cache after it
+        files = [Path(file["filename"]) for rows in splits.values() for file in rows.cache_files]
+        commits = {each.parent.name for each in files if _COMMIT.fullmatch(each.parent.name)}
+        commit = min(commits, default=None)
     records = (
         Record(f"{hub_id}:{name}", row, split_of(Path(str(name))), values)
         for name, rows in splits.items()
         for row, values in enumerate(rows)
     )
-    provenance = {"hub": hub_id, "revision": commit or _cached_commit(splits), "config": config}
-    return RecordSource(records, provenance)
+    return RecordSource(records, {"hub": hub_id, "revision": commit, "config": config})
 
 
-def _cached_commit(splits: Any) -> str | None:
-    """The commit that `datasets` names the folder of its cache after."""
-    names = {
-        Path(file["filename"]).parent.name for rows in splits.values() for file in rows.cache_files
-    }
-    return next((name for name in sorted(names) if re.fullmatch("[0-9a-f]{40}", name)), None)
+@contextmanager
+def hub_errors(option: str, given: str, kind: Literal["data set", "model"]) -> Iterator[None]:
+    """Raise ConnectionError, with the remedy, where the hub cannot be reached or refuses.
+
+    Args:
+      option: the option that ``given`` stands behind.
+      given: a hub id, if need be with ``@`` and a revision.
+      kind: of the repository.
+    """
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        raise ConnectionError(
+            f"{option}: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is not "
+            f"a path here either. For a private or gated {kind}, log in with `hf auth login` and "
+            "accept its terms."
+        ) from error
+    except (OSError, httpx.HTTPError) as error:
+        download = "hf download" + (" --repo-type dataset" if kind == "data set" else "")
+        raise ConnectionError(
+            f"{option}: cannot load {given!r} from the hub: {first_line(error)}. It is not a path "
+            f"here either. Without a network: `{download} {given.partition('@')[0]} --local-dir "
+            f"DIR` where there is one, copy DIR here, and give DIR."
+        ) from error

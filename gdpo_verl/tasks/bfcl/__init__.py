@@ -36,31 +36,18 @@ INSTALL_ALL = (
     "tree-sitter-javascript==0.21.4"
 )
 VALIDATION_SHARE = 0.1
-CATEGORIES = (
-    "simple_python",
-    "multiple",
-    "parallel",
-    "parallel_multiple",
-    "live_simple",
-    "live_multiple",
-    "live_parallel",
-    "live_parallel_multiple",
-)
+_KINDS = ("multiple", "parallel", "parallel_multiple")
+CATEGORIES = ("simple_python", *_KINDS, "live_simple", *(f"live_{kind}" for kind in _KINDS))
 
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows our models."""
 MODELS: dict[str, Any] = {
     MODEL: SimpleNamespace(
-        model_name=MODEL,
-        display_name=MODEL,
-        url="",
-        org="",
-        license="",
+        **dict.fromkeys(("model_name", "display_name"), MODEL),
+        **dict.fromkeys(("url", "org", "license"), ""),
+        **dict.fromkeys(("input_price", "output_price")),
+        **dict.fromkeys(("is_fc_model", "underscore_to_dot"), False),
         model_handler=None,  # `handler` puts its own here
-        input_price=None,
-        output_price=None,
-        is_fc_model=False,
-        underscore_to_dot=False,
     )
 }
 """Our entry in place of bfcl-eval's table of models."""
@@ -114,27 +101,12 @@ def load_module(name: str) -> Any:
             os.environ[root] = before[1]
 
 
-_OMIT = object()
-
-
-def _first(accepted: list[Any]) -> Any:
-    """The first listed value, or _OMIT where that is "", which means: may be left out."""
-    if not accepted or accepted[0] == "":
-        return _OMIT
-    return _resolve(accepted[0])
-
-
-def _resolve(value: Any) -> Any:
-    """An answer in which every dict lists accepted values for each key, with the first of each."""
+def _first(value: Any) -> Any:
+    """The first of the values that each dict of an answer lists for a key; "" may be left out."""
     if isinstance(value, Mapping):
-        chosen = {
-            key: _first(options) if isinstance(options, list) else _resolve(options)
-            for key, options in value.items()
-        }
-        return {key: item for key, item in chosen.items() if item is not _OMIT}
-    if isinstance(value, list):
-        return [_resolve(item) for item in value]
-    return value
+        listed = {key: each if isinstance(each, list) else [each] for key, each in value.items()}
+        return {key: _first(each[0]) for key, each in listed.items() if each and each[0] != ""}
+    return [_first(each) for each in value] if isinstance(value, list) else value
 
 
 def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
@@ -143,7 +115,7 @@ def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
     >>> first_answer([{"area": {"side": [3, 3.0], "unit": ["", "cm"]}}])
     [('area', {'side': 3})]
     """
-    return [(name, _resolve(arguments)) for call in accepted for name, arguments in call.items()]
+    return [(name, _first(arguments)) for call in accepted for name, arguments in call.items()]
 
 
 def tool_block(function: Mapping[str, Any]) -> str:
@@ -174,13 +146,6 @@ def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[di
         yield name, question, accepted[question["id"]]
 
 
-def split_of(text: str, *, seed: int) -> str:
-    """Assign a question to its split, by its text: the same text never stands in both."""
-    digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
-    share = int.from_bytes(digest[:8], "big") / 2**64
-    return "validation" if share < VALIDATION_SHARE else "train"
-
-
 def accepted_rows(
     *, seed: int = 0, length: PromptLength | None = None
 ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
@@ -203,20 +168,23 @@ def accepted_rows(
                 *(question["function"], output, accepted),
                 *(checker.Language.PYTHON, category, MODEL),
             )
-            if not verdict["valid"]:
-                reasons = [str(reason) for reason in verdict["error"]]
-                rejected.append({"file": file, "id": question["id"], "reason": reasons})
-                continue
+            reasons = [] if verdict["valid"] else [str(reason) for reason in verdict["error"]]
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
             messages = prompt.messages([tool_block(f) for f in question["function"]], turns)
             try:
-                if length:
+                if length and not reasons:
                     length.check(messages)
             except BadRow as error:
-                rejected.append({"file": file, "id": question["id"], "reason": [str(error)]})
+                reasons = [str(error)]
+            if reasons:
+                rejected.append({"file": file, "id": question["id"], "reason": reasons})
                 continue
             counts[category]["kept"] += 1
-            split = split_of("\n".join(text for _, text in turns), seed=seed)
+            # By its text, so that the same text never stands in both.
+            text = "\n".join(text for _, text in turns)
+            digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
+            share = int.from_bytes(digest[:8], "big") / 2**64
+            split = "validation" if share < VALIDATION_SHARE else "train"
             names = " and ".join(dict.fromkeys(name for name, _ in calls))
             splits[split].append(
                 make_row(
