@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gdpo_verl.advantage import NOISE_FLOOR
 from gdpo_verl.diagnostics import distinct_advantages
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
-from gdpo_verl.explain.compare import mark_ties
+from gdpo_verl.explain.compare import find_ties
 from gdpo_verl.report.groups import reward_patterns
 
 STEPS = st.lists(st.integers(0, 8), min_size=1, max_size=6)
@@ -30,7 +30,6 @@ def test_report_and_explorer_agree_on_neighbours() -> None:
     # For GRPO all three are one advantage, from neighbour to neighbour; for GDPO the last is not.
     rewards = [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5)]
     grpo, gdpo = [0.0, 0.9e-4, 1.8e-4], [0.5, 0.5, 0.0]
-    explored = mark_ties("abc", rewards, grpo, gdpo)
     reported = reward_patterns(rewards, list(zip(grpo, gdpo, strict=True)))
-    assert [each.split for each in explored] == [True, True, True]
+    assert find_ties(rewards, grpo, gdpo) == [("A", True)] * 3
     assert [each.collapsed for each in reported] == [True, True, True]

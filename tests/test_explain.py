@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,32 @@ import pytest
 import torch
 from browser import browser as browser
 from browser import new_page
-from explain_pages import Elements
 from waiting import HANGS, wait_for
 
-from gdpo_verl import gdpo_advantages
 from gdpo_verl.cli import main
-from gdpo_verl.explain import compare, conclusions, examples, phantom, study, units
+from gdpo_verl.explain import charts, compare, examples, phantom, study, toy, units
+
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+class Elements(HTMLParser):
+    """The names and ids of a page's elements, its text, and every address it refers to."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.text = ""
+        self.addresses: list[str] = []
+        self.feed(markup)
+
+    def handle_starttag(self, tag, attributes):
+        self.names.add(tag)
+        self.addresses += [
+            value or "" for name, value in attributes if name in ("src", "href", "xlink:href")
+        ]
+
+    def handle_data(self, data):
+        self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +58,34 @@ def static(tmp_path_factory):
 
 
 def test_the_static_page_holds_every_picture_and_asks_nobody(static):
-    names = ("introduction", "answers", "calls", "trades", "ranking", "distinct", "count", "toy")
-    names += ("when", "units", "phantom", "phantoms", "training")
-    assert [name for name in names if f'id="{name}"' not in static] == []
     found = Elements(static)
+    # Five tasks, their 14 skills, three pictures of units and two of the phantom policy.
+    assert static.count("<svg") == 5 + 14 + 3 + 2
+    # Bars of twelve answers, seven calls, five rankings and eight answers that fail.
+    assert static.count("data-rollout") == 12 + 7 + 5 + 8
+    assert "No advantages" not in found.text
     assert not {"script", "link", "img", "iframe"} & found.names
     assert not any(name.startswith("marimo") for name in found.names)
-    from gdpo_verl.explain.sections.run import REFERENCES
-
-    references = {address for address in found.addresses if not address.startswith("#")}
-    assert references == {f"https://arxiv.org/abs/{number}" for number in REFERENCES}
+    assert all(
+        re.fullmatch(r"#.*|https://arxiv\.org/abs/[\d.]+", address) for address in found.addresses
+    )
     assert "@import" not in static
-    assert found.text.count("GRPO, learning rate ×") >= 5
+
+
+def test_the_models_text_is_text():
+    rollout = compare.Rollout(HOSTILE, (1.0,), 1.0, (1.0,), 0.5, 0.5, HOSTILE, True)
+    markup = charts.block(
+        "hostile",
+        HOSTILE,
+        charts.bars([rollout], texts={HOSTILE: HOSTILE}, third=(HOSTILE, {HOSTILE: 1.0})),
+        charts.table([HOSTILE], [[HOSTILE]]),
+        charts.folded(HOSTILE, HOSTILE),
+        charts.folded(HOSTILE, HOSTILE, preformatted=True),
+        charts.heading(2, HOSTILE),
+    )
+    found = Elements(markup)
+    assert not {"script", "img"} & found.names
+    assert found.text.count(HOSTILE) == 12
 
 
 def test_without_marimo_the_command_says_what_to_install(monkeypatch, capsys):
@@ -90,7 +127,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 
 def opened(browser: Any, address: str, **options: Any) -> SimpleNamespace:
-    """A page, the hosts it asked, and what its console reported as an error."""
+    """A page, the addresses it asked, and what its console reported as an error."""
     page = new_page(browser, **options)
     hosts: set[str] = set()
     errors: list[str] = []
@@ -119,16 +156,6 @@ def press(page: Any, label: str, key: str, times: int = 1) -> None:
         page.keyboard.press(key)
 
 
-def advantages(page: Any, block: str, method: str) -> dict[str, float]:
-    bars = page.locator(f"#{block} [data-rollout]").all()
-    return {
-        bar.get_attribute("data-rollout"): float(
-            bar.locator(f"[data-{method}]").get_attribute(f"data-{method}")
-        )
-        for bar in bars
-    }
-
-
 def check_bars(page: Any, block: str, expected: list[compare.Rollout]) -> None:
     """Wait until a block shows a group's advantages in its order, and compare all of them."""
     first = f"{expected[0].gdpo:.6f}"
@@ -139,8 +166,19 @@ def check_bars(page: Any, block: str, expected: list[compare.Rollout]) -> None:
         arg=[block, ",".join(each.name for each in expected), first],
     )
     for method in ("grpo", "gdpo"):
-        shown = advantages(page, block, method)
-        assert shown == pytest.approx({e.name: getattr(e, method) for e in expected}, abs=1e-6)
+        shown = page.locator(f"#{block} [data-{method}]").all()
+        found = [float(bar.get_attribute(f"data-{method}")) for bar in shown]
+        assert found == pytest.approx([getattr(each, method) for each in expected], abs=1e-6)
+
+
+def check_table(page: Any, block: str, table: tuple[list[str], list[list[str]]]) -> None:
+    """Wait for a table's last row in a block, and look for the others."""
+    lines = ["\t".join(line) for line in table[1]]
+    page.wait_for_function(
+        "([block, line]) => document.getElementById(block)?.innerText.includes(line)",
+        arg=[block, lines[-1]],
+    )
+    assert all(line in page.locator(f"#{block}").inner_text() for line in lines)
 
 
 def twelve(scale: float = 1.0, weights: tuple[float, ...] = (1, 1, 1), **options: Any):
@@ -150,109 +188,85 @@ def twelve(scale: float = 1.0, weights: tuple[float, ...] = (1, 1, 1), **options
         rewards[changed] = 1.0 - rewards[changed]
     rewards[:, 0] *= scale
     names = [str(i) for i in range(1, 13)]
-    return compare.compare(names, rewards, examples.KEYS, weights=weights, **options)
+    found = compare.estimate(rewards, examples.KEYS, weights=weights, **options)
+    return compare.compare(names, found)
 
 
 @pytest.mark.real
 def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
-    page.wait_for_selector("#when h3")
+    page.wait_for_selector("#phantoms svg")
     check_bars(page, "answers", twelve())
-
     press(page, "correctness is worth", "ArrowRight")  # 1.5
-    check_bars(page, "answers", twelve(scale=1.5))
     press(page, "weight of correctness", "ArrowLeft")  # 0.9
-    check_bars(page, "answers", twelve(1.5, (0.9, 1, 1)))
     page.get_by_text("conciseness counts only in correct answers").click()
     condition = {"conciseness": {"on": "correctness", "at_least": 1.5}}
     check_bars(page, "answers", twelve(1.5, (0.9, 1, 1), conditions=condition))
     page.get_by_role("switch").click()
-    check_bars(page, "answers", twelve(1.5, (0.9, 1, 1), conditions=condition, whiten=False))
     page.get_by_text("The twelve answers and their verdicts").click()
     page.get_by_text("style", exact=True).nth(2).click()  # the third answer gets its style
-    changed = twelve(1.5, (0.9, 1, 1), conditions=condition, whiten=False, changed=(2, 1))
-    check_bars(page, "answers", changed)
-    shown = page.locator("#answers").inner_text()
-    assert conclusions.collapse_sentence(changed) in shown
-    for pair in compare.tied_pairs(changed, weights=(0.9, 1, 1)):
-        assert conclusions.pair_sentence(pair, examples.KEYS) in shown
+    options = {"conditions": condition, "whiten": False, "changed": (2, 1)}
+    check_bars(page, "answers", twelve(1.5, (0.9, 1, 1), **options))
 
     press(page, "A: relevance", "ArrowLeft")  # 0.9
     rankings = {**examples.RANKINGS, "A": (0.9, *examples.RANKINGS["A"][1:])}
     keys = [scale.name for scale in examples.RANGES]
     rewards = torch.tensor(list(rankings.values()), dtype=torch.float64)
-    check_bars(page, "ranking", compare.compare(list(rankings), rewards, keys))
+    check_bars(page, "ranking", compare.compare(list(rankings), compare.estimate(rewards, keys)))
 
     press(page, "rewards", "ArrowLeft")  # 2 rewards, 6 rollouts
-    page.locator("#count").filter(has_text=conclusions.count_sentence(2, 6)).wait_for()
-    table = page.locator("#distinct table").nth(1).inner_text()
-    assert "GDPO\t4\t14\t45\t127\t318" in table
+    check_table(page, "count", ([], [["different groups", "84"], ["GDPO", "38"]]))
+    press(page, "rewards", "ArrowRight", 3)  # 5 rewards: more groups than it goes through
+    page.wait_for_selector("#count :text('60,000')")
 
     press(page, "seeds", "ArrowLeft", 3)  # 5
     cases = study.study_all(seeds=5)
-    page.locator("#toy").filter(has_text=study.whitening_sentence(cases[0])).wait_for()
+    check_table(page, "when", study.verdict_table(cases))
     page.get_by_text("All numbers").click()
-    for line in study.case_table(cases)[1]:
-        assert "\t".join(line) in page.locator("#toy").inner_text()
-    for head, sentences in study.when_to_use(cases).items():
-        assert all(each in page.locator("#when").inner_text() for each in (head, *sentences))
+    check_table(page, "toy", study.case_table(cases))
+
+    press(page, "a success of the first counts", "ArrowRight")  # 30
+    press(page, "GRPO's weight on it", "ArrowLeft", 2)  # 0.033
+    methods = (toy.GRPO, toy.GDPO, units.weighted(0.033))
+    check_table(page, "units", units.table([30.0], methods))
+    press(page, "hard prompts", "ArrowLeft", 2)  # none
+    check_table(page, "phantoms", phantom.table(phantom.trainings(0, 8, 1.0)))
 
     assert view.errors == []
     assert hosts(view) == {re.match(r"http://([^/?]*)", server.address)[1]}
     page.context.close()
 
 
-@pytest.fixture(scope="module")
-def view(browser, server):
-    """A page of which each test that shares it uses sections of its own."""
-    view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
-    yield view
-    view.page.context.close()
-
-
 @pytest.mark.real
-def test_the_selector_sets_a_variant_beside_the_two(view):
+def test_a_variant_and_a_remedy_stand_beside_the_two(browser, server):
+    view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
-    page.wait_for_selector("#answers [data-rollout]")
-    assert page.locator("#answers [data-third]").count() == 0
-    widget(page, "dropdown", "beside them").select_option(label="dvao")
-    page.wait_for_selector("#answers [data-third]")
     rewards = torch.tensor([examples.score(answer) for answer in examples.ANSWERS])
-    found = compare.variant_advantages(rewards, examples.KEYS, "dvao", highest=[1.0] * 3)
-    expected = {str(i): advantage for i, advantage in enumerate(found, start=1)}
-    assert advantages(page, "answers", "third") == pytest.approx(expected, abs=1e-6)
-    assert set(page.locator("#answers .third span:first-child").all_inner_texts()) == {"dvao"}
+    dvao = compare.estimate(rewards, examples.KEYS, variant="dvao", highest=[1.0] * 3).advantage
+    for block, label, choice, expected in (
+        ("answers", "beside them", "dvao", dict(zip("123456789", dvao.tolist(), strict=False))),
+        ("phantom", "remedy", "gate", phantom.remedied(0, "gate")),
+    ):
+        widget(page, "dropdown", label).select_option(label=choice)
+        page.wait_for_selector(f"#{block} .third span:text('{choice}')")
+        for name, advantage in expected.items():
+            bar = page.locator(f"#{block} [data-rollout='{name}'] [data-third]")
+            assert float(bar.get_attribute("data-third")) == pytest.approx(advantage, abs=1e-6)
     widget(page, "dropdown", "beside them").select_option(label="gdpo")
     page.wait_for_selector("#answers [data-third]", state="detached")
+    for key in examples.KEYS:
+        press(page, f"weight of {key}", "Home")
+    page.wait_for_selector("#answers :text('No advantages: ')")
     assert view.errors == []
-
-
-@pytest.mark.real
-def test_units_and_phantoms_follow_their_widgets(view):
-    page = view.page
-    page.wait_for_selector("#phantoms svg")
-    page.wait_for_selector("#units svg")
-    press(page, "a success of the first counts", "ArrowRight")  # 30
-    page.locator("#units").filter(has_text=units.unit_sentence(30.0)).wait_for()
-    press(page, "GRPO's weight on it", "ArrowLeft", 2)  # 0.033
-    page.locator("#units").filter(has_text=units.weight_sentence(30.0, 0.033)).wait_for()
-    widget(page, "dropdown", "remedy").select_option(label="gate")
-    page.locator("#phantom").filter(has_text=phantom.group_sentence(0, "gate")).wait_for()
-    press(page, "right answers", "ArrowRight")
-    page.locator("#phantom").filter(has_text=phantom.group_sentence(1, "gate")).wait_for()
-    press(page, "hard prompts", "ArrowLeft", 2)  # none
-    share = phantom.share_of_phantoms(0, 8)
-    sentence = phantom.training_sentences(phantom.trainings(0, 8, 1.0), share)[0]
-    page.locator("#phantoms").filter(has_text=sentence).wait_for()
-    assert view.errors == []
+    page.context.close()
 
 
 @pytest.mark.real
 def test_the_page_fits_its_reader(browser, server, tmp_path):
     view = opened(browser, server.address)
     page = view.page
-    page.wait_for_selector("#when h3")
+    page.wait_for_selector("#phantoms svg")
     for name, width, scheme in (
         ("light", 1200, "light"),
         ("dark", 1200, "dark"),
@@ -296,7 +310,7 @@ def test_the_static_page_opens_without_asking_anyone(browser, static, tmp_path):
 @pytest.mark.real
 def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server):
     view = opened(browser, server.address)
-    view.page.wait_for_selector("#when h3")
+    view.page.wait_for_selector("#phantoms svg")
     press(view.page, "seeds", "ArrowRight", 6)
     time.sleep(0.7)  # the interrupt comes while 50 seeds are being trained
     process = psutil.Process(server.process.pid)
@@ -305,18 +319,3 @@ def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server)
     assert server.process.wait(HANGS) == 0
     assert [member for member in family if member.is_running()] == []
     view.page.context.close()
-
-
-@pytest.mark.parametrize("name", ["dvao", "gd2po", "saw"])
-def test_a_chosen_variant_is_the_library_s(name: str) -> None:
-    rewards = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.float64)
-    found = compare.variant_advantages(rewards, ["a", "b", "c"], name, highest=[1.0, 1.0, 1.0])
-    expected = gdpo_advantages(
-        rewards,
-        [0] * 4,
-        torch.ones(4, 1),
-        variant=name,
-        whiten="none" if name == "dvao" else "sequence",
-        ranges=[(0.0, 1.0)] * 3,
-    )
-    assert found == pytest.approx(expected[:, 0].tolist())

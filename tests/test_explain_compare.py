@@ -1,4 +1,4 @@
-"""Groups of the explorer: ties, pairs, exact counts, and the sentences about them."""
+"""Groups of the explorer: ties, pairs, exact counts, examples and calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from browser import browser as browser
 
-from gdpo_verl.explain import compare, conclusions, examples
+from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.explain import calls, charts, compare, examples, phantom
 
 
 def group_of(*rewards: tuple[float, ...], **options: Any) -> dict[str, compare.Rollout]:
     names = [chr(ord("a") + i) for i in range(len(rewards))]
     keys = [f"reward {k}" for k in range(len(rewards[0]))]
-    options = {"whiten": False} | options
-    group = compare.compare(names, torch.tensor(rewards, dtype=torch.float64), keys, **options)
+    rows = torch.tensor(rewards, dtype=torch.float64)
+    group = compare.compare(names, compare.estimate(rows, keys, **{"whiten": False} | options))
     return {each.name: each for each in group}
 
 
@@ -28,6 +28,9 @@ def test_grpo_ties_are_marked_and_split_where_gdpo_tells_them_apart():
     assert [round(each.grpo, 4) for each in group.values()] == [0.5, 0.5, 0.5, -1.5]
     assert [round(each.gdpo, 4) for each in group.values()] == [0.634, 0.366, 0.366, -1.366]
     assert [(each.tie, each.split) for each in group.values()] == [("A", True)] * 3 + [("", False)]
+    ((first, second),) = compare.tied_pairs(list(group.values()))
+    assert (first.name, second.name, first.score, second.score) == ("a", "b", 1.0, 1.0)
+    assert sum(first.terms) - sum(second.terms) == pytest.approx(2 - math.sqrt(3), abs=1e-5)
 
 
 def test_a_tie_of_rewards_that_vary_equally_is_one_for_gdpo_too():
@@ -51,62 +54,21 @@ def test_conditions_and_weights_enter_before_ties_are_looked_for():
     assert not group_of(*rewards, weights=[2.0, 1.0])["a"].tie
 
 
-def test_whitening_gives_the_group_mean_zero_and_deviation_one():
-    values = torch.tensor(
-        [each.gdpo for each in group_of((1, 0), (0, 1), (0, 0), whiten=True).values()]
+@pytest.mark.parametrize("variant", ["gdpo", "dvao", "gd2po", "saw"])
+def test_the_advantages_of_a_group_are_the_library_s(variant: str) -> None:
+    rewards = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.float64)
+    found = compare.estimate(rewards, ["a", "b", "c"], variant=variant, highest=[1.0] * 3)
+    groups, mask = [0] * 4, torch.ones(4, 1)
+    expected = gdpo_advantages(
+        rewards,
+        groups,
+        mask,
+        variant=variant,
+        whiten="none" if variant == "dvao" else "sequence",
+        ranges=[(0.0, 1.0)] * 3,
     )
-    torch.testing.assert_close(values.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(values.std(), torch.tensor(1.0), atol=1e-6, rtol=0)
-
-
-def test_the_pair_that_explains_a_tie_is_the_one_farthest_apart():
-    (pair,) = compare.tied_pairs(list(group_of((1, 0), (0, 1), (0, 1), (0, 0)).values()))
-    assert (pair.first.name, pair.second.name) == ("a", "b")
-    assert pair.sums == (1.0, 1.0)
-    assert pair.gap == pytest.approx(2 - math.sqrt(3), abs=1e-5)
-    assert pair.deviations == pytest.approx((0.5, 1 / math.sqrt(3)))
-    assert conclusions.pair_sentence(pair, ["style", "speed"]) == (
-        "a [1, 0] and b [0, 1]: GRPO adds first, and both sums are 1, so both get +0.500, and "
-        "they stay equal whatever the rest of the group does. GDPO divides each reward by its own "
-        "deviation first: style is worth +1.500 and -0.500 (σ 0.500); speed is worth -0.866 and "
-        "+0.866 (σ 0.577); the sums differ by 0.268 before whitening."
-    )
-
-
-def test_the_sentence_of_a_pair_says_when_gdpo_is_no_better():
-    (pair,) = compare.tied_pairs(list(group_of((1, 0), (0, 1), (0, 0)).values()))
-    assert "the sums are equal again" in conclusions.pair_sentence(pair, ["style", "speed"])
-
-
-def test_the_sentence_of_a_group_counts_what_each_method_tells_apart():
-    group = list(group_of((1, 0), (0, 1), (0, 1), (0, 0)).values())
-    assert conclusions.collapse_sentence(group).startswith(
-        "Different reward vectors among the 4 rollouts: 3. Different advantages: 2 with GRPO, 3 "
-        "with GDPO. 3 rollouts have the GRPO advantage of a rollout whose rewards differ."
-    )
-    same = list(group_of((1, 0), (0, 1), (0, 0)).values())
-    assert conclusions.collapse_sentence(same).endswith("ties in both.")
-    none = list(group_of((1, 1), (0, 1), (0, 0)).values())
-    assert "No two different reward vectors" in conclusions.collapse_sentence(none)
-
-
-def test_scales_move_grpo_and_leave_gdpo_alone():
-    unit = list(group_of((1, 0), (0, 1), (0, 0)).values())
-    scaled = list(group_of((5, 0), (0, 1), (0, 0)).values())
-    # Sums 5, 1, 0: deviation sqrt(7), so that rollout b falls from 0.577 to -1 / sqrt(7).
-    assert conclusions.scale_sentence(scaled, unit) == (
-        "Against rewards that are all worth 1, GRPO's advantages change by up to 0.955 and GDPO's "
-        "by up to 0.000."
-    )
-
-
-def test_the_widest_range_rules_the_order_of_grpo():
-    keys = [scale.name for scale in examples.RANGES]
-    rewards = torch.tensor(list(examples.RANKINGS.values()), dtype=torch.float64)
-    group = compare.compare(list(examples.RANKINGS), rewards, keys)
-    assert "Its order is that of watch time." in conclusions.ranking_sentence(group, keys)
-    narrow = compare.compare(list(examples.RANKINGS), rewards / torch.tensor([1, 4, 60]), keys)
-    assert "Its order" not in conclusions.ranking_sentence(narrow, keys)
+    torch.testing.assert_close(found.advantage, expected[:, 0])
+    torch.testing.assert_close(found.grpo, grpo_advantages(rewards, groups, mask)[:, 0])
 
 
 # ---------------------------------------------------------------- the examples
@@ -118,6 +80,67 @@ def test_the_answers_are_scored_by_the_rewards():
         *[(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (0, 1, 1), (0, 1, 0)],
         *[(0, 1, 0), (0, 1, 1), (0, 1, 0), (1, 1, 0), (0, 0, 1), (0, 0, 0)],
     ]
+
+
+def test_each_call_is_scored_held_against_the_truth_and_executed():
+    # Four arguments are asked for, so that the reward is S - 3, S of six points: one for the
+    # name, the arguments' names in common, and one for each equal argument. The wrong rate loses
+    # one; two redundant arguments share 4 of 6 names; a missing one shares 3 of 4 and loses one.
+    refused = "refused: got an unexpected keyword argument 'currency'"
+    missing = "refused: missing 1 required positional argument: 'per_year'"
+    assert [row[1:] for row in calls.table()[1]] == [
+        ["1", "3", "as asked", "returns 1,349.35"],
+        ["0", "3", "as asked", "returns 1,349.35"],
+        ["1", "2", "wrong: rate", "returns 425,795,984,000,815.06"],
+        ["1", "2.667", "redundant: currency, decimals", refused],
+        ["1", "1.75", "missing: per_year", missing],
+        ["0", "-3", "–", "cannot be read"],
+        ["0", "-3", "–", "no call"],
+    ]
+
+
+@pytest.mark.parametrize(("weight", "above"), [(1.0, "3"), (5.0, "3"), (5.2, "2")])
+def test_five_times_the_weight_of_format_turns_the_calls_around(weight, above):
+    # Format is 1 in four of seven answers: deviation sqrt(2/7). Correctness deviates by 2.717,
+    # so that a point of format is worth 2.717 / sqrt(2/7) = 5.08 points of correctness.
+    found = compare.estimate(calls.rewards(), calls.KEYS, weights=[1.0, weight])
+    group = compare.compare("1234567", found)
+    assert next(each.name for each in group if each.name in "23") == above
+    assert {each.name for each in group if each.split} == ({"2", "3"} if weight == 1.0 else set())
+
+
+def test_the_widest_range_rules_the_order_of_grpo():
+    keys = [scale.name for scale in examples.RANGES]
+    rewards = torch.tensor(list(examples.RANKINGS.values()), dtype=torch.float64)
+    alike = [
+        compare.orders_alike(compare.estimate(rows, keys).grpo.tolist(), rewards[:, 2].tolist())
+        for rows in (rewards, rewards / torch.tensor([1, 4, 60]))
+    ]
+    assert alike[0] == 10 > alike[1]
+
+
+@pytest.mark.parametrize(
+    ("right", "remedy", "shortest"),
+    [
+        # Brevity alone: (tokens' mean 139 - 40) over their unbiased deviation, 74.06.
+        (0, "none", 99 / 74.06),
+        (0, "condition", 0.0),
+        (0, "gate", 0.0),
+        (8, "condition", 99 / 74.06),
+        (8, "gate", 0.0),
+    ],
+)
+def test_where_all_answers_are_alike_a_remedy_stops_the_praise_of_the_shortest(
+    right, remedy, shortest
+):
+    found = phantom.remedied(right, remedy)
+    assert found["40 tokens"] == pytest.approx(shortest, abs=1e-3)
+    assert any(found.values()) == (shortest > 0)
+
+
+def test_the_gate_leaves_a_group_alone_whose_outcome_varies():
+    assert phantom.remedied(3, "gate") == phantom.remedied(3, "none")
+    assert phantom.remedied(3, "condition") != phantom.remedied(3, "gate")
 
 
 # ---------------------------------------------------------------- exact counts
@@ -138,15 +161,28 @@ def test_the_counts_of_distinct_groups_are_exact(components, size, grpo, unscale
     assert found.groups == compare.group_count(components, size)
 
 
-def test_too_many_groups_are_counted_but_not_gone_through():
-    assert compare.group_count(5, 12) > compare.MOST_GROUPS
-    assert "more than the 60,000" in conclusions.count_sentence(5, 12)
-    assert "GRPO tells 2 of them apart" in conclusions.count_sentence(2, 2)
-
-
 def test_gdpo_misses_a_trade_where_both_rewards_vary_equally():
     gaps = compare.gaps_of_a_trade(12)
     equal = [(a, b) for a in range(1, 12) for b in range(1, 12) if abs(gaps[a - 1, b - 1]) < 1e-9]
     assert equal == [(a, b) for a in range(1, 12) for b in range(1, 12) if b in (a, 12 - a)]
     # One of twelve varies with sqrt(1/12), six of twelve with sqrt(3/11).
     assert float(gaps[0, 5]) == pytest.approx(math.sqrt(12) - math.sqrt(11 / 3))
+
+
+# ---------------------------------------------------------------- bars
+
+
+def test_bars_are_as_long_as_the_advantages_and_a_third_shares_their_scale():
+    group = [
+        compare.Rollout(name, (), 0.0, (), 2.0 * sign, 1.0 * sign)
+        for name, sign in (("a", 1), ("b", -1))
+    ]
+    lengths = charts.bars(group, third=("third", {"a": 4.0}))
+    bars = [(50, 25), (50, 12.5), (50, 50), (25, 25), (37.5, 12.5)]
+    for left, width in bars:
+        assert f"left:{left:.2f}%;width:{width:.2f}%" in lengths
+    assert lengths.count("width:") == len(bars)
+
+
+def test_a_group_that_teaches_nothing_has_short_bars():
+    assert "width:0.02%" in charts.bars([compare.Rollout("a", (), 0.0, (), 0.0, -0.0004)])

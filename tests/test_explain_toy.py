@@ -1,4 +1,4 @@
-"""The toy policy of the explorer, and the conclusions drawn from it."""
+"""The toy policies of the explorer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from browser import browser as browser
 
-from gdpo_verl.explain import study, toy
+from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.explain import phantom, study, toy, units
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,30 @@ def test_independent_rewards_reproduce_the_known_figures(method, middle, end):
     curve = toy.train(toy.Skills(), method).mean.mean(dim=1)
     assert float(curve[50]) == pytest.approx(middle, abs=0.004)
     assert float(curve[149]) == pytest.approx(end, abs=0.002)
+
+
+@pytest.mark.parametrize("method", phantom.METHODS, ids=lambda method: method.name)
+def test_the_policy_s_advantages_are_the_library_s(method):
+    task = phantom.task(2, 8)
+    _, rewards = toy.draw(task, toy.start(task, 3), torch.Generator().manual_seed(1))
+    found = method.advantages(method.combine(rewards))
+    for seed in range(3):
+        rows = rewards[seed].reshape(-1, 2).clone()
+        if method.conditioned:
+            rows[:, 1] *= rows[:, 0]
+        groups, mask = [i // 8 for i in range(32)], torch.ones(32, 1)
+        if method.decoupled:
+            gate = 0 if method.gated else None
+            expected = gdpo_advantages(rows, groups, mask, whiten="sequence", gate=gate)
+        else:
+            expected = grpo_advantages(rows, groups, mask)
+        torch.testing.assert_close(found[seed].flatten(), expected[:, 0])
+
+
+def test_a_batch_without_variation_is_whitened_to_zero():
+    closed = torch.full((4, 8), torch.nan, dtype=torch.float64)
+    combined = torch.stack([torch.full_like(closed, 0.3), closed])
+    assert not toy.GDPO.advantages(combined).any()
 
 
 def test_gdpo_does_not_see_the_scales_of_the_rewards():
@@ -44,10 +68,9 @@ def test_rewards_that_show_another_skill_alone_teach_no_skill_of_their_own():
 
 def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_three():
     case = study.study("even", "", toy.Skills(), seeds=20, learning_rate=0.15)
-    assert case.faster.faster == pytest.approx(math.sqrt(3), abs=0.01)
-    assert case.mean(case.faster, 50).mean == pytest.approx(
-        case.mean(toy.UNWHITENED, 50).mean, abs=0.005
-    )
+    assert case.faster.lr_factor == pytest.approx(math.sqrt(3), abs=0.01)
+    faster, unwhitened = (case.trainings[m].mean[50] for m in (case.faster, toy.UNWHITENED))
+    assert float(faster.mean()) == pytest.approx(float(unwhitened.mean()), abs=0.005)
 
 
 def test_a_noise_reward_is_no_skill():
@@ -68,46 +91,26 @@ def test_the_verdict_asks_for_size_and_for_certainty(ours, control, expected):
     assert toy.verdict(toy.Figure(*ours), toy.Figure(*control)) == expected
 
 
-def case_of(gdpo: float, grpo: float, unwhitened: float, faster: float) -> study.Case:
-    """A case whose trainings stand still at these values, over three seeds."""
-
-    def still(value: float) -> toy.Training:
-        return toy.Training(torch.full((150, 3, 3), value, dtype=torch.float64), 1.0)
-
-    control = toy.Method("faster", decoupled=False, faster=1.5)
-    trainings = {toy.GRPO: grpo, toy.GDPO: gdpo, toy.UNWHITENED: unwhitened, control: faster}
-    return study.Case(
-        "Name", "something", toy.Skills(), {m: still(v) for m, v in trainings.items()}, "Do this."
+def test_the_unit_moves_grpo_and_leaves_gdpo_alone():
+    gdpo = [units.averages(unit, toy.GDPO) for unit in (1.0, 30.0)]
+    assert gdpo[0][1].mean == pytest.approx(gdpo[1][1].mean, abs=1e-3)
+    (first, other), (first_at_30, other_at_30) = (
+        units.averages(unit, toy.GRPO) for unit in (1.0, 30.0)
     )
+    assert other.mean - other_at_30.mean > 0.2
+    assert first_at_30.mean > first.mean
 
 
-def test_the_conclusions_follow_the_numbers():
-    found = study.when_to_use(
-        [case_of(0.9, 0.5, 0.9, 0.6), case_of(0.5, 0.9, 0.5, 0.9), case_of(0.7, 0.7, 0.7, 0.7)]
-    )
-    assert found == {
-        "GDPO is ahead": [
-            "When something: over all epochs the slowest skill averages 0.9000 ± 0.0000 with GDPO "
-            "and 0.5000 ± 0.0000 with GRPO; in the end it is at 0.9000 ± 0.0000 and "
-            "0.5000 ± 0.0000. Do this."
-        ],
-        "Neither is ahead": [
-            "When something: over all epochs the slowest skill averages 0.7000 ± 0.0000 with GDPO "
-            "and 0.7000 ± 0.0000 with GRPO; in the end it is at 0.7000 ± 0.0000 and "
-            "0.7000 ± 0.0000."
-        ],
-        "GRPO is ahead": [
-            "When something: over all epochs the slowest skill averages 0.5000 ± 0.0000 with GDPO "
-            "and 0.9000 ± 0.0000 with GRPO; in the end it is at 0.5000 ± 0.0000 and "
-            "0.9000 ± 0.0000. Do this."
-        ],
+def test_a_weight_that_undoes_the_unit_gives_grpo_at_unit_one():
+    undone, plain = units.averages(10.0, units.weighted(0.1)), units.averages(1.0, toy.GRPO)
+    for one, other in zip(undone, plain, strict=True):
+        assert one.mean == pytest.approx(other.mean, abs=1e-3)
+
+
+def test_without_the_condition_the_length_reward_costs_the_correctness():
+    ends = {
+        method.name: float(each.each(0)[-1].mean())
+        for method, each in phantom.trainings(2, 8, 1.0).items()
     }
-
-
-def test_a_lead_that_a_learning_rate_buys_is_said_to_be_one():
-    (sentence,) = study.when_to_use([case_of(0.8, 0.5, 0.9, 0.95)])["GDPO is ahead"]
-    assert "A learning rate 1.50 times as large does more for GRPO here: 0.9500" in sentence
-    artefact = study.whitening_sentence(case_of(0.8, 0.8, 0.9, 0.9))
-    assert "no merit of the decoupling" in artefact
-    assert "no merit" not in study.whitening_sentence(case_of(0.9, 0.5, 0.9, 0.6))
-    assert "changes nothing" in study.whitening_sentence(case_of(0.8, 0.8, 0.8, 0.8))
+    assert max(ends["GRPO"], ends["GDPO"]) < 0.06
+    assert min(ends["GRPO + condition"], ends["GDPO + condition"]) > 0.6

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdpo_verl.explain.compare import Rollout, compare, tied_pairs
 from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
 from gdpo_verl.rewards.tool_text import read
 
@@ -93,18 +92,3 @@ def table() -> tuple[list[str], list[list[str]]]:
         for i, (answer, scores) in enumerate(zip(ANSWERS, rewards().tolist(), strict=True), 1)
     ]
     return ["answer", *KEYS, "arguments", "executed"], rows
-
-
-def order_sentence(group: Sequence[Rollout]) -> str:
-    """Say which of the two rollouts that GRPO takes for equal GDPO prefers, and from which
-    weight of correctness on it would prefer the other."""
-    (pair,) = tied_pairs(compare([str(i) for i in range(1, len(ANSWERS) + 1)], rewards(), KEYS))
-    form, correctness = (pair.terms[0][k] - pair.terms[1][k] for k in range(2))
-    place = {each.name: i for i, each in enumerate(group)}
-    first, second = sorted((pair.first.name, pair.second.name), key=place.__getitem__)
-    return (
-        f"With these weights GDPO puts answer {first} above answer {second}. It prefers answer "
-        f"{pair.second.name} once correctness weighs more than {-form / correctness:.2f} times as "
-        "much as format. Which of the two is the better answer, no estimator knows: say it with "
-        "the weights."
-    )

@@ -6,14 +6,13 @@ page and the static one. Colours come from `STYLE`, which knows light and dark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup, escape
 from torch import Tensor
 
-from gdpo_verl.distinct import DISTINCT_TOLERANCE
-from gdpo_verl.explain.compare import Rollout
-from gdpo_verl.explain.conclusions import vector
+from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
+from gdpo_verl.explain.compare import Rollout, tied_pairs
 
 STYLE = """<style>
 :root { --gx-gdpo: #0072b2; --gx-grpo: #d55e00; --gx-grid: #c9d1d9; --gx-mark: #fff3d1;
@@ -71,6 +70,20 @@ STYLE = """<style>
 </style>"""
 
 
+def number(value: float) -> str:
+    """A number as the page writes it: 1, 0.05, -3, 0.123."""
+    return f"{value:.3f}".rstrip("0").rstrip(".").replace("-0", "0", value == 0)
+
+
+def vector(rewards: Sequence[float]) -> str:
+    """Rewards in brackets.
+
+    >>> vector((1.0, 0.5))
+    '[1, 0.5]'
+    """
+    return f"[{', '.join(map(number, rewards))}]"
+
+
 def block(name: str, *parts: str) -> str:
     """One cell's output; tests and links find it by `name`.
 
@@ -112,33 +125,33 @@ def folded(title: str, body: str, *, preformatted: bool = False, opened: bool = 
 def bars(
     group: Sequence[Rollout],
     *,
-    texts: Sequence[str] = (),
-    third: tuple[str, Sequence[float | None]] | None = None,
+    texts: Mapping[str, str] | None = None,
+    third: tuple[str, Mapping[str, float]] | None = None,
 ) -> Markup:
     """Each rollout's GRPO and GDPO advantage, one below the other, in the order of the group.
 
     Args:
       group: what `compare` returned.
-      texts: the rollouts' completions in the same order, any text; shown on a click.
-      third: another estimator's name and its advantages in the same order, shown below the two;
-        None where there is none.
+      texts: the completions by the rollouts' names, any text; shown on a click.
+      third: another estimator's name and its advantages by the rollouts' names, shown below
+        the two.
     """
-    name, others = third or ("", [None] * len(group))
+    name, others = third or ("", {})
     known = [a for each in group for a in (each.grpo, each.gdpo)]
-    known += [a for a in others if a is not None]
+    known += others.values()
     # At least 1, so that groups that teach nothing look like it.
     largest = max([1.0, *map(abs, known)])
     rows = []
-    for i, each in enumerate(group):
+    for each in group:
         label = _label(each)
         lines = [_bar("grpo", "GRPO", each.grpo, largest), _bar("gdpo", "GDPO", each.gdpo, largest)]
-        if (other := others[i]) is not None:
-            lines.append(_bar("third", name, other, largest))
+        if each.name in others:
+            lines.append(_bar("third", name, others[each.name], largest))
         rows.append(
             Markup('<div class="row {}" data-rollout="{}">{}{}</div>').format(
                 "collapsed" if each.split else "",
                 each.name,
-                folded(label, texts[i], preformatted=True) if texts else label,
+                folded(label, texts[each.name], preformatted=True) if texts else label,
                 Markup().join(lines),
             )
         )
@@ -164,6 +177,26 @@ def _bar(kind: str, name: str, advantage: float, largest: float) -> Markup:
         '<i style="left:{2:.2f}%;width:{3:.2f}%"></i></span>'
         '<b data-{0}="{4:.6f}">{4:+.3f}</b></div>'
     ).format(kind, name, left, width, advantage)
+
+
+def ties(group: Sequence[Rollout], keys: Sequence[str]) -> Markup:
+    """Two tables: how much each method tells apart, and for one pair of each tie why."""
+    grpo, gdpo = levels([each.grpo for each in group]), levels([each.gdpo for each in group])
+    counts = [len({each.rewards for each in group}), len(set(grpo)), len(set(gdpo))]
+    found = table(["different rewards", "GRPO advantages", "GDPO advantages"], [counts])
+    rows = [
+        [
+            each.tie,
+            f"{each.name} {vector(each.rewards)}",
+            number(each.score),
+            *[f"{term:+.3f}" for term in each.terms],
+            f"{sum(each.terms):+.3f}",
+        ]
+        for pair in tied_pairs(group)
+        for each in pair
+    ]
+    head = ["tie", "rollout", "GRPO's sum", *[f"{key}, normalised" for key in keys], "GDPO's sum"]
+    return found + table(head, rows) if rows else found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, prose: bool = False) -> Markup:

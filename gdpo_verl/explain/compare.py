@@ -15,12 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import (
-    VARIANTS,
-    apply_conditions,
-    decompose,
-    group_normalize,
-)
+from gdpo_verl.advantage import VARIANTS, Estimation, apply_conditions, decompose
 from gdpo_verl.distinct import levels
 
 # The columns of the two tables: rollouts of 2 rewards, and rewards of 4 rollouts.
@@ -36,7 +31,9 @@ class Rollout:
 
     Attributes:
       name: what the page calls it.
-      rewards: its components as they enter the advantage, in reward units; NaN where not scored.
+      rewards: its components as they enter the advantage, in reward units.
+      score: their weighted sum, which is all that GRPO sees.
+      terms: w_k z_k, which GDPO adds.
       grpo: its GRPO advantage.
       gdpo: its GDPO advantage.
       tie: a letter shared by the rollouts of the group that have this GRPO advantage though
@@ -46,68 +43,40 @@ class Rollout:
 
     name: str
     rewards: tuple[float, ...]
+    score: float
+    terms: tuple[float, ...]
     grpo: float
     gdpo: float
     tie: str = ""
     split: bool = False
 
 
-def compare(
-    names: Sequence[str],
+def estimate(
     rewards: Tensor,
     keys: Sequence[str],
     *,
-    weights: Sequence[float] | None = None,
-    conditions: Mapping[str, Mapping[str, Any]] | None = None,
-    whiten: bool = True,
-) -> list[Rollout]:
-    """Both advantages of each rollout of one group, the highest GDPO advantage first.
-
-    Args:
-      names: one for each rollout.
-      rewards: shape (G, K), in reward units, before conditions.
-      keys: the names of the K components.
-      weights, conditions: as in `gdpo_verl.gdpo_advantages` and `apply_conditions`.
-      whiten: over the sequences of this one group.
-
-    Raises:
-      ValueError: as `gdpo_advantages` and `apply_conditions`.
-    """
-    counted = apply_conditions(rewards, list(keys), conditions or {})
-    found = decompose(
-        counted,
-        [0] * len(counted),
-        torch.ones(len(counted)),
-        weights=weights,
-        whiten="sequence" if whiten else "none",
-    )
-    return mark_ties(names, counted.tolist(), found.grpo.tolist(), found.gdpo.tolist())
-
-
-def variant_advantages(
-    rewards: Tensor,
-    keys: Sequence[str],
-    variant: str,
-    *,
-    highest: Sequence[float],
     weights: Sequence[float] | None = None,
     conditions: Mapping[str, Mapping[str, Any]] | None = None,
     gate: int | None = None,
     whiten: bool = True,
-) -> list[float]:
-    """A variant's advantage of each rollout of one group, in their order.
+    variant: str = "gdpo",
+    highest: Sequence[float] | None = None,
+) -> Estimation:
+    """Decompose the rewards of one group.
 
     Args:
-      rewards, keys, weights, conditions: as in `compare`.
-      variant: its name, at its default settings.
-      highest: the largest value of each reward, whose smallest is 0.
+      rewards: shape (G, K), in reward units, before conditions.
+      keys: the names of the K components.
+      weights, conditions: as in `gdpo_verl.gdpo_advantages` and `apply_conditions`.
       gate: the column of the outcome, if there is a gate.
-      whiten: over this group, where the variant whitens.
+      whiten: over the sequences of this one group, where the variant whitens.
+      variant: its name, at its default settings.
+      highest: the largest value of each reward, whose smallest is 0; for variants that ask.
 
     Raises:
-      ValueError: the variant is not defined for these weights.
+      ValueError: as `gdpo_advantages` and `apply_conditions`.
     """
-    found = decompose(
+    return decompose(
         rewards,
         [0] * len(rewards),
         torch.ones(len(rewards)),
@@ -115,85 +84,55 @@ def variant_advantages(
         weights=weights,
         whiten="sequence" if whiten and VARIANTS[variant].whiten != "none" else "none",
         variant=VARIANTS[variant],
-        ranges=[(0.0, value) for value in highest],
+        ranges=None if highest is None else [(0.0, value) for value in highest],
         gate=gate,
     )
-    return found.advantage.tolist()
 
 
-def mark_ties(
-    names: Sequence[str],
-    rewards: Sequence[Sequence[float]],
-    grpo: Sequence[float],
-    gdpo: Sequence[float],
-) -> list[Rollout]:
-    """Rollouts of one group, the highest GDPO advantage first, with GRPO's ties lettered.
+def compare(names: Sequence[str], found: Estimation) -> list[Rollout]:
+    """Set both advantages of each rollout side by side, the highest GDPO advantage first.
 
-    Which advantages are equal, `gdpo_verl.distinct` says.
+    Args:
+      names: one for each rollout.
+      found: the group's decomposition.
     """
-    order = sorted(range(len(names)), key=lambda i: (-gdpo[i], -grpo[i]))
-    by_grpo, by_gdpo = levels(grpo), levels(gdpo)
-    ties: dict[int, tuple[str, bool]] = {}
-    letters = (letter * n for n in itertools.count(1) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    for level in sorted(set(by_grpo), reverse=True):
-        tie = [i for i in order if by_grpo[i] == level]
-        if len({_hashable(rewards[i]) for i in tie}) > 1:
-            ties |= dict.fromkeys(tie, (next(letters), len({by_gdpo[i] for i in tie}) > 1))
+    grpo, gdpo = found.grpo.tolist(), found.gdpo.tolist()
+    rewards = [tuple(row) for row in found.rewards.tolist()]
+    scores, terms = found.score.tolist(), (found.terms * found.largest_weight).tolist()
+    ties = find_ties(rewards, grpo, gdpo)
     return [
-        Rollout(names[i], tuple(rewards[i]), grpo[i], gdpo[i], *ties.get(i, ("", False)))
-        for i in order
+        Rollout(names[i], rewards[i], scores[i], tuple(terms[i]), grpo[i], gdpo[i], *ties[i])
+        for i in sorted(range(len(names)), key=lambda i: (-gdpo[i], -grpo[i]))
     ]
 
 
-def _hashable(rewards: Sequence[float]) -> tuple[float | None, ...]:
-    return tuple(None if math.isnan(value) else value for value in rewards)
+def find_ties(
+    rewards: Sequence[tuple[float, ...]], grpo: Sequence[float], gdpo: Sequence[float]
+) -> list[tuple[str, bool]]:
+    """Letter GRPO's ties, and tell which of them GDPO splits: `Rollout.tie` and `split` of each.
 
-
-@dataclass(frozen=True)
-class Pair:
-    """Two rollouts with one GRPO advantage, and the terms of their GDPO advantages.
-
-    Attributes:
-      first, second: the rollouts.
-      sums: sum_k w_k r_k of each, which is all that GRPO sees.
-      deviations: of each component in the group, unbiased, in reward units.
-      terms: w_k z_k of each, which GDPO adds; shape (2, K).
-      gap: GDPO's first minus second, before whitening.
+    Which advantages are equal, `gdpo_verl.distinct` says.
     """
+    by_grpo, by_gdpo = levels(grpo), levels(gdpo)
+    ties = [("", False)] * len(rewards)
+    letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    for level in sorted(set(by_grpo), reverse=True):
+        members = [i for i in range(len(rewards)) if by_grpo[i] == level]
+        if len({rewards[i] for i in members}) > 1:
+            tie = next(letters), len({by_gdpo[i] for i in members}) > 1
+            for i in members:
+                ties[i] = tie
+    return ties
 
-    first: Rollout
-    second: Rollout
-    sums: tuple[float, float]
-    deviations: tuple[float, ...]
-    terms: tuple[tuple[float, ...], tuple[float, ...]]
-    gap: float
 
-
-def tied_pairs(group: Sequence[Rollout], *, weights: Sequence[float] | None = None) -> list[Pair]:
+def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
     """For each tie of GRPO, its two rollouts that lie farthest apart for GDPO."""
-    rewards = torch.tensor([each.rewards for each in group], dtype=torch.float64)
-    factors = [1.0] * rewards.shape[1] if weights is None else list(weights)
-    terms = group_normalize(rewards, [0] * len(group)) * torch.tensor(factors)
-    sums = (rewards.nan_to_num(0.0) * torch.tensor(factors)).sum(dim=1).tolist()
-    gdpo = decompose(rewards, [0] * len(group), weights=weights, whiten="none").gdpo.tolist()
-    deviations = tuple(rewards.std(dim=0).tolist())
     pairs = []
     for letter in dict.fromkeys(each.tie for each in group if each.tie):
-        members = [i for i, each in enumerate(group) if each.tie == letter]
         # The group is sorted by GDPO; among equals, the first whose rewards differ.
-        i = members[0]
-        others = [m for m in members if group[m].rewards != group[i].rewards]
-        j = max(others, key=lambda m: gdpo[i] - gdpo[m])
-        pairs.append(
-            Pair(
-                group[i],
-                group[j],
-                (sums[i], sums[j]),
-                deviations,
-                (tuple(terms[i].tolist()), tuple(terms[j].tolist())),
-                gdpo[i] - gdpo[j],
-            )
-        )
+        first, *others = [each for each in group if each.tie == letter]
+        different = [each for each in others if each.rewards != first.rewards]
+        pairs.append((first, min(different, key=lambda each: each.gdpo)))
     return pairs
 
 

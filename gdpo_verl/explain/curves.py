@@ -74,7 +74,7 @@ def curves(
     return _picture(title, ylabel, draw, of=of, size=size)
 
 
-def over_units(
+def advantage_by_unit(
     title: str, ylabel: str, units: Sequence[float], lines: Mapping[Method, Sequence[float]]
 ) -> Markup:
     """Values from 0 to 1 for each unit that a reward is counted in."""

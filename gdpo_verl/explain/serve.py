@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-PAGE = Path(__file__).with_name("page.py")
+PAGE = Path(__file__).with_name("notebook.py")
 
 _STATIC = """<!doctype html>
 <html lang="en">
@@ -93,7 +93,7 @@ def export(path: Path) -> Path:
       ModuleNotFoundError: marimo is not installed.
     """
     _require_marimo()
-    from gdpo_verl.explain.page import app
+    from gdpo_verl.explain.notebook import app
 
     outputs, _ = app.run()
     body = "\n".join(_static_parts(outputs))

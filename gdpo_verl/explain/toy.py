@@ -80,7 +80,7 @@ class Skills:
 
 
 @dataclass(frozen=True)
-class Brevity:
+class CorrectOrShort:
     """Correctness against length: the first reward takes a long answer, the second a short one.
 
     The first bit is the right idea, the second the work written out. An answer is correct with
@@ -114,7 +114,7 @@ class Method:
     name: str
     decoupled: bool
     whiten: bool = False
-    faster: float = 1.0
+    lr_factor: float = 1.0
     weights: tuple[float, ...] = ()
     conditioned: bool = False
     gated: bool = False
@@ -201,7 +201,7 @@ def train(
         combined = method.combine(rewards)
         spread = spread or float(combined.nan_to_num(0.0).flatten(1).std(dim=1).mean())
         gradient = method.advantages(combined)[..., None] * (bits - p[:, :, None])
-        logits = logits + learning_rate * method.faster * gradient.mean(dim=2)
+        logits = logits + learning_rate * method.lr_factor * gradient.mean(dim=2)
     return Training(torch.stack(history), spread)
 
 

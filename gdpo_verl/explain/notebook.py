@@ -1,0 +1,675 @@
+# /// script
+# [tool.marimo.display]
+# theme = "system"
+# ///
+# mypy: allow-untyped-defs
+"""GRPO and GDPO side by side: the notebook behind `gdpo-verl explain`.
+
+A section has a cell for its text and its form, one that lays the form's widgets out, and one that
+shows what follows from them. The static page leaves out the cells that show widgets.
+"""
+
+import marimo
+
+app = marimo.App(width="medium", app_title="What GRPO takes for equal")
+
+with app.setup:
+    import marimo as mo
+    import torch
+
+    from gdpo_verl.advantage import VARIANTS
+    from gdpo_verl.explain import (
+        calls,
+        charts,
+        compare,
+        curves,
+        examples,
+        phantom,
+        study,
+        toy,
+        units,
+    )
+
+    # Threads cost more than they bring on tensors as small as these.
+    torch.set_num_threads(1)
+
+
+@app.cell
+def introduction():
+    mo.Html(
+        charts.STYLE
+        + charts.block(
+            "introduction",
+            charts.heading(1, "What GRPO takes for equal, and GDPO does not"),
+            "With several rewards, GRPO adds them and normalises the sum within the group of "
+            "rollouts of one prompt. GDPO normalises each reward within the group, adds the "
+            "results, and whitens the sum over the batch. Every advantage here comes from "
+            "gdpo_verl.advantage, and every number in a picture or a table is what this page "
+            "has just computed.",
+        )
+    )
+    return
+
+
+@app.function
+def row(widgets):
+    """Widgets side by side, as many as there is room for."""
+    return mo.hstack(list(widgets), wrap=True, justify="start")
+
+
+@app.function
+def slider(low, high, step, value, label, *, slow=False):
+    """A slider that answers while it is moved, or when it is let go: something is trained then."""
+    return mo.ui.slider(low, high, step, value=value, label=label, show_value=True, debounce=slow)
+
+
+# ---------------------------------------------------------------- 1. twelve answers
+
+
+@app.cell
+def answers_form():
+    answers_names = [str(i) for i in range(1, len(examples.ANSWERS) + 1)]
+    _verdicts = {
+        f"{_key} {_name}": mo.ui.checkbox(value=bool(_value), label=_key)
+        for _name, _answer in zip(answers_names, examples.ANSWERS, strict=True)
+        for _key, _value in zip(examples.KEYS, examples.score(_answer), strict=True)
+    }
+    answers_chosen = mo.ui.dictionary(
+        {
+            "verdicts": mo.ui.dictionary(_verdicts),
+            "worth": mo.ui.dictionary(
+                {_key: slider(0.5, 10, 0.5, 1, f"{_key} is worth") for _key in examples.KEYS}
+            ),
+            "weights": mo.ui.dictionary(
+                {_key: slider(0, 2, 0.1, 1, f"weight of {_key}") for _key in examples.KEYS}
+            ),
+            "conditions": mo.ui.dictionary(
+                {
+                    _key: mo.ui.checkbox(label=f"{_key} counts only in correct answers")
+                    for _key in examples.KEYS[1:]
+                }
+            ),
+            "whiten": mo.ui.switch(value=True, label="whiten over this group"),
+            "variant": mo.ui.dropdown(
+                list(VARIANTS), value="gdpo", label="beside them", allow_select_none=False
+            ),
+        }
+    )
+    mo.Html(
+        charts.block(
+            "answers-heading",
+            charts.heading(2, "1. Twelve answers, three rewards"),
+            f"The prompt is “{examples.PROMPT}” Twelve rollouts are scored for correctness (the "
+            "call is the one asked for), style (a thought, then a call, and nothing else) and "
+            f"conciseness (at most {examples.CONCISE} characters). Overrule any verdict; change "
+            "what a reward is worth, its weight, and what it depends on; and set another "
+            "estimator beside the two.",
+            "Rollouts with different rewards and one GRPO advantage share a letter: collapse "
+            "where GDPO tells them apart, a tie in both where it does not. What a reward is worth "
+            "moves GRPO's advantages, and not GDPO's: only a weight does.",
+        )
+    )
+    return answers_chosen, answers_names
+
+
+@app.cell
+def answers_widgets(answers_chosen, answers_names):
+    _answers = [mo.Html(charts.STYLE)]  # the page's own style does not reach into an accordion
+    for _name, _text in zip(answers_names, examples.ANSWERS, strict=True):
+        _shown = charts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
+        _answers += [
+            mo.Html(charts.block(f"answer-{_name}", _shown)),
+            row(answers_chosen["verdicts"][f"{_key} {_name}"] for _key in examples.KEYS),
+        ]
+    mo.vstack(
+        [
+            mo.accordion({"The twelve answers and their verdicts": mo.vstack(_answers)}),
+            row(answers_chosen["worth"].elements.values()),
+            row(answers_chosen["weights"].elements.values()),
+            row(
+                [
+                    *answers_chosen["conditions"].elements.values(),
+                    answers_chosen["whiten"],
+                    answers_chosen["variant"],
+                ]
+            ),
+        ]
+    )
+    return
+
+
+@app.cell
+def answers_shown(answers_chosen, answers_names):
+    _chosen = answers_chosen.value
+    _worth = _chosen["worth"]
+    _rewards = torch.tensor(
+        [
+            [_chosen["verdicts"][f"{_key} {_name}"] * _worth[_key] for _key in examples.KEYS]
+            for _name in answers_names
+        ],
+        dtype=torch.float64,
+    )
+    _on = {"on": "correctness", "at_least": _worth["correctness"]}
+    _options = {
+        "weights": [_chosen["weights"][_key] for _key in examples.KEYS],
+        "conditions": {_key: _on for _key, _asked in _chosen["conditions"].items() if _asked},
+        "whiten": _chosen["whiten"],
+    }
+    try:
+        _group = compare.compare(
+            answers_names, compare.estimate(_rewards, examples.KEYS, **_options)
+        )
+        _third = None
+        if (_variant := _chosen["variant"]) != "gdpo":
+            _found = compare.estimate(
+                _rewards,
+                examples.KEYS,
+                variant=_variant,
+                highest=[_worth[_key] for _key in examples.KEYS],
+                **_options,
+            )
+            _third = _variant, dict(zip(answers_names, _found.advantage.tolist(), strict=True))
+    except ValueError as _error:
+        _parts = [f"No advantages: {_error}"]
+    else:
+        _texts = dict(zip(answers_names, examples.ANSWERS, strict=True))
+        _parts = [
+            charts.bars(_group, texts=_texts, third=_third),
+            charts.heading(3, "Why, for one pair of each tie"),
+            "GRPO adds first: equal sums get one advantage, whatever the rest of the group does. "
+            "GDPO divides each reward by its own deviation in the group before it adds, so that "
+            "the two sums differ, unless what one rollout wins on one reward weighs as much as "
+            "what the other wins on another.",
+            charts.ties(_group, examples.KEYS),
+        ]
+    mo.Html(charts.block("answers", *_parts))
+    return
+
+
+# ---------------------------------------------------------------- 2. tool calls
+
+
+@app.cell
+def calls_form():
+    calls_chosen = mo.ui.dictionary(
+        {_key: slider(0, 8, 0.1, 1, f"weight of the {_key}") for _key in calls.KEYS}
+    )
+    mo.Html(
+        charts.block(
+            "calls-heading",
+            charts.heading(2, "2. The same with real tool calls"),
+            f"“{calls.PROMPT}” There is one tool, future_value(principal, rate, years, per_year), "
+            "and seven answers. Their format (0 or 1) and correctness (−3 to 3) come from this "
+            "package's own reward for tool calls, and every call that can be read has been "
+            "executed.",
+            charts.table(*calls.table(), prose=True),
+            "With equal weights GRPO takes answers 2 and 3 for equal: the right arguments without "
+            "a thought, and a thought with a wrong rate. GDPO prefers answer 3 until correctness "
+            "weighs some five times as much as format. Which of the two is the better answer, no "
+            "estimator knows: say it with the weights.",
+        )
+    )
+    return (calls_chosen,)
+
+
+@app.cell
+def calls_widgets(calls_chosen):
+    row(calls_chosen.elements.values())
+    return
+
+
+@app.cell
+def calls_shown(calls_chosen):
+    _texts = {str(_i): _answer for _i, _answer in enumerate(calls.ANSWERS, 1)}
+    _weights = [calls_chosen.value[_key] for _key in calls.KEYS]
+    try:
+        _found = compare.estimate(calls.rewards(), calls.KEYS, weights=_weights)
+        _group = compare.compare(list(_texts), _found)
+    except ValueError as _error:
+        _parts = [f"No advantages: {_error}"]
+    else:
+        _parts = [charts.bars(_group, texts=_texts), charts.ties(_group, calls.KEYS)]
+    mo.Html(charts.block("calls", *_parts))
+    return
+
+
+# ---------------------------------------------------------------- 3. to 5. groups
+
+
+@app.cell
+def trades():
+    _size = len(examples.ANSWERS)
+    mo.Html(
+        charts.block(
+            "trades",
+            charts.heading(2, "3. [1, 0, 1] and [0, 1, 1]: when they look the same"),
+            "Both sums are 2, and a sum is all that GRPO sees. To GDPO it matters how many of the "
+            f"{_size} rollouts earn the first reward, n₁, and the second, n₂: a reward that few "
+            "earn, or few miss, varies less and weighs more. The table holds GDPO's advantage of "
+            "[1, 0, 1] minus that of [0, 1, 1], before whitening.",
+            charts.gaps(compare.gaps_of_a_trade(_size)),
+            f"They are equal where n₁ = n₂ or n₁ + n₂ = {_size}: there both rewards vary equally.",
+        )
+    )
+    return
+
+
+@app.cell
+def ranking_form():
+    ranking_chosen = mo.ui.dictionary(
+        {
+            f"{_name} {_range.name}": slider(
+                _range.low,
+                _range.high,
+                _range.step,
+                _value,
+                f"{_name}: {_range.name} ({_range.unit})",
+            )
+            for _name, _values in examples.RANKINGS.items()
+            for _range, _value in zip(examples.RANGES, _values, strict=True)
+        }
+    )
+    mo.Html(
+        charts.block(
+            "ranking-heading",
+            charts.heading(2, "4. Rewards with different ranges"),
+            "Five rankings of the same videos, judged by relevance (NDCG, 0 to 1), rating "
+            "(1 to 5 stars) and watch time (0 to 60 minutes). Nobody has chosen weights: each "
+            "reward comes in its own unit, and the one whose numbers vary most weighs most in "
+            "GRPO's sum. The table counts the pairs that a method orders as one reward alone "
+            "would.",
+        )
+    )
+    return (ranking_chosen,)
+
+
+@app.cell
+def ranking_widgets(ranking_chosen):
+    mo.vstack(
+        [
+            row(ranking_chosen[f"{_name} {_range.name}"] for _range in examples.RANGES)
+            for _name in examples.RANKINGS
+        ]
+    )
+    return
+
+
+@app.cell
+def ranking_shown(ranking_chosen):
+    _keys = [_range.name for _range in examples.RANGES]
+    _rewards = torch.tensor(
+        [
+            [ranking_chosen.value[f"{_name} {_key}"] for _key in _keys]
+            for _name in examples.RANKINGS
+        ],
+        dtype=torch.float64,
+    )
+    _group = compare.compare(list(examples.RANKINGS), compare.estimate(_rewards, _keys))
+    _columns = list(zip(*[_each.rewards for _each in _group], strict=True))
+    _advantages = {
+        "GRPO": [_each.grpo for _each in _group],
+        "GDPO": [_each.gdpo for _each in _group],
+    }
+    _alike = [
+        [_method, *[compare.orders_alike(_values, _column) for _column in _columns]]
+        for _method, _values in _advantages.items()
+    ]
+    _pairs = len(_group) * (len(_group) - 1) // 2
+    mo.Html(
+        charts.block(
+            "ranking",
+            charts.bars(_group),
+            charts.table([f"of {_pairs} pairs, ordered as by", *_keys], _alike),
+        )
+    )
+    return
+
+
+@app.function
+def counts_table(title, columns):
+    """How many groups each method tells apart, a column for each (rewards, rollouts)."""
+    counts = [compare.count_distinct(*pair) for pair in columns.values()]
+    return charts.table(
+        [title, *map(str, columns)],
+        [
+            ["different groups", *[each.groups for each in counts]],
+            ["GRPO", *[each.grpo for each in counts]],
+            ["GRPO without σ", *[each.grpo_unscaled for each in counts]],
+            ["GDPO", *[each.gdpo for each in counts]],
+        ],
+    )
+
+
+@app.cell
+def count_form():
+    count_chosen = mo.ui.dictionary(
+        {
+            "rewards": slider(1, 5, 1, 3, "rewards"),
+            "rollouts": slider(2, 12, 1, 6, "rollouts"),
+        }
+    )
+    mo.Html(
+        charts.block(
+            "distinct",
+            charts.heading(2, "5. How many groups each method can tell apart"),
+            "Every group of binary rewards there is, order aside, and the number of different "
+            "advantages they get, before whitening. Counted by going through all of them.",
+            counts_table("2 rewards, rollouts:", {n: (2, n) for n in compare.ROLLOUTS}),
+            counts_table("4 rollouts, rewards:", {k: (k, 4) for k in compare.REWARDS}),
+        )
+    )
+    return (count_chosen,)
+
+
+@app.cell
+def count_widgets(count_chosen):
+    row(count_chosen.elements.values())
+    return
+
+
+@app.cell
+def count_shown(count_chosen):
+    _rewards, _rollouts = count_chosen.value["rewards"], count_chosen.value["rollouts"]
+    _groups = compare.group_count(_rewards, _rollouts)
+    if _groups > compare.MOST_GROUPS:
+        _shown = (
+            f"{_groups:,} different groups: more than the {compare.MOST_GROUPS:,} that this page "
+            "goes through."
+        )
+    else:
+        _shown = counts_table(f"{_rewards} rewards, rollouts:", {_rollouts: (_rewards, _rollouts)})
+    mo.Html(charts.block("count", _shown))
+    return
+
+
+# ---------------------------------------------------------------- 6. and 7. a toy policy
+
+
+@app.cell
+def skills_form():
+    skills_chosen = mo.ui.dictionary(
+        {
+            "seeds": slider(5, 50, 5, 20, "seeds", slow=True),
+            "learning_rate": slider(0.05, 0.5, 0.05, toy.LEARNING_RATE, "learning rate", slow=True),
+            "correlation": slider(-0.9, 0.9, 0.1, 0.7, "correlation", slow=True),
+            "factor": slider(1, 20, 1, 10, "scale of the largest reward", slow=True),
+            "hard": slider(0.01, 0.5, 0.01, 0.02, "start of the hard skill", slow=True),
+            "noise": slider(0.05, 2, 0.05, 0.1, "size of the coin flip", slow=True),
+        }
+    )
+    mo.Html(
+        charts.block(
+            "toy-heading",
+            charts.heading(2, "6. A toy policy, trained while you wait"),
+            "Three logits, three skills; an epoch draws one group of "
+            f"{toy.BATCH} rollouts and takes one step, {toy.EPOCHS} epochs in all. The curves show "
+            "probabilities, first of the slowest skill and then of each: the mean over the seeds "
+            "and a band of one standard deviation. With one group a batch, whitening does nothing "
+            "but set the scale.",
+        )
+    )
+    return (skills_chosen,)
+
+
+@app.cell
+def skills_widgets(skills_chosen):
+    row(skills_chosen.elements.values())
+    return
+
+
+@app.cell
+def skills_shown(skills_chosen):
+    cases = study.study_all(**skills_chosen.value)
+    _slowest = [
+        curves.curves(
+            _case.name, "slowest skill", {_m: _t.slowest for _m, _t in _case.trainings.items()}
+        )
+        for _case in cases
+    ]
+    _each = []
+    for _case in cases:
+        _pictures = [
+            curves.curves(
+                _skill,
+                "probability",
+                {_m: _case.trainings[_m].each(_k) for _m in (toy.GRPO, toy.GDPO)},
+                of=_case.name,
+                size=curves.SMALL,
+            )
+            for _k, _skill in enumerate(_case.skills)
+        ]
+        _each += [charts.heading(4, _case.name), curves.figures(_pictures, small=True)]
+    mo.Html(
+        charts.block(
+            "toy",
+            curves.figures(_slowest),
+            charts.folded("All numbers", charts.table(*study.case_table(cases))),
+            charts.heading(3, "Each reward by itself"),
+            *_each,
+            charts.heading(3, "The gap that whitening closes"),
+            "A page known for explaining GDPO trains this very policy on independent rewards and "
+            "leaves the whitening out. Unwhitened advantages spread wider than GRPO's, which is a "
+            "larger learning rate by another name: the last curve of each picture is GRPO with "
+            "its learning rate times that factor. Where it runs with the unwhitened curve, the "
+            "lead is no merit of the decoupling.",
+        )
+    )
+    return (cases,)
+
+
+@app.cell
+def when(cases):
+    mo.Html(
+        charts.block(
+            "when",
+            charts.heading(2, "7. When to use which"),
+            "The slowest skill on each task: its mean over all epochs with GRPO, with GDPO, and "
+            "with GRPO at the larger learning rate of section 6. One of the first two is ahead "
+            "when they differ by more than 0.01 and two standard errors.",
+            charts.table(*study.verdict_table(cases)),
+            charts.listed(
+                [
+                    "Different scales: GDPO brings all rewards to one scale by itself, and it also "
+                    "undoes scales that were meant. Say what you mean with weights.",
+                    "A reward that is noise: GDPO brings it to the size of the others, whatever it "
+                    "is worth. Give a reward that measures nothing the weight 0.",
+                    "Where the faster GRPO is ahead of GDPO, a larger learning rate does more "
+                    "than the estimator.",
+                ]
+            ),
+        )
+    )
+    return
+
+
+# ---------------------------------------------------------------- 8. units
+
+
+@app.cell
+def units_form():
+    units_chosen = mo.ui.dictionary(
+        {
+            _name: mo.ui.slider(
+                steps=list(_steps), value=_value, label=_label, show_value=True, debounce=True
+            )
+            for _name, _steps, _value, _label in (
+                ("unit", units.UNITS, 10.0, "a success of the first counts"),
+                ("weight", units.WEIGHTS, 0.333, "GRPO's weight on it"),
+            )
+        }
+    )
+    mo.Html(
+        charts.block(
+            "units-heading",
+            charts.heading(2, "8. Units"),
+            f"Two skills that are equally hard; both start at {units.START}. A reward function may "
+            "count a success of the first as 1, as 10 points or as a tenth: the skill is the same. "
+            "Choose the unit, and a static weight on that reward for GRPO. "
+            f"Every number is a mean over {units.SEEDS} seeds.",
+            "GDPO does not see the unit. To GRPO the unit and the weight are one factor: a weight "
+            "that undoes the unit makes up for it, as long as nobody changes the unit.",
+        )
+    )
+    return (units_chosen,)
+
+
+@app.cell
+def units_widgets(units_chosen):
+    row(units_chosen.elements.values())
+    return
+
+
+@app.cell
+def units_shown(units_chosen):
+    _unit, _both = units_chosen.value["unit"], (toy.GRPO, toy.GDPO)
+    _methods = (*_both, units.weighted(units_chosen.value["weight"]))
+    _found = {_m: units.training(_unit, _m) for _m in _methods}
+    _pictures = [
+        curves.curves(_title, "success", {_m: _t.each(_k) for _m, _t in _found.items()})
+        for _k, _title in enumerate(("First skill", "Other skill"))
+    ]
+    _others = {_m: [units.averages(_u, _m)[1].mean for _u in units.UNITS] for _m in _both}
+    _pictures.append(
+        curves.advantage_by_unit("Other skill, mean of all epochs", "success", units.UNITS, _others)
+    )
+    mo.Html(
+        charts.block(
+            "units",
+            curves.figures(_pictures),
+            charts.table(*units.table([_unit], _methods)),
+            charts.folded("Every unit in numbers", charts.table(*units.table(units.UNITS, _both))),
+        )
+    )
+    return
+
+
+# ---------------------------------------------------------------- 9. phantom gradients
+
+
+@app.cell
+def phantom_form():
+    phantom_chosen = mo.ui.dictionary(
+        {
+            "right": slider(0, len(phantom.TOKENS), 1, 0, "right answers"),
+            "remedy": mo.ui.dropdown(
+                list(phantom.REMEDIES), value="condition", label="remedy", allow_select_none=False
+            ),
+        }
+    )
+    mo.Html(
+        charts.block(
+            "phantom-heading",
+            charts.heading(2, "9. Phantom gradients"),
+            "Eight answers to one prompt are scored for correctness and for brevity (1 minus the "
+            f"tokens over {phantom.LIMIT}). Where all are wrong, or all right, correctness says "
+            "nothing, and all of the advantage is brevity's: the shortest answer is praised for "
+            "its length alone.",
+            "Choose how many are right, the longest first, and a remedy: Eq. 8's condition lets "
+            "brevity count in correct answers alone, so that nothing is left where all are wrong; "
+            "the gate leaves out groups in which correctness is the same for all.",
+        )
+    )
+    return (phantom_chosen,)
+
+
+@app.cell
+def phantom_widgets(phantom_chosen):
+    row(phantom_chosen.elements.values())
+    return
+
+
+@app.cell
+def phantom_shown(phantom_chosen):
+    _right, _remedy = phantom_chosen.value["right"], phantom_chosen.value["remedy"]
+    _found = compare.estimate(phantom.rewards(_right), phantom.KEYS)
+    _third = None if _remedy == "none" else (_remedy, phantom.remedied(_right, _remedy))
+    _group = compare.compare(phantom.NAMES, _found)
+    mo.Html(charts.block("phantom", charts.bars(_group, third=_third)))
+    return
+
+
+@app.cell
+def phantoms_form():
+    phantoms_chosen = mo.ui.dictionary(
+        {
+            "hard": slider(0, phantom.PROMPTS, 1, 2, "hard prompts", slow=True),
+            "size": slider(2, 32, 1, 8, "rollouts of a prompt", slow=True),
+            "weight": slider(0.1, 2, 0.1, 1, "weight of brevity", slow=True),
+        }
+    )
+    _hard, _easy = (f"{_idea} and {_work}" for _idea, _work in (phantom.HARD, phantom.EASY))
+    mo.Html(
+        charts.block(
+            "phantoms-heading",
+            charts.heading(3, "A policy trained on such groups"),
+            "An answer is correct when it has the right idea and writes out the work, and brief "
+            f"when it leaves the work out. Of {phantom.PROMPTS} prompts, hard ones start with the "
+            f"probabilities {_hard}, the others with {_easy}. {phantom.SEEDS} seeds. The harder "
+            "the prompts and the smaller the groups, the more groups fail as one and teach "
+            "brevity alone.",
+        )
+    )
+    return (phantoms_chosen,)
+
+
+@app.cell
+def phantoms_widgets(phantoms_chosen):
+    row(phantoms_chosen.elements.values())
+    return
+
+
+@app.cell
+def phantoms_shown(phantoms_chosen):
+    _found = phantom.trainings(**phantoms_chosen.value)
+    _pictures = [
+        curves.curves(_title, "probability", {_m: _t.each(_k) for _m, _t in _found.items()})
+        for _k, _title in enumerate(("Correctness", "Brevity"))
+    ]
+    mo.Html(
+        charts.block("phantoms", curves.figures(_pictures), charts.table(*phantom.table(_found)))
+    )
+    return
+
+
+# ---------------------------------------------------------------- 10. your own training
+
+
+@app.cell
+def training():
+    _references = {
+        "2601.05242": "GDPO: Group reward-Decoupled Normalization Policy Optimization for "
+        "Multi-reward RL Optimization",
+        "2402.03300": "GRPO, in DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open "
+        "Language Models",
+        "2504.13958": "The rewards of the tool calls, in ToolRL: Reward is All Tool Learning Needs",
+        "2409.19256": "verl, in HybridFlow: A Flexible and Efficient RLHF Framework",
+    }
+    _links = [
+        charts.link(f"{_title} (arXiv:{_number})", f"https://arxiv.org/abs/{_number}")
+        for _number, _title in _references.items()
+    ]
+    mo.Html(
+        charts.block(
+            "training",
+            charts.heading(2, "10. In your own training"),
+            "One override of verl's own command. The reward function returns one number for each "
+            "reward and declares their names.",
+            charts.command(
+                "python -m verl.trainer.main_ppo algorithm.adv_estimator=gdpo …   # instead of grpo"
+            ),
+            "The settings that this page plays with stand beside it:",
+            charts.command(
+                "'+algorithm.gdpo_reward_weights={correctness: 2.0}'\n"
+                "'+algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1.0}}'\n"
+                "'+algorithm.gdpo.gate={on: correctness}'\n"
+                "+algorithm.gdpo.variant=dvao"
+            ),
+            charts.heading(3, "References"),
+            charts.listed(_links),
+        )
+    )
+    return
+
+
+if __name__ == "__main__":
+    app.run()
