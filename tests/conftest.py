@@ -61,7 +61,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # pytest's workers begin with the files that take longest.
 LONGEST = (
-    *("test_mutants.py", "test_wheel.py", "test_chaos.py", "test_faults.py"),
+    *("test_wheel.py", "test_chaos.py", "test_faults.py"),
     # The first that needs the policy makes it; the next ones would only wait.
     *("test_training.py", "test_pretrained.py", "test_explain.py", "test_recipes.py"),
     "test_modes.py",

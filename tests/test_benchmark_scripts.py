@@ -30,19 +30,19 @@ def script(name: str) -> ModuleType:
     ("answers", "share", "expected"),
     [(24, 0.0, 0), (24, 0.01, 1), (24, 0.05, 1), (512, 0.01, 5), (512, 0.05, 26)],
 )
-def test_a_positive_share_of_slow_answers_is_one_at_least(
+def test_a_positive_share_of_bad_answers_is_one_at_least(
     answers: int, share: float, expected: int
 ) -> None:
-    module = script("benchmark_slow_answers")
-    asked = module.questions(answers, share)
+    module = script("benchmark")
+    asked = module.questions("slow-answers", answers, share)
     assert len(asked) == answers
-    assert sum(answer in module.HANGS for answer, _ in asked) == expected
+    assert sum(answer in module.BAD["slow-answers"] for answer, _ in asked) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's malloc_trim")
 def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None:
     torch = pytest.importorskip("torch")
-    module = script("benchmark_advantage")
+    module = script("benchmark")
     module.keep_pages()
 
     def result() -> object:
@@ -58,7 +58,7 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
 @pytest.mark.slow
 def test_the_seam_is_timed_on_a_real_queue() -> None:
     process = subprocess.run(
-        [sys.executable, SCRIPTS / "benchmark_seam.py", "--size", "16x8", "--repeats", "2"],
+        [sys.executable, SCRIPTS / "benchmark.py", "seam", "--size", "16x8", "--turns", "2"],
         capture_output=True,
         text=True,
         check=False,
@@ -70,7 +70,7 @@ def test_the_seam_is_timed_on_a_real_queue() -> None:
         lines = [line for line in process.stdout.splitlines() if line.startswith(f"  {clock}")]
         assert len(lines) == 5
         assert "grpo_vectorized" in lines[0]
-        assert "x  1.00 (1.00 to 1.00)" in lines[0]
+        assert "x  1.00 (1.00 to 1.00, 2 turns)" in lines[0]
 
 
 def test_a_step_of_verl_is_counted_under_the_names_of_trls() -> None:

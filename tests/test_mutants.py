@@ -1,8 +1,9 @@
-"""The mutation run: which mutants there are, when it fails, and that none survives."""
+"""The mutation run: which mutants there are, how they are judged, and when it fails."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,13 +114,50 @@ def test_a_survivor_fails_the_run_unless_it_is_explained(
     assert sum(line.startswith("gdpo_verl/deep/small.py:") for line in lines) == ALL - explained
 
 
-@pytest.mark.real
-@pytest.mark.slow
-def test_no_mutant_survives() -> None:
+# The script as `main` runs it, on a package without what verl and its plug-ins import.
+RUN = """
+import sys, mutants
+mutants.import_what_is_heavy = lambda: None
+mutants.TESTS = {"small": (["test_small.py"], [])}
+sys.exit(mutants.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "status", "counts"),
+    [
+        ("assert [f(x) for x in (0, 1, 2)] == [5, 2, 4]", 0, "6 6 0 0"),
+        ("assert f(2) == 4", 1, "6 2 0 4"),  # nothing that is below 1 is looked at
+        ("assert f(2) == 5", 1, ""),
+    ],
+    ids=["all killed", "some survive", "the tests fail without a mutant"],
+)
+def test_the_tests_of_a_module_are_asked_about_each_mutant(
+    tmp_path: Path, test: str, status: int, counts: str
+) -> None:
+    files = {
+        "gdpo_verl/__init__.py": "",
+        "gdpo_verl/plugin.py": "",
+        "gdpo_verl/cpu.py": "",
+        "gdpo_verl/small.py": "def f(x):\n    if x < 1:\n        return 5\n    return x * 2\n",
+        "tests/test_small.py": (
+            f"from gdpo_verl.small import f\n\ndef test_small():\n    {test}\n"
+        ),
+        "scripts/mutants.py": SCRIPT.read_text(encoding="utf-8"),
+        "scripts/equivalent_mutants.yaml": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     process = subprocess.run(
-        [sys.executable, SCRIPT, "-n", "20", "--jobs", "1"],
+        [sys.executable, "-c", RUN],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "scripts")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert process.returncode == 0, process.stdout[-10_000:] + process.stderr[-3000:]
+    assert process.returncode == status, process.stdout + process.stderr
+    if counts:
+        assert process.stdout.splitlines()[-1].split() == ["small", *counts.split()]
+    else:
+        assert "fail without a mutant" in process.stderr

@@ -1,9 +1,9 @@
 """The tool-calling rewards: by hand, by property, on any text, on the clock."""
 
 import doctest
-import importlib.util
 import json
 import math
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +28,10 @@ from tool_calls import (
 
 from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward, parse_ground_truth
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import hostile_texts
 
 # ---------------------------------------------------------------- worked by hand
 
@@ -218,16 +222,8 @@ def test_values_nested_to_the_limit_are_counted_and_never_raise():
 # ---------------------------------------------------------------- on the clock
 
 
-def script(name):
-    """A file of scripts/ as a module; the texts that are slow to read stand there."""
-    path = ROOT / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-benchmark = script("benchmark_rewards")
+def repeated(unit, start=""):
+    return lambda size: start + unit * ((size - len(start)) // len(unit))
 
 
 ENDS = {
@@ -249,23 +245,23 @@ def judge(strict, ground_truth):
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
 @pytest.mark.parametrize(
-    "text", [*benchmark.WORST.values(), *ENDS.values()], ids=[*benchmark.WORST, *ENDS]
+    "text", [*hostile_texts.WORST.values(), *ENDS.values()], ids=[*hostile_texts.WORST, *ENDS]
 )
 def test_the_time_is_linear_in_the_text(text, strict):
-    assert_linear(judge(strict, benchmark.TRUTH), text)
+    assert_linear(judge(strict, hostile_texts.TRUTH), text)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
 @pytest.mark.parametrize(
     "text",
     [
-        benchmark.counted(benchmark.NEAR),
-        benchmark.counted(benchmark.SHARED),
-        benchmark.filled(benchmark.SHORTEST),
+        hostile_texts.counted(hostile_texts.NEAR),
+        hostile_texts.counted(hostile_texts.SHARED),
+        hostile_texts.filled(hostile_texts.SHORTEST),
     ],
     ids=["near", "one key", "shortest"],
 )
 def test_twenty_calls_asked_for_take_no_longer(text, strict):
     text = text(tool_text.LONGEST)
-    assert compute_score("rlla", text, benchmark.LONG_TRUTH, strict=strict)["parse_error"] == 0
-    assert seconds(lambda: judge(strict, benchmark.LONG_TRUTH)(text)) < long()
+    assert compute_score("rlla", text, hostile_texts.LONG_TRUTH, strict=strict)["parse_error"] == 0
+    assert seconds(lambda: judge(strict, hostile_texts.LONG_TRUTH)(text)) < long()

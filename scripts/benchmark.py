@@ -1,0 +1,586 @@
+"""What our code costs beside the alternative, measured in turns in the same run.
+
+    python scripts/benchmark.py advantage                     # GDPO beside verl's own estimators
+    python scripts/benchmark.py advantage --variants --size 4096x1024x3
+    python scripts/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
+    python scripts/benchmark.py rewards rlla_sft.json         # tool calls beside verl's rlla
+    python scripts/benchmark.py code --answers 100            # a step's rewards, some bad
+    python scripts/benchmark.py slow-answers
+
+Where contenders take turns, each is printed by the clock and by this process' processor time: the
+median, the least, and the ratio to the first line within a turn (median and quartiles) and of the
+least times. On a machine that others use, trust the least times. One turn more is run, uncounted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import math
+import multiprocessing
+import os
+import platform
+import random
+import re
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[1]
+GROUP = 8
+Seconds = tuple[float, float]  # by the clock, and of the processors
+
+
+def seconds(run: Callable[[], object]) -> Seconds:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = run()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    measured = time.perf_counter() - wall, time.process_time() - cpu
+    del result  # freeing it is not counted
+    return measured
+
+
+def in_turns(
+    contenders: dict[str, Callable[[], Seconds]], turns: int, patience: float = math.inf
+) -> dict[str, list[Seconds]]:
+    """Measure each contender once a turn; of one slower than `patience` seconds two turns count."""
+    times: dict[str, list[Seconds]] = {name: [] for name in contenders}
+    for turn in range(turns + 1):
+        for name, measure in contenders.items():
+            if turn <= 2 or times[name][0][0] < patience:
+                found = measure()
+                if turn:
+                    times[name].append(found)
+    return times
+
+
+def report(times: dict[str, list[Seconds]]) -> None:
+    base = next(iter(times.values()))
+    for clock, kind in enumerate(("wall", "CPU")):
+        for name, turns in times.items():
+            pairs = [(own[clock], other[clock]) for own, other in zip(turns, base, strict=False)]
+            low, middle, high = np.quantile(
+                [own / other for own, other in pairs], (0.25, 0.5, 0.75)
+            )
+            own, other = ([turn[clock] for turn in each] for each in (turns, base))
+            print(
+                f"  {kind:4} {name:20} {statistics.median(own):9.4f} s, least {min(own):9.4f}   "
+                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {len(pairs)} turns), least "
+                f"{min(own) / min(other):5.2f}",
+                flush=True,
+            )
+
+
+# ---------------------------------------------------------------- advantage
+
+
+def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callable[[], Any]]:
+    """Functions without arguments over one random batch: ours first, verl's or our variants."""
+    import verl.trainer.ppo.core_algos as verl
+
+    from gdpo_verl import gdpo_advantages
+    from gdpo_verl.advantage import VARIANTS
+
+    b, t, k = size
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randint(0, 4, (b, k), generator=generator).float()
+    uids = [str(uuid.UUID(int=group)) for group in range((b + GROUP - 1) // GROUP)]
+    # verl repeats the strings of each prompt, and hands out an object array.
+    groups = np.repeat(np.array(uids, dtype=object), GROUP)[:b]
+    lengths = torch.randint(t // 4, t + 1, (b, 1), generator=generator)
+    lengths[0] = t
+    mask = torch.empty(b, t, dtype=torch.int64, device=device)
+    for rows in range(0, b, 1024):
+        mask[rows : rows + 1024] = torch.arange(t) < lengths[rows : rows + 1024]
+    columns = {f"r{i}": column.numpy() for i, column in enumerate(rewards.unbind(1))}
+    rewards = rewards.to(device)
+    ours = partial(gdpo_advantages, rewards, groups, mask)
+    found: dict[str, Callable[[], Any]] = {"ours": ours}
+    if variants:
+        names = [name for name in VARIANTS if name != "gdpo"]
+        return found | {
+            f"ours, {name}": partial(ours, variant=name, ranges=[(0.0, 3.0)] * k) for name in names
+        }
+    # verl's grpo gets the summed reward. Its gdpo puts each reward on the last attended token;
+    # here prompts have no tokens.
+    summed = torch.zeros(b, t, device=device)
+    summed[:, 0] = rewards.sum(1)
+    batch = {"prompts": torch.empty(b, 0, device=device), "attention_mask": mask}
+    found["verl grpo_vectorized"] = partial(
+        verl.compute_grpo_vectorized_outcome_advantage, summed, mask, groups
+    )
+    if b <= 16384:  # verl's loops over Python numbers take minutes beyond
+        found["verl grpo"] = partial(verl.compute_grpo_outcome_advantage, summed, mask, groups)
+        found["verl gdpo"] = partial(
+            verl.compute_gdpo_outcome_advantage,
+            summed,
+            mask,
+            groups,
+            config={"gdpo_reward_keys": list(columns)},
+            non_tensor_batch=columns,
+            batch=batch,
+        )
+    return found
+
+
+def peak_mib(run: Callable[[], object], device: str) -> float:
+    """The most memory that one call held beside its inputs, its result included.
+
+    On a GPU the allocator's; on a CPU the growth of the resident set, sampled every 2 ms.
+    """
+    import psutil
+
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # pages that glibc kept would be used again unseen
+        libc.malloc_trim(ctypes.c_size_t(0))
+    process, done = psutil.Process(), threading.Event()
+    sizes = [process.memory_info().rss]
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            sizes.append(process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = run()
+    sizes.append(process.memory_info().rss)
+    done.set()
+    watcher.join()
+    del result
+    return float(max(sizes) - sizes[0]) / 2**20
+
+
+def keep_pages() -> None:
+    """Make glibc keep freed memory below 32 MiB a piece.
+
+    Otherwise the first to allocate after a large release pays for the pages of the next ones:
+    for 16 MiB, more than the work on them.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def advantage(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    keep_pages()
+    print(f"torch {torch.__version__} on {args.device}, {args.threads} threads")
+    for text in args.size:
+        print(f"\n{text} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
+        runs = contenders([int(number) for number in text.split("x")], args.device, args.variants)
+        measures = {name: partial(seconds, run) for name, run in runs.items()}
+        report(in_turns(measures, args.turns, args.patience))
+        for name, run in runs.items():
+            print(f"  peak {name:20} {peak_mib(run, args.device):9.0f} MiB", flush=True)
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def short_answers(path: str | None) -> list[tuple[str, str]]:
+    """Pairs of answer and ground truth: the right answer, another's, a wrong and a cut one."""
+    from gdpo_verl.tasks import prompt, toolbox
+
+    if path:
+        rows = [row["output"] for row in json.loads(Path(path).read_text(encoding="utf-8"))]
+    else:
+        examples = islice(toolbox.examples("train", seed=0), 400)
+        rows = [prompt.reference_answer(example.thought, example.calls) for example in examples]
+    rng = random.Random(0)
+    pairs = []
+    for row in rows:
+        thought, end, rest = row.rpartition("</think>")
+        wrong = thought + end + re.sub(r": *[^{}]+?([,}])", r": 0\1", rest, count=2)
+        cut = row[: rng.randrange(len(row))]
+        # Without its thought, which may mention tags and would stop verl's rule.
+        pairs += [(answer, rest.strip()) for answer in (row, rng.choice(rows), wrong, cut)]
+    return pairs
+
+
+def rewards(args: argparse.Namespace) -> None:
+    """The tool-call reward on short answers, and all on texts made to be slow."""
+    from hostile_texts import LONG_TRUTH, TRUTH, WORST
+    from verl.utils.reward_score import rlla
+
+    from gdpo_verl.rewards import gsm8k, math_length, tool_call
+    from gdpo_verl.rewards.code_text import find_code
+
+    def verls(answer: str, truth: str) -> None:
+        given = [[{"content": answer.strip()}]], [truth], 0
+        rlla.customize_format_reward_func(*given, 1.0, 0.0, False)
+        rlla.customize_correctness_reward_tool(*given, 3.0, -3.0, False)
+
+    keep_pages()
+    print(f"Python {platform.python_version()}, {platform.machine()}\n")
+    pairs = short_answers(args.dialogues)
+    rules: dict[str, Callable[[str, str], object]] = {
+        "verl rlla": verls,
+        "strict": partial(tool_call.compute_score, ""),
+        "published": partial(tool_call.compute_score, "", strict=False),
+    }
+    measures = {
+        name: partial(seconds, lambda rule=rule: [rule(*pair) for pair in pairs])
+        for name, rule in rules.items()
+    }
+    times = in_turns(measures, args.turns)
+    report(times)
+    for name, turns in times.items():
+        print(f"  {name:25} {len(pairs) / min(cpu for _, cpu in turns):9,.0f} answers/s/core")
+
+    slow: dict[str, Callable[..., object]] = {
+        "tool_call": lambda text, **s: tool_call.compute_score("", text, TRUTH, **s),
+        "tool_call, 20 asked": lambda text, **s: tool_call.compute_score("", text, LONG_TRUTH, **s),
+        "gsm8k": lambda text, **s: gsm8k.compute_score("", text, "#### 42", **s),
+        "code, its reading": find_code,
+        # No text here has a box that goes to math-verify.
+        "math_length": lambda text, **s: math_length.compute_score(
+            "", text, "42", {"response_length": 1}, **s
+        ),
+    }
+    gc.disable()  # a run of it takes longer the more objects others have in the process
+    print("\n| reward | worst texts | ms on 1 MB | time(1 MB) / time(100 kB) |\n|---|---|---|---|")
+    for name, strict in ((name, strict) for name in slow for strict in (True, False)):
+        rows = []
+        for label, make in WORST.items():
+            measures = {
+                str(size): partial(seconds, partial(slow[name], make(size), strict=strict))
+                for size in (100_000, 1_000_000)
+            }
+            least = [min(cpu for _, cpu in own) for own in in_turns(measures, 5).values()]
+            rows.append((least[1] * 1e3, label, least[1] / least[0]))
+        for large, label, ratio in sorted(rows, reverse=True)[:6]:
+            print(f"| {name}, strict={strict} | {label} | {large:.1f} | {ratio:.1f} |", flush=True)
+
+
+# ---------------------------------------------------------------- code, slow-answers
+
+
+def common(kind: str, index: int) -> tuple[str, str]:
+    """A common answer and its ground truth: a program with ten tests, or some mathematics."""
+    if kind == "code":
+        inputs, outputs = zip(*((f"{i} 1", str(i + 1)) for i in range(10)), strict=True)
+        tests = json.dumps({"inputs": inputs, "outputs": outputs})
+        return "print(sum(map(int, input().split())))", tests
+    n = 2 + index // 2
+    forms = [
+        (rf"\frac{{{n}}}{{{n + 2}}}", f"{n}/{n + 2}"),
+        (str(n), f"x = {n}"),
+        (rf"\sqrt{{{n + 1}}}", rf"\sqrt{{{n + 1}}}"),
+        (f"({n}, {n + 3}]", f"({n}, {n + 3}]"),
+        (rf"\{{{n}, {n + 1}\}}", rf"\{{{n + 1}, {n}\}}"),
+    ]
+    truth, answer = forms[n % len(forms)]
+    return (answer if index % 2 else str(-n)), truth  # every other one is right
+
+
+BAD = {
+    "code": ["while True: pass", "x = []\nwhile True: x.append('a' * 999999)"],
+    # On these sympy does not end, or takes all the memory that a worker has.
+    "slow-answers": [r"9^{9^{9^9}}", r"((10!)!)!", r"\int_0^1 \sin(x^x) \cos(x)^{x} dx"],
+}
+
+
+def questions(kind: str, answers: int, share: float) -> list[tuple[str, str]]:
+    """Answers with their ground truths, the bad ones spread evenly: one at least, if any."""
+    found = [common(kind, index) for index in range(answers)]
+    bad = max(round(answers * share), int(share > 0))
+    for number in range(bad):
+        place = number * answers // bad
+        found[place] = (BAD[kind][number % len(BAD[kind])], found[place][1])
+    return found
+
+
+def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
+    """Whether an answer is right, and whether it got a verdict at all."""
+    from gdpo_verl.rewards import code, math_length
+
+    reward, form, key = {
+        "code": (code, "```python\n%s\n```", "pass"),
+        "slow-answers": (math_length, "Some thoughts, then \\boxed{%s}.", "correctness"),
+    }[kind]
+    answer, truth = question
+    result = reward.compute_score("", form % answer, truth, {"response_length": 9})
+    return result[key] == 1, result["parse_error"] == 0
+
+
+def work(kind: str, chunk: list[tuple[str, str]]) -> list[tuple[bool, bool]]:
+    with ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4)) as pool:  # as asyncio's default
+        return list(pool.map(partial(judge, kind), chunk))
+
+
+def step(args: argparse.Namespace) -> None:
+    """A step's rewards in as many processes as verl has reward workers (`reward.num_workers`)."""
+    from gdpo_verl.sandbox import best_protection
+
+    print(f"protection: {best_protection().name}, cores: {len(os.sched_getaffinity(0))}\n")
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.workers, context) as pool:
+        print("| bad answers | seconds a step | right | no verdict |\n|---|---|---|---|")
+        # One step of common answers starts the processes and fills sympy's caches, unmeasured.
+        for turn, share in enumerate([0.0, *args.bad]):
+            batch = questions(args.benchmark, args.answers, share)
+            chunks = [batch[rank :: args.workers] for rank in range(args.workers)]
+            start = time.perf_counter()
+            judged = list(chain(*pool.map(partial(work, args.benchmark), chunks)))
+            taken = time.perf_counter() - start
+            right, verdicts = map(sum, zip(*judged, strict=True))
+            if turn:
+                row = f"| {share:.0%} | {taken:.1f} | {right} | {len(judged) - verdicts} |"
+                print(row, flush=True)
+
+
+# ---------------------------------------------------------------- seam
+
+# Rows that one put writes; verl's agent loops write one session at a time.
+PUT_ROWS = 512
+BASE = "grpo_vectorized"
+# By name: the estimator, algorithm.gdpo.metrics, dumps.
+COLUMNS = {
+    BASE: ("grpo_vectorized", True, False),
+    "control": ("grpo_vectorized", True, False),
+    "gdpo": ("gdpo", True, False),
+    "gdpo + dumps": ("gdpo", True, True),
+    "gdpo - metrics": ("gdpo", False, False),
+}
+
+
+def recipe(name: str, directory: str) -> Any:
+    import hydra
+    from omegaconf import open_dict
+
+    estimator, metrics, dumps = COLUMNS[name]
+    with hydra.initialize_config_dir(str(ROOT / "recipes"), version_base=None):
+        config = hydra.compose("toolbox/gdpo")
+    with open_dict(config):
+        config.algorithm.adv_estimator = estimator
+        config.algorithm.gdpo = {"metrics": metrics}
+        config.trainer.rollout_data_dir = directory if dumps else None
+    return config
+
+
+class Tokenizer:
+    """One character a token: what a tokenizer takes is the same in every column."""
+
+    pad_token_id = 0
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
+        return bytes(ids[ids != 0].tolist()).decode("ascii")
+
+
+class Driver:
+    """A process in which verl's default trainer does its part of a step."""
+
+    def __init__(self, directory: str) -> None:
+        import transfer_queue as tq
+
+        self.directory = directory
+        tq.init()
+        self.trainers: dict[str, Any] = {}
+
+    def fill(self, size: list[int]) -> None:
+        """Put rows into the queue as verl's agent loops leave them, with log-probs."""
+        import transfer_queue as tq
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        rows, tokens = size
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
+        components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
+        for start in range(0, rows, PUT_ROWS):
+            several = range(start, min(start + PUT_ROWS, rows))
+            fields = [row(index, lengths[index], components[index]) for index in several]
+            keys = [key(index) for index in several]
+            tq.kv_batch_put(
+                keys=keys,
+                partition_id="train",
+                fields=list_of_dict_to_tensordict(fields),
+                tags=[tag(lengths[index]) for index in several],
+            )
+
+    def use(self, size: list[int]) -> None:
+        """Take the rows that are in the queue as the batch."""
+        import transfer_queue as tq
+        from transfer_queue import KVBatchMeta
+
+        tags = tq.kv_list("train")["train"]
+        keys = [key(index) for index in range(size[0])]
+        self.batch = KVBatchMeta(
+            partition_id="train", keys=keys, tags=[dict(tags[key]) for key in keys]
+        )
+
+    def clear(self) -> None:
+        import transfer_queue as tq
+
+        tq.kv_clear(keys=self.batch.keys, partition_id="train")
+
+    def seconds(self, name: str, part: str) -> Seconds:
+        if name not in self.trainers:
+            self.trainers[name] = self.trainer(name)
+        trainer = self.trainers[name]
+        run: dict[str, Callable[[], Any]] = {
+            "advantage": lambda: trainer._compute_advantage(self.batch, {}),
+            "dump": lambda: self.dump(trainer),
+            "metrics": lambda: trainer._compute_metrics(self.batch, {}, {"step": 1.0}, 1, 0),
+        }
+        if part == "dump":
+            run["advantage"]()
+        return seconds(run[part])
+
+    def dump(self, trainer: Any) -> None:
+        trainer._init_dump_executor()
+        trainer._log_rollout_data(self.batch, {}, self.directory)
+        trainer._shutdown_dump_executor()
+
+    def trainer(self, name: str) -> Any:
+        """verl's trainer with nothing set up but what the parts read."""
+        from verl.trainer.ppo.v1 import PPOTrainerSync
+
+        trainer = object.__new__(PPOTrainerSync)
+        trainer.config = recipe(name, self.directory)
+        trainer.tokenizer = Tokenizer()
+        trainer.use_critic, trainer.global_steps = False, 1
+        trainer._rollout_moe_lb_metrics_accumulator = None
+        trainer._get_n_gpus_for_throughput = lambda: 1
+        return trainer
+
+
+def key(index: int) -> str:
+    # A uid as long as verl's uuid4, eight sessions a prompt, one output each.
+    return f"{index // GROUP:08x}-0000-4000-8000-000000000000_{index % GROUP}_0"
+
+
+def row(index: int, length: int, components: list[int]) -> dict[str, Any]:
+    form, correctness = float(components[0] > 0), float(components[1])
+    score = torch.zeros(length)
+    score[-1] = form + correctness
+    return {
+        "uid": key(index).rsplit("_", 2)[0],
+        "prompts": torch.full((16,), 65),
+        "responses": torch.full((length,), 66),
+        "response_mask": torch.ones(length, dtype=torch.int64),
+        "rm_scores": score,
+        "old_log_probs": torch.full((length,), -0.5),
+        "rollout_log_probs": torch.full((length,), -0.5),
+        "num_turns": 2,
+        "reward_model": {"ground_truth": "[]", "style": "rule"},
+        "extra_fields": {
+            "reward_extra_info": {
+                "score": form + correctness,
+                "format": form,
+                "correctness": correctness,
+                "parse_error": int(not form),
+            },
+            "min_global_steps": 0,
+            "max_global_steps": 0,
+            "turn_scores": [],
+            "tool_rewards": [],
+        },
+    }
+
+
+def tag(length: int) -> dict[str, Any]:
+    lengths = {"prompt_len": 16, "response_len": length, "seq_len": 16 + length}
+    steps = {"global_steps": 1, "min_global_steps": 0, "max_global_steps": 0}
+    return {"status": "success", **lengths, **steps}
+
+
+def seam(args: argparse.Namespace) -> None:
+    """verl's own method in two Ray actors on one TransferQueue, one of them with the plug-in."""
+    import ray
+
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
+    os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
+    import transfer_queue as tq
+
+    queue = recipe(BASE, "").transfer_queue
+    queue.backend.SimpleStorage.num_data_storage_units = 1
+    queue.backend.SimpleStorage.total_storage_size = None
+    tq.init(queue)
+    actor = ray.remote(num_cpus=1)(Driver)
+    with tempfile.TemporaryDirectory() as directory:
+        plain, ours = (
+            actor.options(runtime_env={"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": plugins}}).remote(
+                directory
+            )
+            for plugins in ("none", "auto")
+        )
+
+        def measure(name: str) -> Seconds:
+            driver = plain if name == BASE else ours
+            return ray.get(driver.seconds.remote(name, args.part))
+
+        for text in args.size:
+            size = [int(number) for number in text.split("x")]
+            ray.get(plain.fill.remote(size))
+            ray.get([each.use.remote(size) for each in (plain, ours)])
+            print(f"\n{args.part}: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
+            report(in_turns({name: partial(measure, name) for name in COLUMNS}, args.turns))
+            ray.get(plain.clear.remote())
+    tq.close()
+    ray.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+
+    def command(run: Callable[[argparse.Namespace], None], name: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=(run.__doc__ or "").split("\n")[0])
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command(advantage, "advantage")
+    sizes = ["256x1024x3", "4096x1024x3", "4096x8192x3", "65536x1024x2"]
+    sub.add_argument("--size", nargs="*", default=sizes, metavar="BxTxK")
+    sub.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    sub.add_argument("--turns", type=int, default=15)
+    sub.add_argument("--patience", type=float, default=1.0, help="seconds; beyond, two turns")
+    sub.add_argument("--variants", action="store_true", help="the variants beside GDPO alone")
+    sub.add_argument("--threads", type=int, default=torch.get_num_threads())
+
+    sub = command(rewards, "rewards")
+    sub.add_argument("dialogues", nargs="?", help="ToolRL's rlla_sft.json; else the toolbox's")
+    sub.add_argument("--turns", type=int, default=15)
+
+    for name, answers in (("code", 128), ("slow-answers", 512)):
+        sub = command(step, name)
+        sub.add_argument("--answers", type=int, default=answers, help="of a step")
+        sub.add_argument("--bad", type=float, nargs="*", default=[0.0, 0.01, 0.05], help="shares")
+        sub.add_argument("--workers", type=int, default=8)
+
+    sub = command(seam, "seam")
+    sizes = ["4096x1024", "65536x256"]
+    sub.add_argument("--size", nargs="*", default=sizes, metavar="ROWSxTOKENS")
+    sub.add_argument("--part", choices=["advantage", "dump", "metrics"], default="advantage")
+    sub.add_argument("--turns", type=int, default=5)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
