@@ -170,16 +170,6 @@ def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_i
     assert loaded.about["prompt"] == "prompt of gdpo-verl prepare bfcl"
 
 
-def test_toolrls_own_dialogues_have_one_text_around_their_tools():
-    file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
-    if not file.exists():
-        pytest.skip("needs 400 dialogues of ToolRL")
-    frames = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
-    (frame,) = frames
-    assert "**Available Tools**" in frame.header
-    assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
-
-
 def test_a_prepared_file_chooses_questions_and_another_data_set_is_refused(tmp_path):
     row = bfcl_data.accepted_rows()[0]["validation"][0]
     write_dataset(tmp_path, {"validation": [row]}, {})

@@ -33,7 +33,7 @@ def patient(monkeypatch):
     monkeypatch.setattr(math_length, "compute_score", score)
 
 
-# Columns and types as the data sets' pages on the hub show them; the problems are ours.
+# Columns and types as on the data sets' pages on the hub, without a few that nothing reads.
 LAYOUTS = {
     "aime24": (
         "data/train-00000-of-00001.parquet",

@@ -16,7 +16,7 @@ from gdpo_verl.rewards import code as code_reward
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards import math_length as math_reward
 from gdpo_verl.rewards import tool_call as tool_reward
-from gdpo_verl.tasks import benchmark, build, catalog, deepscaler, eurus2_code, gsm8k, rlla
+from gdpo_verl.tasks import benchmark, build, catalog, deepscaler, eurus2_code, gsm8k, prompt, rlla
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -271,7 +271,9 @@ def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read
     assert line.startswith("  mixed.jsonl row 5: under the published rules (strict: false)")
 
 
-def test_toolrls_own_dialogues_are_all_kept(tmp_path: Path) -> None:
+def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(
+    tmp_path: Path,
+) -> None:
     file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
         pytest.skip("ToolRL's dialogues are not here")
@@ -280,6 +282,9 @@ def test_toolrls_own_dialogues_are_all_kept(tmp_path: Path) -> None:
     assert len(provenance["suspicious"]) == 17  # tags in the thought
     train, validation = (truths(tmp_path / "out", split) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (360, 40)
+    (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
+    assert "**Available Tools**" in frame.header
+    assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
     for truth in train + validation:
         score = tool_reward.compute_score("rlla", truth, truth)
         assert score["format"] == 1.0

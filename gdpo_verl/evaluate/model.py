@@ -138,7 +138,11 @@ def _last(given: str, checkpoints: Path) -> Model:
 
 
 def _checkpoint(given: str, actor: Path) -> Model:
-    """A checkpoint whose weights are verl's own, or every shard of which is whole."""
+    """The model of a checkpoint: as saved for Hugging Face, else verl's shards, all of them whole.
+
+    Raises:
+      ValueError: it was cut short, or is Megatron's.
+    """
     step = _STEP.fullmatch(actor.parent.name)
     run = actor.parent.parent.parent
     origin: dict[str, Any] = {
@@ -161,7 +165,7 @@ def _checkpoint(given: str, actor: Path) -> Model:
     if not problem:
         try:
             json.loads(settings.read_text(encoding="utf-8"))["world_size"]
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             problem = f"expected world_size in {settings.name}"
     if problem:
         raise ValueError(

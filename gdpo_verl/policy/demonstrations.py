@@ -47,7 +47,7 @@ def _wrong_tool(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
 
 def _missing_argument(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     name, arguments = call
-    dropped = rng.choice(list(arguments) or [""])
+    dropped = rng.choice(list(arguments) or [""])  # a call may have none
     return name, {key: value for key, value in arguments.items() if key != dropped}
 
 

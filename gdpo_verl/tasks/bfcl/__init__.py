@@ -36,18 +36,31 @@ INSTALL_ALL = (
     "tree-sitter-javascript==0.21.4"
 )
 VALIDATION_SHARE = 0.1
-_KINDS = ("multiple", "parallel", "parallel_multiple")
-CATEGORIES = ("simple_python", *_KINDS, "live_simple", *(f"live_{kind}" for kind in _KINDS))
+CATEGORIES = (
+    "simple_python",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+)
 
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows our models."""
 MODELS: dict[str, Any] = {
     MODEL: SimpleNamespace(
-        **dict.fromkeys(("model_name", "display_name"), MODEL),
-        **dict.fromkeys(("url", "org", "license"), ""),
-        **dict.fromkeys(("input_price", "output_price")),
-        **dict.fromkeys(("is_fc_model", "underscore_to_dot"), False),
+        model_name=MODEL,
+        display_name=MODEL,
+        url="",
+        org="",
+        license="",
         model_handler=None,  # `handler` puts its own here
+        input_price=None,
+        output_price=None,
+        is_fc_model=False,
+        underscore_to_dot=False,
     )
 }
 """Our entry in place of bfcl-eval's table of models."""
