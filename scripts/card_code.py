@@ -154,8 +154,7 @@ def card(args: argparse.Namespace) -> Card:
     problems = list(read_problems())
     few = problems[:: max(1, len(problems) // args.habits)][: args.habits]
     count_right(made, problems, few)
-    if args.code_answers:
-        count_real(made, problems, read_lines(args.code_answers))
+    count_real(made, problems, read_lines(args.code_answers))
     count_wrong(made, problems, few)
     return made
 

@@ -50,10 +50,7 @@ def card(args: argparse.Namespace) -> Card:
     rows = [row for path in args.gsm8k or () for row in read_lines(path)]
     if rows:
         count_solutions(made, rows)
-    if args.gsm8k_answers:
-        real = list(real_answers(args.gsm8k_answers))
-        made.count_right("real answers, called right there", (a for a, right in real if right))
-        made.count_wrong("real answers, called wrong there", (a for a, right in real if not right))
+    made.count_real("real answers", real_answers(args.gsm8k_answers))
     if args.abel:
         count_abel(made, args.abel)
     return made
@@ -105,7 +102,7 @@ def echoes(rows: list[dict[str, str]]) -> Iterator[Answer]:
             yield Answer(form("So.", found[-1]), row["answer"])
 
 
-def real_answers(path: str) -> Iterator[tuple[Answer, bool]]:
+def real_answers(path: str | None) -> Iterator[tuple[Answer, bool]]:
     for row in read_lines(path):
         for found in row.values():
             if not isinstance(found, dict):
@@ -118,14 +115,11 @@ def real_answers(path: str) -> Iterator[tuple[Answer, bool]]:
 def count_abel(made: Card, folder: Path) -> None:
     """Real answers of models made of Llama 2, in three sizes."""
     for size in ("7b", "13b", "70b"):
-        rows = read_lines(str(folder / f"{size}.jsonl"))
-        pairs = [(row["response"].rpartition(HASHES), row) for row in rows]
-        for right, count in ((True, made.count_right), (False, made.count_wrong)):
-            called = "called right there" if right else "called wrong there"
-            count(f"real answers of Abel {size} (Llama 2), {called}", (
-                Answer(form(why or "So.", number), str(row["gold"]))
-                for (why, _, number), row in pairs if row["result"] is right
-            ))  # fmt: skip
+        judged = []
+        for row in read_lines(folder / f"{size}.jsonl"):
+            why, _, number = row["response"].rpartition(HASHES)
+            judged.append((Answer(form(why or "So.", number), str(row["gold"])), row["result"]))
+        made.count_real(f"real answers of Abel {size} (Llama 2)", judged)
 
 
 def form(why: str, number: str) -> str:

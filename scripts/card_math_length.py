@@ -8,8 +8,6 @@ import multiprocessing
 import random
 import re
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -18,7 +16,6 @@ from importlib.metadata import version
 from cards import Answer, Card, read_lines, shifted
 from verl.utils.reward_score import math_dapo, math_reward, math_verify
 
-from gdpo_verl.child_process import ChildProcess
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import ParseError
 
@@ -54,15 +51,6 @@ UNEVALUATED = {
     "a determinant": r"\begin{vmatrix}%s&0\\0&1\end{vmatrix}",
     "a binomial": r"\left(%s\right)\binom{k}{0}",
 }
-JUDGE = f"""
-import json, sys
-from gdpo_verl.rewards.math_length import compute_score
-for line in sys.stdin:
-    text, truth, _ = json.loads(line)
-    info = {{"response_length": 1}}
-    result = compute_score("", text, truth, info, deadline={PATIENCE})
-    print(json.dumps(result["correctness"] == 1), flush=True)
-"""
 GENERATED = ("fraction_simplification", "gcd", "lcm", "chain_sum", "simple_equations")
 
 
@@ -76,12 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--math-rows", type=int, default=1500, help="of each corpus, drawn at random"
-    )
-    group.add_argument(
-        "--math-truths", type=int, default=10**9, help="rows whose answers are rewritten; all"
-    )
-    group.add_argument(
-        "--math-before", help="a Python with another gdpo-verl, to judge rewritten answers beside"
     )
 
 
@@ -102,19 +84,15 @@ def card(args: argparse.Namespace) -> Card:
         "verl math_dapo": lambda a: math_dapo.compute_score(a.text, a.truth)["acc"],
     }
     made = Card("Mathematics", rules)
-    for name, rows in corpora(args):
+    for name, rows in corpora(args, args.math_rows):
         print(f"{name}: {len(rows):,} rows", flush=True)
         count(made, name, rows)
-    if args.math_before:
-        spelt = Card("Mathematics", {"strict": rules["strict"], "before": before(args.math_before)})
-        every = argparse.Namespace(**vars(args) | {"math_rows": args.math_truths})
-        count_spellings(spelt, [truth for _, rows in corpora(every) for _, truth in rows])
-        made.rows += spelt.rows
-    if args.math_answers:
-        real = list(real_answers(args.math_answers))
-        real = random.Random(0).sample(real, min(args.math_rows, len(real)))
-        made.count_right("real answers, called right there", (a for a, right in real if right))
-        made.count_wrong("real answers, called wrong there", (a for a, right in real if not right))
+    spelt = Card("Mathematics", {"strict": rules["strict"]})
+    count_spellings(spelt, [truth for _, rows in corpora(args, 10**9) for _, truth in rows])
+    made.rows += spelt.rows
+    real = list(real_answers(args.math_answers))
+    real = random.Random(0).sample(real, min(args.math_rows, len(real)))
+    made.count_real("real answers", real)
     return made
 
 
@@ -132,12 +110,12 @@ def ours(answer: Answer, info: dict, *, strict: bool = True) -> bool:
     return result["correctness"] == 1
 
 
-def corpora(args: argparse.Namespace) -> Iterator[tuple[str, list[tuple[Answer, str]]]]:
-    """Each corpus: the worked solution as an answer, and the answer alone."""
+def corpora(args: argparse.Namespace, most: int) -> Iterator[tuple[str, list[tuple[Answer, str]]]]:
+    """Rows of each corpus, drawn at random: the worked solution as an answer, the answer alone."""
     rng = random.Random(0)
     if args.math:
         rows = read_lines(args.math)
-        rows = rng.sample(rows, min(args.math_rows, len(rows)))
+        rows = rng.sample(rows, min(most, len(rows)))
         boxes = [math_length._last_box(row["solution"])[0] for row in rows]
         pairs = zip(rows, boxes, strict=True)
         yield (
@@ -146,7 +124,7 @@ def corpora(args: argparse.Namespace) -> Iterator[tuple[str, list[tuple[Answer, 
         )
     if args.college_math:
         rows = read_lines(args.college_math)
-        rows = rng.sample(rows, min(args.math_rows, len(rows)))
+        rows = rng.sample(rows, min(most, len(rows)))
         truths = [row["answer"].strip().strip("$") for row in rows]
         pairs = zip(rows, truths, strict=True)
         yield "college_math, test", [(Answer(boxed(t), t, r["question"]), t) for r, t in pairs if t]
@@ -195,18 +173,6 @@ def count_spellings(made: Card, truths: list[str]) -> None:
         )
 
 
-def before(python: str) -> Callable[[Answer], bool]:
-    """The strict verdicts of the gdpo-verl that another Python has, one process a thread."""
-    threads = threading.local()
-
-    def judge(answer: Answer) -> bool:
-        if not hasattr(threads, "child"):
-            threads.child = ChildProcess([python, "-c", JUDGE], cwd="/")
-        return bool(threads.child.ask(answer, time.monotonic() + 9 * PATIENCE))
-
-    return judge
-
-
 def can_be_right(truth: str) -> bool:
     info = {"response_length": 1}
     result = math_length.compute_score(
@@ -226,7 +192,7 @@ def plain(latex: str) -> str:
     return re.sub(r"\s|\\left|\\right|(?<=\\)[dt](?=frac)|[.,]$", "", latex)
 
 
-def real_answers(path: str) -> Iterator[tuple[Answer, bool]]:
+def real_answers(path: str | None) -> Iterator[tuple[Answer, bool]]:
     for row in read_lines(path):
         for text, right in zip(row["code"], row["score"], strict=True):
             yield Answer(text, row["gt"], row["question"]), right

@@ -75,8 +75,8 @@ def card(args: argparse.Namespace) -> Card:
 def real_answers(results: Path, folder: str) -> Iterator[Answer]:
     for category, name in CATEGORIES.items():
         file = f"gorilla_openfunctions_v1_test_{name}_result.json"
-        answers = read_lines(str(results / "result" / folder / file))
-        failed = read_lines(str(results / "score" / folder / f"{name}_score.json"))[1:]
+        answers = read_lines(results / "result" / folder / file)
+        failed = read_lines(results / "score" / folder / f"{name}_score.json")[1:]
         wrong = {row["id"] - 1 for row in failed}
         questions = list(bfcl.read_questions(category))
         for number, (row, question) in enumerate(zip(answers, questions, strict=True)):

@@ -57,6 +57,12 @@ class Card:
         """Count the answers that are wrong, and that a rule pays."""
         self._count(PAID, name, list(answers), expected=False)
 
+    def count_real(self, name: str, judged: Iterable[tuple[Answer, bool]]) -> None:
+        """Count models' answers, each with whether its publishers call it right."""
+        pairs = list(judged)
+        self.count_right(f"{name}, called right there", (a for a, right in pairs if right))
+        self.count_wrong(f"{name}, called wrong there", (a for a, right in pairs if not right))
+
     def _count(self, counted: str, name: str, answers: list[Answer], *, expected: bool) -> None:
         if not answers:
             return
@@ -67,8 +73,10 @@ class Card:
                 self.rows.append(dict(zip(FIELDS, values, strict=True)))
 
 
-def read_lines(path: str) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines."""
+def read_lines(path: str | Path | None) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; none of a corpus that is not given."""
+    if path is None:
+        return []
     with Path(path).expanduser().open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
