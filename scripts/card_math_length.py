@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="real answers: JSON lines with question, gt, code (texts) and score (booleans)",
     )
     group.add_argument(
-        "--math-rows", type=int, default=1500, help="of each corpus, drawn at random"
+        "--math-rows", type=int, default=1500, help="of each corpus; spelt anew are all truths"
     )
 
 
