@@ -1,4 +1,4 @@
-"""Say whether GDPO would run here, and what to do when not."""
+"""Check whether GDPO would run here, and say what to do when not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BROKEN = (
     "and transformers fails with them: pip uninstall torchvision torchaudio torchcodec"
 )
 
-# What a process of verl's sees, from a fresh one: nothing of ours is named or imported here.
+# The view of a process of verl's, in a fresh one: nothing of ours is named or imported here.
 _PROBE = """
 import json, os, sys
 result = {}
@@ -126,9 +126,20 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding("fresh process", f"ended with {process.returncode}", tail or "no output")
         return
     result = json.loads(lines[-1])
-    yield _estimator(result["estimator"])
-    yield _seam(result["seam"])
-    yield _manager(result["manager"])
+    loaded = "gdpo_verl.plugin.estimator.gdpo"
+    yield _check(
+        *("adv_estimator=gdpo", result["estimator"], loaded, loaded),
+        remedy="the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
+        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
+    )
+    yield _check(
+        *("trainer seam", result["seam"], True, "in place on verl's PPOTrainer"),
+        remedy="reinstall gdpo-verl and verl, then run this again",
+    )
+    yield _check(
+        *(f"reward manager {MANAGER_NAME}", result["manager"], MANAGER_NAME, "registered"),
+        remedy="reinstall gdpo-verl",
+    )
     yield _device(result["device"], result["vllm"])
     yield _vllm(result["vllm"], result["device"])
     if result["transformers"] is not None:
@@ -140,36 +151,17 @@ def _fresh_process() -> Iterator[Finding]:
             "pip uninstall trl, or use another environment: verl imports this class from any TRL "
             "that it finds, and builds no model without it",
         )
-    yield _ray(result["ray"])
-
-
-def _estimator(found: Any) -> Finding:
-    if found == "gdpo_verl.plugin.estimator.gdpo":
-        return Finding("adv_estimator=gdpo", f"{found}")
-    return Finding(
-        "adv_estimator=gdpo",
-        _state(found),
-        "the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
-        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
+    yield _check(
+        *("Ray", result["ray"], "1", "starts and runs a task"),
+        remedy="pip install 'ray[default]'; see that this machine lets it open ports, and that no "
+        "path of the environment holds a space",
     )
 
 
-def _seam(found: Any) -> Finding:
-    if found is True:
-        return Finding("trainer seam", "in place on verl's PPOTrainer")
-    return Finding(
-        "trainer seam", _state(found), "reinstall gdpo-verl and verl, then run this again"
-    )
-
-
-def _manager(found: Any) -> Finding:
-    if isinstance(found, list) and MANAGER_NAME in found:
-        return Finding("reward manager", MANAGER_NAME)
-    return Finding(
-        "reward manager",
-        f"{MANAGER_NAME} is missing: {_state(found)}",
-        "reinstall gdpo-verl",
-    )
+def _check(subject: str, found: Any, expected: Any, state: str, *, remedy: str) -> Finding:
+    if found == expected or (isinstance(found, list) and expected in found):
+        return Finding(subject, state)
+    return Finding(subject, _state(found), remedy)
 
 
 def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:
@@ -198,17 +190,6 @@ def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
     state = f"{found['version']} for {found['device'] or 'GPUs'}"
     wrong = device.get("platform") == "cpu" and found["device"] != "cpu"
     return Finding("vLLM", state, text.VLLM if wrong else "")
-
-
-def _ray(found: Any) -> Finding:
-    if found == "1":
-        return Finding("Ray", "starts and runs a task")
-    return Finding(
-        "Ray",
-        _state(found),
-        "pip install 'ray[default]'; see that this machine lets it open ports, and that no path of "
-        "the environment holds a space",
-    )
 
 
 def _sandbox() -> Finding:

@@ -58,9 +58,11 @@ def test_rayjob_starts_a_recipe_that_passes_the_dry_run(
     assert "data.train_files: '/tmp/none.parquet' does not exist here" in problems[0]
 
 
-def test_rayjob_has_the_nodes_gpus_and_volumes_that_its_training_names() -> None:
+def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names() -> None:
     spec = rayjob()
     run, _, config = training(spec["entrypoint"])
+    variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert variables["VERL_FILE_LOGGER_PATH"] == str(run / "metrics.jsonl")
     (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
     head, worker = (pod["containers"][0] for pod in pods(spec))
     assert workers["replicas"] == config.trainer.nnodes
@@ -81,13 +83,6 @@ def test_rayjob_beside_a_head_without_cpus_places_nothing_there() -> None:
     _, _, config = training(spec["entrypoint"])
     assert OmegaConf.select(config, QUEUE_NODES) == "CPU"
     assert f"++{QUEUE_NODES}=CPU" in _EXISTING_CLUSTER
-
-
-def test_rayjob_writes_the_metrics_where_the_report_reads_them() -> None:
-    spec = rayjob()
-    run, _, _ = training(spec["entrypoint"])
-    variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
-    assert variables["VERL_FILE_LOGGER_PATH"] == str(run / "metrics.jsonl")
 
 
 def skypilot() -> dict[str, Any]:

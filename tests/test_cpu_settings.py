@@ -12,18 +12,11 @@ from gdpo_verl.run import cpu_settings
 from gdpo_verl.run.launch import composed
 
 # As in the config.json of SmolLM2-135M-Instruct and of Qwen2.5-0.5B-Instruct.
-SMOLLM2 = {
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "vocab_size": 49152,
-    "intermediate_size": 1536,
-}
-QWEN = {
-    "hidden_size": 896,
-    "num_hidden_layers": 24,
-    "vocab_size": 151936,
-    "intermediate_size": 4864,
-}
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")
+SMOLLM2 = dict(zip(SIZES, (576, 30, 49152, 1536), strict=True))
+QWEN = dict(zip(SIZES, (896, 24, 151936, 4864), strict=True))
+TINY = dict(zip(SIZES, (128, 4, 768, 384), strict=True))
+LENGTHS = ("data.max_prompt_length=128", "data.max_response_length=48")
 GIB = 1 << 30
 
 
@@ -57,26 +50,26 @@ def test_a_smaller_bucket_is_refused_before_the_start(tmp_path):
         chosen_for(tmp_path, SMOLLM2, f"{cpu_settings.BUCKET}=64")
 
 
-def test_prompts_are_shared_and_the_tokens_of_a_micro_batch_counted(tmp_path):
-    lengths = ["data.max_prompt_length=128", "data.max_response_length=48"]
-    ours = chosen_for(tmp_path, SMOLLM2, *lengths).actor_rollout_ref
+@pytest.mark.parametrize("windows", [False, True], ids=["full attention", "sliding windows"])
+def test_prompts_are_shared_where_attention_is_full_and_tokens_are_counted(tmp_path, windows):
+    layers = {"layer_types": ["full_attention", "sliding_attention"]} if windows else {}
+    ours = chosen_for(tmp_path, SMOLLM2 | layers, *LENGTHS).actor_rollout_ref
 
-    assert ours.actor.use_prefix_grouper
-    assert ours.model.use_remove_padding
+    assert ours.actor.use_prefix_grouper != windows
+    assert ours.model.use_remove_padding != windows
     assert ours.actor.use_dynamic_bsz
     assert ours.actor.ppo_max_token_len_per_gpu == 512
     assert ours.rollout.log_prob_max_token_len_per_gpu == 512
 
 
 def test_a_micro_batch_is_smaller_on_a_small_machine_and_holds_a_row(tmp_path, monkeypatch):
-    lengths = ["data.max_prompt_length=128", "data.max_response_length=48"]
-    monkeypatch.setattr(cpu_settings, "memory", lambda: int(7.5 * GIB))
-    small = chosen_for(tmp_path, SMOLLM2, *lengths)
-    monkeypatch.setattr(cpu_settings, "memory", lambda: 7 * GIB)
-    smaller = chosen_for(tmp_path, SMOLLM2, *lengths)
+    def tokens(gib):
+        monkeypatch.setattr(cpu_settings, "memory", lambda: int(gib * GIB))
+        config = chosen_for(tmp_path, SMOLLM2, *LENGTHS)
+        return config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
 
-    assert 176 < small.actor_rollout_ref.actor.ppo_max_token_len_per_gpu < 512
-    assert smaller.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 176
+    assert 176 < tokens(7.5) < 512
+    assert tokens(7) == 176
 
 
 def test_a_model_larger_than_the_memory_is_refused_with_what_it_takes(tmp_path, monkeypatch):
@@ -110,17 +103,6 @@ def test_what_is_given_wins(tmp_path):
     config = chosen_for(tmp_path, SMOLLM2, f"{key}=2048")
 
     assert OmegaConf.select(config, key) == 2048
-
-
-def test_a_model_with_sliding_windows_keeps_its_padded_rows(tmp_path):
-    windows = {"layer_types": ["full_attention", "sliding_attention"]}
-    ours = chosen_for(tmp_path, SMOLLM2 | windows).actor_rollout_ref
-
-    assert not ours.actor.use_prefix_grouper
-    assert not ours.model.use_remove_padding
-
-
-TINY = {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 768, "intermediate_size": 384}
 
 
 @pytest.mark.parametrize("model", [TINY, {"model_type": "unknown"}])

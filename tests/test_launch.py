@@ -7,38 +7,43 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from test_checkpoints import write_checkpoint
 
 from gdpo_verl.cli import main
 from gdpo_verl.run import launch
 from gdpo_verl.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.run.composition import NOT_SCIENCE, RecipeError, changed_science, compose
+from gdpo_verl.rundir.run import flattened
 
 
-def test_unknown_recipe_names_those_there_are(tmp_path: Path) -> None:
-    expected = r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'"
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        ("toolbox/gdop", [], r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'"),
+        ("toolbox/gdpo", ["trainer.total_step=1"], r"recipe toolbox/gdpo: .*total_step"),
+    ],
+    ids=["recipe", "key"],
+)
+def test_misspelling_is_refused_before_anything_is_written(
+    tmp_path: Path, recipe: str, overrides: list[str], expected: str
+) -> None:
     with pytest.raises(RecipeError, match=expected):
-        launch.train("toolbox/gdop", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_misspelt_key_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"recipe toolbox/gdpo: .*total_step"):
-        launch.train("toolbox/gdpo", tmp_path / "run", ["trainer.total_step=1"])
+        launch.train(recipe, tmp_path / "run", overrides)
     assert not (tmp_path / "run").exists()
 
 
 def test_directory_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    settings = {"recipe": "toolbox/grpo"}
-    (tmp_path / "launch.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        RunDirectoryError, match=r"other settings(.|\n)*'toolbox/grpo', not 'toolbox/gdpo'"
-    ):
+    (tmp_path / "launch.json").write_text(json.dumps({"recipe": "toolbox/grpo"}))
+    expected = r"other settings(.|\n)*'toolbox/grpo', not 'toolbox/gdpo'"
+    with pytest.raises(RunDirectoryError, match=expected):
         launch.train("toolbox/gdpo", tmp_path)
 
 
@@ -82,40 +87,31 @@ SCIENCE = [
 ]
 
 
-def test_what_is_not_science_may_change_between_two_starts(tmp_path: Path) -> None:
+def test_only_what_is_not_science_may_change_between_two_starts(tmp_path: Path) -> None:
     started(tmp_path)
     with lock_run(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, MAY_CHANGE)):
         pass
-
-
-def test_what_is_science_is_refused_with_its_key(tmp_path: Path) -> None:
-    started(tmp_path)
-    config = composed("toolbox/gdpo", tmp_path, SCIENCE)
-    with pytest.raises(RunDirectoryError) as refused, lock_run(tmp_path, "toolbox/gdpo", config):
-        pass
+    with pytest.raises(RunDirectoryError) as refused:
+        started(tmp_path, "toolbox/gdpo", *SCIENCE)
     named = re.findall(r"^  (\S+): .*, not ", str(refused.value), re.MULTILINE)
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
 
 
 def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
-    short, long = (
-        compose("gsm8k/gdpo", [f"trainer.total_training_steps={steps}"]) for steps in (20, 40)
-    )
-    assert changed_science(short, long) == ["trainer.total_training_steps"]  # a cosine
-    constant = "actor_rollout_ref.actor.optim.lr_scheduler_type=constant"
-    flat = [constant, "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0"]
-    short, long = (
-        compose("gsm8k/gdpo", [*flat, f"trainer.total_training_steps={steps}"])
-        for steps in (20, 40)
-    )
-    assert changed_science(short, long) == []
+    constant = [
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0",
+    ]
+    # The recipe's own is a cosine.
+    for schedule, changed in (([], ["trainer.total_training_steps"]), (constant, [])):
+        short, long = (
+            compose("gsm8k/gdpo", [*schedule, f"trainer.total_training_steps={steps}"])
+            for steps in (20, 40)
+        )
+        assert changed_science(short, long) == changed
 
 
 def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
-    from fnmatch import fnmatchcase
-
-    from gdpo_verl.rundir.run import flattened
-
     config = compose("toolbox/gdpo")
     keys = [key for key, _ in flattened("", OmegaConf.to_container(config, resolve=False))]
     unknown = [p for p in NOT_SCIENCE if not any(fnmatchcase(key, p) for key in keys)]
@@ -124,24 +120,10 @@ def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
 
 def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
     started(tmp_path)
-    actor = tmp_path / "checkpoints" / "global_step_2" / "actor"
-    actor.mkdir(parents=True)
-    import zipfile
-
-    for file in (
-        *(actor / f"{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")),
-        actor.parent / "data.pt",
-    ):
-        with zipfile.ZipFile(file, "w"):
-            pass
-    (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("2")
-    config = composed("toolbox/gdpo", tmp_path, ["trainer.nnodes=2"])
+    write_checkpoint(tmp_path / "checkpoints", 2)
     expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
-    with (
-        pytest.raises(RunDirectoryError, match=expected),
-        lock_run(tmp_path, "toolbox/gdpo", config),
-    ):
-        pass
+    with pytest.raises(RunDirectoryError, match=expected):
+        started(tmp_path, "toolbox/gdpo", "trainer.nnodes=2")
 
 
 def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path: Path) -> None:
@@ -235,20 +217,14 @@ def test_configuration_is_printed_as_hydra_prints_it(
     [
         ("ValueError: algorithm.gdpo.whiten: wrong", "ValueError: algorithm.gdpo.whiten: wrong"),
         ("\x1b[36m(Task pid=7)\x1b[0m RuntimeError: no: more", "RuntimeError: no: more"),
-        ("ray.exceptions.RayTaskError(ValueError): ray::run", None),
-        ("UserWarning: engine is not available: Error here", None),
+        ("ray.exceptions.RayTaskError(ValueError): ray::run", "KeyError: 'first'"),
+        ("UserWarning: engine is not available: Error here", "KeyError: 'first'"),
+        # Hydra's has its cause on the next line.
+        ("hydra.errors.InstantiationException: Error in 'M':\nOSError('no')", "'M': OSError('no')"),
     ],
 )
-def test_reason_is_the_last_error_of_the_log(line: str, reason: str | None) -> None:
-    log = f"KeyError: 'first'\n{line}\nsome other line\n"
-    assert launch._reason(log) == (reason or "KeyError: 'first'")
-
-
-def test_retries_that_are_not_a_number_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ("-1", "often"):
-        with pytest.raises(SystemExit):
-            main(["train", "toolbox/gdpo", "--retries", wrong])
-        assert f"'{wrong}' is not a number of starts" in capsys.readouterr().err
+def test_reason_is_the_last_error_of_the_log(line: str, reason: str) -> None:
+    assert launch._reason(f"KeyError: 'first'\n{line}\nsome other line\n").endswith(reason)
 
 
 @pytest.mark.real
@@ -269,37 +245,47 @@ def test_failing_training_ends_with_its_reason_after_two_starts_without_a_new_st
     assert not (tmp_path / "done").exists()
 
 
-def test_engine_that_died_of_an_error_is_shown_with_it() -> None:
-    log = (
-        "RuntimeError: a vLLM engine died: EngineCore of vllm_server_0_0\n"
-        "(vLLMHttpServer pid=5) (EngineCore pid=6) ValueError: head_dim=2 is not supported\n"
-    )
-    assert launch._failure(log, 1, 1) == (
-        "a vLLM engine died: EngineCore of vllm_server_0_0: ValueError: head_dim=2 is not supported"
-    )
-
-
-def test_failure_for_want_of_memory_says_what_to_lower() -> None:
-    failure = launch._failure("torch.OutOfMemoryError: CUDA out of memory. Tried", 1, 1)
-    assert "Memory ran out: lower actor_rollout_ref.actor.ppo_max_token_len" in str(failure)
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "RuntimeError: a vLLM engine died: EngineCore of vllm_server_0_0\n"
+            "(vLLMHttpServer pid=5) (EngineCore pid=6) ValueError: head_dim=2 is not supported\n",
+            r"a vLLM engine died: EngineCore of vllm_server_0_0: ValueError: head_dim=2 is not sup",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried",
+            r"(.|\n)*\nMemory ran out: lower actor_rollout_ref.actor.ppo_max_token_len",
+        ),
+    ],
+    ids=["error of an engine", "memory"],
+)
+def test_failure_is_named_with_its_cause_and_remedy(log: str, said: str) -> None:
+    assert re.match(said, launch._failure(log, 1, 1) or "")
 
 
 def test_training_that_logs_nothing_for_long_hangs_and_what_is_stopped_is_named(
     tmp_path: Path,
 ) -> None:
-    began = time.time() - 600
+    def follow() -> None:
+        launch._follow(process, tmp_path, "toolbox/gdpo", time.time() - 600, 300.0)
+
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
         try:
-            said = launch._hang(process.pid, tmp_path, began, 300.0)
-            assert said is not None
+            follow()
+            said = launch._hang(process.pid, 300.0)
             assert said.endswith(
                 "for 5 minutes (--hang-after); no process that the driver started is stopped"
             )
             process.send_signal(signal.SIGSTOP)
             os.waitpid(process.pid, os.WUNTRACED)
-            said = launch._hang(process.pid, tmp_path, began, 300.0)
-            assert str(said).endswith(f"stopped: sleep 600 (pid {process.pid})")
+            assert launch._hang(process.pid, 300.0).endswith(
+                f"stopped: sleep 600 (pid {process.pid})"
+            )
+            # With a step logged it is waited for until it ends.
             (tmp_path / "metrics.jsonl").touch()
-            assert launch._hang(process.pid, tmp_path, began, 300.0) is None
+            threading.Timer(0.5, process.kill).start()
+            follow()
+            assert process.returncode == -signal.SIGKILL
         finally:
             process.kill()

@@ -12,7 +12,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.cli import main
-from gdpo_verl.run import launch
 from gdpo_verl.start import check_model
 
 KEY = "actor_rollout_ref.model.path"
@@ -176,8 +175,3 @@ def test_forgotten_model_is_said_before_anything_starts(
     printed = "".join(capsys.readouterr())
     assert f"{KEY}: expected a model's directory or a hub id, found no config.json" in printed
     assert not (run / "config.yaml").exists()  # with which the right path would not agree
-
-
-def test_cause_of_hydra_s_error_is_its_next_line() -> None:
-    log = "hydra.errors.InstantiationException: Error in call to target 'verl.M':\nOSError('no')\n"
-    assert launch._reason(log).endswith("Error in call to target 'verl.M': OSError('no')")

@@ -4,7 +4,8 @@ Chosen by ``VERL_PLATFORM=cpu`` (verl's own switch) and the ``cpu`` hardware rec
 each of verl's processes by the entry point `gdpo_cpu` of group `verl.plugins`, and in vLLM's
 by the one of group `vllm.general_plugins`; does nothing unless the variable is set.
 
-This is for learning and testing: the driver, Ray, vLLM and FSDP2 are the real ones, and slow.
+For learning and testing: the driver, Ray, vLLM and FSDP2 are the real ones, and slow. Covered are
+the trainer's modes sync, colocate_async and separate_async; SGLang and Megatron are not.
 """
 
 from __future__ import annotations

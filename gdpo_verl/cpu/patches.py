@@ -1,4 +1,4 @@
-"""Each departure from upstream that the CPU platform needs, with the line that makes it so.
+"""Each departure from upstream that the CPU platform needs, with the upstream line at fault.
 
 tests/test_cpu.py fails when upstream no longer needs one of them.
 """
@@ -24,7 +24,7 @@ START_SECONDS = 300  # that Ray's processes may take
 
 
 def apply() -> None:
-    """Apply all of them to this process."""
+    """Apply all departures to this process."""
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
@@ -161,7 +161,7 @@ def name_senders_socket(vllm_rollout: Any) -> None:
 
 
 def name_receivers_socket(utils: Any) -> None:
-    """The same for vLLM's end of it (verl/workers/rollout/vllm_rollout/utils.py)."""
+    """Name vLLM's end of the socket likewise (verl/workers/rollout/vllm_rollout/utils.py)."""
     wrap(
         utils.vLLMColocateWorkerExtension,
         "_get_zmq_handle",

@@ -125,9 +125,9 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
 
 
 def adopt_request(connection: socket.socket, executable: str) -> None:
-    """Be the requested process: with the arguments, environment and files of the one that asks.
+    """Turn this fork into the requested worker: take over its argv, environment and files.
 
-    What it spawns by `multiprocessing`, as vLLM its engine, are forks of the server as well.
+    Processes that it spawns by `multiprocessing`, as vLLM its engine, are forks of the server too.
     """
     import numpy
 
@@ -186,7 +186,7 @@ def _end_with(connection: int) -> None:
 
 
 def proxy_for_worker(address: str, arguments: list[str]) -> None:
-    """Have the server fork a worker in this process's place, and end as it ends."""
+    """Ask the server for a worker, and exit with its status."""
     files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
     message = json.dumps(
         {

@@ -70,7 +70,8 @@ def last_complete(place: CheckpointDir) -> tuple[int, dict[int, str]]:
       The step, 0 when no checkpoint is whole; and what is wrong with each newer one.
     """
     wrong: dict[int, str] = {}
-    for step in sorted(_steps(place.directory), reverse=True):
+    names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in place.directory.glob("*"))
+    for step in sorted((int(name[1]) for name in names if name), reverse=True):
         problem = _problem(place, step)
         if problem is None:
             return step, wrong
@@ -117,11 +118,6 @@ def saved_world_size(place: CheckpointDir) -> int | None:
     return sizes[0] if sizes else None
 
 
-def _steps(directory: Path) -> list[int]:
-    names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in directory.glob("global_*"))
-    return [int(name[1]) for name in names if name]
-
-
 def _tracked(directory: Path) -> int | None:
     try:
         return int((directory / TRACKER).read_text())
@@ -131,23 +127,20 @@ def _tracked(directory: Path) -> int | None:
 
 def _problem(place: CheckpointDir, step: int) -> str | None:
     checkpoint = place.directory / f"global_step_{step}"
-    tracked = step == _tracked(place.directory)
-    models = ["actor", *(["critic"] if (checkpoint / "critic").exists() else [])]
-    for model in models:
-        if problem := _model_problem(checkpoint / model, place.contents, tracked):
+    for folder in (checkpoint / "actor", checkpoint / "critic"):
+        if folder.name == "critic" and not folder.exists():
+            continue
+        # Other engines' files have other names; verl wrote its number after they were written.
+        others = not _shard_sizes(folder) and folder.is_dir() and any(folder.iterdir())
+        if others and step == _tracked(place.directory):
+            continue
+        if problem := shards_problem(folder, place.contents):
             return problem
     if not _is_whole_file(checkpoint / "data.pt"):
         return "data.pt, the place in the data, is missing or cut short"
     if place.asynchronous and not (checkpoint / "transfer_queue").is_dir():
         return "transfer_queue, the prompts in flight, is missing"
     return None
-
-
-def _model_problem(folder: Path, contents: tuple[str, ...], tracked: bool) -> str | None:
-    # Other engines' files have other names; verl wrote its number after they were written.
-    if tracked and not _shard_sizes(folder) and folder.is_dir() and any(folder.iterdir()):
-        return None
-    return shards_problem(folder, contents)
 
 
 def shards_problem(folder: Path, contents: tuple[str, ...] = ("model",)) -> str | None:

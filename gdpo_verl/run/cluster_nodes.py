@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
-    """Say what a process on this node finds.
+    """Look for the software and the files of a training on this node.
 
     Args:
       files: KEY=PATH of what the training reads.

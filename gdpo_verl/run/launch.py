@@ -28,7 +28,12 @@ from gdpo_verl.run import checkpoints, cpu_settings, memory, preflight, processe
 from gdpo_verl.run.claim import is_finished, lock_run
 from gdpo_verl.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.run.progress import follow
-from gdpo_verl.rundir.metrics import only_validation, parse_metrics_line, set_aside_metrics
+from gdpo_verl.rundir.metrics import (
+    METRICS,
+    only_validation,
+    parse_metrics_line,
+    set_aside_metrics,
+)
 from gdpo_verl.start import check_model, joins_cluster
 
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
@@ -83,13 +88,14 @@ def train(
     with lock_run(run, recipe, config) as lock:
         if is_finished(run, config):
             return
+        on_cpu = config.trainer.device == "cpu"
         if not joins_cluster(config):
             # Before there is a config.yaml, which another path would not fit.
             check_model(config)
             preflight.check_machine(config)
-        if config.trainer.device == "cpu":
-            if not joins_cluster(config):
+            if on_cpu:
                 cpu_settings.check_memory(config)
+        if on_cpu:
             print_status(f"{recipe}: {cpu_settings.describe(config)}")
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
@@ -114,7 +120,7 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     platform = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
     if chosen := OmegaConf.select(config, platform):
         environment.setdefault("VERL_PLATFORM", chosen)
-    return environment | {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl")}
+    return environment | {"VERL_FILE_LOGGER_PATH": str(run / METRICS)}
 
 
 def _run(
@@ -139,11 +145,12 @@ def _run(
         )
     with processes.ended_by_signals():
         try:
-            hangs = _follow(driver, run, recipe, started, hang_after)
+            _follow(driver, run, recipe, started, hang_after)
+            hang = _hang(driver.pid, hang_after) if driver.poll() is None else None
         finally:
             processes.terminate(driver)
-    if hangs:
-        return hangs
+    if hang:
+        return hang
     with (run / "train.log").open("rb") as log:
         log.seek(begin)
         return _failure(log.read().decode(errors="replace"), driver.pid, driver.returncode)
@@ -163,9 +170,7 @@ def _failure(log: str, pid: int, status: int) -> str | None:
 def _resume_step(recipe: str, run: Path) -> int:
     """Choose the checkpoint that verl resumes from; returns its step, 0 for the beginning."""
     place = checkpoints.for_run(run)
-    if place is None:
-        return 0
-    step, skipped = checkpoints.select_checkpoint(place)
+    step, skipped = checkpoints.select_checkpoint(place) if place else (0, [])
     for sentence in skipped:
         print_status(f"{recipe}: {sentence}")
     if step or skipped:
@@ -175,20 +180,20 @@ def _resume_step(recipe: str, run: Path) -> int:
 
 def _last_step(run: Path) -> int:
     """The last step that was trained since the metrics were set aside."""
-    steps = (parse_metrics_line(line) for line in _lines(run / "metrics.jsonl"))
-    return max((found[0] for found in steps if found and not only_validation(found[1])), default=0)
-
-
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines() if path.exists() else []
+    metrics = run / METRICS
+    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
+    records = filter(None, map(parse_metrics_line, lines))
+    return max((step for step, data in records if not only_validation(data)), default=0)
 
 
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     place = checkpoints.for_run(run)
     step = checkpoints.last_complete(place)[0] if place else 0
-    goes_on = "starts from the beginning, no checkpoint was finished"
-    if step:
-        goes_on = f"goes on from step {step}, the last whole checkpoint"
+    goes_on = (
+        f"goes on from step {step}, the last whole checkpoint"
+        if step
+        else "starts from the beginning, no checkpoint was finished"
+    )
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
     return (
         f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\nIts log: {run / 'train.log'}"
@@ -204,10 +209,7 @@ def composed(
 ) -> tuple[DictConfig, list[str]]:
     """The configuration with which `train` starts verl's driver, and the overrides that make it.
 
-    Before those that are given, which win, come those that follow from the machines: flash-attn on
-    GPUs where it is installed, for it looks at the rows of a pack one by one, where sdpa computes
-    a dense mask over all of it; on CPUs what suits the model; and the workers of a node times the
-    nodes.
+    Those that follow from the machines come before those that are given, which win.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
@@ -221,15 +223,15 @@ def composed(
         if not joins_cluster(config):
             chosen |= cpu_settings.choose_settings(config)
     elif importlib.util.find_spec("flash_attn"):
+        # It looks at the rows of a pack one by one; sdpa computes a dense mask over all of it.
         chosen[_ATTENTION] = "flash_attention_2"
     if config.trainer.nnodes > 1:
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
     config = compose(recipe, [*paths, *complete], config_dir) if added else config
-    if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < (
-        least := chosen.get(cpu_settings.BUCKET, 0)
-    ):
+    least = chosen.get(cpu_settings.BUCKET, 0)
+    if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < least:
         raise ValueError(
             f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
             f"takes, found {bucket}. Leave it out."
@@ -251,14 +253,13 @@ def command(
 
 
 def _path_overrides(run: Path) -> list[str]:
-    places: dict[str, Path | str] = {
-        "trainer.default_local_dir": run / "checkpoints",
-        "trainer.rollout_data_dir": run / "rollouts",
-        "trainer.validation_data_dir": run / "validation",
-        "hydra.run.dir": run,
-        "hydra.output_subdir": ".",
-    }
-    return [f"{key}={quoted(value)}" for key, value in places.items()]
+    return [
+        f"trainer.default_local_dir={quoted(run / 'checkpoints')}",
+        f"trainer.rollout_data_dir={quoted(run / 'rollouts')}",
+        f"trainer.validation_data_dir={quoted(run / 'validation')}",
+        f"hydra.run.dir={quoted(run)}",
+        "hydra.output_subdir=.",
+    ]
 
 
 def quoted(path: Path | str) -> str:
@@ -268,39 +269,29 @@ def quoted(path: Path | str) -> str:
 
 def _follow(
     driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float, hang_after: float
-) -> str | None:
-    """Show how far the training is until it ends; returns a sentence where it hangs."""
-    hangs = None
+) -> None:
+    """Show how far the training is until it ends or hangs."""
+
+    metrics = run / METRICS
 
     def runs_on() -> bool:
-        nonlocal hangs
-        hangs = _hang(driver.pid, run, started, hang_after)
-        return driver.poll() is None and hangs is None
+        logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
+        return driver.poll() is None and time.time() - logged < hang_after
 
     # The last of the files that Hydra writes once the configuration is composed.
     written = run / "overrides.yaml"
     while runs_on() and not (written.exists() and written.stat().st_mtime >= started):
         time.sleep(0.2)
-    if hangs or driver.returncode is not None:
-        return hangs
-    trainer = OmegaConf.load(run / "config.yaml").trainer
-    steps, val_only = trainer.total_training_steps or 0, trainer.get("val_only", False)
-    follow(run, total_steps=steps, is_alive=runs_on, label=recipe, val_only=val_only)
-    return hangs
+    if runs_on():
+        trainer = OmegaConf.load(run / "config.yaml").trainer
+        steps, val_only = trainer.total_training_steps or 0, trainer.get("val_only", False)
+        follow(run, total_steps=steps, is_alive=runs_on, label=recipe, val_only=val_only)
 
 
-def _hang(leader: int, run: Path, started: float, hang_after: float) -> str | None:
-    """Describe a hang, or return None. Nobody else reports a live process that does nothing."""
-    metrics = run / "metrics.jsonl"
-    logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
-    if time.time() - logged < hang_after:
-        return None
-    stopped = processes.stopped_processes(leader)
-    state = (
-        f"stopped: {', '.join(stopped)}"
-        if stopped
-        else "no process that the driver started is stopped"
-    )
+def _hang(leader: int, hang_after: float) -> str:
+    """Describe a hang. Nobody else reports a live process that does nothing."""
+    stopped = ", ".join(processes.stopped_processes(leader))
+    state = f"stopped: {stopped}" if stopped else "no process that the driver started is stopped"
     return (
         f"the training hangs: no step was logged for {hang_after / 60:g} minutes (--hang-after); "
         f"{state}"

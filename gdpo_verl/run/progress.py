@@ -12,7 +12,7 @@ from statistics import mean
 from typing import TextIO
 
 from gdpo_verl.deaths import plain
-from gdpo_verl.rundir.alerts import MANY_STEPS, Alert, find_alerts
+from gdpo_verl.rundir.alerts import MANY_STEPS, find_alerts
 from gdpo_verl.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
 from gdpo_verl.text import duration
 
@@ -27,6 +27,7 @@ _PHASES = (
     (re.compile(r"Creating file logger at"), "validating or taking the first step"),
     (re.compile(r"Initial validation metrics"), "taking the first step"),
 )
+_MEAN = re.compile(r"rewards/(.+)/mean")
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 # As `gdpo_verl.plugin` writes them.
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
@@ -44,10 +45,9 @@ def follow(
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
-    ("dead"). Alerts
-    (see `gdpo_verl.rundir.alerts`) and the plug-in's warnings get one line each, once. Lines
-    that metrics.jsonl holds when the call begins belong to an earlier launch: a resumed run
-    continues from what it logs next.
+    ("dead"). Before the first step a line a phase and minute. Alerts (`gdpo_verl.rundir.alerts`)
+    and the plug-in's warnings get one line each, once. Lines that metrics.jsonl holds when the
+    call begins belong to an earlier launch: a resumed run continues from what it logs next.
 
     Args:
       run: the run directory; it may still be empty.
@@ -62,26 +62,29 @@ def follow(
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
     metrics.read()
     log.read()
-    lines = _Lines(stream, label)
+
+    def write(text: str) -> None:
+        stream.write(f"{label}: {text}\n")
+        stream.flush()
+
+    shown, written = "", 0.0
     while True:
         # Asked before reading, so that what the process wrote last is read as well.
         alive = is_alive()
         for text in log.read():
             if warning := state.see_log(plain(text.decode(errors="replace"))):
-                lines.write(f"warning: {warning}")
-        for text in metrics.read():
-            record = parse_metrics_line(text)
-            if record is not None:
-                state.see_metrics(*record)
-                if state.training:
-                    lines.write(f"{state.place}{state.describe()}")
-                for alert in state.new_alerts():
-                    lines.write(alert)
+                write(f"warning: {warning}")
+        for record in filter(None, map(parse_metrics_line, metrics.read())):
+            for line in state.see_metrics(*record):
+                write(line)
         if not alive:
             break
-        lines.show(state)
+        late = time.monotonic() - written >= PHASE_EVERY_SECONDS
+        if not state.recent and (state.phase != shown or late):
+            shown, written = state.phase, time.monotonic()
+            write(f"{shown}… {state.elapsed}")
         time.sleep(POLL_SECONDS)
-    lines.write(f"{state.place}{state.verdict()}")
+    write(state.verdict())
 
 
 class _State:
@@ -92,12 +95,9 @@ class _State:
         self.val_only = val_only
         self.started = time.monotonic()
         self.phase = "starting Ray, vLLM and FSDP"
-        self.step: int | None = None
-        self.rewards: dict[str, float] = {}
-        self.dead: dict[str, float] = {}
-        self.seconds: list[float] = []
-        self.recent: dict[int, Metrics] = {}
-        self.raised: set[tuple[str, str]] = set()
+        self.validated = False
+        self.recent: dict[int, Metrics] = {}  # of the last training steps
+        self.alerts: set[tuple[str, str]] = set()
         self.warnings: set[str] = set()
 
     def see_log(self, line: str) -> str | None:
@@ -113,93 +113,67 @@ class _State:
         self.warnings.add(match[1])
         return match[1]
 
-    def see_metrics(self, step: int, data: Metrics) -> None:
-        self.step = step
-        for key, value in data.items():
-            if key.startswith("rewards/") and key.endswith("/mean"):
-                self.rewards[key.removeprefix("rewards/").removesuffix("/mean")] = value
-            elif key.startswith("gdpo/") and key.endswith("/constant_groups"):
-                self.dead[key.removeprefix("gdpo/").removesuffix("/constant_groups")] = value
-        if not only_validation(data):
-            self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS:])
-        if "timing_s/step" in data:
-            self.seconds = [*self.seconds, data["timing_s/step"]][-_RECENT:]
-
-    def new_alerts(self) -> Iterator[str]:
-        """Alerts that begin; one that ended may begin again."""
-        found = {(alert.component, alert.kind): alert for alert in self._alerts()}
-        for key, alert in found.items():
-            if key not in self.raised:
+    def see_metrics(self, step: int, data: Metrics) -> Iterator[str]:
+        """Take in a step; yields its line, and alerts that begin, also for a second time."""
+        if only_validation(data):
+            self.validated = True
+            return
+        self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS:])
+        yield self.place + self.describe()
+        keys = dict.fromkeys(key for metrics in self.recent.values() for key in metrics)
+        components = [match[1] for match in map(_MEAN.fullmatch, keys) if match]
+        alerts = {(a.component, a.kind): a for a in find_alerts(self.recent, components)}
+        for key, alert in alerts.items():
+            if key not in self.alerts:
                 yield f"alert: {alert}. {alert.advice}"
-        self.raised = set(found)
-
-    def _alerts(self) -> list[Alert]:
-        return find_alerts(self.recent, self.rewards)
+        self.alerts = set(alerts)
 
     @property
     def elapsed(self) -> str:
         return duration(time.monotonic() - self.started)
 
     @property
-    def training(self) -> bool:
-        return self.step is not None and bool(self.rewards or self.seconds)
+    def step(self) -> int:
+        return max(self.recent, default=0)
 
     @property
     def place(self) -> str:
-        """The step as a line begins with it; empty before the first."""
-        if not self.training:
-            return ""
+        """The step as a line begins with it."""
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:
-        """The text behind the step: rewards, pace and time left, or the phase."""
-        if not self.training:
-            return f"{self.phase}… {self.elapsed}"
-        parts = [self._rewards()] if self.rewards else []
-        if self.seconds:
-            parts.append(f"{mean(self.seconds):.1f} s a step")
+        """The text behind the step: rewards, pace and time left."""
+        parts = self.rewards()
+        last = [*self.recent.values()][-_RECENT:]
+        seconds = [data["timing_s/step"] for data in last if "timing_s/step" in data]
+        if seconds:
+            parts.append(f"{mean(seconds):.1f} s a step")
             if self.total_steps:
-                left = max(0, self.total_steps - (self.step or 0)) * mean(self.seconds)
+                left = max(0, self.total_steps - self.step) * mean(seconds)
                 parts.append(f"about {duration(left)} left" if left else "finishing")
         return ", ".join(parts)
 
-    def _rewards(self) -> str:
-        return ", ".join(
-            f"{name} {value:.3f}" + (f" ({self.dead[name]:.0%} dead)" if name in self.dead else "")
-            for name, value in self.rewards.items()
-        )
+    def rewards(self) -> list[str]:
+        """Each component of the last step: its mean, and the share of groups that it is dead in."""
+        last = self.recent[self.step]
+        parts = []
+        for match in filter(None, map(_MEAN.fullmatch, last)):
+            dead = last.get(f"gdpo/{match[1]}/constant_groups")
+            share = "" if dead is None else f" ({dead:.0%} dead)"
+            parts.append(f"{match[1]} {last[match[0]]:.3f}{share}")
+        return parts
 
     def verdict(self) -> str:
         """The last line, once the process has ended."""
-        if self.val_only and self.step is not None:
-            return f"validated in {self.elapsed}"
-        if not self.training:
+        if not self.recent:
+            if self.val_only and self.validated:
+                return f"validated in {self.elapsed}"
             return f"ended after {self.elapsed} while {self.phase}"
-        if not self.total_steps:
-            return f"ended after {self.elapsed}: {self.describe()}"
-        if (self.step or 0) < self.total_steps:
-            return f"ended early after {self.elapsed}: {self.describe()}"
-        return f"done in {self.elapsed}" + (f": {self._rewards()}" if self.rewards else "")
-
-
-class _Lines:
-    """A line a step, and until the first step one for each phase and minute."""
-
-    def __init__(self, stream: TextIO, label: str) -> None:
-        self.stream, self.label = stream, label
-        self.phase = ""
-        self.written = 0.0
-
-    def show(self, state: _State) -> None:
-        now = time.monotonic()
-        new = state.phase != self.phase or now - self.written >= PHASE_EVERY_SECONDS
-        if not state.training and new:
-            self.phase, self.written = state.phase, now
-            self.write(state.describe())
-
-    def write(self, text: str) -> None:
-        self.stream.write(f"{self.label}: {text}\n")
-        self.stream.flush()
+        if not 0 < self.total_steps <= self.step:
+            early = " early" if self.total_steps else ""
+            return f"{self.place}ended{early} after {self.elapsed}: {self.describe()}"
+        rewards = ", ".join(self.rewards())
+        return f"{self.place}done in {self.elapsed}" + (f": {rewards}" if rewards else "")
 
 
 class _Tail:

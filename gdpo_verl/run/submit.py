@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -78,20 +77,32 @@ def submit(
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
+      ValueError: a model that is neither here, nor a path from the root, nor a hub id.
       SubmitError: a wrong argument.
     """
     config_dir = config_dir and config_dir.absolute()
-    composition.require_recipe(recipe, config_dir)
     if not run.is_absolute():
         raise SubmitError(
             f"--run: {str(run)!r} is relative, but the job has another working directory; name a "
             "directory that every node can write, from its root"
         )
     overrides = absolute(recipe, overrides, working_dir, config_dir)
-    files = _files(composition.compose(recipe, overrides, config_dir))
-    chosen = ["--config-dir", str(config_dir)] if config_dir else []
-    files += ["=".join(chosen)] if chosen else []
-    job = _command(recipe, run, [*chosen, *overrides], files, retries, hang_after)
+    # A node needs each file that is not fetched from elsewhere; a model's name may be a hub's id.
+    config = composition.compose(recipe, overrides, config_dir)
+    named = [(key, file) for key in (*_DATA, *_CODE, _MODEL) for file in _named(config, key)]
+    files = [
+        f"{key}={file}"
+        for key, file in named
+        if "://" not in file and (key != _MODEL or file.startswith("/"))
+    ]
+    # By this name a system without an environment has a Python too, which can say so.
+    check = ["python3", "-m", "cluster_nodes", __version__, *files]
+    train = ["python3", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
+    train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
+    if config_dir:
+        check += [f"--config-dir={config_dir}"]
+        train += ["--config-dir", str(config_dir)]
+    job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}
     # `ray start` takes a token that is there where no mode is set; Ray's client would not.
@@ -99,13 +110,13 @@ def submit(
     has_token = os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token))
     mode = {"RAY_AUTH_MODE": "token"} if has_token else {}
     with tempfile.TemporaryDirectory() as stage:
-        runtime_env: dict[str, Any] = {
+        sent = {
             "env_vars": variables,
-            "py_modules": [_check(Path(stage)), *(_package(Path(stage)) if upload else [])],
+            "py_modules": _modules(Path(stage), upload),
             **({"working_dir": working_dir} if working_dir else {}),
         }
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", *ray_options]
-        command += ["--runtime-env-json", json.dumps(runtime_env), "--", "sh", "-c", job]
+        command += ["--runtime-env-json", json.dumps(sent), "--", "sh", "-c", job]
         return subprocess.run(command, env=mode | os.environ, check=False).returncode
 
 
@@ -121,9 +132,7 @@ def absolute(
     `working_dir`. Code in `working_dir` keeps its relative path. A hub id stays as it is.
 
     Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
-      ValueError: a model that is neither here, nor a path from the root, nor a hub id.
-      SubmitError: code that is a relative path, which is neither here nor in `working_dir`.
+      RecipeError, ValueError, SubmitError: as `submit`.
     """
     config = composition.compose(recipe, overrides, config_dir)
     check_model(config, elsewhere=True)
@@ -144,50 +153,21 @@ def _named(config: DictConfig, key: str) -> list[str]:
 
 
 def _from_here(key: str, file: str, working_dir: str | None) -> str:
-    if "://" in file:
-        return file
     path = Path(file).expanduser()
+    if "://" in file or (key == _MODEL and not path.exists()):
+        return file
     if key in _CODE and not path.is_absolute():
-        if _is_sent(file, working_dir):
+        sent = working_dir or ""
+        # An archive elsewhere is believed to have it.
+        if "://" in sent or (sent and (Path(sent).expanduser() / file).exists()):
             return file
         if not path.exists():
-            sent = f" nor in --working-dir {working_dir}" if working_dir else ""
+            there = f" nor in --working-dir {sent}" if sent else ""
             raise SubmitError(
-                f"{key}: {file!r} is relative and not in {os.getcwd()}{sent}. Give a path that "
+                f"{key}: {file!r} is relative and not in {os.getcwd()}{there}. Give a path that "
                 "every node has, or send the file with --working-dir"
             )
-    if key == _MODEL and not path.exists():
-        return file
     return str(path.absolute())
-
-
-def _is_sent(file: str, working_dir: str | None) -> bool:
-    """Return whether `working_dir` has a relative path; an archive elsewhere is believed to."""
-    if not working_dir or "://" in working_dir:
-        return bool(working_dir)
-    return (Path(working_dir).expanduser() / file).exists()
-
-
-def _files(config: DictConfig) -> list[str]:
-    """KEY=PATH of each file that a node needs; a model that is not a path is a hub's id."""
-    found = [f"{key}={file}" for key in (*_DATA, *_CODE) for file in _named(config, key)]
-    found += [f"{_MODEL}={file}" for file in _named(config, _MODEL) if file.startswith("/")]
-    return [each for each in found if "://" not in each]
-
-
-def _command(
-    recipe: str,
-    run: Path,
-    overrides: Sequence[str],
-    files: Sequence[str],
-    retries: int,
-    hang_after: float,
-) -> str:
-    # By this name a system without an environment has one too, which can say so.
-    check = ["python3", "-m", "cluster_nodes", __version__, *files]
-    train = ["python3", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
-    train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
-    return f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
 
 
 def _variables(env: Sequence[str]) -> dict[str, str]:
@@ -200,30 +180,21 @@ def _variables(env: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def _check(stage: Path) -> str:
-    """`cluster_nodes` as a package by itself, which is what the job API can send."""
-    check = stage / "cluster_nodes"
+def _modules(stage: Path, upload: bool) -> list[str]:
+    """The directories that the job API sends: the check, and gdpo-verl where it is to be sent."""
+    check, package = stage / "cluster_nodes", stage / "gdpo_verl"
     check.mkdir()
     shutil.copyfile(cluster_nodes.__file__, check / "__main__.py")
-    return str(check)
-
-
-def _package(stage: Path) -> list[str]:
-    """This gdpo-verl as directories for `py_modules`.
-
-    verl and vLLM find a plug-in by the metadata beside the package, so that is sent as well.
-    """
-    package, metadata = stage / "gdpo_verl", stage / f"gdpo_verl-{__version__}.dist-info"
+    if not upload:
+        return [str(check)]
     without_caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(__file__).parents[1], package, ignore=without_caches)
-    # In a checkout they are beside the package.
-    shutil.copytree(
-        composition.recipes_directory(),
-        package / "recipes",
-        ignore=without_caches,
-        dirs_exist_ok=True,
-    )
+    # In a checkout the recipes are beside the package.
+    recipes = composition.recipes_directory()
+    shutil.copytree(recipes, package / "recipes", ignore=without_caches, dirs_exist_ok=True)
+    # verl and vLLM find a plug-in by the metadata beside the package.
+    metadata = stage / f"gdpo_verl-{__version__}.dist-info"
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):
         (metadata / name).write_text(distribution("gdpo-verl").read_text(name) or "")
-    return [str(package), str(metadata)]
+    return [str(check), str(package), str(metadata)]
