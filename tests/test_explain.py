@@ -30,7 +30,7 @@ HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked =
 
 
 class Elements(HTMLParser):
-    """The names and ids of a page's elements, its text, and every address it refers to."""
+    """The names of a page's elements, its text, and every address it refers to."""
 
     def __init__(self, markup: str) -> None:
         super().__init__()

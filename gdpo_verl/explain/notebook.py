@@ -604,8 +604,8 @@ def phantoms_form():
             charts.heading(3, "A policy trained on such groups"),
             "An answer is correct when it has the right idea and writes out the work, and brief "
             f"when it leaves the work out. Of {phantom.PROMPTS} prompts, hard ones start with the "
-            f"probabilities {_hard}, the others with {_easy}. {phantom.SEEDS} seeds. The harder "
-            "the prompts and the smaller the groups, the more groups fail as one and teach "
+            f"probabilities {_hard}, the others with {_easy}. {phantom.SEEDS} seeds. The more "
+            "prompts are hard and the smaller the groups, the more groups fail as one and teach "
             "brevity alone.",
         )
     )

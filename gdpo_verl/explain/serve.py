@@ -29,8 +29,8 @@ body {{ margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem; background:
 </style>
 </head>
 <body>
-<p class="gx">The page of <code>gdpo-verl explain</code> as it opens. There, widgets change every
-number; here they are left out.</p>
+<p class="gx">The page of <code>gdpo-verl explain</code> as it opens. There, widgets change the
+numbers; here they are left out.</p>
 {body}
 </body>
 </html>

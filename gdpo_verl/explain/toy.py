@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, Estimation, apply_conditions, decompose
+from gdpo_verl.advantage import NOISE_FLOOR, apply_conditions, decompose
 
 EPOCHS = 150
 BATCH = 32
@@ -119,12 +119,15 @@ class Method:
     conditioned: bool = False
     gated: bool = False
 
-    def decompose(self, rewards: Tensor) -> Estimation:
-        """The groups' rewards, shape (S, P, G, K), as one batch before any whitening."""
+    def combine(self, rewards: Tensor) -> Tensor:
+        """Advantages before whitening of rewards (S, P, G, K): shape (S, P, G).
+
+        NaN where the gate is closed.
+        """
         rows = rewards.reshape(-1, rewards.shape[3])
         names = [str(k) for k in range(rewards.shape[3])]
         condition = {"on": names[0], "at_least": 1.0}
-        return decompose(
+        found = decompose(
             rows,
             torch.arange(len(rows)) // rewards.shape[2],
             conditioned=apply_conditions(
@@ -133,10 +136,6 @@ class Method:
             weights=self.weights or None,
             gate=0 if self.gated else None,
         )
-
-    def combine(self, rewards: Tensor) -> Tensor:
-        """Advantages before whitening: shape (S, P, G); NaN where the gate is closed."""
-        found = self.decompose(rewards)
         values = found.combined * found.largest_weight if self.decoupled else found.grpo
         return values.reshape(rewards.shape[:3])
 
