@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -96,3 +97,14 @@ def runs(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check: Callable) -> None:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(loop.run_in_executor(None, int))  # its thread now waits for work
+    try:
+        assert check("good", "--rows", "1", "--timeout", "60")[0] == 0
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -5,6 +5,7 @@ A regular expression, for instance, hangs in a way that no thread and no signal 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import faulthandler
 import multiprocessing
@@ -188,6 +189,8 @@ def _serve(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the command is killed
     os.dup2(2, 1)  # what a reward prints is no part of the report
     sys.path.insert(0, os.getcwd())  # as under ``python -m verl.trainer.main_ppo``
+    # A fork's own: the threads of a loop that the command has used do not live here.
+    asyncio.set_event_loop(asyncio.new_event_loop())
     # Where a reward hangs or crashes is written to this file, whatever holds the interpreter.
     with open(trace, "w") as file:
         faulthandler.enable(file)
