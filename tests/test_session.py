@@ -39,8 +39,8 @@ import contextlib, json, sys
 from gdpo_verl.sandbox import Limits, Sandbox
 from gdpo_verl.sandbox import protection as protections
 name, attack, timeout, code = sys.argv[1:]
-found = [protections._unprotected(None)]
-for candidate in protections._candidates(None):
+found = [protections.unprotected(None)]
+for candidate in protections.candidates(None):
     with contextlib.suppress(OSError, RuntimeError):
         found.append(candidate())
 (protection,) = [each for each in found if each.name == name]
