@@ -1,4 +1,4 @@
-"""What can be wrong with a reward: a table for single answers, and two checks of all of them.
+"""Faults of a reward: a table for single answers, and two checks of all of them.
 
 Each returns problems and notes. Of all answers a fault is only noted where it may be that the
 made-up answers do not have the form that the reward asks for.

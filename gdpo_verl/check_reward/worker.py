@@ -163,7 +163,7 @@ def _receive(process: Any, connection: Connection) -> Any:
 
 
 def _end(status: int, dump: str, timeout: float) -> str:
-    """How the process ended, and the first place in faulthandler's dump that is the user's."""
+    """Describe the process's end, with the first of the user's lines in faulthandler's dump."""
     # A dump begins with the latest call: behind this file's come those of the command.
     called, _, _ = dump.partition(f'File "{__file__}"')
     frames = re.findall(r'File "(.+)", line (\d+) in', called)

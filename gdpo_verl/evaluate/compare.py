@@ -46,7 +46,7 @@ class Evaluation:
 
     @property
     def benchmarks(self) -> Mapping[str, Any]:
-        """What the record holds of each benchmark."""
+        """The record of each benchmark."""
         return dict(self.record["benchmarks"])
 
     def values(self, benchmark: str) -> dict[str, dict[str, float]]:

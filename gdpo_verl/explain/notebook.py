@@ -327,7 +327,7 @@ def ranking_shown(ranking_chosen):
 
 @app.function
 def counts_table(title, columns):
-    """How many groups each method tells apart, a column for each (rewards, rollouts)."""
+    """Count the groups that each method tells apart, a column for each (rewards, rollouts)."""
     counts = [compare.count_distinct(*pair) for pair in columns.values()]
     return charts.table(
         [title, *map(str, columns)],

@@ -8,14 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from gdpo_verl.sandbox.protection import (
-    ALLOW_KEY,
-    Protection,
-    Unprotected,
-    candidates,
-    unprotected,
-    used,
-)
+from gdpo_verl.sandbox import protection
+from gdpo_verl.sandbox.protection import ALLOW_KEY, Protection, Unprotected
 from gdpo_verl.sandbox.session import Limits, Sandbox
 
 logger = logging.getLogger(__name__)
@@ -74,11 +68,11 @@ def best_protection(
     Raises Unprotected where neither bubblewrap nor Landlock works, unless that is allowed.
     """
     reasons = []
-    for candidate in candidates(site_packages):
+    for candidate in protection.candidates(site_packages):
         try:
             found = candidate()
             probe(found)
-            used.add(found.name)
+            protection.used.add(found.name)
             return found
         except (OSError, RuntimeError) as error:
             reasons.append(f"{candidate.__name__.strip('_')}: {error}")
@@ -88,10 +82,9 @@ def best_protection(
             f"{ALLOW_KEY}: false, and this machine gives no protection for running the answers' "
             f"code ({why}). Install bubblewrap (Debian and Ubuntu: apt install bubblewrap) or "
             "allow user namespaces in the container; or give a Sandbox Fusion service in "
-            "reward.sandbox_fusion.url; or, where the machine holds nothing to lose, set it to "
-            "true."
+            "reward.sandbox_fusion.url; or, on a machine with nothing to lose, set it to true."
         )
     logger.warning("%s=true: the answers' code runs without protection (%s)", ALLOW_KEY, why)
-    found = unprotected(site_packages)
-    used.add(found.name)
+    found = protection.unprotected(site_packages)
+    protection.used.add(found.name)
     return found
