@@ -445,7 +445,7 @@ class Driver:
             "dump": lambda: self.dump(trainer),
             "metrics": lambda: trainer._compute_metrics(self.batch, {}, {"step": 1.0}, 1, 0),
         }
-        if part == "dump":
+        if part != "advantage":
             run["advantage"]()
         return seconds(run[part])
 
