@@ -14,10 +14,12 @@ if TYPE_CHECKING:
         group_normalize,
         grpo_advantages,
     )
+    from gdpo_verl.reward_dicts import advantages_of
 
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "advantages_of",
     "apply_conditions",
     "gdpo_advantages",
     "group_normalize",
@@ -28,7 +30,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import, and each of verl's processes imports this package.
     if name in __all__:
-        from gdpo_verl import advantage
+        from gdpo_verl import advantage, reward_dicts
 
-        return getattr(advantage, name)
+        return getattr(reward_dicts if name == "advantages_of" else advantage, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import GDPO, Estimation, Gate, factorize_groups, group_normalize
-from gdpo_verl.advantage.groups import GroupIds, groups_with_any
+from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 PARSE_ERROR_SHARE = "gdpo/parse_error/share"
@@ -236,6 +236,41 @@ def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str,
     metrics: dict[str, float] = {"gdpo/phantom_groups": _share(phantom)}
     if decomposition.gate is not None:
         metrics["gdpo/gated_groups"] = _share(gated)
+    return metrics
+
+
+def influence_metrics(
+    decomposition: Estimation, advantage: Tensor, keys: Sequence[str]
+) -> dict[str, float]:
+    """How an advantage moves each reward, and how noisy the decoupled sum is.
+
+    Over the rows that carry an advantage:
+
+    ``gdpo/<component>/influence`` = Cov(A, z_k), z 0 where not scored: a small step along A
+    changes the mean of reward k, in units of its deviations within groups, in proportion to it
+    (https://arxiv.org/abs/2602.06869). Below 0 it is unlearned;
+    ``gdpo/noise_floor``, the variance of sum_k w_k z_k within a group, w' C w with the group's
+    correlations C, averaged over the groups of two rows or more: sum_k w_k^2 for independent
+    rewards, (sum_k |w_k|)^2 for one and the same, 0 where they cancel or nothing varies.
+
+    Args:
+      decomposition: of B rows and K components.
+      advantage: of the estimator that trains, shape (B,).
+      keys: the names of the K components.
+    """
+    live, largest = decomposition.has_advantage, decomposition.largest_weight
+    n = int(live.sum())
+    centred = torch.where(live, advantage - advantage[live].mean(), 0.0) if n else advantage
+    influences = centred @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
+    metrics: dict[str, float] = {
+        f"gdpo/{key}/influence": Weighted(value, n)
+        for key, value in zip(keys, influences.tolist(), strict=True)
+    }
+    spread = Spread((decomposition.combined * largest)[:, None], decomposition.groups)
+    share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)  # of a group
+    groups = float(share.sum())
+    total = float((share * spread.std.square()).sum())
+    metrics["gdpo/noise_floor"] = Weighted(total / (groups or 1.0), groups)
     return metrics
 
 

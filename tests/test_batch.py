@@ -17,8 +17,9 @@ from torch import Tensor
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, read_components
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import single_row_batch
+from gdpo_verl.reward_dicts import read_components
 from gdpo_verl.rewards.components import Component
 
 close = functools.partial(advantages.close, tolerance=1e-12)

@@ -18,6 +18,7 @@ from gdpo_verl.diagnostics import (
     contribution_metrics,
     coverage_metrics,
     groups_that_vary,
+    influence_metrics,
     outcome_metrics,
     parse_error_metrics,
     variant_metrics,
@@ -169,6 +170,34 @@ def test_unscored_components_pull_nowhere() -> None:
         "gdpo/f/advantage_share": pytest.approx(0.5, abs=1e-12),
         "gdpo/l/advantage_share": pytest.approx(0.5, abs=1e-12),
         "gdpo/sign_conflicts": 0.25,
+    }
+
+
+def test_influence_and_noise_by_hand() -> None:
+    # z in a: s and -s for f, 0 for l; in b both s and -s, with s² = 1/2. Unscored rows say nothing.
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [NAN, NAN]])
+    found = decompose(rewards, ["a", "a", "b", "b", "b"], epsilon=0.0)
+    metrics = influence_metrics(found, found.combined.nan_to_num(5.0), ["f", "l"])
+    assert {name: float(value) for name, value in metrics.items()} == {
+        # (2 · s·s + 2 · 2s·s) / 4 and (2 · 2s·s) / 4 over the four rows.
+        "gdpo/f/influence": pytest.approx(0.75, abs=1e-12),
+        "gdpo/l/influence": pytest.approx(0.5, abs=1e-12),
+        # Variances 2s² = 1 and 2·(2s)² = 4.
+        "gdpo/noise_floor": pytest.approx(2.5, abs=1e-12),
+    }
+    assert [value.weight for value in metrics.values()] == [4, 4, 2]  # type: ignore[attr-defined]
+    # What GRPO makes of a sum in which f runs against a heavier l.
+    grpo = decompose(PULLING, ["a", "a", "b", "b"], epsilon=0.0)
+    against = influence_metrics(grpo, grpo.grpo, ["f", "l"])
+    assert against["gdpo/f/influence"] < 0 < against["gdpo/l/influence"]
+    weighted = decompose(rewards, ["a", "a", "b", "b", "b"], weights=[2.0, -2.0], epsilon=0.0)
+    assert influence_metrics(weighted, weighted.grpo, ["f", "l"])["gdpo/noise_floor"] == (
+        pytest.approx((4 * 1 + 0) / 2, abs=1e-12)
+    )
+    nothing = decompose(torch.full((2, 1), NAN), [0, 0])
+    assert influence_metrics(nothing, nothing.grpo, ["f"]) == {
+        "gdpo/f/influence": 0.0,
+        "gdpo/noise_floor": 0.0,
     }
 
 

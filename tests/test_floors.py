@@ -21,6 +21,7 @@ FLOORS = (
     ("run",),
     ("tasks", "report"),
     ("rundir",),
+    ("reward_dicts",),
     ("config",),
     ("diagnostics",),
     ("rewards",),
@@ -100,14 +101,14 @@ def test_the_pure_rooms_know_nothing_of_the_stack() -> None:
 # What a room may have in lines: today's size and a little more. A feature that needs more room
 # takes it from another, or says why here.
 MOST_LINES = {
-    "advantage": 1720,
+    "advantage": 1820,
     "check_reward": 1560,
     "cli": 540,
-    "config": 500,
+    "config": 550,
     "cpu": 810,
     "evaluate": 1520,
     "explain": 2150,
-    "plugin": 2880,
+    "plugin": 2760,
     "policy": 830,
     "report": 1830,
     "rewards": 2110,

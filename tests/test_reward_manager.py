@@ -36,6 +36,12 @@ def scoreless(data_source, solution_str, ground_truth, extra_info=None, **kwargs
     return result
 
 @declares(Component("right", 0, 1), "tokens")
+def nested(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    result = judge(solution_str, ground_truth, extra_info)
+    components = {key: result.pop(key) for key in ("right", "tokens")}
+    return {**result, "reward_components": components}
+
+@declares(Component("right", 0, 1), "tokens")
 async def scoreless_async(**kwargs):
     return scoreless(**kwargs)
 
@@ -129,7 +135,9 @@ def score(manager: Any, data: Any) -> dict[str, Any]:
 ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
 
 
-@pytest.mark.parametrize("function", ["plain", "asynchronous", "scoreless", "scoreless_async"])
+@pytest.mark.parametrize(
+    "function", ["plain", "asynchronous", "scoreless", "scoreless_async", "nested"]
+)
 def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
     manager: Callable, function: str
 ) -> None:

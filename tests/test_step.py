@@ -106,6 +106,11 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
     form, correct = 4 / 3 * math.sqrt(3), 14 / math.sqrt(39)
     # Where whitening puts group b, in which nothing varies.
     pure = gdpo_advantages(COUNTED, GROUPS, lengths())
+    # z of group a, the only ones that are not 0; seven rows are scored, in three groups of two or
+    # three, and of the two sums' variance 1 + 1 the covariance of the z is added twice.
+    z_form = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64) / math.sqrt(3)
+    z_correct = torch.tensor([5.0, -7.0, 2.0], dtype=torch.float64) / math.sqrt(39)
+    centred = pure[:3, 0] - pure[:7, 0].mean()
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
         {
             # As the reward returned them: 1, 1, 1 | 1, 1 | 1, 0 | 1.
@@ -128,6 +133,9 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
             "gdpo/format/advantage_share": form / (form + correct),
             "gdpo/correctness/advantage_share": correct / (form + correct),
             "gdpo/sign_conflicts": 0.0,
+            "gdpo/format/influence": float(centred @ z_form) / 7,
+            "gdpo/correctness/influence": float(centred @ z_correct) / 7,
+            "gdpo/noise_floor": (2 + 2 * (5 + 14 + 2) / math.sqrt(3 * 39) / 2) / 3,
             # a's three, one of b and one of c; d is not scored.
             "gdpo/distinct_advantages/gdpo": 5 / 3,
             "gdpo/distinct_advantages/grpo": 5 / 3,
@@ -214,7 +222,10 @@ def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_hav
     _, ours = step_of(seam_of())
     _, control = step_of(seam_of("grpo", dump=False))
     assert ours.keys() - control.keys() == {"gdpo/whiten_shift"}
-    assert control == {name: ours[name] for name in control}
+    same = {name for name in control if not name.endswith("influence")}
+    assert {name: control[name] for name in same} == {name: ours[name] for name in same}
+    # Of GRPO's advantage, which in group a is half as large as the sum of the two z or smaller.
+    assert 0 < control["gdpo/correctness/influence"] < ours["gdpo/correctness/influence"]
 
 
 def test_scores_that_are_the_weighted_sum_are_not_warned_of_whatever_padding_has(

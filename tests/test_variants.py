@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gdpo_verl import gdpo_advantages
+from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import VARIANTS, Gate, decompose, find_variant
 
 R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
@@ -95,6 +95,20 @@ DIGITS = {
         {},
         [-0.15495, -0.77477, 1.08467, -0.15495, 1.48965, -0.29793, -0.89379, -0.29793],
     ),
+    # Worst distances 1 1 1/3 1 | 0 1 1 1: r1's, but r2's in row 3; z of one among three.
+    "tchebycheff": (
+        {"rho": 0.0, "ranges": RANGES},
+        [-0.5, -0.5, 1.5, -0.5, 1.5, -0.5, -0.5, -0.5],
+    ),
+    "tchebycheff, rho .05": (
+        {"ranges": RANGES},
+        [-0.42297, -0.56015, 1.49755, -0.51443, 1.49888, -0.44812, -0.54083, -0.50993],
+    ),
+    # Two rewards of equal length: a half each.
+    "mgda": (
+        {},
+        [0.04134, -0.82469, 1.08580, -0.30245, 1.14012, 0.07946, -0.78657, -0.43301],
+    ),
     "rvpo": (
         {},
         [-0.20015, -0.92769, 1.52626, -0.44397, 1.57979, -0.11752, -0.88111, -0.53559],
@@ -106,6 +120,20 @@ DIGITS = {
 def test_the_example(case: str) -> None:
     options, expected = DIGITS[case]
     close(advantages(EXAMPLE, variant=case.partition(",")[0], **options), expected)
+
+
+def test_tchebycheff_looks_at_what_is_scored() -> None:
+    # Without r2 row 3's distance is r1's 0, so it is as far as row 1, whose r2 is at 0: 1.
+    some = EXAMPLE[:4].clone()
+    some[:, 0] = NAN
+    # r2 alone: 1 1 1/3 2/3 from its end, which is GRPO on it.
+    alone = advantages(some[:, 1:], [0] * 4, variant="tchebycheff", ranges=RANGES[1:])
+    close(advantages(some, [0] * 4, variant="tchebycheff", ranges=RANGES), alone, 1e-12)
+    close(alone, grpo_advantages(some[:, 1:], [0] * 4, torch.ones(4, 1))[:, 0], 1e-5)
+    # Sums that differ by rounding alone: .1 + .2 and .3 of the range.
+    equal = torch.tensor([[0.9, 0.8, 0.7], [0.7, 0.9, 0.8]], dtype=torch.float64)
+    unit = [(0.0, 1.0)] * 3
+    assert not advantages(equal, [0, 0], variant="tchebycheff", ranges=unit).any()
 
 
 def test_dara_raises_the_reward_that_varies_in_fewer_groups() -> None:
@@ -156,6 +184,19 @@ def ids(rewards: Tensor, size: int = 4) -> list[int]:
 def population(rewards: Tensor) -> float:
     """From an unbiased to a population's batch deviation."""
     return math.sqrt(len(rewards) / (len(rewards) - 1))
+
+
+@settings(max_examples=25, deadline=None)
+@given(TABLES, st.integers(1, 5))
+def test_mgda_is_as_short_as_any_combination(seed: int, k: int) -> None:
+    rewards = random_batch(seed, k=k)
+    rewards[:, 0] = 2.0  # varies nowhere
+    rewards[:, -1] = 3 * rewards[:, k // 2]  # the same twice
+    found = advantages(rewards, ids(rewards), variant="mgda", epsilon=0.0)
+    z = decompose(rewards, ids(rewards), epsilon=0.0).normalized
+    # A point of a convex set is its shortest where no point lies nearer in its direction.
+    for column in z[:, z.any(dim=0)].unbind(dim=1):
+        assert float(column @ found) >= float(found @ found) - 1e-9
 
 
 @settings(max_examples=40, deadline=None)
@@ -248,7 +289,10 @@ def test_order_of_rows_and_of_components_does_not_matter(name: str, seed: int) -
     close(moved, found[rows], 1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ("dvao", "corr_grpo", "sa_mrpo")])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in VARIANTS if n not in ("dvao", "corr_grpo") and not VARIANTS[n].needs_ranges],
+)
 @settings(max_examples=15, deadline=None)
 @given(seed=TABLES)
 def test_the_unit_of_a_reward_does_not_matter_where_it_is_normalised(name: str, seed: int) -> None:
@@ -258,11 +302,12 @@ def test_the_unit_of_a_reward_does_not_matter_where_it_is_normalised(name: str, 
     close(advantages(rewards * units, ids(rewards), variant=name, epsilon=0.0), found, 1e-9)
 
 
-def test_the_unit_of_a_reward_and_of_its_range_does_not_matter_to_sa_mrpo() -> None:
+@pytest.mark.parametrize("name", ["sa_mrpo", "tchebycheff"])
+def test_the_unit_of_a_reward_and_of_its_range_together_does_not_matter(name: str) -> None:
     units = torch.tensor([30.0, 0.1], dtype=torch.float64)
     scaled = [(low * u, high * u) for (low, high), u in zip(RANGES, units.tolist(), strict=True)]
-    found = advantages(EXAMPLE, variant="sa_mrpo", ranges=RANGES)
-    close(advantages(EXAMPLE * units, variant="sa_mrpo", ranges=scaled), found, 1e-9)
+    found = advantages(EXAMPLE, variant=name, ranges=RANGES)
+    close(advantages(EXAMPLE * units, variant=name, ranges=scaled), found, 1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -382,7 +427,7 @@ def test_float32_rewards_are_told_constant_by_their_values() -> None:
         ({"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}, "ranges: expected 2 pairs"),
         ({"variant": "saw", "ranges": [(0, 1)]}, "ranges: expected 2 pairs"),
         ({"variant": "saw", "ranges": 3}, "ranges: expected 2 pairs"),
-        ({"variant": "rvpo", "weights": [1.0, 2.0]}, "weights: the variant 'rvpo' .* is undefined"),
+        ({"variant": "rvpo", "weights": [1.0, 2.0]}, "weights: the variant 'rvpo' is undefined"),
         ({"variant": "rvpo", "weights": [-1.0, -1.0]}, "weights: the variant 'rvpo'"),
         ({"variant": "dvao", "weights": [1.0, -1.0]}, "weights: the variant 'dvao' is defined for"),
         ({"gate": 2}, "gate: expected a column from 0 to 1, found 2"),

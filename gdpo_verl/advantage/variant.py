@@ -105,9 +105,8 @@ class Variant:
             )
         if self.weights == "equal" and (min(weights) != max(weights) or min(weights) <= 0):
             raise ValueError(
-                f"{where}: the variant {self.name!r} takes the smallest of the normalised rewards "
-                f"and is undefined with weights, found {list(weights)}. Leave them out, or use "
-                "another variant."
+                f"{where}: the variant {self.name!r} is undefined with weights, found "
+                f"{list(weights)}. Leave them out, or use another variant."
             )
 
     def check_ranges(

@@ -12,7 +12,18 @@ from gdpo_verl.advantage.estimate import decompose
 from gdpo_verl.advantage.variant import GDPO, Ranges, Variant
 from gdpo_verl.text import did_you_mean
 
-_FILES = ("dvao", "sa_mrpo", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo")
+_FILES = (
+    "dvao",
+    "sa_mrpo",
+    "dara",
+    "gd2po",
+    "saw",
+    "corr_grpo",
+    "mo_grpo",
+    "rvpo",
+    "tchebycheff",
+    "mgda",
+)
 VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
     name: importlib.import_module(f"gdpo_verl.advantage.{name}").VARIANT for name in _FILES
 }

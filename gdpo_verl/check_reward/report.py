@@ -16,8 +16,9 @@ from gdpo_verl.check_reward.checks import SHARE_OF_STEP, ScoredAnswer
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
-from gdpo_verl.plugin.batch import RewardBatch, read_components
+from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import not_a_dict
+from gdpo_verl.reward_dicts import read_components
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.rundir.row_key import RowKey
 from gdpo_verl.text import columns, seconds_text

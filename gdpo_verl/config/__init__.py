@@ -7,7 +7,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gdpo_verl.advantage import VARIANTS, Gate, Variant, Whiten, check_conditions, find_variant
+from torch import Tensor
+
+from gdpo_verl.advantage import (
+    VARIANTS,
+    Estimation,
+    Gate,
+    Variant,
+    Whiten,
+    apply_conditions,
+    check_conditions,
+    decompose,
+    find_variant,
+)
+from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
@@ -172,6 +185,41 @@ class Objective:
         return tuple(
             schedule[key].weight(step) if key in schedule else weight
             for key, weight in zip(self.keys, self.weights, strict=True)
+        )
+
+    def estimate(
+        self,
+        raw: Tensor,
+        group_ids: GroupIds,
+        token_counts: Tensor | None = None,
+        step: int = 0,
+        *,
+        conditioned: Tensor | None = None,
+    ) -> Estimation:
+        """Compute what the estimators make of a batch under these settings.
+
+        Args:
+          raw: float64, shape (B, K), in reward units, in the order of the keys; NaN where not
+            scored.
+          group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
+          token_counts: response tokens of each row, shape (B,); whitening needs them.
+          step: of the training, for scheduled weights.
+          conditioned: the rewards after the conditions, where they are known.
+        """
+        if conditioned is None:
+            conditioned = apply_conditions(raw, self.keys, self.config.conditions)
+        return decompose(
+            raw,
+            group_ids,
+            token_counts,
+            conditioned=conditioned,
+            weights=self.weights_at(step),
+            whiten=self.config.whiten,
+            epsilon=self.config.epsilon,
+            scale=self.config.scale,
+            variant=self.config.estimator,
+            ranges=self.range_list,
+            gate=self.gate,
         )
 
     @property

@@ -22,10 +22,11 @@ _KEYS, _WEIGHTS = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
 
 def plain(node: Any) -> dict[str, Any]:
     """A mapping or an omegaconf DictConfig as a dict, interpolations resolved."""
-    from omegaconf import DictConfig, OmegaConf
+    if not isinstance(node, (dict, type(None))):
+        from omegaconf import DictConfig, OmegaConf
 
-    if isinstance(node, DictConfig):
-        node = OmegaConf.to_container(node, resolve=True)
+        if isinstance(node, DictConfig):
+            node = OmegaConf.to_container(node, resolve=True)
     return dict(node or {})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Estimation, apply_conditions, decompose
+from gdpo_verl.advantage import Estimation, apply_conditions
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import Objective
+from gdpo_verl.reward_dicts import failed_judgement, read_components, weighted_sum
 from gdpo_verl.rundir.row_key import RowKey
 
 # Of a batch's responses, what may be without a reward before the training ends.
@@ -108,24 +108,18 @@ class RewardBatch:
           token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
           global_step: of the training, for scheduled weights.
         """
-        last, objective, config = self.last_rows, self.objective, self.objective.config
-        return decompose(
+        last = self.last_rows
+        return self.objective.estimate(
             self.raw[last],
             self.group_ids,
             None if token_counts is None else self.session_tokens(token_counts),
+            global_step,
             conditioned=self.rewards[last],
-            weights=objective.weights_at(global_step),
-            whiten=config.whiten,
-            epsilon=config.epsilon,
-            scale=config.scale,
-            variant=config.estimator,
-            ranges=objective.range_list,
-            gate=objective.gate,
         )
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
-        return _weighted_sum(self.rewards, self.objective)
+        return weighted_sum(self.rewards, self.objective)
 
     def to_rows(self, advantage: Tensor) -> Tensor:
         """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""
@@ -134,122 +128,8 @@ class RewardBatch:
         return rows
 
 
-def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
-    """sum_k w_k r_k of one response, after the conditions, in reward units.
-
-    Args:
-      info: what the reward returned.
-      row: what to call it in an error.
-
-    Raises:
-      ValueError: a component is absent, infinite or not a number.
-    """
-    raw = read_components([info], objective, [row])
-    conditioned = apply_conditions(raw, objective.keys, objective.config.conditions)
-    return float(_weighted_sum(conditioned, objective)[0])
-
-
-def _weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:
-    return rewards.nan_to_num(0.0) @ torch.tensor(objective.weights, dtype=torch.float64)
-
-
-def failed_judgement(info: Mapping[str, Any]) -> str:
-    """The reason why verl's `rate_limited` manager has no reward for a row; '' where it has one.
-
-    It then returns the score 0 and one of two more keys beside 'acc' (verl/experimental/
-    reward_loop/reward_manager/limited.py, `run_single`); such a row is not scored.
-    """
-    if set(info) == {"timeout", "acc"}:
-        return "timeout"
-    return str(info["error"]) if set(info) == {"error", "acc"} else ""
-
-
-def read_components(
-    infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
-) -> Tensor:
-    """Read the reward components of each row, in the order of the objective's keys.
-
-    Args:
-      infos: what the reward returned for each row (verl's `reward_extra_info`).
-      objective: names the components and says which may be absent.
-      rows: what to call each row in an error.
-
-    Returns:
-      float64, shape (B, K), in reward units; NaN where not scored: None, NaN, an optional
-      component that is absent, or a row without a reward (`failed_judgement`).
-
-    Raises:
-      ValueError: a component is absent, infinite or not a number; names key and row.
-    """
-    nothing = dict.fromkeys(objective.keys)
-    infos = [nothing if failed_judgement(info) else info for info in infos]
-    columns = [
-        _read_column([info.get(key, _ABSENT) for info in infos], key, infos, objective, rows)
-        for key in objective.keys
-    ]
-    return torch.tensor(np.array(columns), dtype=torch.float64).T.contiguous()
-
-
-_ABSENT = object()
-# What numpy reads at once as `_read` reads it one by one.
-_PLAIN = {float, int, bool, type(None), np.float64, np.float32, np.int64, np.bool_}
-
-
-def _read_column(
-    values: list[Any],
-    key: str,
-    infos: Sequence[Mapping[str, Any]],
-    objective: Objective,
-    rows: Sequence[str],
-) -> Any:
-    if set(map(type, values)) <= _PLAIN:
-        with contextlib.suppress(OverflowError):  # an integer that is no float
-            numbers = np.array(values, dtype=np.float64)
-            if not (np.abs(numbers) > LARGEST).any():
-                return numbers
-    return [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
-
-
 def _parse_error_code(value: Any) -> int | None:
     if not isinstance(value, (int, float, np.number)):
         return None
     number: Any = value
     return int(number) if abs(number) <= LARGEST else None
-
-
-def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:
-    if key not in info:
-        if key in objective.optional:
-            return math.nan
-        remedy = (
-            "Return it from compute_score on every path, failures included."
-            if info
-            else "An agent loop that sets reward_score itself must put the components into "
-            "extra_fields['reward_extra_info']."
-        )
-        raise ValueError(
-            f"algorithm.gdpo_reward_keys: the reward returned no {key!r} for row {row}, only "
-            f"{sorted(info)}. {remedy}"
-        )
-    value = info[key]
-    if value is None:
-        return math.nan
-    try:
-        number = math.inf if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.inf
-    if abs(number) > LARGEST:
-        raise ValueError(
-            f"algorithm.gdpo_reward_keys: expected a finite number, None or NaN for {key!r}, found "
-            f"{value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
-        )
-    return _as_written(number, value)
-
-
-def _as_written(number: float, value: Any) -> float:
-    """0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
-    dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
-    if dtype not in (torch.float16, torch.bfloat16):
-        return number
-    written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
-    return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)

@@ -27,8 +27,8 @@ from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import score_of
 from gdpo_verl.plugin.reward import MANAGER_NAME
+from gdpo_verl.reward_dicts import score_of, unnested
 from gdpo_verl.rewards.components import declared_components
 from gdpo_verl.rewards.thought import opened_thought
 
@@ -99,10 +99,13 @@ class ComponentsRewardManager(NaiveRewardManager):
 
 
 def _may_lack_score(function: Any) -> Any:
-    """The function with a 'score' of None where its dict has none; verl's manager reads it."""
+    """The function with a 'score' of None where its dict has none; verl's manager reads it.
+
+    What the dict has in `reward_components` becomes its own: verl's validation averages each value.
+    """
 
     def completed(result: Any) -> Any:
-        return {"score": None} | result if isinstance(result, dict) else result
+        return {"score": None, **unnested(result)} if isinstance(result, dict) else result
 
     async def awaited(**kwargs: Any) -> Any:
         return completed(await function(**kwargs))

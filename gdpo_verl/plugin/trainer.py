@@ -111,6 +111,8 @@ class Seam:
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics["gdpo/reward_errors"] = batch.error_share()
         metrics |= diagnostics.outcome_metrics(decomposition, self.objective.outcome_column)
+        trained = decomposition.advantage if self.estimates else decomposition.grpo
+        metrics |= diagnostics.influence_metrics(decomposition, trained, keys)
         if self.estimates:
             chosen = decomposition.estimate
             metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor

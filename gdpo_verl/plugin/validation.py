@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from gdpo_verl.advantage import VARIANTS, validate_variant
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract, reward, shared_prompts
-from gdpo_verl.plugin.batch import failed_judgement, read_components
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
+from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
 from gdpo_verl.start import check_model, joins_cluster
 from gdpo_verl.text import did_you_mean
 
@@ -307,7 +307,7 @@ def objective_of(
             )
         if problem := reward.not_a_dict(info, settings):
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
-        read_components([info], settings.resolve(declared, list(info)), [row])
+        read_components([info], settings.resolve(declared, list(unnested(info))), [row])
     objective = settings.resolve(declared)
     return objective if is_gdpo(config) or settings.metrics else None
 

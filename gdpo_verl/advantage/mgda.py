@@ -1,0 +1,55 @@
+"""MGDA: the weights under which the rewards' normalised advantages cancel the most.
+
+Use it as a baseline: it follows what all rewards agree on.
+Assumes: equal weights; up to a dozen components, because all 2^K sets of them are tried.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage.decomposition import Decomposition
+from gdpo_verl.advantage.variant import Variant
+
+
+def mgda(d: Decomposition) -> Tensor:
+    """The shortest convex combination of the rewards' normalised advantages.
+
+    A_i = sum_k alpha_k z[i, k],  alpha = argmin |sum_k alpha_k z_k|^2, alpha_k >= 0, sum alpha = 1
+
+    over the batch's responses that carry an advantage; no batch step. MGDA does so with gradients
+    (https://arxiv.org/abs/1810.04650); here z stands for them. A reward that varies nowhere would
+    take the whole weight, and gets none. Two rewards whose z are equally long get a half each, so
+    that it differs from half of GDPO without whitening from three on. Where they cancel, it is 0.
+    """
+    z = d.normalized.nan_to_num(0.0) * d.has_advantage[:, None]
+    return (z * shortest(z.T @ z)).sum(dim=1)
+
+
+def shortest(gram: Tensor) -> Tensor:
+    """The convex weights of the shortest combination of K vectors: shape (K, K) to (K,).
+
+    Args:
+      gram: the vectors' products. A vector of zeros gets no weight.
+    """
+    best, least = torch.zeros_like(gram[0]), torch.inf
+    live = gram.diagonal().nonzero()[:, 0].tolist()
+    gram = gram / gram.diagonal().max()
+    # On the set of vectors that get a weight the minimum is that of a linear system.
+    for size in range(1, len(live) + 1):
+        sets = torch.tensor([*combinations(live, size)], device=gram.device)
+        part = gram[sets[:, :, None], sets[:, None, :]]
+        alpha = torch.linalg.pinv(part + 1.0, hermitian=True).sum(dim=2)
+        alpha = alpha / alpha.sum(dim=1, keepdim=True)
+        square = torch.einsum("ni,nij,nj->n", alpha, part, alpha)
+        square = square.where((alpha >= 0).all(dim=1), torch.inf)
+        if float(square.min()) < least:
+            least, found = float(square.min()), int(square.argmin())
+            best = torch.zeros_like(best).index_put_((sets[found],), alpha[found])
+    return best
+
+
+VARIANT = Variant("mgda", mgda, whiten="none", linear=False, weights="equal")
