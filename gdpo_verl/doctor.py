@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import requires
 from typing import Any
 
 from gdpo_verl import __version__, text
@@ -25,6 +27,13 @@ PACKAGES = (
     "hydra-core",
     "transformers",
 )
+
+# What an extra of the package is for.
+_EXTRAS = {
+    "rewards": "rewards that judge mathematics or run programs",
+    "report": "gdpo-verl report",
+    "verl": "preparing data, training and evaluating",
+}
 
 BROKEN = (
     "beside torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
@@ -98,7 +107,10 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """Look at the installation, and at a fresh process of it."""
-    return [*_versions(), *_fresh_process(), _sandbox()]
+    findings = [*_versions(), *_extras()]
+    if installed_version("verl"):
+        findings += _fresh_process()
+    return [*findings, _sandbox()]
 
 
 def _versions() -> Iterator[Finding]:
@@ -109,11 +121,26 @@ def _versions() -> Iterator[Finding]:
         if installed:
             yield Finding(name, installed)
     if not found["verl"]:
-        yield Finding("verl", "missing", f"pip install verl=={contract.TESTED}")
+        yield Finding("verl", "missing", f"{text.install_extra('verl')}; tested: {contract.TESTED}")
     elif reason := contract.misfit():
         yield Finding("verl", "unsupported", reason)
-    if not found["TransferQueue"]:
+    if found["verl"] and not found["TransferQueue"]:
         yield Finding("TransferQueue", "missing", "pip install TransferQueue")
+
+
+def _extras() -> Iterator[Finding]:
+    """No remedy: GDPO runs beside verl without any of them."""
+    needed = requires("gdpo-verl") or []
+    for extra, purpose in _EXTRAS.items():
+        names = [
+            re.split(r"[^\w.-]", line)[0]
+            for line in needed
+            if re.search(f"extra == .{extra}", line)
+        ]
+        missing = [name for name in names if name != "gdpo-verl" and not installed_version(name)]
+        if missing:
+            state = f"without {', '.join(missing)}, for {purpose}. {text.install_extra(extra)}"
+            yield Finding(f"[{extra}]", state)
 
 
 def _fresh_process() -> Iterator[Finding]:

@@ -58,6 +58,11 @@ VLLM = (
 )
 
 
+def install_extra(extra: str) -> str:
+    """How to get what one of the package's extras installs."""
+    return f"Run in a clone of gdpo-verl: pip install '.[{extra}]'"
+
+
 def duration(seconds: float) -> str:
     """A duration for people, in its two largest units.
 

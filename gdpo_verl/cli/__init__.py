@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gdpo_verl import __version__
 from gdpo_verl.cli import measuring, pages, setting_up, training
+from gdpo_verl.text import install_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(options.command(options) or 0)
-    except (ValueError, RuntimeError, OSError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
+        where, problem = "", str(error)  # a sentence of ours has no module's name
+        if error.name:
+            where = f" {own[0]}"
+            problem = f"{error}. {install_extra('report' if own[0] == 'report' else 'verl')}"
+        print(f"gdpo-verl{where}: {problem}", file=sys.stderr)
+        return 1
+    except (ValueError, RuntimeError, OSError) as error:
         print(f"gdpo-verl: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,0 +1,82 @@
+"""What is there without the extras: the mathematics, and sentences about what is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+# An environment with the base alone, as far as its imports can tell.
+WITHOUT_EXTRAS = """
+import sys
+MISSING = set(
+    "datasets httpx huggingface_hub hydra math_verify matplotlib omegaconf orjson pyarrow "
+    "pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers verl vllm "
+    "yaml".split()
+)
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing)
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_mathematics_needs_torch_and_numpy_alone() -> None:
+    process = run(
+        "import torch, gdpo_verl, gdpo_verl.diagnostics, gdpo_verl.rewards.gsm8k\n"
+        "rewards, mask = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(2, 1)\n"
+        "for variant in gdpo_verl.advantage.VARIANTS:\n"
+        "    gdpo_verl.gdpo_advantages(\n"
+        "        rewards.repeat(2, 1), [0] * 4, mask.repeat(2, 1), variant=variant,\n"
+        "        ranges=[(0.0, 1.0)] * 2,\n"
+        "    )\n"
+        "config = {'gdpo': {'conditions': {'b': {'on': 'a', 'at_least': 1}}}}\n"
+        "rewards = [{'a': 1, 'b': 1}, {'a': 0, 'b': 1}]\n"
+        "print(gdpo_verl.advantages_of(rewards, [0, 0], config=config))\n"
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("[0.70")
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("report x", "report"),
+        ("train toolbox/gdpo", "verl"),
+        ("prepare toolbox --out never", "verl"),
+        ("check-reward --recipe toolbox/gdpo", "verl"),
+    ],
+)
+def test_a_command_says_what_to_install(command: str, extra: str) -> None:
+    process = run(f"from gdpo_verl.cli import main\nsys.exit(main({command.split()}))")
+    assert process.returncode == 1
+    name = command.split()[0]
+    sentence = rf"gdpo-verl {name}: No module named '\w+'\. Run in .*: pip install '\.\[{extra}\]'"
+    assert re.match(sentence, process.stderr), process.stderr
+    assert len(process.stderr.splitlines()) == 1
+
+
+def test_doctor_names_the_extras_and_looks_no_further_without_verl() -> None:
+    process = run(
+        "from gdpo_verl import doctor\n"
+        "here = doctor.installed_version\n"
+        "gone = {'verl', 'math-verify', 'matplotlib', 'tqdm'}\n"
+        "doctor.installed_version = lambda name: None if name in gone else here(name)\n"
+        "for finding in doctor.diagnose(): print(finding.subject, finding.state, finding.remedy)\n"
+    )
+    assert process.returncode == 0, process.stderr
+    lines = dict(line.split(" ", 1) for line in process.stdout.splitlines())
+    assert lines["[rewards]"].startswith("without math-verify, for rewards that judge mathematics")
+    assert lines["[report]"].startswith("without matplotlib, for gdpo-verl report. Run in a")
+    assert lines["[verl]"].startswith("without verl, tqdm, for")
+    assert lines["verl"].startswith("missing Run in a clone of gdpo-verl: pip install '.[verl]'")
+    assert "trainer" not in lines
