@@ -39,6 +39,40 @@ class Weighted(float):
         return float(self), self.weight
 
 
+def batch_metrics(
+    decomposition: Estimation,
+    keys: Sequence[str],
+    *,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    outcome: int | None = None,
+    failed_sessions: int = 0,
+    trains: bool = True,
+) -> dict[str, float]:
+    """All metrics of a batch but those of its answers (`parse_error_metrics`).
+
+    Args:
+      decomposition: of B rows and K components.
+      keys: the names of the K components.
+      ranges: as in `component_metrics`.
+      outcome: the column of the component that says whether the task was solved.
+      failed_sessions: as in `coverage_metrics`.
+      trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
+    """
+    groups = decomposition.groups
+    metrics = component_metrics(decomposition.raw, groups, keys, ranges=ranges)
+    metrics |= contribution_metrics(decomposition, keys)
+    metrics |= collapse_metrics(decomposition)
+    metrics |= coverage_metrics(decomposition.rewards, groups, failed_sessions=failed_sessions)
+    metrics |= outcome_metrics(decomposition, outcome)
+    advantage = decomposition.advantage if trains else decomposition.grpo
+    metrics |= influence_metrics(decomposition, advantage, keys)
+    if trains:
+        chosen = decomposition.estimate
+        metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
+        metrics |= variant_metrics(decomposition)
+    return metrics
+
+
 def component_metrics(
     rewards: Tensor,
     group_ids: GroupIds,

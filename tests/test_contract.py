@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from test_plugin import in_fresh_process
 
+from gdpo_verl import upstream
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.contract import CONTRACT, Dependency, misfit, violations
+from gdpo_verl.plugin.contract import CONTRACT, misfit
+from gdpo_verl.upstream import Dependency, violations
 
 VERL = Path(str(find_spec("verl").origin)).parent
 PACKAGE = Path(__file__).parents[1] / "gdpo_verl"
@@ -23,16 +25,17 @@ def changed(tmp_path: Path):
     """The modules of the contract as verl has them, with a text in one of them replaced."""
 
     def change(file: str, old: str, new: str) -> Path:
+        root = tmp_path / "verl"
         for module in CONTRACT:
             path = Path(*module.split(".")).with_suffix(".py")
             if not (VERL / path).exists():  # of an open pull request
                 continue
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(VERL / path, tmp_path / path)
-        text = (tmp_path / file).read_text()
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(VERL / path, root / path)
+        text = (root / file).read_text()
         assert old in text
-        (tmp_path / file).write_text(text.replace(old, new))
-        return tmp_path
+        (root / file).write_text(text.replace(old, new))
+        return root
 
     return change
 
@@ -76,7 +79,7 @@ def test_installed_verl_keeps_the_contract() -> None:
     ids=["parameter gone", "parameter in between", "method gone", "field gone", "variable gone"],
 )
 def test_what_does_not_fit_is_named(changed, file: str, old: str, new: str, problem: str) -> None:
-    (found,) = violations(changed(file, old, new))
+    (found,) = violations(changed(file, old, new), CONTRACT)
     assert problem in found
 
 
@@ -84,13 +87,13 @@ def test_parameter_behind_those_that_we_use_is_no_problem(changed) -> None:
     root = changed(
         BASE, "reward_extra_infos_dict, dump_path", "reward_extra_infos_dict, path, more"
     )
-    assert violations(root) == []
+    assert violations(root, CONTRACT) == []
 
 
 def test_module_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     contract_of_v9 = {"trainer.ppo.v9": [Dependency("fit")]}
     assert violations(VERL, contract_of_v9) == ["verl.trainer.ppo.v9.fit is not there"]
-    monkeypatch.setattr(contract, "OPTIONAL", {"trainer.ppo.v9"})
+    monkeypatch.setattr(upstream, "OPTIONAL", {"trainer.ppo.v9"})
     assert violations(VERL, contract_of_v9) == []
 
 
@@ -106,17 +109,17 @@ def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
 ) -> None:
     (use,) = (d for d in CONTRACT["trainer.ppo.ray_trainer"] if d.name == "compute_advantage")
     part = {"trainer.ppo.ray_trainer": [use]}
-    place = tmp_path / "trainer" / "ppo"
+    place = tmp_path / "verl/trainer/ppo"
     place.mkdir(parents=True)
     text = (VERL / "trainer/ppo/ray_trainer.py").read_text()
     name = "compute" if " as " in line else "compute_advantage"
     moved = text.replace("def compute_advantage(", f"def {name}(")
     (place / "trainer_utils.py").write_text(moved)
     (place / "ray_trainer.py").write_text(f"{line}\n")
-    assert violations(tmp_path, part) == []
+    assert violations(tmp_path / "verl", part) == []
     (place / "trainer_utils.py").write_text(moved.replace("adv_estimator", "estimator"))
-    contract._module.cache_clear()
-    (problem,) = violations(tmp_path, part)
+    upstream._module.cache_clear()
+    (problem,) = violations(tmp_path / "verl", part)
     assert problem.startswith("verl.trainer.ppo.ray_trainer.compute_advantage takes (data, estim")
 
 

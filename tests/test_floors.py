@@ -16,7 +16,7 @@ FLOORS = (
     ("cli",),
     ("doctor", "dry_run"),
     ("check_reward",),
-    ("plugin",),
+    ("plugin", "trl"),
     ("evaluate", "policy", "explain"),
     ("run",),
     ("tasks", "report"),
@@ -28,7 +28,7 @@ FLOORS = (
     ("sandbox",),
     ("advantage",),
     ("cpu", "start"),
-    ("child_process", "deaths", "distinct", "files", "hooks", "text", "__init__"),
+    ("child_process", "deaths", "distinct", "files", "hooks", "text", "upstream", "__init__"),
 )
 FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
 FOREIGN = {"verl", "ray", "hydra", "vllm", "transfer_queue"}

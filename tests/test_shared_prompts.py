@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from gdpo_verl import upstream
 from gdpo_verl.plugin import contract, shared_prompts
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
 
@@ -158,12 +159,12 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(p
 
 
 def test_the_installed_verl_has_what_is_wrapped():
-    assert contract.violations(contract.installed_verl(), contract.SHARED_PROMPTS) == []
+    assert upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS) == []
 
 
 def test_upstreams_engine_does_not_read_the_key_yet():
     # Once it does, this departure goes.
-    workers = contract.installed_verl() / "workers"
+    workers = upstream.source_of("verl") / "workers"
     files = [workers / "engine_workers.py", *(workers / "engine").rglob("*.py")]
     readers = [file for file in files if "prefix_grouper" in file.read_text()]
 

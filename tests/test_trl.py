@@ -32,6 +32,7 @@ from torch import Tensor
 from gdpo_verl import gdpo_advantages, grpo_advantages
 
 TRL = Path(sys.prefix) / "trl"
+ROOT = Path(__file__).parents[1]
 NAN = math.nan
 Rows = list[list[Any]]  # numbers; None and NaN where not scored
 GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
@@ -158,7 +159,7 @@ def tensor(rows: Any) -> Tensor:
 
 
 def run_beside_trl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(TRL), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
     )

@@ -4,9 +4,10 @@
 
 STEPS.json: ``{name: {"rewards": rows, "group_size": G, "config": {...}, "evaluate": bool}}``, one
 row of K rewards a response, a group's responses one after the other; ``config`` goes to
-`GRPOConfig`. Each name becomes a directory of OUT, in which TRL writes its table of completions,
-with the rewards that it received and the advantages that it gave; what it refuses is in
-``error.txt`` there.
+`GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours. Each name becomes a directory
+of OUT, in which TRL writes its table of completions, with the rewards that it received and the
+advantages that it logged, and its state; ``trained.<rank>.json`` has the advantages that came to
+the loss, and ``error.txt`` what was refused.
 
 A program of its own because verl must not find TRL (test_trl.py says why).
 """
@@ -14,6 +15,7 @@ A program of its own because verl must not find TRL (test_trl.py says why).
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+
+from gdpo_verl.trl import GDPOTrainer
 
 END = "<end>"
 WORDS = [END, *(f"word{i}" for i in range(31))]
@@ -53,11 +57,12 @@ def make_model() -> Qwen2ForCausalLM:
 
 
 def preset(name: str, rewards: list[float | None]) -> Callable[..., list[float | None]]:
-    """A reward function that ignores what was generated."""
+    """A reward function that ignores what was generated; a process gets its part of the batch."""
 
     def reward(prompts: list[str], **_: Any) -> list[float | None]:
-        assert len(prompts) == len(rewards)
-        return rewards
+        rank, size = (int(os.environ.get(name, x)) for name, x in (("RANK", 0), ("WORLD_SIZE", 1)))
+        assert len(prompts) * size == len(rewards)
+        return rewards[rank * len(prompts) : (rank + 1) * len(prompts)]
 
     reward.__name__ = name  # the column in TRL's table
     return reward
@@ -69,8 +74,12 @@ def take_step(
     group_size: int,
     config: dict[str, Any],
     evaluate: bool = False,
+    gdpo: dict[str, Any] | None = None,
+    ranges: dict[str, Any] | None = None,
 ) -> None:
     """One training step, or an evaluation, over all the rewards as one batch."""
+    ours = {} if gdpo is None else {"gdpo": gdpo, "ranges": ranges}
+    Trainer = GRPOTrainer if gdpo is None else GDPOTrainer
     prompts = [{"prompt": word} for word in WORDS[1 : 1 + len(rewards) // group_size]]
     arguments = {
         "output_dir": str(directory),
@@ -88,7 +97,8 @@ def take_step(
         "bf16": False,
         "gradient_checkpointing": False,
     }
-    trainer = GRPOTrainer(
+    trainer = Trainer(
+        **ours,
         model=make_model(),
         processing_class=make_tokenizer(),
         args=GRPOConfig(**(arguments | config)),
@@ -99,16 +109,27 @@ def take_step(
         train_dataset=Dataset.from_list(prompts),
         eval_dataset=Dataset.from_list(prompts),
     )
+    trained: list[float] = []
+    compute_loss = trainer.compute_loss
+
+    def record(model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        trained.extend(inputs["advantages"].tolist())
+        return compute_loss(model, inputs, *args, **kwargs)
+
+    trainer.compute_loss = record
     if evaluate:
         trainer.evaluate()
     else:
         trainer.train()
+        trainer.save_state()
+        rank = trainer.accelerator.process_index
+        (directory / f"trained.{rank}.json").write_text(json.dumps(trained))
 
 
 def main(steps: Path, out: Path) -> None:
     for name, step in json.loads(steps.read_text()).items():
         directory = out / name
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
         try:
             take_step(directory, **step)
         except ValueError as error:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl import upstream
 from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin import contract
 
@@ -213,5 +214,5 @@ def _unmet(config: Any) -> list[str]:
         for key, values in _NEEDS.items()
         if OmegaConf.select(config, key) not in values
     ]
-    found = contract.violations(contract.installed_verl(), contract.SHARED_PROMPTS)
+    found = upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS)
     return [*wrong, *(f"another verl: {problem}" for problem in found)]

@@ -99,27 +99,21 @@ class Seam:
         self, batch: RewardBatch, decomposition: Estimation, failed_sessions: int = 0
     ) -> dict[str, float]:
         """The metrics of a batch."""
-        keys, groups = self.objective.keys, decomposition.groups
-        metrics = diagnostics.component_metrics(
-            decomposition.raw, groups, keys, ranges=self.objective.ranges
-        )
-        metrics |= diagnostics.contribution_metrics(decomposition, keys)
-        metrics |= diagnostics.collapse_metrics(decomposition)
-        metrics |= diagnostics.coverage_metrics(
-            decomposition.rewards, groups, failed_sessions=failed_sessions
+        objective = self.objective
+        metrics = diagnostics.batch_metrics(
+            decomposition,
+            objective.keys,
+            ranges=objective.ranges,
+            outcome=objective.outcome_column,
+            failed_sessions=failed_sessions,
+            trains=self.estimates,
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics["gdpo/reward_errors"] = batch.error_share()
-        metrics |= diagnostics.outcome_metrics(decomposition, self.objective.outcome_column)
-        trained = decomposition.advantage if self.estimates else decomposition.grpo
-        metrics |= diagnostics.influence_metrics(decomposition, trained, keys)
-        if self.estimates:
-            chosen = decomposition.estimate
-            metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
-            metrics |= diagnostics.variant_metrics(decomposition)
-        if self.objective.config.schedule:
+        if objective.config.schedule:
             weights = decomposition.weights.tolist()
-            metrics |= {f"gdpo/{key}/weight": w for key, w in zip(keys, weights, strict=True)}
+            for key, weight in zip(objective.keys, weights, strict=True):
+                metrics[f"gdpo/{key}/weight"] = weight
         return metrics
 
     def _failed_sessions(self, rows: int) -> int:

@@ -4,6 +4,7 @@ RUN/metrics.jsonl       the `file` tracker, {"step": int, "data": {metric: numbe
 RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_aside_metrics)
 RUN/<name>.jsonl        the same where VERL_FILE_LOGGER_PATH was not set; only without the above
 RUN.jsonl               likewise, where it is given: verl's own name is <project>/<experiment>.jsonl
+RUN/trainer_state.json  of TRL, or that of its last checkpoint; only without any of the above
 RUN/**/events.out.tfevents.*   the `tensorboard` tracker; only without any of the above
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from gdpo_verl.rundir.dumps import parse_json
 
 METRICS = "metrics.jsonl"
+STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents.*"
 Metrics = dict[str, float]
 Series = list[tuple[int, float]]
@@ -53,6 +55,8 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
     if not files and (others := tracker_files(run)):
         notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
         files = others[-1:]
+    if not files and (states := [*run.glob(f"checkpoint-*/{STATE}"), *run.glob(STATE)]):
+        return _read_state(max(states, key=lambda state: state.stat().st_mtime))
     if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
         return _read_events(run, events, notes)
     metrics: dict[int, Metrics] = {}
@@ -143,6 +147,14 @@ def _add(metrics: dict[int, Metrics], step: int, data: Metrics) -> None:
     # A resumed run first validates at the step of its checkpoint, which was trained before.
     earlier = metrics.get(step, {}) if only_validation(data) else {}
     metrics[step] = {**earlier, **data}
+
+
+def _read_state(path: Path) -> dict[int, Metrics]:
+    metrics: dict[int, Metrics] = {}
+    for entry in parse_json(path.read_bytes())["log_history"]:  # several of a step
+        numbers = {key: float(value) for key, value in entry.items() if is_number(value)}
+        metrics.setdefault(int(entry["step"]), {}).update(numbers)
+    return metrics
 
 
 def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[int, Metrics]:

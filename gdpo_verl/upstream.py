@@ -1,0 +1,119 @@
+"""What another package has to have for us, held against its installed source.
+
+Nothing is imported for it, so it is known before anything is wrapped.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+# A package without the module has nothing there that we could serve.
+OPTIONAL = {"experimental.separation.ray_trainer", "trainer.ppo.pre_advantage_hook"}
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A name of another package that we wrap, call or override.
+
+    Attributes:
+      name: a function, a class, a method as Class.method, or a variable of its module.
+      parameters: those of a function in its order, as ours takes them or we pass them;
+        after "..." there may be others, before it none.
+      reads: names that its source has to hold, because we read them.
+    """
+
+    name: str
+    parameters: str = "..."
+    reads: str = ""
+
+
+Contract = Mapping[str, Sequence[Dependency]]  # by the module, below the package
+
+
+def source_of(package: str) -> Path:
+    """The directory of an installed package."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def violations(root: Path, contract: Contract) -> list[str]:
+    """A sentence for each part of the contract that the package in directory `root` breaks."""
+    return [
+        f"{root.name}.{module}.{dependency.name} {problem}"
+        for module, dependencies in contract.items()
+        if module not in OPTIONAL or _module(root.joinpath(*module.split("."))) is not None
+        for dependency in dependencies
+        for problem in _compare(dependency, _find(module, dependency.name, root))
+    ]
+
+
+def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
+    if node is None:
+        yield "is not there"
+        return
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        arguments = node.args
+        found = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        expected = dependency.parameters.split()
+        first = len(expected) - 1 if expected[-1:] == ["..."] else None
+        if found[:first] != expected[:first]:
+            yield f"takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    if missing := sorted(set(dependency.reads.split()) - set(_words(node))):
+        yield f"does not use {', '.join(missing)}"
+
+
+def _find(module: str, name: str, root: Path) -> ast.AST | None:
+    first, *inner = name.split(".")
+    node = _definition(module, first, root)
+    for part in inner:
+        node = next((each for each in getattr(node, "body", ()) if part in _defines(each)), None)
+    return node
+
+
+def _definition(module: str, name: str, root: Path) -> ast.AST | None:
+    """The definition of a name in a module, or in the one of its package that it comes from."""
+    for node in getattr(_module(root.joinpath(*module.split("."))), "body", ()):
+        if name in _defines(node):
+            return node  # type: ignore[no-any-return]
+        if isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            source = ".".join([*package, node.module or ""])
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _definition(source.removeprefix(f"{root.name}."), alias.name, root)
+    return None
+
+
+@cache
+def _module(path: Path) -> ast.AST | None:
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return ast.parse(file.read_text(encoding="utf-8"))
+    return None
+
+
+def _defines(node: ast.AST) -> list[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = {ast.Assign: "targets", ast.AnnAssign: "target"}.get(type(node), "")
+    found = getattr(node, targets, [])
+    return [
+        each.id
+        for each in (found if isinstance(found, list) else [found])
+        if isinstance(each, ast.Name)
+    ]
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    """Every name, attribute, keyword and string in a piece of source."""
+    for each in ast.walk(node):
+        for field in ("id", "attr", "arg", "name", "value"):
+            if isinstance(word := getattr(each, field, None), str):
+                yield word
