@@ -1,4 +1,4 @@
-"""Write the tables and pictures of docs/evidence.md from the runs kept in docs/evidence/.
+"""Write the tables and pictures of docs/evidence.md and pretrained.md from the committed runs.
 
     python scripts/evidence.py
 
@@ -283,6 +283,8 @@ def main(docs: Path = ROOT / "docs") -> None:
         replace_block(docs / "evidence.md", name, tables(name, lines))
         if name != "q3":
             draw(name, by_arm(lines), docs / f"evidence/{name}.svg")
+    pretrained = tables("pretrained", read("pretrained", docs / "evidence"))
+    replace_block(docs / "pretrained.md", "pretrained", pretrained)
 
 
 if __name__ == "__main__":

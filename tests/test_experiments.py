@@ -36,7 +36,7 @@ CONDITION = {"length": {"on": "correctness", "at_least": 1}}
 
 
 def test_the_kept_runs_are_those_of_the_experiments() -> None:
-    for name in ("q1", "q2", "q3"):
+    for name in ("q1", "q2", "q3", "pretrained"):
         tasks = EXPERIMENTS[name]["tasks"].values()
         arms = {arm for settings in tasks for arm in settings["arms"]}
         expected = {(arm, seed) for arm in arms for seed in EXPERIMENTS[name]["seeds"]}
