@@ -158,12 +158,13 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(
 
 
 def test_the_committed_page_follows_from_the_committed_runs(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "docs/evidence.md", tmp_path)
+    for page_of_runs in ("evidence.md", "pretrained.md"):
+        shutil.copy(ROOT / "docs" / page_of_runs, tmp_path)
     (tmp_path / "evidence").mkdir()
-    for data in (ROOT / "docs/evidence").glob("q?.jsonl.gz"):
+    for data in (ROOT / "docs/evidence").glob("*.jsonl*"):
         shutil.copy(data, tmp_path / "evidence")
     evidence.main(tmp_path)
-    for name in ("evidence.md", "evidence/q1.svg", "evidence/q2.svg"):
+    for name in ("evidence.md", "pretrained.md", "evidence/q1.svg", "evidence/q2.svg"):
         before = (ROOT / "docs" / name).read_bytes()
         # Another matplotlib draws the same picture with other numbers.
         if name.endswith(".md") or f"v{matplotlib.__version__}," in before.decode():
