@@ -1,0 +1,89 @@
+"""Vectors that any implementation of GDPO can be held against.
+
+    from gdpo_verl.conformance import assert_conforms
+    assert_conforms(my_function)                    # GDPO whitened over tokens
+    assert_conforms(my_function, profile="trl")     # TRL's epsilons, whitened over sequences
+
+vectors.json holds rewards, groups, tokens, weights and settings with the advantages to expect, in
+float64, and what each vector is about; schema.json describes it. A profile names the choices in
+which implementations may differ: the epsilons, where the sum is whitened, and what an unscored
+reward is. scripts/conformance.py writes the file by arithmetic that shares nothing with ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Advantages = Callable[..., Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A vector, and what a function made of it.
+
+    Attributes:
+      vector: its entry in vectors.json.
+      expected: B advantages.
+      found: the function's; None where it raised NotImplementedError.
+      conforms: each of them lies within the tolerance, or there are none.
+    """
+
+    vector: dict[str, Any]
+    expected: list[float]
+    found: list[float] | None
+    conforms: bool
+
+
+@cache
+def vectors() -> dict[str, Any]:
+    """The content of vectors.json: its profiles and its vectors."""
+    found: dict[str, Any] = json.loads(files(__name__).joinpath("vectors.json").read_text("utf-8"))
+    return found
+
+
+def check(
+    function: Advantages, profile: str = "tokens", tolerance: float = 0.0
+) -> Iterator[Result]:
+    """Try every vector of a profile.
+
+    Args:
+      function: of (rewards, groups, token_counts, weights, **settings): B rows of K rewards, None
+        where not scored; B hashables; B numbers; K numbers; and for some vectors `variant`,
+        `ranges` or a variant's own settings. It returns B advantages, and raises
+        NotImplementedError for what it does not have.
+      profile: of vectors.json.
+      tolerance: of an advantage, where it is larger than the vector's: 1e-5, say, for float32.
+
+    Raises:
+      ValueError: there is no such profile.
+    """
+    if profile not in (known := vectors()["profiles"]):
+        raise ValueError(f"profile: expected one of {sorted(known)}, found {profile!r}")
+    for vector in vectors()["vectors"]:
+        if (expected := vector["expected"].get(profile)) is None:
+            continue
+        given = [vector[key] for key in ("rewards", "groups", "token_counts", "weights")]
+        try:
+            found = [float(value) for value in function(*given, **vector["settings"])]
+        except NotImplementedError:
+            yield Result(vector, expected, None, True)
+            continue
+        most = max(tolerance, vector["tolerance"])
+        near = (abs(a - b) <= most for a, b in zip(found, expected, strict=False))
+        yield Result(vector, expected, found, len(found) == len(expected) and all(near))
+
+
+def assert_conforms(function: Advantages, profile: str = "tokens", tolerance: float = 0.0) -> None:
+    """Raise AssertionError, which names each vector that a function fails; see `check`."""
+    failed = [each for each in check(function, profile, tolerance) if not each.conforms]
+    lines = (
+        f"{each.vector['name']} ({each.vector['about']}): "
+        f"expected {each.expected}, found {each.found}"
+        for each in failed
+    )
+    assert not failed, f"{len(failed)} vectors of profile {profile!r}:\n" + "\n".join(lines)

@@ -1,0 +1,426 @@
+"""Write gdpo_verl/conformance/vectors.json, and docs/semantics.md's table of who conforms to it.
+
+    python scripts/conformance.py                       # the vectors
+    python scripts/conformance.py --ms-swift WHEEL      # the table, too; beside verl and TRL
+
+The arithmetic is that of the paper's equations in decimals of 50 digits: it shares nothing with
+`gdpo_verl.advantage`, and what is nothing in exact arithmetic is 0 in it. The variants' digits are
+worked out by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from decimal import Decimal, getcontext
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from page import ROOT, markdown_table, replace_block
+
+from gdpo_verl.conformance import check
+
+getcontext().prec = 50
+VECTORS = ROOT / "gdpo_verl/conformance/vectors.json"
+TINY = Decimal("1e-30")
+Rows = list[list[Any]]
+
+# "root": divided by sqrt(variance + e); "sum": by the deviation + e.
+PROFILES: dict[str, dict[str, Any]] = {
+    "tokens": {"epsilon": "1e-6", "whiten": "token", "last": ["root", "1e-8"]},
+    "sequences": {"epsilon": "1e-6", "whiten": "sequence", "last": ["root", "1e-8"]},
+    "trl": {"epsilon": "1e-4", "whiten": "sequence", "last": ["sum", "1e-4"]},
+    "ms-swift": {"epsilon": "1e-8", "whiten": "sequence", "last": ["sum", "1e-8"]},
+    "trl-fork": {"epsilon": "1e-4", "whiten": "sequence", "last": ["sum", "1e-4"]},
+}
+for name, choices in PROFILES.items():
+    choices["unscored"] = "zero" if name == "trl-fork" else "left out"
+
+
+def combined(rewards: Rows, groups: list[int], weights: list[Any], epsilon: Decimal) -> list[Any]:
+    """sum_k w_k z[i, k] (Eq. 4, 5 and 7); None for a row without any reward."""
+    sums: list[Any] = [None if all(r is None for r in row) else Decimal(0) for row in rewards]
+    for k, weight in enumerate(weights):
+        for group in set(groups):
+            own = [i for i, g in enumerate(groups) if g == group and rewards[i][k] is not None]
+            values = [Decimal(str(rewards[i][k])) for i in own]
+            if len(set(values)) < 2:
+                continue
+            mean = sum(values) / len(values)
+            deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)).sqrt()
+            for i, value in zip(own, values, strict=True):
+                sums[i] += Decimal(str(weight)) * (value - mean) / (deviation + epsilon)
+    return sums
+
+
+def spread(sums: list[Any], shares: list[Any]) -> tuple[Any, Any]:
+    """Mean and unbiased variance of the sums, each as often as its share says (Eq. 6)."""
+    pairs = [(s, Decimal(share)) for s, share in zip(sums, shares, strict=True) if s is not None]
+    n = sum(share for _, share in pairs)
+    mean = sum(s * share for s, share in pairs) / n if n else Decimal(0)
+    square = sum(share * (s - mean) ** 2 for s, share in pairs)
+    return mean, square / (n - 1) if n > 1 else Decimal(0)
+
+
+def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[float]:
+    rewards = vector["rewards"]
+    if choices["unscored"] == "zero":
+        rewards = [[0 if r is None else r for r in row] for row in rewards]
+    weights, tokens = vector["weights"], vector["token_counts"]
+    shares = tokens if choices["whiten"] == "token" else [1] * len(rewards)
+    if spread(combined(rewards, vector["groups"], weights, Decimal(0)), shares)[1] < TINY:
+        return [0.0] * len(rewards)
+    sums = combined(rewards, vector["groups"], weights, Decimal(choices["epsilon"]))
+    mean, variance = spread(sums, shares)
+    form, last = choices["last"][0], Decimal(choices["last"][1])
+    size = (variance + last).sqrt() if form == "root" else variance.sqrt() + last
+    return [0.0 if s is None else float((s - mean) / size) for s in sums]
+
+
+R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+R2 = [0.0, 0.0, 2.0, 1.0, 3.0, 0.0, 0.0, 1.0]
+EXAMPLE = [list(row) for row in zip(R1, R2, strict=True)]
+FOURS = [0, 0, 0, 0, 1, 1, 1, 1]
+RANGES = [[0.0, 1.0], [0.0, 3.0]]
+
+
+def vector(
+    name: str,
+    about: str,
+    rewards: Rows,
+    groups: list[int],
+    tokens: list[int] | None = None,
+    weights: list[float] | None = None,
+    tolerance: float = 1e-9,
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": name,
+        "about": about,
+        "rewards": rewards,
+        "groups": groups,
+        "token_counts": tokens or [1] * len(rewards),
+        "weights": weights or [1.0] * len(rewards[0]),
+        "settings": {},
+        "tolerance": tolerance,
+    }
+    entry["expected"] = {profile: advantages(entry, c) for profile, c in PROFILES.items()}
+    return entry
+
+
+# The example has two groups of four. Unbiased deviations: r1 1/sqrt(3) in both groups, r2
+# sqrt(11/12) = .95743 and sqrt(2) = 1.41421; of the population: 1/2 in both, .82916 and 1.22474.
+# Rewards less their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 -1 -1 0 in the
+# second.
+#   dvao         (-.25 -1.25 1.75 -.25) / 1.32916 and (2.5 -.5 -1.5 -.5) / 1.72474
+#   sa_mrpo      s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740; gamma .5: .70711
+#                and .84163
+#   dara         both components vary in both groups: GDPO
+#   gd2po        rows 1, 4 and 6 are in conflict; half of the first group and 3/4 of the second are
+#                kept; with tau .2 row 4 stays, whose terms -.86602 and .26112 agree by .54
+#   saw          CV = .53452 / .5 and 1.12599 / .875, in shares of 2: .90755 and 1.09245
+#   corr_grpo    rho = (.5 / 3) / (.57735 * .95743) = .30151 and (1 / 3) / (.57735 * 1.41421) =
+#                .40825: dvao's numerators over sqrt(2 + 2 rho) = 1.61339 and 1.67824
+#   tchebycheff  worst distances 1 1 1/3 1 | 0 1 1 1
+#   mgda         two z of equal length: a half each
+def variant(name: str, expected: list[float], **settings: Any) -> dict[str, Any]:
+    """Digits of five places, worked by hand, for the example."""
+    written = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "ranges")
+    entry = vector(name, f"the variant{f' with {written}' if written else ''}", EXAMPLE, FOURS)
+    entry |= {"settings": {"variant": name, **settings}, "tolerance": 6e-6}
+    return entry | {"expected": {"tokens": expected}}
+
+
+def all_vectors() -> list[dict[str, Any]]:
+    opposite = [[6 * c - 3, 1 - c] for c in (1.0, 0.0, 0.0, 1.0, 1.0, 0.0)]
+    return [
+        vector("two groups", "two rewards, groups of four", EXAMPLE, FOURS),
+        vector("lengths", "responses of several lengths", EXAMPLE, FOURS, [3, 1, 1, 4, 1, 2, 5, 1]),
+        vector("weights", "after the normalisation", EXAMPLE, FOURS, weights=[1.0, -0.25]),
+        vector("one reward", "alone, it is whitened too", [[r] for r in R2], FOURS),
+        vector(
+            *("constant group", "of a reward that varies elsewhere: 0"),
+            [[0.0], [0.0], [0.0], [0.0], [0.0], [1.0], [0.0], [1.0]],
+            *(FOURS, [1, 1, 1, 1, 1, 4, 1, 4]),
+        ),
+        vector(
+            *("constant 0.1", "rounding is no signal"),
+            [[0.1]] * 7 + [[100.1]] * 7 + [[12.3]] * 7 + [[float(i)] for i in range(7)],
+            [i // 7 for i in range(28)],
+            tolerance=1e-5,
+        ),
+        vector(
+            *("group of one", "has nothing to compare with: 0"),
+            [[50.0], [1.0], [0.0], [0.5]],
+            [0, 1, 1, 1],
+        ),
+        vector(
+            *("unscored", "one reward of one response: left out"),
+            [[1.0, 0.0], [0.0, None], [1.0, 1.0], [0.0, 0.0]],
+            [0, 0, 0, 0],
+        ),
+        vector(
+            *("unscored row", "a response without any reward: 0, out of the batch"),
+            [[1.0, 0.0], [0.0, 0.0], [None, None], [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]],
+            [0, 0, 0, 1, 1, 1],
+        ),
+        vector("nothing scored", "no reward at all: 0", [[None, None]] * 4, [0, 0, 1, 1]),
+        vector("cancelling", "rewards that are opposites once normalised: 0", opposite, [0] * 6),
+        vector(
+            *("small unit", "0.001 and 0: the group's epsilon counts"),
+            [[0.001, 1.0], [0.0, 0.0], [0.0, 1.0], [0.001, 0.0]],
+            [0, 0, 1, 1],
+        ),
+        vector(
+            *("far from 0", "5000 and 5001 deviate by 0.58"),
+            [[5000.0], [5001.0], [5000.0], [5001.0], [1.0], [0.0], [0.0], [0.0]],
+            FOURS,
+            tolerance=1e-6,
+        ),
+        vector("interleaved", "groups whose responses are apart", EXAMPLE, [0, 1] * 4),
+        vector("sizes", "groups of several sizes", EXAMPLE, [0, 0, 0, 1, 1, 1, 1, 1]),
+        variant(
+            "dvao", [-0.18809, -0.94045, 1.31662, -0.18809, 1.44949, -0.2899, -0.86969, -0.2899]
+        ),
+        variant(
+            "sa_mrpo",
+            [0.00765, -1.15393, 1.53602, -0.38974, 1.6155, 0.06343, -1.09815, -0.58079],
+            gamma=0.25,
+            ranges=RANGES,
+        ),
+        variant(
+            "sa_mrpo",
+            [-0.04242, -1.14987, 1.5473, -0.35501, 1.62997, 0.0156, -1.09185, -0.55373],
+            gamma=0.5,
+            ranges=RANGES,
+        ),
+        variant(
+            "dara", [0.05425, -1.08225, 1.42492, -0.39692, 1.4962, 0.10428, -1.03222, -0.56825]
+        ),
+        variant("gd2po", [0.0, -0.66443, 0.82359, 0.0, 1.3099, 0.0, -0.94106, -0.528], hard=True),
+        variant(
+            "gd2po",
+            [0.0, -0.89349, 1.22818, -0.31353, 1.2885, 0.0, -0.85115, -0.45852],
+            tau=0.2,
+        ),
+        variant(
+            "saw",
+            [-0.04571, -1.07505, 1.44864, -0.32787, 1.52635, 0.00883, -1.02051, -0.51467],
+            ranges=RANGES,
+        ),
+        variant(
+            "corr_grpo",
+            [-0.15495, -0.77477, 1.08467, -0.15495, 1.48965, -0.29793, -0.89379, -0.29793],
+        ),
+        variant(
+            "rvpo", [-0.20015, -0.92769, 1.52626, -0.44397, 1.57979, -0.11752, -0.88111, -0.53559]
+        ),
+        variant(
+            "tchebycheff", [-0.5, -0.5, 1.5, -0.5, 1.5, -0.5, -0.5, -0.5], rho=0.0, ranges=RANGES
+        ),
+        variant(
+            "tchebycheff",
+            [-0.42297, -0.56015, 1.49755, -0.51443, 1.49888, -0.44812, -0.54083, -0.50993],
+            ranges=RANGES,
+        ),
+        variant(
+            "mo_grpo",
+            [0.08268, -1.64937, 2.1716, -0.60491, 2.28024, 0.15892, -1.57313, -0.86602],
+        ),
+        variant(
+            "mgda", [0.04134, -0.82469, 1.0858, -0.30245, 1.14012, 0.07946, -0.78657, -0.43301]
+        ),
+    ]
+
+
+def write(path: Path = VECTORS) -> None:
+    content = {"version": 1, "profiles": PROFILES, "vectors": all_vectors()}
+    lines = [json.dumps(entry, ensure_ascii=False) for entry in content["vectors"]]
+    head = json.dumps({"version": 1, "profiles": PROFILES}, indent=1)[:-2]
+    body = ",\n  ".join(lines)
+    path.write_text(f'{head},\n "vectors": [\n  {body}\n ]\n}}\n', encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the table
+
+
+def ours(
+    rewards: Rows,
+    groups: list[int],
+    token_counts: list[int],
+    weights: list[float],
+    *,
+    whiten: Any = None,
+    **settings: Any,
+) -> list[float]:
+    import torch
+
+    from gdpo_verl import gdpo_advantages
+
+    table = torch.tensor(as_nan(rewards), dtype=torch.float64)
+    mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
+    found = gdpo_advantages(table, groups, mask, weights=weights, whiten=whiten, **settings)
+    return found[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def verls(
+    rewards: Rows, groups: list[int], token_counts: list[int], weights: list[float], **settings: Any
+) -> list[float]:
+    """verl's `compute_gdpo_outcome_advantage`, as installed, in its float32."""
+    import numpy as np
+    import torch
+    from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
+
+    if settings:
+        raise NotImplementedError
+    mask = (torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]).long()
+    columns = dict(zip("abcdef", np.array(as_nan(rewards), dtype=np.float32).T, strict=False))
+    found, _ = compute_gdpo_outcome_advantage(
+        token_level_rewards=torch.zeros(mask.shape),
+        response_mask=mask,
+        index=np.array(groups, dtype=object),
+        config={"gdpo_reward_keys": list(columns), "gdpo_reward_weights": weights},
+        non_tensor_batch=columns,
+        batch={"prompts": torch.ones(len(rewards), 0), "attention_mask": mask},
+    )
+    return found[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def consecutive(function: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    """A function of (rewards, group size, weights) that wants groups of one size in a row."""
+
+    def advantages(
+        rewards: Rows, groups: list[int], _: list[int], weights: list[float], **settings: Any
+    ) -> list[float]:
+        order = sorted(range(len(groups)), key=groups.__getitem__)
+        sizes = {groups.count(group) for group in groups}
+        if settings or len(sizes) > 1:
+            raise NotImplementedError
+        found = function([rewards[i] for i in order], sizes.pop(), weights)
+        return [value for _, value in sorted(zip(order, found, strict=True))]
+
+    return advantages
+
+
+def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
+    """The function of ms-swift's wheel, which needs nothing but torch and this `nanstd`."""
+    import torch
+
+    source = zipfile.ZipFile(wheel).read("swift/rl_core/advantage.py").decode()
+    utils = zipfile.ZipFile(wheel).read("swift/utils/torch_utils.py").decode()
+    nanstd = next(
+        node
+        for node in ast.parse(utils).body
+        if isinstance(node, ast.FunctionDef) and node.name == "nanstd"
+    )
+    space: dict[str, Any] = {"torch": torch}
+    exec(ast.unparse(nanstd), space)
+    exec(source.replace("from swift.utils import nanstd", ""), space)
+
+    def function(rewards: Rows, size: int, weights: list[float]) -> list[float]:
+        found, _ = space["compute_advantages"](
+            torch.tensor(as_nan(rewards)), torch.tensor(weights), size, scale_rewards="gdpo"
+        )
+        return found.tolist()  # type: ignore[no-any-return]
+
+    return consecutive(function)
+
+
+def trls() -> Callable[..., list[float]]:
+    """What TRL's trainer logs of a step of training on each vector (tests/trl_step.py)."""
+    import pyarrow.parquet as pq
+
+    steps: dict[str, dict[str, Any]] = {}
+
+    def take(rewards: Rows, size: int, weights: list[float]) -> list[float]:
+        """Ask for a step, under a name that says what it is."""
+        config = {
+            "reward_weights": weights,
+            "multi_objective_aggregation": "normalize_then_sum",
+        }
+        step = {"rewards": rewards, "group_size": size, "config": config}
+        steps[str(len(steps))] = step
+        raise NotImplementedError
+
+    list(check(consecutive(take), "trl"))
+    out = Path(tempfile.mkdtemp())
+    (out / "steps.json").write_text(json.dumps(steps))
+    beside = f"{sys.prefix}/trl{os.pathsep}{ROOT}"
+    program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
+    subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
+
+    def found(rewards: Rows, size: int, weights: list[float]) -> list[float]:
+        name = next(
+            name
+            for name, step in steps.items()
+            if (step["rewards"], step["group_size"], step["config"]["reward_weights"])
+            == (rewards, size, weights)
+        )
+        (path,) = (out / name / "completions").glob("*.parquet")
+        return pq.read_table(path)["advantage"].to_pylist()  # type: ignore[no-any-return]
+
+    return consecutive(found)
+
+
+def as_nan(rewards: Rows) -> Rows:
+    return [[float("nan") if r is None else r for r in row] for row in rewards]
+
+
+COLUMNS = {
+    "plain": ("two groups", "lengths", "weights", "one reward", "small unit", "interleaved"),
+    **{name: (name,) for name in ("sizes", "group of one", "constant 0.1", "cancelling")},
+    **{name: (name,) for name in ("unscored", "unscored row", "far from 0")},
+}
+
+
+def row(name: str, function: Callable[..., Any], profile: str, tolerance: float) -> list[str]:
+    """An implementation's line: ✔, or the worst digits beside the expected ones."""
+    results = {r.vector["name"]: r for r in check(function, profile, tolerance)}
+    cells = []
+    for names in COLUMNS.values():
+        own = [results[each] for each in names]
+        if failed := [each for each in own if not each.conforms]:
+            pairs = zip(failed[0].found or (), failed[0].expected, strict=False)
+            worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
+            cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")
+        else:
+            cells.append("–" if all(each.found is None for each in own) else "✔")
+    return [name, f"`{profile}`", *cells]
+
+
+# Each implementation that was run: what is run, its profile, and what float32 leaves.
+RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
+    "gdpo-verl": (lambda _: ours, "tokens", 0.0),
+    "gdpo-verl, `whiten=sequence`": (lambda _: partial(ours, whiten="sequence"), "sequences", 0.0),
+    "verl 0.9.1": (lambda _: verls, "tokens", 1e-4),
+    "TRL 1.16.0": (lambda _: trls(), "trl", 1e-5),
+    "ms-swift 4.6.0": (ms_swifts, "ms-swift", 1e-5),
+}
+
+
+def table_row(name: str, wheel: Path | None = None) -> list[str]:
+    make, profile, tolerance = RUN[name]
+    return row(name, make(wheel), profile, tolerance)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--ms-swift", type=Path, metavar="WHEEL")
+    options = parser.parse_args()
+    write()
+    if options.ms_swift:
+        rows = [table_row(name, options.ms_swift) for name in RUN]
+        table = markdown_table(["", "profile", *COLUMNS], rows)
+        replace_block(ROOT / "docs/semantics.md", "conformance", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The vectors, who conforms to them, and the settings under which ours gives another's numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_trl import TRL
+from torch.testing import assert_close
+
+from gdpo_verl import gdpo_advantages, group_normalize
+from gdpo_verl.advantage import VARIANTS
+from gdpo_verl.conformance import assert_conforms, check, vectors
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import conformance  # noqa: E402
+
+PAGE = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((ROOT / "gdpo_verl/conformance/schema.json").read_text())
+
+
+def test_the_committed_vectors_are_what_the_decimals_give(tmp_path: Path) -> None:
+    conformance.write(tmp_path / "vectors.json")
+    assert (tmp_path / "vectors.json").read_bytes() == conformance.VECTORS.read_bytes()
+
+
+def test_the_vectors_keep_their_schema_and_have_each_variant() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(vectors(), SCHEMA)
+    broken = json.loads(json.dumps(vectors()))
+    broken["vectors"][0]["rewards"][0][0] = "1"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, SCHEMA)
+    variants = {each["settings"].get("variant", "gdpo") for each in vectors()["vectors"]}
+    assert variants == VARIANTS.keys()
+
+
+def test_the_decimals_by_hand() -> None:
+    # z is ±1/sqrt(2) of r1 in both groups and of r2 in the second; over sequences sqrt(3/10) and
+    # twice that, where s = sqrt(5/3) and the epsilons are left out.
+    rows = [[1, 0], [0, 0], [1, 1], [0, 0]]
+    entry = conformance.vector("pairs", "", rows, [0, 0, 1, 1])
+    expected = [0.54772, -0.54772, 1.09545, -1.09545]
+    assert entry["expected"]["sequences"] == pytest.approx(expected, abs=5e-6)
+    assert entry["expected"]["trl"] == pytest.approx(
+        [0.54768, -0.54768, 1.09536, -1.09536], abs=6e-6
+    )
+    # Over tokens, the first response three long: mean (3 - 1 + 2 - 2) s / 6, s = 1/sqrt(2).
+    entry = conformance.vector("pairs", "", rows, [0, 0, 1, 1], [3, 1, 1, 1])
+    expected = [0.44281, -0.88561, 1.10702, -1.54983]
+    assert entry["expected"]["tokens"] == pytest.approx(expected, abs=6e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gdpo-verl", "gdpo-verl, `whiten=sequence`", "verl 0.9.1"),
+        pytest.param(
+            "TRL 1.16.0",
+            marks=pytest.mark.skipif(not TRL.is_dir(), reason="test_trl.py says how to get TRL"),
+        ),
+        pytest.param("ms-swift 4.6.0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_pages_row_is_what_the_implementation_gives(name: str, tmp_path: Path) -> None:
+    wheel = None
+    if name.startswith("ms-swift"):
+        project = name.replace(" ", "==")
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", tmp_path, project]
+        if subprocess.run(pip, capture_output=True, check=False).returncode:
+            pytest.skip(f"pip cannot download {project}")
+        (wheel,) = tmp_path.glob("*.whl")
+    line = " | ".join(conformance.table_row(name, wheel))
+    assert f"\n| {line} |\n" in PAGE
+    if name.startswith("gdpo-verl"):
+        assert set(line.split(" | ")[2:]) == {"✔"}
+
+
+def test_ours_conforms_with_each_variant() -> None:
+    assert_conforms(conformance.ours)
+    assert_conforms(partial(conformance.ours, whiten="sequence"), "sequences")
+    tried = [each for each in check(conformance.ours) if each.found is not None]
+    assert len(tried) == len(vectors()["vectors"])
+
+
+def test_what_does_not_conform_is_named_with_its_digits() -> None:
+    def summed(rewards: Any, groups: Any, token_counts: Any, weights: Any, **settings: Any) -> Any:
+        """GRPO in place of GDPO."""
+        if settings:
+            raise NotImplementedError
+        sums = [[sum(r or 0 for r in row)] for row in rewards]
+        return conformance.ours(sums, groups, token_counts, [1.0])
+
+    with pytest.raises(
+        AssertionError, match=r"two groups \(two rewards, .*expected \[0\.054.*, fo"
+    ):
+        assert_conforms(summed)
+    with pytest.raises(AssertionError, match=r"unscored row .*found \[nan, nan"):
+        assert_conforms(lambda rewards, *rest, **settings: [math.nan] * len(rewards))
+    with pytest.raises(AssertionError, match="one reward"):
+        assert_conforms(lambda rewards, *rest, **settings: [])
+
+    def nothing(*given: Any, **settings: Any) -> Any:
+        raise NotImplementedError
+
+    assert_conforms(nothing)
+    assert all(each.found is None for each in check(nothing, "trl"))
+    with pytest.raises(ValueError, match=r"profile: expected one of \['ms-swift', .*found 'paper'"):
+        assert_conforms(nothing, "paper")
+
+
+# ---------------------------------------------------------------- our settings for the others
+
+DEGENERATE = ("constant 0.1", "cancelling", "nothing scored")
+
+
+@pytest.mark.parametrize(
+    ("profile", "epsilon", "bound"),
+    # Theirs divides by s + e, ours by sqrt(s² + 1e-8): less than e / s and 5e-9 / s² apart.
+    [("trl", 1e-4, lambda s: 1e-4 / s), ("ms-swift", 1e-8, lambda s: 1e-8 / s + 5e-9 / s**2)],
+)
+def test_our_setting_for_each_gives_its_advantages_within_the_pages_bound(
+    profile: str, epsilon: float, bound: Callable[[float], float]
+) -> None:
+    ours = partial(conformance.ours, whiten="sequence", epsilon=epsilon)
+    checked = 0
+    for result in check(ours, profile):
+        vector = result.vector
+        if result.found is None or vector["name"] in DEGENERATE:
+            continue
+        given = (vector[key] for key in ("rewards", "groups", "token_counts", "weights"))
+        sums = torch.tensor(conformance.ours(*given, whiten="none", epsilon=epsilon)).double()
+        scored = [any(r is not None for r in row) for row in vector["rewards"]]
+        s = float(sums[scored].std())
+        found, expected = torch.tensor([result.found, result.expected], dtype=torch.float64)
+        assert_close(found, expected, rtol=bound(s), atol=1e-9)
+        checked += 1
+    assert checked > 8
+
+
+def test_over_tokens_a_dead_group_is_pushed_and_over_sequences_it_is_not() -> None:
+    dead = torch.tensor([[0.0]] * 5 + [[1.0], [0.0], [1.0]], dtype=torch.float64)
+    mask = torch.arange(4) < torch.tensor([1, 1, 1, 1, 1, 4, 1, 4])[:, None]
+    groups = [0] * 4 + [1] * 4
+    assert float(gdpo_advantages(dead, groups, mask)[0, 0]) == pytest.approx(-0.567, abs=5e-4)
+    assert float(gdpo_advantages(dead, groups, mask, whiten="sequence")[:4].abs().max()) < 1e-15
+
+
+@pytest.mark.parametrize(("epsilon", "worst"), [(1e-8, 0.925), (1e-6, 0.826), (1e-4, 0.0705)])
+def test_an_epsilon_does_not_silence_the_rounding_of_a_constant_group(
+    epsilon: float, worst: float
+) -> None:
+    column = torch.full((7,), 100.1)
+    total = torch.zeros(())
+    for reward in column:  # a sum in float32, one after the other
+        total = total + reward
+    rounding = column - total / 7
+    z = rounding / ((rounding.square().sum() / 6).sqrt() + epsilon)
+    assert float(z.abs().max()) == pytest.approx(worst, abs=1e-3)
+    assert not group_normalize(column[:, None], [0] * 7, epsilon=epsilon).any()
+
+
+def test_a_deviation_far_from_zero_is_kept_in_float32() -> None:
+    column = torch.tensor([5000.0, 5001.0, 5000.0, 5001.0])
+    assert float(column.square().mean() - column.mean().square()) <= 0  # as NeMo-RL has it
+    # Mean 5000.5, unbiased deviation sqrt(1/3): 0.5 sqrt(3).
+    expected = torch.tensor([[-0.866025], [0.866025], [-0.866025], [0.866025]])
+    assert_close(group_normalize(column[:, None], [0] * 4), expected, atol=1e-5, rtol=0.0)
