@@ -17,6 +17,8 @@ def training(step: int, format_: float, correctness: float, **more: float) -> di
         "training/global_step": step,
         "rewards/format/mean": format_,
         "gdpo/format/constant_groups": 0.25,
+        "gdpo/format/influence": 0.5,
+        "gdpo/noise_floor": 1.5,
         "rewards/format/max": 1.0,
         "rewards/correctness/mean": correctness,
         "gdpo/correctness/constant_groups": 0.5,

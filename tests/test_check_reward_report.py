@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,21 @@ def report_of(
 def with_last(**changes: object) -> list[RewardResult]:
     """GOOD with another last result."""
     return [*GOOD[:3], result(**{"score": -1.0, "a": 0.0, "b": -1.0, "parse_error": 4} | changes)]
+
+
+def test_a_condition_on_a_reward_that_can_be_negative_is_noted() -> None:
+    condition = {"on": "a", "at_least": 1}
+
+    def noted(**settings: Any) -> list[str]:
+        return [note for note in report_of(**settings).notes if "goes down" in note]
+
+    (note,) = noted(gdpo={"conditions": {"b": condition}})
+    assert note.startswith("algorithm.gdpo.conditions.b: 'b' goes down to -3 and counts as 0 where")
+    # Not declared, it is what it did.
+    unknown = (Component("a"), Component("b"))
+    (note,) = noted(declared=unknown, gdpo={"conditions": {"b": condition}})
+    assert "goes down to -1" in note
+    assert not noted(gdpo={"conditions": {"a": {"on": "b", "at_least": 2}}})
 
 
 def test_summary_of_hand_made_results() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import threading
 import time
 
@@ -117,6 +118,9 @@ def test_a_test_sees_what_an_exception_says(raised, caught):
     assert verdict(f"def f(x):\n    {raised}", truth)[0] == 1
 
 
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="bubblewrap alone gives a directory: apt install it"
+)
 @runs_code
 @pytest.mark.parametrize(
     "leave",

@@ -111,8 +111,8 @@ def test_report_writes_page_pictures_and_tables(written: Path) -> None:
 
 def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
     assert page.open == []
-    # Two components, three panels of the collapse, four of the training.
-    assert page.tags.count("svg") == 9
+    # Two components, four panels of the collapse, four of the training.
+    assert page.tags.count("svg") == 10
     for text in (
         "gdpo and grpo",
         "policy tiny",

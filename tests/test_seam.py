@@ -282,6 +282,7 @@ def test_metrics_of_mini_batches_are_those_of_all_their_rows(queue: Any) -> None
     found = aggregator.get_aggregated_metrics()
     # A deviation is averaged, and each mini-batch is whitened by itself (docs/metrics.md).
     own = {"rewards/format/std", "rewards/correctness/std", "gdpo/whiten_shift"}
+    own |= {"gdpo/format/influence", "gdpo/correctness/influence"}
     assert found.keys() == whole.keys()
     for name in found.keys() - own:
         assert found[name] == pytest.approx(float(whole[name])), name

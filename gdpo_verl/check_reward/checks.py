@@ -276,6 +276,21 @@ def truth_not_preferred(
     return [f"{text}: the reward {fault}"], []
 
 
+def failing_pays(batch: RewardBatch) -> tuple[list[str], list[str]]:
+    """Note conditions on a reward that can be negative: where they fail, it counts as 0."""
+    objective, notes = batch.objective, []
+    for name, condition in objective.config.conditions.items():
+        least = float(batch.raw[:, objective.keys.index(name)].nan_to_num(math.inf).min())
+        least = min(least, objective.ranges.get(name, (0.0, 0.0))[0])
+        if least < 0:
+            notes.append(
+                f"algorithm.gdpo.conditions.{name}: {name!r} goes down to {least:g} and counts as "
+                f"0 where {condition['on']!r} fails, so that failing pays more than a low "
+                f"{name!r}. Return it from 0 upwards"
+            )
+    return [], notes
+
+
 def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) -> list[float]:
     """The margin of each row's ground truth in this form over its best wrong answer."""
     scores: dict[Any, dict[str, float]] = defaultdict(dict)

@@ -186,6 +186,7 @@ def measure(
         found += [
             checks.no_variation(readable, batch),
             checks.truth_not_preferred(readable, batch),
+            checks.failing_pays(batch),
         ]
         components = _summarise(batch, scored.declared)
     return Report(

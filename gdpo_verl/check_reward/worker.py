@@ -164,8 +164,10 @@ def _receive(process: Any, connection: Connection) -> Any:
 
 def _end(status: int, dump: str, timeout: float) -> str:
     """Describe the process's end, with the first of the user's lines in faulthandler's dump."""
-    # A dump begins with the latest call: behind this file's come those of the command.
-    called, _, _ = dump.partition(f'File "{__file__}"')
+    # A crash is the current thread's, which may not be the first. The latest call comes first:
+    # behind this file's come those of the command.
+    _, _, current = dump.partition("Current thread")
+    called, _, _ = (current.partition("\n\n")[0] or dump).partition(f'File "{__file__}"')
     frames = re.findall(r'File "(.+)", line (\d+) in', called)
     own = [f" ({file}:{line})" for file, line in frames if not file.startswith(LIBRARIES)]
     place = own[0] if own else ""

@@ -24,8 +24,8 @@ _KL = {
 
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
-    """For each component its mean, its constant groups, and its share of the advantage."""
-    return [Panel(name, partial(_draw_component, recipes, name), 5.2) for name in components]
+    """For each component its mean, constant groups, and what part it has in the advantage."""
+    return [Panel(name, partial(_draw_component, recipes, name), 6.2) for name in components]
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
@@ -40,7 +40,10 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
         ),
         _metric_panel(recipes, "Shift of 0 by whitening", "gdpo/whiten_shift"),
     ]
-    phantom = "gdpo/phantom_groups"
+    phantom, noise = "gdpo/phantom_groups", "gdpo/noise_floor"
+    if noise in _logged(recipes):
+        title = "Variance of the decoupled sum in a group"
+        panels.append(_metric_panel(recipes, title, noise))
     if phantom in _logged(recipes):
         title = "Groups that train without an outcome"
         panels.append(_metric_panel(recipes, title, phantom, percent=True))
@@ -81,15 +84,18 @@ def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> Non
 
 
 def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | SubFigure) -> None:
-    reward, constant, share = figure.subplots(3, 1, sharex=True, height_ratios=[2.4, 1, 1])
+    parts = {"constant\ngroups": "constant_groups", "share of\nadvantage": "advantage_share"}
+    if f"gdpo/{component}/influence" in _logged(recipes):
+        parts["influence"] = "influence"
+    ratios = [2.4] + [1.0] * len(parts)
+    reward, *rest = axes = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     _draw(reward, recipes, f"rewards/{component}/mean")
     _draw_held_out(reward, recipes, component)
-    _draw(constant, recipes, f"gdpo/{component}/constant_groups")
-    _draw(share, recipes, f"gdpo/{component}/advantage_share")
     _finish(reward, "mean reward", last=False)
-    _finish(constant, "constant\ngroups", percent=True, last=False)
-    _finish(share, "share of\nadvantage", percent=True)
-    figure.align_ylabels([reward, constant, share])
+    for part, (label, metric) in zip(rest, parts.items(), strict=True):
+        _draw(part, recipes, f"gdpo/{component}/{metric}")
+        _finish(part, label, percent=metric != "influence", last=part is rest[-1])
+    figure.align_ylabels(axes)
 
 
 def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-") -> None:

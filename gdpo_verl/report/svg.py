@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -58,14 +59,17 @@ def inline_svg(figure: Figure, name: str, variables: Mapping[str, str]) -> str:
       variables: what the page calls the colours.
     """
     buffer = io.StringIO()
-    # Fixed ids make the same figure give the same page; text stays text, in the reader's font.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"gdpo {name}"}):
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text in the reader's font
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # Matplotlib numbers its groups from 1 in every picture; nothing refers to them.
     svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
+    # Its other ids come from positions to the last bit, which no layout gives twice.
+    ids = dict.fromkeys(re.findall(r' id="(\w+)"', svg))
+    for number, identifier in enumerate(ids):
+        svg = svg.replace(identifier, f"{zlib.crc32(name.encode()):x}-{number}")
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)  # HTML knows what an svg element is
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
     for color, variable in {INK: "currentColor", **variables}.items():
