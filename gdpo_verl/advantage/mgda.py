@@ -20,21 +20,16 @@ def mgda(d: Decomposition) -> Tensor:
 
     A_i = sum_k alpha_k z[i, k],  alpha = argmin |sum_k alpha_k z_k|^2, alpha_k >= 0, sum alpha = 1
 
-    over the batch's responses that carry an advantage; no batch step. MGDA does so with gradients
-    (https://arxiv.org/abs/1810.04650); here z stands for them. A reward that varies nowhere would
-    take the whole weight, and gets none. Two rewards whose z are equally long get a half each, so
-    that it differs from half of GDPO without whitening from three on. Where they cancel, it is 0.
+    over the batch; no batch step. MGDA does so with gradients (https://arxiv.org/abs/1810.04650),
+    for which z stands here. A reward that varies nowhere gets no weight. Two rewards whose z are
+    equally long get a half each: half of GDPO without whitening. Where they cancel, it is 0.
     """
     z = d.normalized.nan_to_num(0.0) * d.has_advantage[:, None]
     return (z * shortest(z.T @ z)).sum(dim=1)
 
 
 def shortest(gram: Tensor) -> Tensor:
-    """The convex weights of the shortest combination of K vectors: shape (K, K) to (K,).
-
-    Args:
-      gram: the vectors' products. A vector of zeros gets no weight.
-    """
+    """The convex weights of K vectors' shortest combination, by their products: (K, K) to (K,)."""
     best, least = torch.zeros_like(gram[0]), torch.inf
     live = gram.diagonal().nonzero()[:, 0].tolist()
     gram = gram / gram.diagonal().max()

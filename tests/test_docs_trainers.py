@@ -1,0 +1,83 @@
+"""The lines for other trainers run on objects with the attributes that those trainers have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace as Object
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gdpo_verl import advantages_of
+
+PAGE = (Path(__file__).parents[1] / "docs/trainers.md").read_text(encoding="utf-8")
+# Two groups of two, apart; lengths of 1 to 3 tokens.
+DICTS = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}]
+TOKENS = [3, 1, 2, 1]
+ALIKE = advantages_of(DICTS, [0, 0, 1, 1])
+BY_TOKENS = advantages_of(DICTS, [0, 0, 1, 1], TOKENS)
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """What the page's functions are called, from all blocks of code that define one."""
+    names: dict[str, Any] = {"advantages_of": advantages_of, "np": np, "torch": torch}
+    names["register_rllm_adv_estimator"] = lambda name: lambda function: function
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n((?:@[^\n]*\n)?def .*?)```", PAGE, flags=re.DOTALL):
+        exec(block, names)
+        name = re.search(r"def (\w+)\((\w+)", block)
+        assert name
+        found[f"{name[1]} of {name[2]}"] = names[name[1]]
+    return found
+
+
+def test_rllm(page: dict[str, Any]) -> None:
+    trajectories = [Object(signals=signals) for signals in DICTS]
+    groups = [Object(trajectories=trajectories[:2]), Object(trajectories=trajectories[2:])]
+    found, _ = page["gdpo of rewards"]([], None, traj_groups=groups)
+    assert [len(each) for each in found] == [2, 2]
+    assert np.concatenate(found).tolist() == ALIKE
+
+
+def test_slime_and_miles(page: dict[str, Any]) -> None:
+    args = Object(reward_key="sum")
+    samples = [
+        Object(
+            reward=rewards | {"sum": sum(rewards.values())},
+            group_index=row // 2,
+            response_length=9 if row % 2 else tokens,
+            loss_mask=[0] * 2 + [1] * tokens if row % 2 else None,
+            get_reward_value=lambda args, rewards=rewards: sum(rewards.values()),
+        )
+        for row, (rewards, tokens) in enumerate(zip(DICTS, TOKENS, strict=True))
+    ]
+    assert page["gdpo of args"](args, samples) == ([1.0, 0.0, 2.0, 0.0], BY_TOKENS)
+
+
+def test_nemo_rl(page: dict[str, Any]) -> None:
+    prompts = torch.tensor([[5, 6], [5, 6], [5, 7], [5, 7]])
+    batch = {f"reward/{key}": torch.tensor([row[key] for row in DICTS]) for key in "ab"}
+    mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
+    found = page["compute_advantage of self"](None, prompts, None, mask, batch | {"other": 0})
+    torch.testing.assert_close(found, torch.tensor(BY_TOKENS)[:, None] * mask)
+
+
+def test_tinker_cookbook(page: dict[str, Any]) -> None:
+    groups = [Object(metrics_G=DICTS[:2]), Object(metrics_G=DICTS[2:])]
+    found = page["compute_advantages of trajectory_groups_P"](groups)
+    torch.testing.assert_close(torch.stack(found), torch.tensor(ALIKE).view(2, 2))
+
+
+def test_verifiers(page: dict[str, Any]) -> None:
+    def trace(rewards: dict[str, float], tokens: int) -> Object:
+        node = Object(mask=[False] + [True] * tokens, advantages=None)
+        return Object(rewards={n: Object(score=v) for n, v in rewards.items()}, nodes=[node])
+
+    traces = [trace(*each) for each in zip(DICTS, TOKENS, strict=True)]
+    page["assign_advantages of traces"](traces, [0, 0, 1, 1])
+    expected = [[value] * tokens for value, tokens in zip(BY_TOKENS, TOKENS, strict=True)]
+    assert [each.nodes[0].advantages for each in traces] == expected
