@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, getcontext
 from functools import partial
 from math import isnan
@@ -72,7 +72,11 @@ def spread(sums: list[Any], shares: list[Any]) -> tuple[Any, Any]:
 
 
 def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[float]:
-    rewards = vector["rewards"]
+    rewards = [[*row] for row in vector["rewards"]]
+    for condition in vector["settings"].get("conditions", ()):  # Eq. 8
+        for row in rewards:
+            if row[condition["on"]] < condition["at_least"]:
+                row[condition["reward"]] = 0
     if choices["unscored"] == "zero":
         rewards = [[0 if r is None else r for r in row] for row in rewards]
     weights, tokens = vector["weights"], vector["token_counts"]
@@ -101,6 +105,7 @@ def vector(
     tokens: list[int] | None = None,
     weights: list[float] | None = None,
     tolerance: float = 1e-9,
+    **settings: Any,
 ) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": name,
@@ -109,7 +114,7 @@ def vector(
         "groups": groups,
         "token_counts": tokens or [1] * len(rewards),
         "weights": weights or [1.0] * len(rewards[0]),
-        "settings": {},
+        "settings": settings,
         "tolerance": tolerance,
     }
     entry["expected"] = {profile: advantages(entry, c) for profile, c in PROFILES.items()}
@@ -185,6 +190,15 @@ def all_vectors() -> list[dict[str, Any]]:
             FOURS,
             tolerance=1e-6,
         ),
+        vector(
+            *("large unit", "a million times the second reward: it cancels"),
+            *([[a, 1e6 * b] for a, b in EXAMPLE], FOURS),
+        ),
+        vector(
+            *("condition", "the second reward counts where the first is 1, else it is 0"),
+            *(EXAMPLE, FOURS),
+            conditions=[{"reward": 1, "on": 0, "at_least": 1.0}],
+        ),
         vector("interleaved", "groups whose responses are apart", EXAMPLE, [0, 1] * 4),
         vector("sizes", "groups of several sizes", EXAMPLE, [0, 0, 0, 1, 1, 1, 1, 1]),
         variant(
@@ -259,13 +273,16 @@ def ours(
     weights: list[float],
     *,
     whiten: Any = None,
+    conditions: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> list[float]:
     import torch
 
-    from gdpo_verl import gdpo_advantages
+    from gdpo_verl import apply_conditions, gdpo_advantages
 
+    wanted = {each["reward"]: {k: each[k] for k in ("on", "at_least")} for each in conditions}
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)
+    table = apply_conditions(table, range(table.shape[1]), wanted)
     mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
     found = gdpo_advantages(table, groups, mask, weights=weights, whiten=whiten, **settings)
     return found[:, 0].tolist()  # type: ignore[no-any-return]
@@ -375,9 +392,17 @@ def as_nan(rewards: Rows) -> Rows:
 
 
 COLUMNS = {
-    "plain": ("two groups", "lengths", "weights", "one reward", "small unit", "interleaved"),
+    "plain": (
+        "two groups",
+        "lengths",
+        "weights",
+        "one reward",
+        "small unit",
+        "large unit",
+        "interleaved",
+    ),
     **{name: (name,) for name in ("sizes", "group of one", "constant 0.1", "cancelling")},
-    **{name: (name,) for name in ("unscored", "unscored row", "far from 0")},
+    **{name: (name,) for name in ("unscored", "unscored row", "far from 0", "condition")},
 }
 
 

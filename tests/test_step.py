@@ -256,7 +256,9 @@ def test_scores_are_float32(weight: float, warned: bool, caplog: pytest.LogCaptu
     assert bool(caplog.records) == warned
 
 
-@pytest.mark.parametrize("name", ["dvao", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo"])
+@pytest.mark.parametrize(
+    "name", ["dvao", "dara", "gd2po", "saw", "corr_grpo", "mo_grpo", "rvpo", "mgda"]
+)
 def test_a_variant_trains_and_is_dumped_beside_gdpo_and_grpo(name: str) -> None:
     seam = seam_of(variant=name)
     _, metrics = step_of(seam)  # holds the estimator against gdpo_advantages

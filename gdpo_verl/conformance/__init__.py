@@ -54,7 +54,7 @@ def check(
     Args:
       function: of (rewards, groups, token_counts, weights, **settings): B rows of K rewards, None
         where not scored; B hashables; B numbers; K numbers; and for some vectors `variant`,
-        `ranges` or a variant's own settings. It returns B advantages, and raises
+        `ranges`, `conditions` or a variant's own settings. It returns B advantages, and raises
         NotImplementedError for what it does not have.
       profile: of vectors.json.
       tolerance: of an advantage, where it is larger than the vector's: 1e-5, say, for float32.
