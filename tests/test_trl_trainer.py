@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -189,4 +190,56 @@ ours.GDPOTrainer()
     output = run_beside_trl("-c", program)
     assert "does not fit TRL 1.16.0: trl.trainer.grpo_trainer.GRPOTrainer._score is not there" in (
         output.stderr
+    )
+
+
+# A model that AutoTokenizer finds a tokenizer for: Qwen2's, of bytes alone.
+POLICY = """
+import sys
+from gdpo_verl.check_reward.tokens import byte_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+tokenizer = byte_tokenizer()
+tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+tokenizer.save_pretrained(sys.argv[1])
+Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=len(tokenizer), hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1, eos_token_id=tokenizer.eos_token_id,
+)).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_the_example_trains_and_is_reported(tmp_path: Path, estimator: str) -> None:
+    # In verl's columns, as gdpo-verl prepare writes them.
+    turns = [[{"role": "user", "content": f"word{i} word2"}] for i in range(1, 9)]
+    truths = [{"style": "rule", "ground_truth": str(i)} for i in range(1, 9)]
+    table = pa.table({"prompt": turns, "reward_model": truths})
+    pq.write_table(table, tmp_path / "train.parquet")
+    made = run_beside_trl("-c", POLICY, str(tmp_path / "policy"))
+    assert made.returncode == 0, made.stderr[-3000:]
+    options = {
+        "model": tmp_path / "policy",
+        "data": tmp_path / "train.parquet",
+        "output_dir": tmp_path / "run",
+        "max_steps": 2,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 4,
+        "max_completion_length": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "gradient_checkpointing": False,
+    }
+    given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    example = str(Path(__file__).parents[1] / "examples/trl_gsm8k.py")
+    output = run_beside_trl(example, estimator, *given)
+    assert output.returncode == 0, output.stderr[-3000:]
+    run = read_run(tmp_path / "run")
+    assert set(run.components) == {"correctness", "integer", "format"}
+    assert run.training_steps == [1, 2]
+    assert ("gdpo/format/advantage_share" in run.metrics[2]) == (estimator == "gdpo")
+    assert "expected gdpo or grpo as the first word, found 'gpdo'" in (
+        run_beside_trl(example, "gpdo").stderr
     )
