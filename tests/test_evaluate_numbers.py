@@ -9,7 +9,7 @@ import pytest
 
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import intervals, result
-from gdpo_verl.evaluate.compare import compare
+from gdpo_verl.evaluate.compare import compare, to_text
 
 # ------------------------------------------------------------------ intervals
 
@@ -189,24 +189,25 @@ def evaluation(path, answers, *, digest="same", temperature=1.0, weights=None, g
     return path
 
 
+def rows_of(comparison):
+    return comparison["benchmarks"]["toy"]["rows"]
+
+
 def test_a_difference_is_paired_by_question(tmp_path):
     # Easy and hard questions alternate; A is right on every tenth hard one besides.
     b = {f"q{n}": ("x", [n % 2 == 0]) for n in range(200)}
     a = {f"q{n}": ("x", [n % 2 == 0 or n % 20 == 1]) for n in range(200)}
     found = compare([evaluation(tmp_path / "a.json", a)], [evaluation(tmp_path / "b.json", b)])
-    count, cells = found.rows["toy"]["all"]
-    cell = cells["accuracy"]
-    assert count == 200
-    assert (cell.a.mean, cell.b.mean, cell.difference.mean) == pytest.approx((0.55, 0.5, 0.05))
+    assert rows_of(found)["all"]["questions"] == 200
+    cell = rows_of(found)["all"]["accuracy"]
+    assert [cell[key]["mean"] for key in cell] == pytest.approx([0.55, 0.5, 0.05])
     # Differences are 1 in 10 of 200: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it
     # would be √(2 · 0.25 / 200) = 0.05, and the interval would hold 0.
-    assert (cell.difference.low, cell.difference.high) == pytest.approx((0.02, 0.08), abs=0.006)
-    assert "+5.0 (+2.5 to +8.0)" in found.to_text()
-    assert "another seed gives another model" in found.to_text()
-    record = json.loads(found.to_json())
-    assert record["benchmarks"]["toy"]["rows"]["all"]["accuracy"]["difference"]["mean"] == (
-        pytest.approx(0.05)
-    )
+    ends = cell["difference"]["low"], cell["difference"]["high"]
+    assert ends == pytest.approx((0.02, 0.08), abs=0.006)
+    assert "+5.0 (+2.5 to +8.0)" in to_text(found)
+    assert "another seed gives another model" in to_text(found)
+    assert json.loads(result.to_json(found)) == found
 
 
 def test_the_same_answers_differ_by_nothing(tmp_path):
@@ -215,8 +216,9 @@ def test_the_same_answers_differ_by_nothing(tmp_path):
         [evaluation(tmp_path / "a.json", answers, weights="w" * 12)],
         [evaluation(tmp_path / "b.json", answers, weights="w" * 12)],
     )
-    assert found.rows["toy"]["all"][1]["accuracy"].difference == intervals.Estimate(0.0)
-    assert found.notes == ["CAUTION: two of the evaluations are of the same weights"]
+    difference = rows_of(found)["all"]["accuracy"]["difference"]
+    assert intervals.Estimate(**difference) == intervals.Estimate(0.0)
+    assert found["notes"] == ["CAUTION: two of the evaluations are of the same weights"]
 
 
 def test_averages_of_categories_are_compared_as_they_were_formed(tmp_path):
@@ -227,12 +229,10 @@ def test_averages_of_categories_are_compared_as_they_were_formed(tmp_path):
         [evaluation(tmp_path / "a.json", a, groups=groups)],
         [evaluation(tmp_path / "b.json", b, groups=groups)],
     )
-    means = {
-        row: cells["accuracy"].difference.mean for row, (_, cells) in found.rows["toy"].items()
-    }
+    means = {row: cells["accuracy"]["difference"]["mean"] for row, cells in rows_of(found).items()}
     # x: 1 - 0; y: 1/3 - 2/3; their mean 1/3; all: 2/4 - 2/4.
     assert means == pytest.approx({"x": 1.0, "y": -1 / 3, "mean": 1 / 3, "all": 0.0})
-    assert "fewer than 30 questions" in found.notes[0]
+    assert "fewer than 30 questions" in found["notes"][0]
 
 
 def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
@@ -247,18 +247,19 @@ def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
         for side, counts in {"a": (20, 30), "b": (10, 10)}.items()
     ]
     found = compare(*sides)
-    cell = found.rows["toy"]["all"][1]["accuracy"]
-    assert (cell.a.mean, cell.b.mean) == (0.625, 0.25)
-    assert found.spreads["toy"]["accuracy"] == ([0.5, 0.75], [0.25, 0.25])
+    cell = rows_of(found)["all"]["accuracy"]
+    assert (cell["a"]["mean"], cell["b"]["mean"]) == (0.625, 0.25)
+    spread = found["benchmarks"]["toy"]["each_evaluation"]["accuracy"]
+    assert spread == {"a": [0.5, 0.75], "b": [0.25, 0.25]}
     # The deviation of 50 and 75 is 25/√2.
-    assert "accuracy, A: 50.0%, 75.0%; standard deviation 17.7" in found.to_text()
+    assert "accuracy, A: 50.0%, 75.0%; standard deviation 17.7" in to_text(found)
 
 
 def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
     answers = {f"q{n}": ("x", [1]) for n in range(40)}
     a = evaluation(tmp_path / "a.json", answers)
     hot = evaluation(tmp_path / "hot.json", answers, temperature=1.5)
-    assert "CAUTION: not the same toy: temperature: 1.0, 1.5" in compare([a], [hot]).notes
+    assert "CAUTION: not the same toy: temperature: 1.0, 1.5" in compare([a], [hot])["notes"]
     other = evaluation(tmp_path / "other.json", answers, digest="other")
     with pytest.raises(ValueError, match="were not asked the same questions"):
         compare([a], [other])
