@@ -144,11 +144,10 @@ def to_json(record: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
-    """An evaluation and its answers.
+    """Read an evaluation and its answers.
 
     Raises:
-      FileNotFoundError: one of the files is missing.
-      ValueError: it is not an evaluation, or the answers are not those that it was made from.
+      FileNotFoundError, ValueError: a file is missing, none of ours, or was changed.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
