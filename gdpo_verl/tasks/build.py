@@ -14,14 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gdpo_verl.tasks.rows import (
-    BadRow,
-    OtherTask,
-    PromptLength,
-    Row,
-    check_messages,
-    write_dataset,
-)
+from gdpo_verl.tasks.rows import BadRow, OtherTask, PromptLength, Row, check_messages, write_dataset
 from gdpo_verl.tasks.source import Record, RecordSource
 
 VALIDATION_ROWS = 512
@@ -48,9 +41,6 @@ def build(
 ) -> dict[str, Any]:
     """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
 
-    The source's own validation split is kept, else its test split takes that place; with
-    neither, rows are held out of the training split, by the hash of their prompts.
-
     Args:
       out_dir: gets train.parquet, validation.parquet and provenance.json.
       source: the rows.
@@ -58,13 +48,13 @@ def build(
         reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
         meant. ``extra_info`` gets index and split where it has none.
       about: what the data set says of itself, for the provenance.
-      is_suspicious: why a row that is kept may be wrong all the same, or None; such rows are
-        listed.
+      is_suspicious: why a row that is kept may be wrong all the same, or None.
       length: the longest prompt, unchecked without it.
       validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
       seed: decides which.
-      split_rows: makes the splits to be written in another way; gets the rows of each split of
-        the source, ``validation`` and ``seed``, and leaves what is not written.
+      split_rows: gets the rows of each split of the source, ``validation`` and ``seed``, and
+        leaves what is not written. By default the source's validation split is kept, else its
+        test split takes that place, else rows are held out by the hash of their prompts.
 
     Raises:
       ValueError: no row of a split can be used, or more than half of all rows cannot.
@@ -95,13 +85,10 @@ def build(
             by_split.setdefault(record.split, []).append(row)
             if reason := is_suspicious(row):
                 suspicious.append({**place, "reason": reason})
-    # A split that was rejected whole would otherwise be missing without a word.
     usable = read - len(rejected) - sum(others.values())
-    if (
-        not usable
-        or len(rejected) > MOST_REJECTED * (usable + len(rejected))
-        or any(not rows for rows in by_split.values())
-    ):
+    most_are_bad = not usable or len(rejected) > MOST_REJECTED * (usable + len(rejected))
+    # A split that was rejected whole would otherwise be missing without a word.
+    if most_are_bad or not all(by_split.values()):
         where = source.provenance.get("path") or source.provenance.get("hub")
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(r["kind"] for r in rejected).items())
         elsewhere = f" and {sum(others.values())} belong to another task" if others else ""
@@ -172,9 +159,6 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
 
     Which ones follows from the seed and the text of each prompt alone, in whatever order
     they come. Both parts keep the order.
-
-    Raises:
-      ValueError: fewer than two different prompts.
     """
     texts = [prompt_text(row) for row in rows]
     if len(set(texts)) < 2:
@@ -184,16 +168,18 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
         )
     wanted = max(1, min(size, len(rows) // 10))
     times = Counter(texts)
-    chosen: set[str] = set()
 
     def order(text: str) -> bytes:
         return hashlib.sha256(f"{seed}:{text}".encode("utf-8", "surrogatepass")).digest()
 
+    chosen: set[str] = set()
     # Without the last, so that training keeps a prompt however many rows each has.
     for text in sorted(times, key=order)[:-1]:
         if wanted <= 0:
             break
         chosen.add(text)
         wanted -= times[text]
-    train = [row for row, text in zip(rows, texts, strict=True) if text not in chosen]
-    return train, [row for row, text in zip(rows, texts, strict=True) if text in chosen]
+    parts: tuple[list[Row], list[Row]] = [], []
+    for row, text in zip(rows, texts, strict=True):
+        parts[text in chosen].append(row)
+    return parts

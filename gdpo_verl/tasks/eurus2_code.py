@@ -32,12 +32,7 @@ REQUEST = f"Write a Python program that solves it, as the last block fenced with
 
 
 def convert(record: Record) -> Row:
-    """Convert a row to verl's columns.
-
-    Raises:
-      OtherTask: it is a problem of mathematics.
-      ValueError: it cannot be used.
-    """
+    """Convert to verl's columns; raises `OtherTask` for mathematics, else as other tasks do."""
     values = record.values
     data_source = text_of(values, "data_source")
     if data_source.startswith(MATH_PREFIX):

@@ -53,11 +53,7 @@ WORKED: Worked = (
 
 
 def turns(worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
-    """Build the turns before a question: the system message, then ``shots`` worked examples.
-
-    Raises:
-      ValueError: there are fewer.
-    """
+    """Build the turns before a question: the system message, then ``shots`` worked examples."""
     if not 0 <= shots <= len(worked):
         raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
     before = [{"role": "system", "content": SYSTEM}]
@@ -111,11 +107,8 @@ class Gsm8k(Benchmark):
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = reward.compute_score("gsm8k", text, question.truth)
-        measures = {
-            ACCURACY: result["correctness"],
-            "integer": result["integer"],
-            "format": result["format"],
-        }
+        keys = ("correctness", "integer", "format")
+        measures = {name: result[key] for name, key in zip(self.measures, keys, strict=True)}
         return Score(measures, reward.ParseError(int(result["parse_error"])))
 
 

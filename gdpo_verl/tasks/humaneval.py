@@ -52,17 +52,13 @@ class HumanEval(Benchmark):
             raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
         try:
             problems = read_problems(str(path))
-            items = [
-                Question(
-                    name,
-                    self.name,
-                    [{"role": "user", "content": REQUEST.format(prompt=problem["prompt"].strip())}],
-                    {key: problem[key] for key in ("prompt", "entry_point", "test")},
-                )
-                for name, problem in problems.items()
-            ]
-            for item in items:
-                code.parse_ground_truth(item.truth)
+            items = []
+            for name, problem in problems.items():
+                asked = REQUEST.format(prompt=problem["prompt"].strip())
+                truth = {key: problem[key] for key in ("prompt", "entry_point", "test")}
+                code.parse_ground_truth(truth)
+                chat = [{"role": "user", "content": asked}]
+                items.append(Question(name, self.name, chat, truth))
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ValueError(
                 f"--data: {path}: expected JSON lines with task_id, prompt, entry_point and test, "

@@ -75,11 +75,7 @@ class SumExample:
 
 @cache
 def generator(name: str = DATA_SOURCE) -> Any:
-    """Reasoning Gym's data set; entry i is a function of i.
-
-    Raises:
-      ModuleNotFoundError: the package is not installed.
-    """
+    """Reasoning Gym's data set; entry i is a function of i."""
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
@@ -106,22 +102,14 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
 
 
 def examples(split: str, *, seed: int) -> Iterator[SumExample]:
-    """Examples of a split, as `generated.examples` draws them.
-
-    Raises:
-      ModuleNotFoundError: the package is not installed.
-    """
+    """Examples of a split, as `generated.examples` draws them."""
     return generated.examples(DATA_SOURCE, split, draw_example, seed=seed)
 
 
 def prepare(
     out_dir: Path, *, name: str = DATA_SOURCE, shots: int = 0, **options: Any
 ) -> dict[str, Any]:
-    """Write sums or word problems to ``out_dir``; see `generated.write` for the rest.
-
-    Raises:
-      ModuleNotFoundError: the package is not installed.
-    """
+    """Write sums or word problems to ``out_dir``; see `generated.write` for the rest."""
     generator(name)  # says how to install the package, whose version is asked for below
     kind, chosen = GENERATORS[name]
     limits = {"results": "0 or more", "longest_question": LONGEST, "largest_number": LARGEST}

@@ -39,13 +39,9 @@ class OtherTask(Exception):
 def tokenizer_of(
     model: str | Path, where: str, load: Callable[..., Any] | None = None, **options: Any
 ) -> Any:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a directory or a hub id, which the option or key ``where`` names.
 
-    Args:
-      model: a directory or a hub id.
-      where: the option or key that names it.
-      load: takes the place of `AutoTokenizer.from_pretrained`.
-      options: go to `load`.
+    ``load`` takes the place of `AutoTokenizer.from_pretrained`; the options go to it.
 
     Raises:
       ValueError: there is none.
@@ -63,13 +59,7 @@ def tokenizer_of(
 
 @dataclass(frozen=True)
 class PromptLength:
-    """The longest prompt that fits, in tokens of a model's chat template.
-
-    Attributes:
-      model: where the tokenizer comes from.
-      most: ``data.max_prompt_length`` of the run.
-      tokenizer: it.
-    """
+    """The longest prompt that fits: ``most`` tokens of the model's chat template."""
 
     model: str
     most: int
@@ -112,12 +102,10 @@ def text_of(values: Mapping[str, Any], *path: str) -> str:
       BadRow: it is absent, empty, or no text.
     """
     value: Any = values
-    for depth, key in enumerate(path):
+    for depth, key in enumerate(path, start=1):
         if not isinstance(value, Mapping) or key not in value:
             keys = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise BadRow(
-                "columns", f"expected the column {'.'.join(path[: depth + 1])}, found {keys}"
-            )
+            raise BadRow("columns", f"expected the column {'.'.join(path[:depth])}, found {keys}")
         value = value[key]
     if not isinstance(value, str) or not value.strip():
         raise BadRow("columns", f"{'.'.join(path)}: expected text, found {value!a:.100}")
@@ -171,15 +159,11 @@ def write_dataset(
 ) -> dict[str, Any]:
     """Write ``<split>.parquet`` for each split, then ``provenance.json``.
 
-    Every file is complete under a temporary name before any gets its own, so
-    an interrupted run leaves no half file; the temporary ones of a killed run
-    are removed by the next. The provenance comes last and holds
-    each file's SHA-256: where it is present and agrees, the set is whole. The
-    same rows give the same bytes.
+    The provenance comes last and holds each file's SHA-256: where it is present and agrees, the
+    set is whole. The same rows give the same bytes.
 
     Returns:
-      the provenance as written: ``provenance`` with the package version, and
-      rows and SHA-256 of each file.
+      the provenance as written, with the package version, and rows and SHA-256 of each file.
 
     Raises:
       ValueError: a split has no rows.
@@ -197,8 +181,7 @@ def write_dataset(
             path = pending.enter_context(replacing(out_dir / f"{split}.parquet"))
             _write_rows(rows, path)
             files[f"{split}.parquet"] = {"rows": len(rows), "sha256": sha256(path)}
-        version = getattr(gdpo_verl, "__version__", "unknown")
-        written = {**provenance, "gdpo_verl": version, "files": files}
+        written = {**provenance, "gdpo_verl": gdpo_verl.__version__, "files": files}
         text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
         record.write_text(text, encoding="utf-8")
     return written
