@@ -15,8 +15,9 @@ pytest.importorskip("bfcl_eval", reason="needs bfcl-eval and what its scoring im
 pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring imports")
 
 from conftest import run_cli
+from test_evaluate import judged
 
-from gdpo_verl.evaluate import result, run
+from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.generate import run_dialogues
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.tasks import bfcl as bfcl_data
@@ -65,12 +66,11 @@ def right_answer(question):
         return DONE
     calls = bfcl_data.first_answer(question.truth["accepted"])
     if question.category in SIMPLE[1:]:  # Java and JavaScript want every value as a text
-        calls = [(name, {k: as_text(v) for k, v in given.items()}) for name, given in calls]
+        calls = [
+            (name, {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()})
+            for name, given in calls
+        ]
     return prompt.reference_answer("use it", calls)
-
-
-def as_text(value):
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def right_steps(question):
@@ -114,19 +114,14 @@ def training_row(messages):
     return make_row("any", messages, "x", ability="", extra_info={"index": 0})
 
 
-def test_every_question_of_version_3_is_asked(benchmark):
+def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(benchmark):
     assert Counter(question.category for question in benchmark.questions) == COUNTS
     assert set(CATEGORIES) == set(COUNTS)
-
-
-def test_its_prompts_are_those_that_prepare_writes(benchmark):
     asked = {question.name: question for question in benchmark.questions}
     for row in [row for split in bfcl_data.accepted_rows()[0].values() for row in split]:
         question = asked[row["extra_info"]["id"]]
-        assert (question.messages, question.category) == (
-            row["prompt"],
-            row["extra_info"]["category"],
-        )
+        assert question.messages == row["prompt"]
+        assert question.category == row["extra_info"]["category"]
 
 
 def test_java_is_asked_for_texts_as_the_leaderboard_does(benchmark):
@@ -201,31 +196,22 @@ def test_right_answers_to_single_turns_are_right(benchmark):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "error"),
+    ("category", "text", "reason", "error"),
     [
-        ("", "Wrong number of functions", "NO_CALL"),
-        ("<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL"),
+        ("simple_python", "", "Wrong number of functions", "NO_CALL"),
+        ("simple_python", "<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL"),
         # An argument is missing.
-        (calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
+        ("simple_python", calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
+        ("irrelevance", calling(("anything", {})), "", "NONE"),
+        ("live_irrelevance", calling(("anything", {})), "", "NONE"),
+        ("live_relevance", DONE, "", "NO_CALL"),
     ],
 )
-def test_it_says_what_is_wrong_with_an_answer(benchmark, text, reason, error):
-    found = benchmark.score(first(benchmark, "simple_python"), text, 5)
+def test_it_says_what_is_wrong_with_an_answer(benchmark, category, text, reason, error):
+    found = benchmark.score(first(benchmark, category), text, 5)
     assert found.measures == {"accuracy": 0, "format": float(error == "NONE")}
     assert reason in found.reason
     assert found.error is ParseError[error]
-
-
-def test_a_call_is_wrong_where_none_fits_and_right_where_one_does(benchmark):
-    call = calling(("anything", {}))
-    for category, right, wrong in (
-        ("irrelevance", DONE, call),
-        ("live_irrelevance", DONE, call),
-        ("live_relevance", call, DONE),
-    ):
-        question = first(benchmark, category)
-        assert benchmark.score(question, right, 5).measures == {"accuracy": 1, "format": 1}
-        assert benchmark.score(question, wrong, 5).measures["accuracy"] == 0
 
 
 # ------------------------------------------------------------------ dialogues
@@ -296,9 +282,8 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark)
         for each in benchmark.questions
         if each.category in MULTI_TURN and "MathAPI" in each.truth["entry"]["involved_classes"]
     )
-    calls = calling(
-        ("power", {"base": 2, "exponent": 10}), ("power", {"base": 9, "exponent": 10**9})
-    )
+    small, large = {"base": 2, "exponent": 10}, {"base": 9, "exponent": 10**9}
+    calls = calling(("power", small), ("power", large))
     _, chats = held(benchmark, [question], [[calls, *[DONE] * 20]])
     observed = chats[0][1][1]["content"]
     assert '{\\"result\\": 1024}' in observed
@@ -307,12 +292,9 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark)
 
 def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(benchmark):
     question = first(benchmark, "multi_turn_base")
-    replies = iter(
-        [ModelAnswer(next(right_steps(question)), 5, "stop"), ModelAnswer("", 0, "prompt too long")]
-    )
-    (answer,) = run_dialogues(
-        [benchmark.dialogue(question)], lambda asked: [next(replies) for _ in asked]
-    )
+    step = ModelAnswer(next(right_steps(question)), 5, "stop")
+    replies = iter([[step], [ModelAnswer("", 0, "prompt too long")]])
+    (answer,) = run_dialogues([benchmark.dialogue(question)], lambda asked: next(replies))
     assert answer == ModelAnswer("[]", 5, "prompt too long")
     assert benchmark.score(question, answer.text, 5).measures == {"accuracy": 0, "format": 0}
 
@@ -352,14 +334,11 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
                 wrong = DONE if "irrelevance" not in category else calling(("f", {}))
                 steps.append(right_answer(question) if right else wrong)
     several = [place for place, each in enumerate(chosen) if each.category in MULTI_TURN]
-    answers = [ModelAnswer(each, 5, "stop") if isinstance(each, str) else None for each in steps]
+    answers = [ModelAnswer(each, 5, "stop") for each in steps]
     dialogues, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
     for place, answer in zip(several, dialogues, strict=True):
         answers[place] = answer
-
-    task = run.Preparation(benchmark, benchmark.sampling, chosen, [[1]] * len(chosen), {}, [])
-    lines = run._judge(task, [[answer] for answer in answers])
-    rows = run._summarise(task, lines)["results"]
+    rows = judged(benchmark, chosen, [[answer] for answer in answers])[1]["results"]
     ours = {name: rows[name]["accuracy"]["mean"] for name in rows}
 
     theirs = evaluated_by_bfcl_eval(chosen, answers, tmp_path)
@@ -398,22 +377,16 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
     bfcl_data.MODELS[bfcl_data.MODEL].model_handler = lambda **given: handler.Handler(
         **given, names=simulated
     )
+    folders = directory / "result", directory / "score"
     try:
-        handler.runner.runner(
-            [bfcl_data.MODEL],
-            list(CATEGORIES),
-            directory / "result",
-            directory / "score",
-            allow_missing=True,
-        )
+        handler.runner.runner([bfcl_data.MODEL], list(CATEGORIES), *folders, allow_missing=True)
     finally:
         bfcl_data.MODELS[bfcl_data.MODEL].model_handler = handler.Handler
-    return {
-        file.name.removeprefix("BFCL_v4_").removesuffix("_score.json"): json.loads(
-            file.read_text().splitlines()[0]
-        )["accuracy"]
-        for file in (directory / "score").rglob("*_score.json")
-    }
+    found = {}
+    for file in folders[1].rglob("*_score.json"):
+        category = file.name.removeprefix("BFCL_v4_").removesuffix("_score.json")
+        found[category] = json.loads(file.read_text().splitlines()[0])["accuracy"]
+    return found
 
 
 # ------------------------------------------------------------------ vLLM
