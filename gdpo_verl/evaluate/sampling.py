@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling
-from gdpo_verl.tasks.rows import tokenizer_of
+from gdpo_verl.tasks.rows import BadRow, chat_tokens, tokenizer_of
 from gdpo_verl.text import VLLM
 
 
@@ -58,12 +56,9 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
 def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
     """Encode a question by the model's chat template, with the generation prompt."""
     try:
-        ids = tokenizer.apply_chat_template(
-            list(question.messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except TemplateError as error:
-        raise ValueError(f"{question.name}: the chat template refuses it: {error}") from error
-    return list(ids)
+        return chat_tokens(tokenizer, question.messages)
+    except BadRow as error:
+        raise ValueError(f"{question.name}: {error}") from error
 
 
 def question_seed(seed: int, name: str) -> int:

@@ -89,7 +89,7 @@ class Questions:
     about: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path, parse: Callable[[str], Any]) -> Questions:
+    def read(cls, file: str, parse: Callable[[str], Any]) -> Questions:
         """Read a prepared file: the category is the data source, the truth its text.
 
         ``parse`` is the reward's own parser, which has to read every ground truth.
@@ -97,6 +97,7 @@ class Questions:
         Raises:
           FileNotFoundError, ValueError: no file, or bad rows; names the first and counts them.
         """
+        path = Path(file).expanduser()
         items, faults = [], []
         for number, row in enumerate(read_rows(path)):
             name, truth = f"row {number}", row["reward_model"]["ground_truth"]

@@ -82,8 +82,7 @@ class Programs(Benchmark):
 
     def load(self, data: str | None) -> Questions:
         best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
-        path = Path(data or "data/eurus2-code/validation.parquet").expanduser()
-        return Questions.read(path, parse_ground_truth)
+        return Questions.read(data or "data/eurus2-code/validation.parquet", parse_ground_truth)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = code.compute_score(

@@ -95,9 +95,8 @@ class Gsm8k(Benchmark):
     measures = (ACCURACY, "integer", "format")
 
     def load(self, data: str | None) -> Questions:
-        path = Path(data).expanduser() if data else None
-        if path and path.suffix == ".parquet":
-            return Questions.read(path, parse_ground_truth)
+        if data and data.endswith(".parquet"):
+            return Questions.read(data, parse_ground_truth)
         found = shared_by(
             self.prompt_from,
             lambda chat: chat[0]["content"] == SYSTEM and json.dumps(chat[:-1]),

@@ -121,8 +121,7 @@ class Boxed(Benchmark):
         return "data/deepscaler/validation.parquet"
 
     def load(self, data: str | None) -> Questions:
-        path = Path(data or self.own).expanduser()
-        return Questions.read(path, cache(math_length.parse_ground_truth))
+        return Questions.read(data or self.own, cache(math_length.parse_ground_truth))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         info = {"response_length": tokens, "question": question.prompt}

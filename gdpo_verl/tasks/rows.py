@@ -80,19 +80,29 @@ class PromptLength:
         return cls(model, most, tokenizer)
 
     def check(self, messages: Messages) -> None:
-        """Count as verl does, with the generation prompt.
+        """Count as verl does.
 
         Raises:
           BadRow: the prompt is longer than `most` tokens, or not one that the template takes.
         """
-        try:
-            tokens = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except TemplateError as error:
-            raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
-        if len(tokens) > self.most:
-            raise BadRow("prompt_too_long", f"the prompt has {len(tokens)} tokens, {self.most} fit")
+        tokens = len(chat_tokens(self.tokenizer, messages))
+        if tokens > self.most:
+            raise BadRow("prompt_too_long", f"the prompt has {tokens} tokens, {self.most} fit")
+
+
+def chat_tokens(tokenizer: Any, messages: Messages) -> list[int]:
+    """Encode a chat by the tokenizer's template, with the generation prompt.
+
+    Raises:
+      BadRow: the template refuses it.
+    """
+    try:
+        tokens = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TemplateError as error:
+        raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
+    return list(tokens)
 
 
 def text_of(values: Mapping[str, Any], *path: str) -> str:

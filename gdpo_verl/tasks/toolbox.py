@@ -190,7 +190,7 @@ class Toolbox(Benchmark):
 
     def load(self, data: str | None) -> Questions:
         if data is not None:
-            return Questions.read(Path(data).expanduser(), tool_call.parse_ground_truth)
+            return Questions.read(data, tool_call.parse_ground_truth)
         items = [
             Question(f"row {number}", DATA_SOURCE, example.messages, example.ground_truth)
             for number, example in enumerate(islice(examples("validation", seed=0), QUESTIONS))
