@@ -102,7 +102,9 @@ def _compare_benchmark(name: str, sides: Sequence[Sequence[Evaluation]]) -> dict
         line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
     }
     groups = first.benchmarks[name]["groups"]
-    rows = {row: {"questions": result.count_of(categories, groups[row])} for row in groups}
+    rows: dict[str, dict[str, Any]] = {
+        row: {"questions": result.count_of(categories, parts)} for row, parts in groups.items()
+    }
     each_evaluation = {}
     values = [[each.values(name) for each in side] for side in sides]
     for measure in values[0][0]:

@@ -54,8 +54,10 @@ def aggregate_rows(
             averaged[name] = [
                 (weight / len(found), pooled) for each in found for weight, pooled in each
             ]
-    own = {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
-    return own | averaged | {ALL: [(1.0, present)]}
+    rows: dict[str, list[WeightedCategory]] = {}
+    if len(present) > 1:
+        rows |= {name: [(1.0, [name])] for name in present}
+    return {**rows, **averaged, ALL: [(1.0, present)]}
 
 
 def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, dict[str, float]]:

@@ -48,9 +48,7 @@ class SumExample:
     """One sum or word problem and its result.
 
     Attributes:
-      question: as Reasoning Gym words it.
       expression: the sum alone, as in ``9 + 8 - 7``; "" of a word problem.
-      ground_truth: the result.
       entry: what Reasoning Gym's own scoring takes.
       shots: worked examples before the question.
     """
