@@ -85,18 +85,19 @@ def build(
             by_split.setdefault(record.split, []).append(row)
             if reason := is_suspicious(row):
                 suspicious.append({**place, "reason": reason})
-    usable = read - len(rejected) - sum(others.values())
-    most_are_bad = not usable or len(rejected) > MOST_REJECTED * (usable + len(rejected))
+    meant = read - sum(others.values())
+    kinds = Counter(row["kind"] for row in rejected)
+    most_are_bad = len(rejected) == meant or len(rejected) > MOST_REJECTED * meant
     # A split that was rejected whole would otherwise be missing without a word.
     if most_are_bad or not all(by_split.values()):
         where = source.provenance.get("path") or source.provenance.get("hub")
-        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(r["kind"] for r in rejected).items())
-        elsewhere = f" and {sum(others.values())} belong to another task" if others else ""
+        how = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+        elsewhere = f" and {read - meant} belong to another task" if others else ""
         shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3]]
         raise ValueError(
-            f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used "
-            f"({kinds or 'none'}){elsewhere}; more than half, or a whole split. Is it the right "
-            f"data? Nothing was written.{''.join(shown)}"
+            f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({how}){elsewhere}; "
+            "more than half, or a whole split. Is it the right data? Nothing was written."
+            + "".join(shown)
         )
     splits, origin = (split_rows or _train_and_validation)(by_split, validation, seed)
     for split, rows in splits.items():
@@ -116,7 +117,7 @@ def build(
         "counts": {
             "read": read,
             "kept": sum(map(len, splits.values())),
-            "rejected": dict(sorted(Counter(row["kind"] for row in rejected).items())),
+            "rejected": dict(sorted(kinds.items())),
             "of_unused_splits": {str(split): len(rows) for split, rows in by_split.items()},
             "suspicious": len(suspicious),
             "other_tasks": dict(sorted(others.items())),

@@ -97,19 +97,18 @@ def _open_path(path: Path, given: str, config: str | None) -> RecordSource:
     if path.is_dir():
         root = path / config if config and (path / config).is_dir() else path
         files, left_out = _choose(root)
-        splits = [split_of(file.relative_to(root)) for file in files]
-    else:  # the name of a single file was the user's choice, and says nothing of a split
-        root, files, splits = path.parent, [path], [None]
-        if path.suffix not in _READERS:
-            raise ValueError(
-                f"--from: expected a file that ends in one of {sorted(_READERS)}, found {given!r}"
-            )
-    names = [file.relative_to(root).as_posix() for file in files]
-    digests = {name: sha256(file) for name, file in zip(names, files, strict=True)}
+    elif path.suffix in _READERS:
+        root, files = path.parent, [path]
+    else:
+        raise ValueError(
+            f"--from: expected a file that ends in one of {sorted(_READERS)}, found {given!r}"
+        )
+    digests = {file.relative_to(root).as_posix(): sha256(file) for file in files}
     provenance: dict[str, Any] = {"path": given, "files": digests}
     if left_out:
         provenance["files_left_out"] = [file.relative_to(root).as_posix() for file in left_out]
-    return RecordSource(_read_files(files, names, splits), provenance)
+    # The name of a single file was the user's choice, and says nothing of a split.
+    return RecordSource(_read_files(files, root, splits=path.is_dir()), provenance)
 
 
 def _choose(root: Path) -> tuple[list[Path], list[Path]]:
@@ -131,14 +130,16 @@ def _choose(root: Path) -> tuple[list[Path], list[Path]]:
     return files, [file for file in found if file not in files]
 
 
-def _read_files(files: list[Path], names: list[str], splits: list[str | None]) -> Iterator[Record]:
-    for file, name, split in zip(files, names, splits, strict=True):
+def _read_files(files: list[Path], root: Path, *, splits: bool) -> Iterator[Record]:
+    for file in files:
+        place = file.relative_to(root)
+        split = split_of(place) if splits else None
         row = 0
         try:
             for row, values in enumerate(_READERS[file.suffix](file)):
                 if not isinstance(values, dict):
                     raise ValueError(f"expected an object, found {values!a:.100}")
-                yield Record(name, row, split, values)
+                yield Record(place.as_posix(), row, split, values)
         except (pa.ArrowException, ValueError, RecursionError) as error:
             raise ValueError(
                 f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}, at or after row "
