@@ -94,7 +94,7 @@ def named(expression, documents):
 
 
 def held(benchmark, questions, steps):
-    """The answers of dialogues in which ``steps`` of each question is said."""
+    """Dialogues in which ``steps`` of each question is said: answers, chats and scores."""
     scripts = [iter(each) for each in steps]
     chats = defaultdict(list)
 
@@ -104,7 +104,8 @@ def held(benchmark, questions, steps):
         return [ModelAnswer(next(scripts[place]), 5, "stop") for place, _ in asked]
 
     answers = run_dialogues([benchmark.dialogue(question) for question in questions], answer_all)
-    return answers, chats
+    pairs = zip(questions, answers, strict=True)
+    return answers, chats, [benchmark.score(each, answer.text, 5) for each, answer in pairs]
 
 
 # ------------------------------------------------------------------ what is asked
@@ -155,14 +156,13 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
 def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_ignored(tmp_path):
     with pytest.raises(ValueError, match=r"--prompt-from.*Write it with: gdpo-verl prepare rlla"):
         open_benchmark("bfcl", prompt_from=["data/rlla/nowhere.parquet"]).load(None)
-    file = str(tmp_path / "train.parquet")
+    opened = open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")])
     write_dataset(tmp_path, {"train": [{"question": "1+1?"}]}, {})
     with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
-        open_benchmark("bfcl", prompt_from=[file]).load(None)
+        opened.load(None)
     row = training_row([{"role": "user", "content": "1+1?"}])
     write_dataset(tmp_path, {"train": [row]}, {})
-    loaded = open_benchmark("bfcl", prompt_from=[file]).load(None)
-    assert loaded.about["prompt"] == "prompt of gdpo-verl prepare bfcl"
+    assert opened.load(None).about["prompt"] == "prompt of gdpo-verl prepare bfcl"
 
 
 def test_a_prepared_file_chooses_questions_and_another_data_set_is_refused(tmp_path):
@@ -220,25 +220,25 @@ def test_it_says_what_is_wrong_with_an_answer(benchmark, category, text, reason,
 @pytest.mark.parametrize("category", MULTI_TURN)
 def test_the_expected_calls_pass_bfcl_evals_own_loop_and_checker(benchmark, category):
     questions = [each for each in benchmark.questions if each.category == category][::8]
-    answers, _ = held(benchmark, questions, map(right_steps, questions))
-    for question, answer in zip(questions, answers, strict=True):
-        score = benchmark.score(question, answer.text, answer.tokens)
+    _, _, scores = held(benchmark, questions, map(right_steps, questions))
+    for question, score in zip(questions, scores, strict=True):
         assert score.measures == {"accuracy": 1, "format": 1}, (question.name, score.reason)
 
 
 def test_a_model_that_calls_nothing_fails_every_dialogue(benchmark):
     questions = [first(benchmark, category) for category in MULTI_TURN]
-    answers, chats = held(benchmark, questions, [[DONE] * 20] * 4)
-    for place, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        score = benchmark.score(question, answer.text, answer.tokens)
+    answers, chats, scores = held(benchmark, questions, [[DONE] * 20] * 4)
+    for place, (question, score) in enumerate(zip(questions, scores, strict=True)):
         assert score.measures == {"accuracy": 0, "format": 1}
         assert "empty for turn 0" in score.reason
-        assert answer.tokens == 5 * len(chats[place]) == 5 * len(question.truth["accepted"])
+        turns = len(question.truth["accepted"])
+        assert (len(chats[place]), answers[place].tokens) == (turns, 5 * turns)
 
 
 def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_another(benchmark):
     question = next(each for each in benchmark.questions if each.name == "multi_turn_base_0")
-    answers, chats = held(benchmark, [question] * 3, [right_steps(question) for _ in range(3)])
+    steps = [right_steps(question) for _ in range(3)]
+    _, chats, scores = held(benchmark, [question] * 3, steps)
     (first_words,), (next_words,) = question.truth["entry"]["question"][:2]
     assert chats[0][0] == question.messages
     history = chats[0][2][1]["content"]
@@ -250,7 +250,6 @@ def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_ano
     assert f'</tool_call>\n<obs> [{{"name": "cd", "results": "{seen}"}}' in history
     assert history.endswith(f"{DONE}\n\n<user> {next_words['content']} </user>")
     assert chats[0] == chats[1] == chats[2]
-    scores = [benchmark.score(question, answer.text, 5) for answer in answers]
     assert [score.measures["accuracy"] for score in scores] == [1, 1, 1]
     assert not [name for name in vars(handler.simulator) if name.startswith("gdpo_verl")]
 
@@ -258,20 +257,18 @@ def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_ano
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("open", {"file": "{path}", "mode": "w"}),
-        ("open('{path}', 'w') or ls", {}),
-        ("ls", {"a=open('{path}', 'w'), a": 1}),
-        ("cd", {"folder": "' + str(open('{path}', 'w')) + '"}),
+        ("open", {"file": "harm", "mode": "w"}),
+        ("open('harm', 'w') or ls", {}),
+        ("ls", {"a=open('harm', 'w'), a": 1}),
+        ("cd", {"folder": "' + str(open('harm', 'w')) + '"}),
     ],
 )
-def test_what_the_model_writes_is_never_run_as_python(benchmark, name, parameters, tmp_path):
-    def fill(text):
-        return text.replace("{path}", str(tmp_path / "harm")) if isinstance(text, str) else text
-
-    call = calling((fill(name), {fill(key): fill(value) for key, value in parameters.items()}))
+def test_what_the_model_writes_is_never_run_as_python(
+    benchmark, name, parameters, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     question = first(benchmark, "multi_turn_base")
-    answers, chats = held(benchmark, [question], [[call, *[DONE] * 20]])
-    benchmark.score(question, answers[0].text, 5)
+    _, chats, _ = held(benchmark, [question], [[calling((name, parameters)), *[DONE] * 20]])
     assert ("Error during execution" in chats[0][1][1]["content"]) == (name != "cd")
     assert not list(tmp_path.iterdir())
 
@@ -284,7 +281,7 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark)
     )
     small, large = {"base": 2, "exponent": 10}, {"base": 9, "exponent": 10**9}
     calls = calling(("power", small), ("power", large))
-    _, chats = held(benchmark, [question], [[calls, *[DONE] * 20]])
+    _, chats, _ = held(benchmark, [question], [[calls, *[DONE] * 20]])
     observed = chats[0][1][1]["content"]
     assert '{\\"result\\": 1024}' in observed
     assert observed.count("Error during execution") == 1
@@ -309,9 +306,7 @@ def test_a_failure_of_the_simulated_apis_costs_one_dialogue(benchmark, monkeypat
         return execute(*given, **options)
 
     monkeypatch.setitem(vars(handler._base), "execute_multi_turn_func_call", fail_for_one)
-    answers, _ = held(benchmark, questions, map(right_steps, questions))
-    pairs = zip(questions, answers, strict=True)
-    scores = [benchmark.score(question, answer.text, 5) for question, answer in pairs]
+    answers, _, scores = held(benchmark, questions, map(right_steps, questions))
     assert [score.measures["accuracy"] for score in scores] == [0, 1]
     assert "a fault of the simulation" in answers[0].text
     assert "Error during inference" in scores[0].reason
@@ -335,7 +330,7 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
                 steps.append(right_answer(question) if right else wrong)
     several = [place for place, each in enumerate(chosen) if each.category in MULTI_TURN]
     answers = [ModelAnswer(each, 5, "stop") for each in steps]
-    dialogues, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
+    dialogues, _, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
     for place, answer in zip(several, dialogues, strict=True):
         answers[place] = answer
     rows = judged(benchmark, chosen, [[answer] for answer in answers])[1]["results"]
