@@ -187,12 +187,12 @@ class Benchmark(ABC):
         """The questions of a file or another source, by default of the benchmark's own."""
 
     def dialogue(self, question: Question) -> Dialogue | None:
-        """The question in several steps, which may run at the same time; None where asked once."""
+        """The question in several steps, or None; a dialogue may be held several times at once."""
         return None
 
     @abstractmethod
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        """Judge an answer of ``tokens`` tokens; called from threads, raises for no text."""
+        """Judge an answer of ``tokens`` tokens; called from several threads, and never raises."""
 
 
 def open_benchmark(
