@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from gdpo_verl.files import sha256
 from gdpo_verl.tasks import catalog
-from gdpo_verl.tasks.rows import check_messages
+from gdpo_verl.tasks.rows import chat_text, check_messages
 from gdpo_verl.text import did_you_mean
 
 ACCURACY = "accuracy"
@@ -77,8 +77,7 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """All of the chat as one text."""
-        return "\n".join(message["content"] for message in self.messages)
+        return chat_text(self.messages)
 
 
 @dataclass(frozen=True)

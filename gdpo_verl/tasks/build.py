@@ -14,7 +14,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gdpo_verl.tasks.rows import BadRow, OtherTask, PromptLength, Row, check_messages, write_dataset
+from gdpo_verl.tasks.rows import (
+    BadRow,
+    OtherTask,
+    PromptLength,
+    Row,
+    chat_text,
+    check_messages,
+    write_dataset,
+)
 from gdpo_verl.tasks.source import Record, RecordSource
 
 VALIDATION_ROWS = 512
@@ -103,7 +111,7 @@ def build(
     for split, rows in splits.items():
         for index, row in enumerate(rows):
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
-    seen = {prompt_text(row) for row in splits.get("train", ())}
+    seen = {chat_text(row["prompt"]) for row in splits.get("train", ())}
     provenance = {
         **about,
         "source": source.provenance,
@@ -122,18 +130,13 @@ def build(
             "suspicious": len(suspicious),
             "other_tasks": dict(sorted(others.items())),
             "validation_prompts_in_train": sum(
-                prompt_text(row) in seen for row in splits.get("validation", ())
+                chat_text(row["prompt"]) in seen for row in splits.get("validation", ())
             ),
         },
         "rejected": rejected,
         "suspicious": suspicious,
     }
     return write_dataset(out_dir, splits, provenance)
-
-
-def prompt_text(row: Row) -> str:
-    """All of a row's prompt as one text."""
-    return "\n".join(message["content"] for message in row["prompt"])
 
 
 def _train_and_validation(
@@ -161,7 +164,7 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
     Which ones follows from the seed and the text of each prompt alone, in whatever order
     they come. Both parts keep the order.
     """
-    texts = [prompt_text(row) for row in rows]
+    texts = [chat_text(row["prompt"]) for row in rows]
     if len(set(texts)) < 2:
         raise ValueError(
             "--from: expected at least 2 usable rows, one to train on and one to hold out, found "

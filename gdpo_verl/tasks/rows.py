@@ -105,6 +105,11 @@ def chat_tokens(tokenizer: Any, messages: Messages) -> list[int]:
     return list(tokens)
 
 
+def chat_text(messages: Messages) -> str:
+    """All of a chat as one text."""
+    return "\n".join(message["content"] for message in messages)
+
+
 def text_of(values: Mapping[str, Any], *path: str) -> str:
     """The text under ``path``, as in ``text_of(values, "reward_model", "ground_truth")``.
 
