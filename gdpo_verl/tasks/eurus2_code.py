@@ -11,7 +11,7 @@ The system message goes, because it asks for the form of Eurus's own models.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gdpo_verl.rewards import code
 from gdpo_verl.rewards.code import parse_ground_truth
@@ -77,8 +77,13 @@ class Programs(Benchmark):
     """Any prepared file whose ground truths are tests; Eurus-2's held-out rows by default."""
 
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
-    measures = (ACCURACY, "tests_passed", f"within_{LIMIT}_tokens", "bug_free")
-    pass_at = (4, 16, 64)
+    measures: ClassVar[tuple[str, ...]] = (
+        ACCURACY,
+        "tests_passed",
+        f"within_{LIMIT}_tokens",
+        "bug_free",
+    )
+    pass_at: ClassVar[tuple[int, ...]] = (4, 16, 64)
 
     def load(self, data: str | None) -> Questions:
         best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded

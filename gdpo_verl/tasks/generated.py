@@ -90,8 +90,7 @@ def write(
       draw: draws one example.
       ability: of each row, verl's word.
       extra: what a row's ``extra_info`` holds beside index and split.
-      source: where the examples come from, for the provenance.
-      about: more for the provenance.
+      source, about: where the examples come from and more, for the provenance.
       train, validation: numbers of rows.
       seed: decides every row.
       length: the longest prompt, unchecked without it.

@@ -109,6 +109,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Write sums or word problems to ``out_dir``; see `generated.write` for the rest."""
     generator(name)  # says how to install the package, whose version is asked for below
+    version = importlib.metadata.version("reasoning-gym")
     kind, chosen = GENERATORS[name]
     limits = {"results": "0 or more", "longest_question": LONGEST, "largest_number": LARGEST}
     return generated.write(
@@ -117,8 +118,7 @@ def prepare(
         partial(draw_example, name=name, shots=shots),
         ability="math",
         extra=lambda example: {"expression": example.expression} if example.expression else {},
-        source=f"reasoning-gym {importlib.metadata.version('reasoning-gym')} from PyPI, "
-        "https://github.com/open-thought/reasoning-gym",
+        source=f"reasoning-gym {version} from PyPI, https://github.com/open-thought/reasoning-gym",
         about={"shots": shots, "generator": {"name": kind, **chosen, **limits}},
         **options,
     )

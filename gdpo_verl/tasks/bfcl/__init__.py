@@ -163,9 +163,9 @@ def accepted_rows(
             counts[category]["questions"] += 1
             calls = first_answer(accepted)
             output = [{name: arguments} for name, arguments in calls]
+            language = checker.Language.PYTHON
             verdict = checker.ast_checker(
-                *(question["function"], output, accepted),
-                *(checker.Language.PYTHON, category, MODEL),
+                question["function"], output, accepted, language, category, MODEL
             )
             reasons = [] if verdict["valid"] else [str(reason) for reason in verdict["error"]]
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
@@ -186,12 +186,8 @@ def accepted_rows(
             split = "validation" if share < VALIDATION_SHARE else "train"
             names = " and ".join(dict.fromkeys(name for name, _ in calls))
             truth = prompt.reference_answer(f"use {names}", calls)
-            info = {
-                "index": len(splits[split]),
-                "split": split,
-                "id": question["id"],
-                "category": category,
-            }
+            info = {"index": len(splits[split]), "split": split}
+            info |= {"id": question["id"], "category": category}
             row = make_row(DATA_SOURCE, messages, truth, ability="tool_call", extra_info=info)
             splits[split].append(row)
     return splits, {
@@ -210,10 +206,10 @@ def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None)
       length: the longest prompt, unchecked without it.
     """
     splits, found = accepted_rows(seed=seed, length=length)
+    version = importlib.metadata.version("bfcl-eval")
     provenance = {
         "data_source": DATA_SOURCE,
-        "source": f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, "
-        "https://github.com/ShishirPatil/gorilla",
+        "source": f"bfcl-eval {version} from PyPI, https://github.com/ShishirPatil/gorilla",
         "license": "Apache-2.0",
         "settings": {"seed": seed, "validation_share": VALIDATION_SHARE},
         **found,

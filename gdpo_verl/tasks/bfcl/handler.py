@@ -159,11 +159,8 @@ bfcl.MODELS[bfcl.MODEL].model_handler = Handler
 def entries(category: str, *, hint: bool) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
     """Load a category: each question, what is shown of it, and the answers that are accepted.
 
-    Args:
-      hint: show the functions as bfcl-eval does, with a hint at their language.
-
-    Returns:
-      to be read only. Questions of relevance have no answers, but None.
+    What is shown is the functions, with a ``hint`` as bfcl-eval does at their language; relevance
+    has None for answers. To be read only.
     """
     asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
     shown = utils.load_dataset_entry(category) if hint else asked
