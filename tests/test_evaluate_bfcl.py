@@ -15,8 +15,9 @@ pytest.importorskip("bfcl_eval", reason="needs bfcl-eval and what its scoring im
 pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring imports")
 
 from conftest import run_cli
+from test_evaluate import judged
 
-from gdpo_verl.evaluate import result, run
+from gdpo_verl.evaluate import result
 from gdpo_verl.evaluate.generate import run_dialogues
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.tasks import bfcl as bfcl_data
@@ -65,12 +66,11 @@ def right_answer(question):
         return DONE
     calls = bfcl_data.first_answer(question.truth["accepted"])
     if question.category in SIMPLE[1:]:  # Java and JavaScript want every value as a text
-        calls = [(name, {k: as_text(v) for k, v in given.items()}) for name, given in calls]
+        calls = [
+            (name, {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()})
+            for name, given in calls
+        ]
     return prompt.reference_answer("use it", calls)
-
-
-def as_text(value):
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def right_steps(question):
@@ -94,7 +94,7 @@ def named(expression, documents):
 
 
 def held(benchmark, questions, steps):
-    """The answers of dialogues in which ``steps`` of each question is said."""
+    """Dialogues in which ``steps`` of each question is said: answers, chats and scores."""
     scripts = [iter(each) for each in steps]
     chats = defaultdict(list)
 
@@ -104,7 +104,8 @@ def held(benchmark, questions, steps):
         return [ModelAnswer(next(scripts[place]), 5, "stop") for place, _ in asked]
 
     answers = run_dialogues([benchmark.dialogue(question) for question in questions], answer_all)
-    return answers, chats
+    pairs = zip(questions, answers, strict=True)
+    return answers, chats, [benchmark.score(each, answer.text, 5) for each, answer in pairs]
 
 
 # ------------------------------------------------------------------ what is asked
@@ -114,19 +115,14 @@ def training_row(messages):
     return make_row("any", messages, "x", ability="", extra_info={"index": 0})
 
 
-def test_every_question_of_version_3_is_asked(benchmark):
+def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(benchmark):
     assert Counter(question.category for question in benchmark.questions) == COUNTS
     assert set(CATEGORIES) == set(COUNTS)
-
-
-def test_its_prompts_are_those_that_prepare_writes(benchmark):
     asked = {question.name: question for question in benchmark.questions}
     for row in [row for split in bfcl_data.accepted_rows()[0].values() for row in split]:
         question = asked[row["extra_info"]["id"]]
-        assert (question.messages, question.category) == (
-            row["prompt"],
-            row["extra_info"]["category"],
-        )
+        assert question.messages == row["prompt"]
+        assert question.category == row["extra_info"]["category"]
 
 
 def test_java_is_asked_for_texts_as_the_leaderboard_does(benchmark):
@@ -160,14 +156,13 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
 def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_ignored(tmp_path):
     with pytest.raises(ValueError, match=r"--prompt-from.*Write it with: gdpo-verl prepare rlla"):
         open_benchmark("bfcl", prompt_from=["data/rlla/nowhere.parquet"]).load(None)
-    file = str(tmp_path / "train.parquet")
+    opened = open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")])
     write_dataset(tmp_path, {"train": [{"question": "1+1?"}]}, {})
     with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
-        open_benchmark("bfcl", prompt_from=[file]).load(None)
+        opened.load(None)
     row = training_row([{"role": "user", "content": "1+1?"}])
     write_dataset(tmp_path, {"train": [row]}, {})
-    loaded = open_benchmark("bfcl", prompt_from=[file]).load(None)
-    assert loaded.about["prompt"] == "prompt of gdpo-verl prepare bfcl"
+    assert opened.load(None).about["prompt"] == "prompt of gdpo-verl prepare bfcl"
 
 
 def test_a_prepared_file_chooses_questions_and_another_data_set_is_refused(tmp_path):
@@ -201,31 +196,22 @@ def test_right_answers_to_single_turns_are_right(benchmark):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "error"),
+    ("category", "text", "reason", "error"),
     [
-        ("", "Wrong number of functions", "NO_CALL"),
-        ("<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL"),
+        ("simple_python", "", "Wrong number of functions", "NO_CALL"),
+        ("simple_python", "<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL"),
         # An argument is missing.
-        (calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
+        ("simple_python", calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
+        ("irrelevance", calling(("anything", {})), "", "NONE"),
+        ("live_irrelevance", calling(("anything", {})), "", "NONE"),
+        ("live_relevance", DONE, "", "NO_CALL"),
     ],
 )
-def test_it_says_what_is_wrong_with_an_answer(benchmark, text, reason, error):
-    found = benchmark.score(first(benchmark, "simple_python"), text, 5)
+def test_it_says_what_is_wrong_with_an_answer(benchmark, category, text, reason, error):
+    found = benchmark.score(first(benchmark, category), text, 5)
     assert found.measures == {"accuracy": 0, "format": float(error == "NONE")}
     assert reason in found.reason
     assert found.error is ParseError[error]
-
-
-def test_a_call_is_wrong_where_none_fits_and_right_where_one_does(benchmark):
-    call = calling(("anything", {}))
-    for category, right, wrong in (
-        ("irrelevance", DONE, call),
-        ("live_irrelevance", DONE, call),
-        ("live_relevance", call, DONE),
-    ):
-        question = first(benchmark, category)
-        assert benchmark.score(question, right, 5).measures == {"accuracy": 1, "format": 1}
-        assert benchmark.score(question, wrong, 5).measures["accuracy"] == 0
 
 
 # ------------------------------------------------------------------ dialogues
@@ -234,25 +220,25 @@ def test_a_call_is_wrong_where_none_fits_and_right_where_one_does(benchmark):
 @pytest.mark.parametrize("category", MULTI_TURN)
 def test_the_expected_calls_pass_bfcl_evals_own_loop_and_checker(benchmark, category):
     questions = [each for each in benchmark.questions if each.category == category][::8]
-    answers, _ = held(benchmark, questions, map(right_steps, questions))
-    for question, answer in zip(questions, answers, strict=True):
-        score = benchmark.score(question, answer.text, answer.tokens)
+    _, _, scores = held(benchmark, questions, map(right_steps, questions))
+    for question, score in zip(questions, scores, strict=True):
         assert score.measures == {"accuracy": 1, "format": 1}, (question.name, score.reason)
 
 
 def test_a_model_that_calls_nothing_fails_every_dialogue(benchmark):
     questions = [first(benchmark, category) for category in MULTI_TURN]
-    answers, chats = held(benchmark, questions, [[DONE] * 20] * 4)
-    for place, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        score = benchmark.score(question, answer.text, answer.tokens)
+    answers, chats, scores = held(benchmark, questions, [[DONE] * 20] * 4)
+    for place, (question, score) in enumerate(zip(questions, scores, strict=True)):
         assert score.measures == {"accuracy": 0, "format": 1}
         assert "empty for turn 0" in score.reason
-        assert answer.tokens == 5 * len(chats[place]) == 5 * len(question.truth["accepted"])
+        turns = len(question.truth["accepted"])
+        assert (len(chats[place]), answers[place].tokens) == (turns, 5 * turns)
 
 
 def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_another(benchmark):
     question = next(each for each in benchmark.questions if each.name == "multi_turn_base_0")
-    answers, chats = held(benchmark, [question] * 3, [right_steps(question) for _ in range(3)])
+    steps = [right_steps(question) for _ in range(3)]
+    _, chats, scores = held(benchmark, [question] * 3, steps)
     (first_words,), (next_words,) = question.truth["entry"]["question"][:2]
     assert chats[0][0] == question.messages
     history = chats[0][2][1]["content"]
@@ -264,7 +250,6 @@ def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_ano
     assert f'</tool_call>\n<obs> [{{"name": "cd", "results": "{seen}"}}' in history
     assert history.endswith(f"{DONE}\n\n<user> {next_words['content']} </user>")
     assert chats[0] == chats[1] == chats[2]
-    scores = [benchmark.score(question, answer.text, 5) for answer in answers]
     assert [score.measures["accuracy"] for score in scores] == [1, 1, 1]
     assert not [name for name in vars(handler.simulator) if name.startswith("gdpo_verl")]
 
@@ -272,20 +257,18 @@ def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_ano
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("open", {"file": "{path}", "mode": "w"}),
-        ("open('{path}', 'w') or ls", {}),
-        ("ls", {"a=open('{path}', 'w'), a": 1}),
-        ("cd", {"folder": "' + str(open('{path}', 'w')) + '"}),
+        ("open", {"file": "harm", "mode": "w"}),
+        ("open('harm', 'w') or ls", {}),
+        ("ls", {"a=open('harm', 'w'), a": 1}),
+        ("cd", {"folder": "' + str(open('harm', 'w')) + '"}),
     ],
 )
-def test_what_the_model_writes_is_never_run_as_python(benchmark, name, parameters, tmp_path):
-    def fill(text):
-        return text.replace("{path}", str(tmp_path / "harm")) if isinstance(text, str) else text
-
-    call = calling((fill(name), {fill(key): fill(value) for key, value in parameters.items()}))
+def test_what_the_model_writes_is_never_run_as_python(
+    benchmark, name, parameters, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     question = first(benchmark, "multi_turn_base")
-    answers, chats = held(benchmark, [question], [[call, *[DONE] * 20]])
-    benchmark.score(question, answers[0].text, 5)
+    _, chats, _ = held(benchmark, [question], [[calling((name, parameters)), *[DONE] * 20]])
     assert ("Error during execution" in chats[0][1][1]["content"]) == (name != "cd")
     assert not list(tmp_path.iterdir())
 
@@ -296,10 +279,9 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark)
         for each in benchmark.questions
         if each.category in MULTI_TURN and "MathAPI" in each.truth["entry"]["involved_classes"]
     )
-    calls = calling(
-        ("power", {"base": 2, "exponent": 10}), ("power", {"base": 9, "exponent": 10**9})
-    )
-    _, chats = held(benchmark, [question], [[calls, *[DONE] * 20]])
+    small, large = {"base": 2, "exponent": 10}, {"base": 9, "exponent": 10**9}
+    calls = calling(("power", small), ("power", large))
+    _, chats, _ = held(benchmark, [question], [[calls, *[DONE] * 20]])
     observed = chats[0][1][1]["content"]
     assert '{\\"result\\": 1024}' in observed
     assert observed.count("Error during execution") == 1
@@ -307,12 +289,9 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark)
 
 def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(benchmark):
     question = first(benchmark, "multi_turn_base")
-    replies = iter(
-        [ModelAnswer(next(right_steps(question)), 5, "stop"), ModelAnswer("", 0, "prompt too long")]
-    )
-    (answer,) = run_dialogues(
-        [benchmark.dialogue(question)], lambda asked: [next(replies) for _ in asked]
-    )
+    step = ModelAnswer(next(right_steps(question)), 5, "stop")
+    replies = iter([[step], [ModelAnswer("", 0, "prompt too long")]])
+    (answer,) = run_dialogues([benchmark.dialogue(question)], lambda asked: next(replies))
     assert answer == ModelAnswer("[]", 5, "prompt too long")
     assert benchmark.score(question, answer.text, 5).measures == {"accuracy": 0, "format": 0}
 
@@ -327,9 +306,7 @@ def test_a_failure_of_the_simulated_apis_costs_one_dialogue(benchmark, monkeypat
         return execute(*given, **options)
 
     monkeypatch.setitem(vars(handler._base), "execute_multi_turn_func_call", fail_for_one)
-    answers, _ = held(benchmark, questions, map(right_steps, questions))
-    pairs = zip(questions, answers, strict=True)
-    scores = [benchmark.score(question, answer.text, 5) for question, answer in pairs]
+    answers, _, scores = held(benchmark, questions, map(right_steps, questions))
     assert [score.measures["accuracy"] for score in scores] == [0, 1]
     assert "a fault of the simulation" in answers[0].text
     assert "Error during inference" in scores[0].reason
@@ -352,14 +329,11 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
                 wrong = DONE if "irrelevance" not in category else calling(("f", {}))
                 steps.append(right_answer(question) if right else wrong)
     several = [place for place, each in enumerate(chosen) if each.category in MULTI_TURN]
-    answers = [ModelAnswer(each, 5, "stop") if isinstance(each, str) else None for each in steps]
-    dialogues, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
+    answers = [ModelAnswer(each, 5, "stop") for each in steps]
+    dialogues, _, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
     for place, answer in zip(several, dialogues, strict=True):
         answers[place] = answer
-
-    task = run.Preparation(benchmark, benchmark.sampling, chosen, [[1]] * len(chosen), {}, [])
-    lines = run._judge(task, [[answer] for answer in answers])
-    rows = run._summarise(task, lines)["results"]
+    rows = judged(benchmark, chosen, [[answer] for answer in answers])[1]["results"]
     ours = {name: rows[name]["accuracy"]["mean"] for name in rows}
 
     theirs = evaluated_by_bfcl_eval(chosen, answers, tmp_path)
@@ -398,22 +372,16 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
     bfcl_data.MODELS[bfcl_data.MODEL].model_handler = lambda **given: handler.Handler(
         **given, names=simulated
     )
+    folders = directory / "result", directory / "score"
     try:
-        handler.runner.runner(
-            [bfcl_data.MODEL],
-            list(CATEGORIES),
-            directory / "result",
-            directory / "score",
-            allow_missing=True,
-        )
+        handler.runner.runner([bfcl_data.MODEL], list(CATEGORIES), *folders, allow_missing=True)
     finally:
         bfcl_data.MODELS[bfcl_data.MODEL].model_handler = handler.Handler
-    return {
-        file.name.removeprefix("BFCL_v4_").removesuffix("_score.json"): json.loads(
-            file.read_text().splitlines()[0]
-        )["accuracy"]
-        for file in (directory / "score").rglob("*_score.json")
-    }
+    found = {}
+    for file in folders[1].rglob("*_score.json"):
+        category = file.name.removeprefix("BFCL_v4_").removesuffix("_score.json")
+        found[category] = json.loads(file.read_text().splitlines()[0])["accuracy"]
+    return found
 
 
 # ------------------------------------------------------------------ vLLM

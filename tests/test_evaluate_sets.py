@@ -8,19 +8,15 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sandboxes import working_protections
+from test_evaluate import judged, runs_code
+from test_prepare import rejected, truths, write_lines, written
 
 from gdpo_verl.cli import main
-from gdpo_verl.evaluate import run
 from gdpo_verl.rewards import math_length
 from gdpo_verl.tasks import catalog, math_sets
 from gdpo_verl.tasks.benchmark import ModelAnswer, open_benchmark
 from gdpo_verl.tasks.deepscaler import REQUEST
 from gdpo_verl.tasks.rows import make_row, write_dataset
-
-runs_code = pytest.mark.skipif(
-    next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -33,28 +29,22 @@ def patient(monkeypatch):
     monkeypatch.setattr(math_length, "compute_score", score)
 
 
-# Columns and types as on the data sets' pages on the hub, without a few that nothing reads.
+SOLUTION = "It is $\\boxed{2}$."
+PAIR = "\\left( 3, \\frac{\\pi}{2} \\right)"
+# File, row and ground truth: columns and types as on the data sets' pages on the hub, without a
+# few that nothing reads.
 LAYOUTS = {
     "aime24": (
         "data/train-00000-of-00001.parquet",
-        {
-            "id": 60,
-            "problem": "?",
-            "solution": "It is $\\boxed{2}$.",
-            "answer": "2",
-            "year": "2024",
-        },
+        {"id": 60, "problem": "?", "solution": SOLUTION, "answer": "2", "year": "2024"},
         "2",
     ),
     "aime25": ("test.jsonl", {"problem": "?", "answer": "2", "id": "0"}, "2"),
     "amc": ("data/train-00000-of-00001.parquet", {"id": 0, "problem": "?", "answer": 2.0}, "2"),
     "math500": (
         "test.jsonl",
-        {
-            **{"problem": "?", "solution": "It is $\\boxed{2}$.", "subject": "Algebra", "level": 2},
-            "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
-        },
-        "\\left( 3, \\frac{\\pi}{2} \\right)",
+        {"problem": "?", "solution": SOLUTION, "subject": "Algebra", "level": 2, "answer": PAIR},
+        PAIR,
     ),
     "minerva": ("test.jsonl", {"question": "?", "answer": "4.5e33"}, "4.5e33"),
     "olympiad": (
@@ -68,10 +58,6 @@ LAYOUTS = {
 }
 
 
-def write_rows(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -81,7 +67,7 @@ def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, m
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist([row]), path)
     else:
-        write_rows(path, row)
+        write_lines(path, [row])
     assert main(["prepare", name, "--from", "published"]) == 0
     benchmark = open_benchmark(name)
     (question,) = benchmark.load(None).items
@@ -101,11 +87,11 @@ def test_the_sets_are_those_that_prepare_and_evaluate_know():
 
 
 def test_the_test_split_is_taken_where_there_is_one(tmp_path):
-    write_rows(tmp_path / "train.jsonl", {"problem": "a", "answer": "1"})
-    write_rows(tmp_path / "test.jsonl", {"problem": "b", "answer": "2"})
+    write_lines(tmp_path / "train.jsonl", [{"problem": "a", "answer": "1"}])
+    write_lines(tmp_path / "test.jsonl", [{"problem": "b", "answer": "2"}])
     out = tmp_path / "out"
     found = catalog.prepare("math500", out, source=str(tmp_path))
-    (row,) = pq.read_table(out / "test.parquet").to_pylist()
+    (row,) = written(out, "test")
     assert row["prompt"][0]["content"].startswith("b\n")
     assert row["extra_info"] == {"index": 0, "split": "test", "file": "test.jsonl", "row": 0}
     assert found["counts"]["of_unused_splits"] == {"train": 1}
@@ -113,33 +99,26 @@ def test_the_test_split_is_taken_where_there_is_one(tmp_path):
 
 
 def test_answers_that_cannot_be_compared_and_rows_without_columns_are_listed(tmp_path):
-    rows = [{"problem": "a", "answer": str(number)} for number in range(4)]
-    write_rows(
-        tmp_path / "mine.jsonl",
-        *rows,
+    rows = [
+        *({"problem": "a", "answer": str(number)} for number in range(4)),
         {"problem": "a", "answer": "\\frac{"},
         {"task": "a"},
         {"problem": "a", "solution": "By hand: \\boxed{12}."},
         {"Problem": "a", "Answer": 13, "Solution": "By hand."},
         {"question": "a", "context": "Given b.", "final_answer": ["1", "2"]},
-    )
-    found = catalog.prepare("olympiad", tmp_path / "out", source=str(tmp_path / "mine.jsonl"))
-    assert [(row["row"], row["kind"]) for row in found["rejected"]] == [
-        (4, "ground_truth"),
-        (5, "columns"),
-        (8, "columns"),
     ]
-    kept = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
-    assert [row["reward_model"]["ground_truth"] for row in kept] == ["0", "1", "2", "3", "12", "13"]
+    source = write_lines(tmp_path / "mine.jsonl", rows)
+    found = catalog.prepare("olympiad", tmp_path / "out", source=source)
+    assert rejected(found) == [(4, "ground_truth"), (5, "columns"), (8, "columns")]
+    assert truths(tmp_path / "out", "test") == ["0", "1", "2", "3", "12", "13"]
 
 
 def results(benchmark, rows, answers, tmp_path):
-    """The table of answers, each a text and its tokens, to prepared rows."""
+    """The numbers of answers, each a text and its tokens, to prepared rows."""
     write_dataset(tmp_path, {"test": rows}, {})
     questions = benchmark.load(str(tmp_path / "test.parquet")).items
     said = [[ModelAnswer(*pair, "stop") for pair in each] for each in answers]
-    asked = run.Preparation(benchmark, benchmark.sampling, questions, [[1]] * len(rows), {}, [])
-    return run._summarise(asked, run._judge(asked, said))["results"]
+    return judged(benchmark, questions, said)[1]
 
 
 def row_of(source, content, truth):
@@ -152,7 +131,9 @@ def test_k_answers_give_their_mean_and_pass_at_k(tmp_path):
     assert benchmark.sampling.samples == 16
     said = [[("\\boxed{2}", 5)] + [("\\boxed{3}", 5)] * 15, [("\\boxed{2}", 5)] * 16]
     rows = [row_of("aime24", name, "2") for name in "ab"]
-    found = results(benchmark, rows, said, tmp_path)["all"]
+    summary = results(benchmark, rows, said, tmp_path)
+    assert (summary["questions"], summary["answers"]) == (2, 32)
+    found = summary["results"]["all"]
     assert found["accuracy"]["mean"] == pytest.approx((1 / 16 + 1) / 2)  # mean@16
     # 1 of 16 is right: 1 - C(15, 4)/C(16, 4) = 4/16.
     assert found["pass@4"]["mean"] == pytest.approx((4 / 16 + 1) / 2)
@@ -171,7 +152,7 @@ def test_programs_are_judged_by_their_tests_and_reported_by_source(tmp_path):
     programs = ["print(int(input())**2)", "print(1)", "print(1/0)", "print(int(input())**2)"]
     said = [[(f"```python\n{each}\n```", 5)] for each in programs]
     said[3] = [(said[3][0][0], 4001)]
-    found = results(open_benchmark("code"), rows, said, tmp_path)
+    found = results(open_benchmark("code"), rows, said, tmp_path)["results"]
     names = ("accuracy", "tests_passed", "within_4000_tokens", "bug_free")
     means = {row: tuple(cells[name]["mean"] for name in names) for row, cells in found.items()}
     assert means == {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from gdpo_verl import cli
 from gdpo_verl.rewards import code as code_reward
@@ -22,27 +22,27 @@ COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
-def write_lines(path: Path, rows: list[Any]) -> str:
+def write_lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
-def written(out_dir: Path, split: str) -> list[dict[str, Any]]:
+def written(out_dir, split):
     table = pq.read_table(out_dir / f"{split}.parquet")
     assert table.column_names == COLUMNS
     return list(table.to_pylist())
 
 
-def truths(out_dir: Path, split: str) -> list[str]:
+def truths(out_dir, split):
     return [row["reward_model"]["ground_truth"] for row in written(out_dir, split)]
 
 
-def rejected(provenance: dict[str, Any]) -> list[tuple[int, str]]:
+def rejected(provenance):
     return [(row["row"], row["kind"]) for row in provenance["rejected"]]
 
 
-def problem(number: int) -> dict[str, Any]:
+def problem(number):
     return {"question": f"What is {number} + 1?", "answer": f"Add 1.\n#### {number + 1}"}
 
 
@@ -52,7 +52,7 @@ NO_NUMBER = {"question": "?", "answer": "no number"}
 # --- GSM8K ----------------------------------------------------------------------------
 
 
-def test_gsm8k_takes_what_stands_behind_the_hashes(tmp_path: Path) -> None:
+def test_gsm8k_takes_what_stands_behind_the_hashes(tmp_path):
     rows = [problem(1), {"question": " How much? ", "answer": "#1 #### 1\n#### 1,000 "}]
     write_lines(tmp_path / "in/train.jsonl", rows)
     write_lines(tmp_path / "in/test.jsonl", [problem(5)])
@@ -67,9 +67,7 @@ def test_gsm8k_takes_what_stands_behind_the_hashes(tmp_path: Path) -> None:
     assert provenance["splits"] == {"train": "train", "validation": "test"}
 
 
-def test_answers_in_the_form_of_the_gsm8k_prompt_and_its_examples_earn_everything(
-    tmp_path: Path,
-) -> None:
+def test_answers_in_the_form_of_the_gsm8k_prompt_and_its_examples_earn_everything(tmp_path):
     source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
     answers = {gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000"): "1000"}
     for shots in (0, 2, 4):
@@ -89,14 +87,14 @@ def test_answers_in_the_form_of_the_gsm8k_prompt_and_its_examples_earn_everythin
             assert score["score"] == 3.0
 
 
-def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path: Path) -> None:
+def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path):
     source = write_lines(tmp_path / "in/test.jsonl", [problem(1)])
     rows = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
     for shots in (0, 2):
         gsm8k.prepare(tmp_path / str(shots), source=rows, shots=shots)
     files = [str(tmp_path / str(shots) / "train.parquet") for shots in (0, 2)]
 
-    def asked(*prompt_from: str) -> list[Any]:
+    def asked(*prompt_from):
         opened = benchmark.open_benchmark("gsm8k", prompt_from=prompt_from)
         return list(opened.load(source).items[0].messages)
 
@@ -110,10 +108,8 @@ def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path: Pat
 # --- DeepScaleR -----------------------------------------------------------------------
 
 
-def test_deepscaler_has_rows_held_out_and_rejects_missing_and_unreadable_answers(
-    tmp_path: Path,
-) -> None:
-    rows: list[Any] = [
+def test_deepscaler_has_rows_held_out_and_rejects_missing_and_unreadable_answers(tmp_path):
+    rows = [
         {"problem": f"Halve {n}.", "answer": rf"\frac{{{n}}}{{2}}", "solution": "."}
         for n in range(20)
     ]
@@ -138,7 +134,7 @@ def test_deepscaler_has_rows_held_out_and_rejects_missing_and_unreadable_answers
 # --- Eurus-2 --------------------------------------------------------------------------
 
 
-def coding(source: str, truth: Any, text: str = "Double n.") -> dict[str, Any]:
+def coding(source, truth, text="Double n."):
     return {
         "data_source": source,
         "prompt": [
@@ -155,7 +151,7 @@ DOUBLE = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})
 CALL = json.dumps({"inputs": [[1]], "outputs": [[2]], "fn_name": "double"})
 
 
-def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path: Path) -> None:
+def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
     sources = ["taco", "apps", "codecontests", "codeforces"]
     rows = [coding(source, DOUBLE, f"Double n, {source}.") for source in sources]
     rows.insert(2, coding("numina_aops_forum", "42", "What is 6 * 7?"))
@@ -174,7 +170,7 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path: Path
     assert call["content"].endswith("The tests call the function `double`.")
 
 
-def test_the_code_prompt_asks_once_and_for_the_block_that_runs() -> None:
+def test_the_code_prompt_asks_once_and_for_the_block_that_runs():
     text = "Write double(n).\n```python\nYour code\n```\nat the end."
     record = build.Record("f", 0, None, coding("apps", CALL, text))
     assert eurus2_code.convert(record)["prompt"] == [{"role": "user", "content": text}]
@@ -184,36 +180,35 @@ def test_the_code_prompt_asks_once_and_for_the_block_that_runs() -> None:
         assert code_reward.find_code(answer, strict=strict).strip() == "print(1)"
 
 
-@pytest.mark.parametrize(
-    ("row", "kind", "reason"),
-    [
-        (coding("leetcode", DOUBLE), "data_source", "found 'leetcode'"),
-        (coding("taco", "no JSON"), "ground_truth", "expected a JSON object"),
-        (coding("taco", '{"inputs": [], "outputs": []}'), "ground_truth", "at least one"),
-        (coding("taco", '{"inputs": ["1"], "outputs": []}'), "ground_truth", "1 and 0"),
-        (coding("taco", None), "columns", "reward_model.ground_truth: expected text"),
-        ({"data_source": "taco"}, "columns", "expected the column reward_model"),
-        (coding("taco", DOUBLE, " "), "prompt", "prompt: expected a list"),
-    ],
-    ids=["unknown source", "no JSON", "no test", "output missing", "none", "column", "no prompt"],
-)
-def test_a_bad_coding_row_is_rejected_with_file_row_and_reason(
-    tmp_path: Path, row: dict[str, Any], kind: str, reason: str
-) -> None:
-    rows = [coding("taco", DOUBLE, f"Task {n}.") for n in range(3)]
-    source = write_lines(tmp_path / "code.jsonl", [*rows[:2], row, rows[2]])
+BAD_CODING = [
+    (coding("leetcode", DOUBLE), "data_source", "found 'leetcode'"),
+    (coding("taco", "no JSON"), "ground_truth", "expected a JSON object"),
+    (coding("taco", '{"inputs": [], "outputs": []}'), "ground_truth", "at least one"),
+    (coding("taco", '{"inputs": ["1"], "outputs": []}'), "ground_truth", "1 and 0"),
+    (coding("taco", None), "columns", "reward_model.ground_truth: expected text"),
+    ({"data_source": "taco"}, "columns", "expected the column reward_model"),
+    (coding("taco", DOUBLE, " "), "prompt", "prompt: expected a list"),
+]
+
+
+def test_bad_coding_rows_are_rejected_with_file_row_and_reason(tmp_path):
+    good = [coding("taco", DOUBLE, f"Task {n}.") for n in range(8)]
+    bad = [row for row, _, _ in BAD_CODING]
+    source = write_lines(tmp_path / "code.jsonl", [*good[:2], *bad, *good[2:]])
     provenance = eurus2_code.prepare(tmp_path / "out", source=source)
-    assert rejected(provenance) == [(2, kind)]
-    assert provenance["rejected"][0]["file"] == "code.jsonl"
-    assert reason in provenance["rejected"][0]["reason"]
-    assert provenance["counts"]["rejected"] == {kind: 1}
-    assert provenance["counts"]["kept"] == 3
+    assert rejected(provenance) == [(n, kind) for n, (_, kind, _) in enumerate(BAD_CODING, 2)]
+    for found, (_, _, reason) in zip(provenance["rejected"], BAD_CODING, strict=True):
+        assert found["file"] == "code.jsonl"
+        assert reason in found["reason"]
+    kinds = {"columns": 2, "data_source": 1, "ground_truth": 3, "prompt": 1}
+    assert provenance["counts"]["rejected"] == kinds
+    assert provenance["counts"]["kept"] == 8
 
 
 # --- rlla -----------------------------------------------------------------------------
 
 
-def calling(number: int, thought: str = "Add.") -> dict[str, str]:
+def calling(number, thought="Add."):
     call = f'{{"name": "add", "parameters": {{"a": {number}}}}}'
     return {
         "instruction": "Tools: add(a).",
@@ -222,7 +217,7 @@ def calling(number: int, thought: str = "Add.") -> dict[str, str]:
     }
 
 
-def published(number: int, split: str, ability: str = "math") -> dict[str, Any]:
+def published(number, split, ability="math"):
     raw = calling(number)
     return {
         "data_source": "rlla",
@@ -236,7 +231,7 @@ def published(number: int, split: str, ability: str = "math") -> dict[str, Any]:
     }
 
 
-def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path: Path) -> None:
+def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     rows = {"train": [published(7, "train"), published(3, "train")]}
     rows["test"] = [published(0, "test")]
     for split, some in rows.items():
@@ -254,9 +249,7 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path: Path)
     assert row == expected
 
 
-def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read(
-    tmp_path: Path,
-) -> None:
+def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read(tmp_path):
     foreign = {**published(1, "train"), "data_source": "gsm8k"}
     broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
     tag = calling(5, thought="I use <tool_call> here.")
@@ -271,9 +264,7 @@ def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read
     assert line.startswith("  mixed.jsonl row 5: under the published rules (strict: false)")
 
 
-def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(
-    tmp_path: Path,
-) -> None:
+def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp_path):
     file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
         pytest.skip("ToolRL's dialogues are not here")
@@ -294,30 +285,25 @@ def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(
 # --- splits, checks, provenance -------------------------------------------------------
 
 
-def rows_of(*prompts: str) -> list[dict[str, Any]]:
+def rows_of(*prompts):
     return [{"prompt": [{"role": "user", "content": text}]} for text in prompts]
 
 
-def test_a_tenth_is_held_out_at_most_whatever_the_order() -> None:
+def test_a_tenth_is_held_out_at_most_whatever_the_order_and_rows_of_one_prompt_together():
     rows = rows_of(*(f"q{n}" for n in range(40)))
     train, held_out = build.hold_out(rows, 512, seed=0)
     assert (len(train), len(held_out)) == (36, 4)
-    again = build.hold_out(rows[::-1], 512, seed=0)[1]
-    assert again == held_out[::-1]
+    assert build.hold_out(rows[::-1], 512, seed=0)[1] == held_out[::-1]
     assert build.hold_out(rows, 512, seed=1)[1] != held_out
     assert len(build.hold_out(rows, 2, seed=0)[1]) == 2
-
-
-def test_rows_of_one_prompt_are_never_held_apart() -> None:
-    rows = rows_of(*["same"] * 99, "other")
     for seed in range(4):
-        train, held_out = build.hold_out(rows, 512, seed=seed)
-        assert sorted([len(train), len(held_out)]) == [1, 99]
+        parts = build.hold_out(rows_of(*["same"] * 99, "other"), 512, seed=seed)
+        assert sorted(map(len, parts)) == [1, 99]
     with pytest.raises(ValueError, match="at least 2 usable rows"):
         build.hold_out(rows_of("same", "same"), 512, seed=0)
 
 
-def test_the_provenance_names_source_hash_settings_and_counts(tmp_path: Path) -> None:
+def test_the_provenance_names_source_hash_settings_and_counts(tmp_path):
     for split, numbers in {"train": [1, 2], "validation": [2], "test": [3]}.items():
         write_lines(tmp_path / f"in/{split}.jsonl", [problem(n) for n in numbers])
     source = str(tmp_path / "in")
@@ -350,9 +336,7 @@ def test_the_provenance_names_source_hash_settings_and_counts(tmp_path: Path) ->
     ],
     ids=["no training", "most are bad", "all are bad", "all of a split, however small"],
 )
-def test_the_wrong_data_is_an_error_and_nothing_is_written(
-    tmp_path: Path, files: dict[str, list[Any]], reason: str
-) -> None:
+def test_the_wrong_data_is_an_error_and_nothing_is_written(tmp_path, files, reason):
     for split, rows in files.items():
         write_lines(tmp_path / f"in/{split}.jsonl", rows)
     with pytest.raises(ValueError, match=f"(?s){reason}"):
@@ -368,32 +352,22 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session")
-def word_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], str]:
+def word_model(directory, template):
     """A tokenizer that takes every word for a token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    def make(template: str | None) -> str:
-        tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        directory = tmp_path_factory.mktemp("words")
-        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-        fast.chat_template = template
-        fast.save_pretrained(directory)
-        return str(directory)
-
-    return make
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    fast.chat_template = template
+    fast.save_pretrained(directory)
+    return str(directory)
 
 
-def test_prompts_that_do_not_fit_are_rejected_and_counted(
-    tmp_path: Path, word_model: Callable[[str | None], str]
-) -> None:
+def test_prompts_that_do_not_fit_are_rejected_and_counted(tmp_path):
     # user + n words + a request of eleven words + assistant
     assert len(deepscaler.REQUEST.split()) == 11
     rows = [{"problem": " ".join(["word"] * n), "answer": "1"} for n in (1, 2, 3)]
     source = write_lines(tmp_path / "in.jsonl", rows)
-    fits = {"model": word_model(TEMPLATE), "max_prompt_length": 15}
+    fits = {"model": word_model(tmp_path / "words", TEMPLATE), "max_prompt_length": 15}
     provenance = catalog.prepare("deepscaler", tmp_path / "out", source=source, **fits)
     assert fits.items() <= provenance["settings"].items()
     assert provenance["counts"]["kept"] == 2
@@ -403,7 +377,7 @@ def test_prompts_that_do_not_fit_are_rejected_and_counted(
     with pytest.raises(ValueError, match="tokens, 5 fit"):
         catalog.prepare("toolbox", tmp_path / "t", model=fits["model"], max_prompt_length=5)
     with pytest.raises(ValueError, match="has no chat template"):
-        catalog.prepare("toolbox", tmp_path / "t", model=word_model(None))
+        catalog.prepare("toolbox", tmp_path / "t", model=word_model(tmp_path / "none", None))
     assert not (tmp_path / "t").exists()
 
 
@@ -422,9 +396,7 @@ def test_prompts_that_do_not_fit_are_rejected_and_counted(
         ("rlla", {}, r"git clone https://github\.com/qiancheng0/ToolRL"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_refused_by_name(
-    tmp_path: Path, name: str, options: dict[str, Any], reason: str
-) -> None:
+def test_an_option_that_cannot_be_used_is_refused_by_name(tmp_path, name, options, reason):
     with pytest.raises((ValueError, FileNotFoundError), match=reason):
         catalog.prepare(name, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -433,10 +405,8 @@ def test_an_option_that_cannot_be_used_is_refused_by_name(
 # --- the command and the recipes ------------------------------------------------------
 
 
-def test_the_command_prints_files_and_lists_the_first_rejected_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows: list[Any] = [problem(n) for n in range(20)]
+def test_the_command_prints_files_and_lists_the_first_rejected_rows(tmp_path, capsys):
+    rows = [problem(n) for n in range(20)]
     rows[2:9] = [NO_NUMBER] * 7
     source = write_lines(tmp_path / "in.jsonl", rows)
     assert cli.main(["prepare", "gsm8k", "--from", source, "--out", str(tmp_path / "out")]) == 0
@@ -449,7 +419,7 @@ def test_the_command_prints_files_and_lists_the_first_rejected_rows(
 
 
 @pytest.mark.parametrize("task", sorted(path.parent.name for path in RECIPES.glob("*/task.yaml")))
-def test_every_recipes_data_is_what_a_command_writes(task: str) -> None:
+def test_every_recipes_data_is_what_a_command_writes(task):
     data = yaml.safe_load((RECIPES / task / "task.yaml").read_text())["data"]
     for key, split in (("train_files", "train"), ("val_files", "validation")):
         path = Path(data[key])

@@ -8,10 +8,9 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import datasets
 import pyarrow as pa
@@ -23,12 +22,12 @@ from gdpo_verl.tasks.source import Record, open_source
 ROWS = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}, {"n": 3, "text": "c"}]
 
 
-def values(source: str, config: str | None = None) -> list[tuple[str, int, str | None, Any]]:
+def values(source, config=None):
     records = open_source(source, config=config).records
     return [(r.file, r.row, r.split, r.values["n"]) for r in records]
 
 
-def write_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
+def write_file(path, rows=ROWS):
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(rows)
     if path.suffix == ".parquet":
@@ -44,7 +43,7 @@ def write_file(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl", ".json"])
-def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path: Path, suffix: str) -> None:
+def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
     for name, number in (("test", 9), ("train-00001-of-00002", 2), ("train-00000-of-00002", 1)):
         write_file(tmp_path / f"data/{name}{suffix}", [{"n": number}])
     assert values(str(tmp_path)) == [
@@ -57,14 +56,14 @@ def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path: Path, suff
     assert values(write_file(tmp_path / "alone" / name)) == expected
 
 
-def test_a_data_set_that_datasets_saved_is_read(tmp_path: Path) -> None:
+def test_a_data_set_that_datasets_saved_is_read(tmp_path):
     rows = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": rows, "test": rows.select([2])}).save_to_disk(tmp_path)
     found = [(split, number) for _, _, split, number in values(str(tmp_path))]
     assert found == [("test", 3), ("train", 1), ("train", 2), ("train", 3)]
 
 
-def test_json_of_one_object_a_line_is_read(tmp_path: Path) -> None:
+def test_json_of_one_object_a_line_is_read(tmp_path):
     (tmp_path / "rows.json").write_text('{"n": 1}\n{"n": 2}\n')
     assert [number for *_, number in values(str(tmp_path / "rows.json"))] == [1, 2]
 
@@ -82,12 +81,12 @@ def test_json_of_one_object_a_line_is_read(tmp_path: Path) -> None:
         ("contest.jsonl", None),
     ],
 )
-def test_the_split_is_what_the_name_says(tmp_path: Path, name: str, split: str | None) -> None:
+def test_the_split_is_what_the_name_says(tmp_path, name, split):
     write_file(tmp_path / name)
     assert {found for _, _, found, _ in values(str(tmp_path))} == {split}
 
 
-def test_files_without_a_splits_name_are_left_out_beside_those_with_one(tmp_path: Path) -> None:
+def test_files_without_a_splits_name_are_left_out_beside_those_with_one(tmp_path):
     for name in ("train", "train_socratic", "example_model_solutions"):
         write_file(tmp_path / f"{name}.jsonl", [{"n": 1}])
     source = open_source(str(tmp_path))
@@ -96,7 +95,7 @@ def test_files_without_a_splits_name_are_left_out_beside_those_with_one(tmp_path
     assert source.provenance["files_left_out"] == left_out
 
 
-def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path: Path) -> None:
+def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path):
     write_file(tmp_path / "main/train.parquet", [{"n": 1}])
     write_file(tmp_path / "socratic/train.parquet", [{"n": 2}])
     assert values(str(tmp_path), "main") == [("train.parquet", 0, "train", 1)]
@@ -112,9 +111,7 @@ def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path: Path) -> 
     ],
     ids=["no JSON", "no object", "half a character", "too deep"],
 )
-def test_a_malformed_line_is_refused_with_file_and_row(
-    tmp_path: Path, line: str, fault: str
-) -> None:
+def test_a_malformed_line_is_refused_with_file_and_row(tmp_path, line, fault):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"n": 1}}\n\n{line}\n')
     with pytest.raises(ValueError, match=rf"rows\.jsonl' cannot be read as jsonl.*{fault}"):
@@ -123,7 +120,7 @@ def test_a_malformed_line_is_refused_with_file_and_row(
     assert [number for *_, number in values(str(path))] == [1, "😀"]
 
 
-def test_every_file_is_named_with_its_hash(tmp_path: Path) -> None:
+def test_every_file_is_named_with_its_hash(tmp_path):
     (tmp_path / "rows.jsonl").write_text("abc")
     found = open_source(str(tmp_path / "rows.jsonl")).provenance["files"]
     # SHA-256 of "abc", from FIPS 180-2
@@ -132,7 +129,7 @@ def test_every_file_is_named_with_its_hash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".json"])
-def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
+def test_a_damaged_file_is_named(tmp_path, suffix):
     path = Path(write_file(tmp_path / f"cut{suffix}"))
     for content in (path.read_bytes()[:-20], b'[{"n": 1}, {"n"'):
         path.write_bytes(content)
@@ -140,7 +137,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
             list(open_source(str(path)).records)
 
 
-def test_a_folder_of_two_kinds_and_one_of_none_are_refused(tmp_path: Path) -> None:
+def test_a_folder_of_two_kinds_and_one_of_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"files of one kind .* found none"):
         open_source(str(tmp_path))
     write_file(tmp_path / "a.jsonl")
@@ -158,17 +155,16 @@ REPO = "datasets/openai/gsm8k"
 class Hub(BaseHTTPRequestHandler):
     """As much of the hub's protocol as one public data set needs."""
 
-    files: dict[str, bytes]
+    files: ClassVar = {}
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         path = self.path.partition("?")[0].strip("/")
         if match := re.fullmatch(rf"{REPO}/resolve/{COMMIT}/(.*)", path):
             body = self.files.get(match[1])
-            headers = {"ETag": f'"{match[1]}"', "X-Repo-Commit": COMMIT}
-            missing = {"X-Error-Code": "EntryNotFound"}
-            self._send(
-                404 if body is None else 200, body or b"", missing if body is None else headers
-            )
+            if body is None:
+                self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            else:
+                self._send(200, body, {"ETag": f'"{match[1]}"', "X-Repo-Commit": COMMIT})
         elif re.fullmatch(rf"api/{REPO}(/revision/[^/]+)?", path):
             self._send_json({"id": "openai/gsm8k", "sha": COMMIT, "siblings": []})
         elif match := re.fullmatch(rf"api/{REPO}/tree/{COMMIT}/?(.*)", path):
@@ -178,17 +174,17 @@ class Hub(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
         self._send_json([self._entry(name) for name in asked if name in self.files])
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name):
         return {"type": "file", "path": name, "oid": "0" * 40, "size": len(self.files[name])}
 
-    def _send_json(self, content: Any) -> None:
+    def _send_json(self, content):
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status, body, headers):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -196,12 +192,12 @@ class Hub(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format, *args):
         pass
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[str]:
+def hub(tmp_path):
     """The address of a hub that has openai/gsm8k with two configurations of two splits."""
     card = ["---", "configs:"]
     Hub.files = {}
@@ -222,24 +218,15 @@ def hub(tmp_path: Path) -> Iterator[str]:
     thread.join()
 
 
-def prepare(
-    tmp_path: Path, *arguments: str, endpoint: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def prepare(tmp_path, *arguments, endpoint, **environment):
     """The command in a process of its own: the hub's libraries read their settings once."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "gdpo_verl.cli", "prepare", *arguments],
-        env={**os.environ, "HF_HUB_DISABLE_XET": "1", **settings},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "gdpo_verl.cli", "prepare", *arguments]
+    variables = {**os.environ, "HF_HUB_DISABLE_XET": "1", **settings}
+    return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
 
 
-def test_a_hub_id_is_loaded_at_its_commit_and_offline_from_the_cache(
-    tmp_path: Path, hub: str
-) -> None:
+def test_a_hub_id_is_loaded_at_its_commit_and_offline_from_the_cache(tmp_path, hub):
     done = prepare(tmp_path, "gsm8k", endpoint=hub)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "data/gsm8k"
@@ -260,7 +247,7 @@ def test_a_hub_id_is_loaded_at_its_commit_and_offline_from_the_cache(
     assert "Traceback" not in unknown.stderr
 
 
-def test_a_hub_that_cannot_be_reached_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_an_error_with_the_remedy(tmp_path):
     done = prepare(tmp_path, "deepscaler", endpoint="http://127.0.0.1:9")
     assert done.returncode == 1
     name = "agentica-org/DeepScaleR-Preview-Dataset"
@@ -270,7 +257,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error_with_the_remedy(tmp_path: Path
     assert not (tmp_path / "data").exists()
 
 
-def test_a_path_is_never_looked_up_on_the_hub(tmp_path: Path) -> None:
+def test_a_path_is_never_looked_up_on_the_hub(tmp_path):
     (record,) = list(open_source(write_file(tmp_path / "one.jsonl", [{"n": 1}])).records)
     assert record == Record("one.jsonl", 0, None, {"n": 1})
     for absent in ("data/none.parquet", "./none", "/none", "~/none", "a/b/c"):

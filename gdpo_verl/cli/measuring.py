@@ -156,7 +156,8 @@ def _data(given: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from gdpo_verl.evaluate.compare import compare
+    from gdpo_verl.evaluate.compare import compare, to_text
+    from gdpo_verl.evaluate.result import to_json
 
     files, other = options.evaluations, options.to
     if not other:
@@ -167,6 +168,6 @@ def _compare(options: argparse.Namespace) -> None:
             )
         files, other = files[:1], files[1:]
     found = compare(files, other)
-    print(found.to_text())
+    print(to_text(found))
     if options.json:
-        options.json.write_text(found.to_json(), encoding="utf-8")
+        options.json.write_text(to_json(found), encoding="utf-8")

@@ -1,14 +1,12 @@
 """Two models on the same questions: the difference, question by question, with its interval.
 
 Each question's answers are averaged first, then the evaluations of a side (as of several training
-seeds), and the interval is over questions. It says how the difference would vary with other
-questions of the kind, not with another training: the spread over the evaluations of a side is
-shown separately.
+seeds), and the interval is over questions. The spread over the evaluations of a side is shown
+separately.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gdpo_verl.evaluate import result
-from gdpo_verl.evaluate.intervals import Estimate
 from gdpo_verl.tasks.benchmark import ACCURACY
 from gdpo_verl.text import columns
 
@@ -32,21 +29,14 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that was read.
-
-    Attributes:
-      path: its JSON file.
-      record: what that holds.
-      lines: its answers.
-    """
+    """The record in an evaluation's file, and its answers."""
 
     path: Path
     record: Mapping[str, Any]
     lines: Sequence[result.Line]
 
     @property
-    def benchmarks(self) -> Mapping[str, Any]:
-        """The record of each benchmark."""
+    def benchmarks(self) -> dict[str, Any]:
         return dict(self.record["benchmarks"])
 
     def values(self, benchmark: str) -> dict[str, dict[str, float]]:
@@ -55,90 +45,16 @@ class Evaluation:
         return result.question_values(lines, self.benchmarks[benchmark]["pass_at"])
 
 
-@dataclass(frozen=True)
-class MeasureDifference:
-    """A measure in one row of the table: A, B, and A - B."""
-
-    a: Estimate
-    b: Estimate
-    difference: Estimate
-
-
-Rows = Mapping[str, tuple[int, Mapping[str, MeasureDifference]]]
-
-
-@dataclass(frozen=True)
-class EvaluationComparison:
-    """The result of `compare`.
-
-    Attributes:
-      sides: for A and B: each evaluation's file and model.
-      rows: {benchmark: {row: (questions, {measure: difference})}}.
-      spreads: {benchmark: {measure: the mean over all questions of each evaluation, A and B}}.
-      notes: what else differs between the sides, and what to beware of.
-    """
-
-    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]]
-    rows: Mapping[str, Rows]
-    spreads: Mapping[str, Mapping[str, tuple[list[float], list[float]]]]
-    notes: Sequence[str]
-
-    def to_text(self) -> str:
-        """Lay the comparison out for a terminal."""
-        lines = [
-            f"{letter}   {result.model_text(each['model'])}   {each['file']}"
-            for letter, side in zip("AB", self.sides, strict=True)
-            for each in side
-        ]
-        for name, rows in self.rows.items():
-            table = [("", "questions", "measure", "A", "B", "A − B")]
-            for row, (count, cells) in rows.items():
-                for measure, cell in cells.items():
-                    shown = (row, str(count)) if measure == ACCURACY else ("", "")
-                    values = result.percent(cell.a), result.percent(cell.b)
-                    difference = result.percent(cell.difference, signed=True)
-                    table.append((*shown, measure, *values, difference))
-            lines += ["", name, *(f"  {line}" for line in columns(table))]
-            if any(len(side) > 1 for side in self.sides):
-                lines.append("  each evaluation, over all questions:")
-                for measure, sides in self.spreads[name].items():
-                    for letter, side in zip("AB", sides, strict=True):
-                        means = ", ".join(f"{100 * value:.1f}%" for value in side)
-                        if len(side) > 1:
-                            means += f"; standard deviation {100 * stdev(side):.1f}"
-                        lines.append(f"    {measure}, {letter}: {means}")
-        return "\n".join([*lines, "", MEANING, *self.notes])
-
-    def to_json(self) -> str:
-        """JSON with all numbers."""
-        record = {
-            "a": self.sides[0],
-            "b": self.sides[1],
-            "difference": "a - b",
-            "meaning": MEANING,
-            "notes": list(self.notes),
-            "benchmarks": {
-                name: {
-                    "rows": {
-                        row: {"questions": count, **{key: asdict(cells[key]) for key in cells}}
-                        for row, (count, cells) in rows.items()
-                    },
-                    "each_evaluation": {
-                        measure: {"a": a, "b": b} for measure, (a, b) in self.spreads[name].items()
-                    },
-                }
-                for name, rows in self.rows.items()
-            },
-        }
-        return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-
-
-def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> EvaluationComparison:
+def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
     """Compare one or several evaluations with one or several others.
 
     Args:
       side_a: files of `gdpo-verl evaluate`, of one kind of model: trainings that differ by seed.
       side_b: the same of the other kind.
+
+    Returns:
+      the comparison as JSON can hold it: of each benchmark the ``rows``, with the estimates of A,
+      B and A - B for each measure, and in ``each_evaluation`` the means over all questions.
 
     Raises:
       ValueError: a file is not an evaluation, or they were not asked the same questions.
@@ -167,37 +83,52 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> EvaluationCompari
         for name in sorted(known - set(names))
     ]
     notes += _differing_settings(names, everyone)
-    rows: dict[str, Rows] = {}
-    spreads: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    for name in names:
-        values = [[each.values(name) for each in side] for side in sides]
-        measures = [
-            measure
-            for measure in values[0][0]
-            if all(measure in each for side in values for each in side)
-        ]
-        # Each question's mean over the evaluations of a side.
-        means = [
-            {
-                measure: {
-                    question: fmean(each[measure][question] for each in side)
-                    for question in side[0][measure]
-                }
-                for measure in measures
-            }
-            for side in values
-        ]
-        rows[name] = _rows(first, name, means[0], means[1])
-        spreads[name] = {}
-        for measure in measures:
-            a, b = ([fmean(each[measure].values()) for each in side] for side in values)
-            spreads[name][measure] = a, b
-        if few := [row for row, (count, _) in rows[name].items() if count < FEW]:
+    benchmarks = {name: _compare_benchmark(name, sides) for name in names}
+    for name, compared in benchmarks.items():
+        if few := [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]:
             notes.append(f"{name}: fewer than {FEW} questions, intervals are rough: {few}")
-    about = [
+    a, b = (
         [{"file": str(each.path), "model": each.record["model"]} for each in side] for side in sides
-    ]
-    return EvaluationComparison((about[0], about[1]), rows, spreads, notes)
+    )
+    return {
+        **{"a": a, "b": b, "difference": "a - b", "meaning": MEANING},
+        **{"notes": notes, "benchmarks": benchmarks},
+    }
+
+
+def _compare_benchmark(name: str, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
+    first = sides[0][0]
+    categories = {
+        line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
+    }
+    groups = first.benchmarks[name]["groups"]
+    rows: dict[str, dict[str, Any]] = {
+        row: {"questions": result.count_of(categories, parts)} for row, parts in groups.items()
+    }
+    each_evaluation = {}
+    values = [[each.values(name) for each in side] for side in sides]
+    for measure in values[0][0]:
+        if not all(measure in each for side in values for each in side):
+            continue
+        of_sides = [[each[measure] for each in side] for side in values]
+        each_evaluation[measure] = {
+            letter: [fmean(each.values()) for each in side]
+            for letter, side in zip("ab", of_sides, strict=True)
+        }
+        # Each question's mean over the evaluations of a side.
+        a, b = (
+            {question: fmean(each[question] for each in side) for question in side[0]}
+            for side in of_sides
+        )
+        difference = {question: a[question] - b[question] for question in a}
+        for row, parts in groups.items():
+            estimates = {
+                "a": result.estimate_row(a, categories, parts),
+                "b": result.estimate_row(b, categories, parts),
+                "difference": result.estimate_row(difference, categories, parts, paired=True),
+            }
+            rows[row][measure] = {key: asdict(each) for key, each in estimates.items()}
+    return {"rows": rows, "each_evaluation": each_evaluation}
 
 
 def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) -> Iterator[str]:
@@ -209,10 +140,8 @@ def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) ->
             for name in names
             for key, value in each.benchmarks[name]["sampling"].items()
         }
-        settings |= {
-            key: each.record["engine"].get(key)
-            for key in ("engine", "torch", "transformers", "device", "dtype")
-        }
+        for key in ("engine", "torch", "transformers", "device", "dtype"):
+            settings[key] = each.record["engine"].get(key)
         settings["gdpo_verl"] = each.record["gdpo_verl"]
         settings["chat template"] = each.record["model"]["chat_template_sha256"][:12]
         for key, value in settings.items():
@@ -225,26 +154,31 @@ def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) ->
         yield "CAUTION: two of the evaluations are of the same weights"
 
 
-def _rows(
-    first: Evaluation,
-    name: str,
-    side_a: Mapping[str, Mapping[str, float]],
-    side_b: Mapping[str, Mapping[str, float]],
-) -> Rows:
-    """Estimate both sides and their difference, row by row and measure by measure."""
-    categories = {
-        line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
-    }
-    rows = {}
-    for row, parts in first.benchmarks[name]["groups"].items():
-        cells = {}
-        for measure, a in side_a.items():
-            b = side_b[measure]
-            difference = {question: a[question] - b[question] for question in a}
-            cells[measure] = MeasureDifference(
-                result.estimate_row(a, categories, parts),
-                result.estimate_row(b, categories, parts),
-                result.estimate_row(difference, categories, parts, paired=True),
-            )
-        rows[row] = (result.count_of(categories, parts), cells)
-    return rows
+def to_text(comparison: Mapping[str, Any]) -> str:
+    """Lay out what `compare` returned for a terminal."""
+    lines = [
+        f"{side.upper()}   {result.model_text(each['model'])}   {each['file']}"
+        for side in "ab"
+        for each in comparison[side]
+    ]
+    several = any(len(comparison[side]) > 1 for side in "ab")
+    for name, compared in comparison["benchmarks"].items():
+        table = [("", "questions", "measure", "A", "B", "A − B")]
+        for row, cells in compared["rows"].items():
+            for measure in compared["each_evaluation"]:
+                shown = (row, str(cells["questions"])) if measure == ACCURACY else ("", "")
+                cell = cells[measure]
+                values = result.percent(cell["a"]), result.percent(cell["b"])
+                difference = result.percent(cell["difference"], signed=True)
+                table.append((*shown, measure, *values, difference))
+        lines += ["", name, *(f"  {line}" for line in columns(table))]
+        if not several:
+            continue
+        lines.append("  each evaluation, over all questions:")
+        for measure, of_sides in compared["each_evaluation"].items():
+            for side, found in of_sides.items():
+                means = ", ".join(f"{100 * value:.1f}%" for value in found)
+                if len(found) > 1:
+                    means += f"; standard deviation {100 * stdev(found):.1f}"
+                lines.append(f"    {measure}, {side.upper()}: {means}")
+    return "\n".join([*lines, "", MEANING, *comparison["notes"]])

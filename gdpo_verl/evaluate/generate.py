@@ -57,6 +57,12 @@ class Preparation:
         return [question_seed(self.sampling.seed, question.name) for question in self.questions]
 
     @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt and its answer."""
+        context = self.benchmark.context if self.dialogues else 0
+        return max(*map(len, self.prompts), context) + self.sampling.max_tokens
+
+    @property
     def dialogues(self) -> dict[int, Dialogue]:
         """Those questions, by place, that are asked in several steps."""
         found = {place: self.benchmark.dialogue(each) for place, each in enumerate(self.questions)}
@@ -93,18 +99,10 @@ def generate(asked: Preparation, engine: Engine, tokenizer: Any) -> list[list[Mo
 
 
 def run_dialogues(dialogues: Sequence[Dialogue], answer_all: AnswerAll) -> list[ModelAnswer]:
-    """Run every dialogue to its end, in rounds.
+    """Run every dialogue to its end, in rounds, and return their answers.
 
-    Args:
-      dialogues: each returns its answer.
-      answer_all: answers a round: pairs of a dialogue's place and the chat that it asks with,
-        in ascending order of places.
-
-    Returns:
-      the answer of each dialogue.
-
-    Raises:
-      Exception: what a dialogue or `answer_all` raised.
+    `answer_all` answers a round: pairs of a dialogue's place and the chat that it asks with, in
+    ascending order of places. What it or a dialogue raises is raised when all have ended.
     """
     events: SimpleQueue[tuple[int, Messages | None]] = SimpleQueue()
     replies: list[SimpleQueue[ModelAnswer | None]] = [SimpleQueue() for _ in dialogues]

@@ -55,7 +55,7 @@ def bootstrap(
     *,
     statistic: Callable[..., Any] = np.mean,
 ) -> tuple[float, float] | None:
-    """The percentile interval of the weighted sum of the strata's means, over resampled questions.
+    """The percentile interval of the weighted sum of the strata's means.
 
     Questions are drawn with replacement within each stratum, `RESAMPLES` times from `SEED`.
 
@@ -70,7 +70,7 @@ def bootstrap(
     generator = np.random.default_rng(SEED)
     means = np.zeros(RESAMPLES)
     varies = False
-    for stratum, weight in zip(strata, _weights(strata, weights), strict=True):
+    for stratum, weight in zip(strata, weights or _equal(strata), strict=True):
         values = np.asarray(stratum, dtype=np.float64)
         varies = varies or bool(np.ptp(values) > 0)
         rows = max(1, _AT_ONCE // len(values))
@@ -84,8 +84,8 @@ def bootstrap(
     return float(low), float(high)
 
 
-def _weights(strata: Sequence[Sequence[float]], weights: Sequence[float] | None) -> Sequence[float]:
-    return [1 / len(strata)] * len(strata) if weights is None else weights
+def _equal(strata: Sequence[Sequence[float]]) -> list[float]:
+    return [1 / len(strata)] * len(strata)
 
 
 def estimate(
@@ -98,13 +98,11 @@ def estimate(
 
     Wilson's, where each value is 0 or 1 and there is one stratum; else the bootstrap's.
 
-    Args:
-      strata: as for `bootstrap`; none is empty.
-      weights: as for `bootstrap`.
-      paired: the values are differences, which are never shares.
+    Strata, none of them empty, and weights are those of `bootstrap`; where ``paired``, the values
+    are differences, which are never shares.
     """
     means = [np.mean(stratum) for stratum in strata]
-    mean = float(np.dot(means, _weights(strata, weights)))
+    mean = float(np.dot(means, weights or _equal(strata)))
     if not paired and len(strata) == 1 and set(strata[0]) <= {0.0, 1.0}:
         return Estimate(mean, *wilson(sum(strata[0]), len(strata[0])), "wilson")
     interval = bootstrap(strata, weights)

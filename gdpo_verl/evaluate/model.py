@@ -47,11 +47,7 @@ class Model:
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[Path]:
-        """A folder that vLLM can load; shards are merged into a temporary one.
-
-        Raises:
-          RuntimeError: verl's merger fails.
-        """
+        """A folder that vLLM can load; shards are merged into a temporary one."""
         if self.actor is None:
             yield self.folder
             return
@@ -62,12 +58,10 @@ class Model:
 
 
 def find_model(given: str) -> Model:
-    """The model that `given` names; what exists as a path is never looked up on the hub.
+    """Find the model that `given` names; what exists as a path is never looked up on the hub.
 
     Raises:
-      FileNotFoundError: it is a path, and nothing is there.
-      ValueError: it is a folder without a model, or a checkpoint that was cut short.
-      ConnectionError: the hub cannot be reached, or does not have it.
+      FileNotFoundError, ValueError, ConnectionError: there is none, or it is not whole.
     """
     path = Path(given).expanduser()
     if not path.exists():
@@ -125,7 +119,7 @@ def _hugging_face(given: str, folder: Path, **origin: Any) -> Model:
 
 
 def _last(given: str, checkpoints: Path) -> Model:
-    """The checkpoint that verl would resume from: it names it when the last file is written."""
+    # The one that verl would resume from: it names a step after the step's last file is written.
     latest = checkpoints / TRACKER
     if not latest.is_file():
         folders = checkpoints.glob("global_step_*")
@@ -138,11 +132,7 @@ def _last(given: str, checkpoints: Path) -> Model:
 
 
 def _checkpoint(given: str, actor: Path) -> Model:
-    """The model of a checkpoint: as saved for Hugging Face, else verl's shards, all of them whole.
-
-    Raises:
-      ValueError: it was cut short, or is Megatron's.
-    """
+    """The model as saved for Hugging Face, else verl's shards, all of them whole."""
     step = _STEP.fullmatch(actor.parent.name)
     run = actor.parent.parent.parent
     origin: dict[str, Any] = {
@@ -158,10 +148,10 @@ def _checkpoint(given: str, actor: Path) -> Model:
             "verl.model_merger merge --backend megatron --local_dir … --target_dir DIR` and give "
             "DIR"
         )
+    absent = [file for file in (settings, folder / "config.json") if not file.is_file()]
     problem = shards_problem(actor)
-    for file in (settings, folder / "config.json"):
-        if not file.is_file():
-            problem = problem or f"{file.relative_to(actor)} is missing"
+    if absent and not problem:
+        problem = f"{absent[0].relative_to(actor)} is missing"
     if not problem:
         try:
             json.loads(settings.read_text(encoding="utf-8"))["world_size"]
@@ -192,7 +182,6 @@ def _merge(actor: Path, target: Path) -> None:
 
 
 def _apply_lora(folder: Path) -> None:
-    """Add the adapter in `lora_adapter` to the weights in the folder."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -200,8 +189,8 @@ def _apply_lora(folder: Path) -> None:
     alpha = json.loads((adapter / "adapter_config.json").read_text())["lora_alpha"]
     if not alpha:  # verl's merger writes 0 where it finds none, and 0 adds nothing
         raise ValueError(
-            "model: the checkpoint's lora_train_meta.json is missing: lora_alpha "
-            "is unknown, and with it the weights"
+            "model: the checkpoint's lora_train_meta.json is missing: lora_alpha is unknown, and "
+            "with it the weights"
         )
     base = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     model: Any = PeftModel.from_pretrained(base, str(adapter))
@@ -209,15 +198,10 @@ def _apply_lora(folder: Path) -> None:
 
 
 def _from_hub(given: str) -> Model:
-    """Download a model at the commit that its revision names now.
-
-    With ``HF_HUB_OFFLINE=1`` it comes from the cache, if it is there.
-    """
     from huggingface_hub import snapshot_download
 
     hub_id, _, revision = given.partition("@")
     with hub_errors("model", given, "model"):
-        folder = Path(
-            snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
-        )
-    return _hugging_face(given, folder, hub=hub_id, revision=folder.name)
+        found = snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
+    commit = Path(found).name
+    return _hugging_face(given, Path(found), hub=hub_id, revision=commit)

@@ -54,10 +54,10 @@ def aggregate_rows(
             averaged[name] = [
                 (weight / len(found), pooled) for each in found for weight, pooled in each
             ]
-    own: dict[str, list[WeightedCategory]] = (
-        {name: [(1.0, [name])] for name in present} if len(present) > 1 else {}
-    )
-    return {**own, **averaged, ALL: [(1.0, present)]}
+    rows: dict[str, list[WeightedCategory]] = {}
+    if len(present) > 1:
+        rows |= {name: [(1.0, [name])] for name in present}
+    return {**rows, **averaged, ALL: [(1.0, present)]}
 
 
 def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -65,20 +65,15 @@ def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, 
     by_question: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for line in lines:
         by_question[line["question"]].append(line["measures"])
-    names = list(lines[0]["measures"])
-    values = {
-        name: {
-            question: sum(each[name] for each in answers) / len(answers)
-            for question, answers in by_question.items()
-        }
-        for name in names
-    }
-    for k in pass_at:
-        values[f"pass@{k}"] = {
-            question: pass_at_k(int(sum(each[names[0]] for each in answers)), len(answers), k)
-            for question, answers in by_question.items()
-        }
-    return values
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for question, answers in by_question.items():
+        sums = {name: sum(each[name] for each in answers) for name in answers[0]}
+        for name, total in sums.items():
+            values[name][question] = total / len(answers)
+        right = int(next(iter(sums.values())))
+        for k in pass_at:
+            values[f"pass@{k}"][question] = pass_at_k(right, len(answers), k)
+    return dict(values)
 
 
 def estimate_row(
@@ -113,16 +108,11 @@ def summarise(lines: Sequence[Line], averages: Averages, pass_at: Sequence[int])
     categories = {line["question"]: line["category"] for line in lines}
     values = question_values(lines, pass_at)
     groups = aggregate_rows(categories.values(), averages)
-    rows = {
-        name: {
-            "questions": count_of(categories, parts),
-            **{
-                measure: asdict(estimate_row(values[measure], categories, parts))
-                for measure in values
-            },
-        }
-        for name, parts in groups.items()
-    }
+    rows: dict[str, dict[str, Any]] = {}
+    for name, parts in groups.items():
+        rows[name] = {"questions": count_of(categories, parts)}
+        for measure, found in values.items():
+            rows[name][measure] = asdict(estimate_row(found, categories, parts))
     too_long = [line["question"] for line in lines if line["finish"] == "prompt too long"]
     return {
         "questions": len(categories),
@@ -142,25 +132,24 @@ def write(out: Path, record: Mapping[str, Any], lines: Sequence[Line]) -> dict[s
     path = answers_path(out)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     data = text.encode("utf-8", "surrogatepass")
-    written = {
-        **record,
-        "answers": {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()},
-    }
-    for target, content in (
-        (path, data),
-        (out, (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()),
-    ):
+    answers = {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
+    written = {**record, "answers": answers}
+    for target, content in ((path, data), (out, to_json(written).encode())):
         with replacing(target) as scratch:
             scratch.write_bytes(content)
     return written
 
 
+def to_json(record: Mapping[str, Any]) -> str:
+    """A record as its file holds it."""
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
 def read(path: Path) -> tuple[dict[str, Any], list[Line]]:
-    """An evaluation and its answers.
+    """Read an evaluation and its answers.
 
     Raises:
-      FileNotFoundError: one of the files is missing.
-      ValueError: it is not an evaluation, or the answers are not those that it was made from.
+      FileNotFoundError, ValueError: a file is missing, none of ours, or was changed.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -205,15 +194,14 @@ def model_text(model: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)} (weights {model['weights_sha256'][:12]})"
 
 
-def percent(found: Mapping[str, Any] | Estimate, *, signed: bool = False) -> str:
+def percent(found: Mapping[str, Any], *, signed: bool = False) -> str:
     """A share with its interval, ``71.5% (65.7 to 76.7)``; signed, a difference in points,
     ``+11.3 (+5.1 to +17.6)``."""
-    each = found if isinstance(found, Mapping) else asdict(found)
     sign, unit = ("+", "") if signed else ("", "%")
-    shown = f"{100 * each['mean']:{sign}.1f}{unit}"
-    if each["low"] is None:
+    shown = f"{100 * found['mean']:{sign}.1f}{unit}"
+    if found["low"] is None:
         return f"{shown} ({NOTHING})"
-    return f"{shown} ({100 * each['low']:{sign}.1f} to {100 * each['high']:{sign}.1f})"
+    return f"{shown} ({100 * found['low']:{sign}.1f} to {100 * found['high']:{sign}.1f})"
 
 
 def _benchmark(name: str, found: Mapping[str, Any]) -> list[str]:

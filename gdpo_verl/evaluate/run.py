@@ -70,9 +70,6 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     """Ask, judge, and write ``out`` and the answers beside it; returns what ``out`` holds.
 
     All that can be wrong with names, data and settings is found before the model is loaded.
-
-    Raises:
-      ValueError, OSError, RuntimeError, ModuleNotFoundError: says what, and what to do.
     """
     began = time.monotonic()
     if out.suffix != ".json":
@@ -103,11 +100,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         _prepare(*each, request, training, tokenizer)
         for each in zip(benchmarks, samplings, loaded, strict=True)
     ]
-    longest = max(
-        max(*map(len, each.prompts), each.benchmark.context if each.dialogues else 0)
-        + each.sampling.max_tokens
-        for each in prepared
-    )
+    longest = max(each.longest for each in prepared)
     template_sha256 = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
     with model.weights() as folder, started(folder, longest, request.engine) as engine:
         digest = weights_digest(folder)
@@ -173,15 +166,11 @@ def _prepare(
 def _questions_not_trained_on(
     benchmark: Benchmark, loaded: Questions, training: TrainingData | None, *, chosen: bool
 ) -> tuple[list[Question], list[str]]:
-    """Select the questions that are not in the training data, with notes on what was found.
-
-    The benchmark's own questions are left out; those that the user chose are asked all the same.
-    """
+    """Leave out what was trained on, except where the user chose it; with notes on both."""
     if training is None:
         return list(loaded.items), []
-    notes = [
-        f"training data that cannot be read, so not checked: {path}" for path in training.missing
-    ]
+    unread = "training data that cannot be read, so not checked"
+    notes = [f"{unread}: {path}" for path in training.missing]
     unseen = [question for question in loaded.items if question.prompt not in training.prompts]
     seen = len(loaded.items) - len(unseen)
     if seen and chosen:
@@ -228,8 +217,7 @@ def _judge(asked: Preparation, answers: Sequence[Sequence[ModelAnswer]]) -> list
 
 
 def _summarise(asked: Preparation, lines: Sequence[result.Line]) -> dict[str, Any]:
-    most = asked.sampling.samples
-    pass_at = [k for k in asked.benchmark.pass_at if k <= most]
+    pass_at = [k for k in asked.benchmark.pass_at if k <= asked.sampling.samples]
     found = result.summarise(lines, asked.benchmark.averages, pass_at)
     notes = list(asked.notes)
     if too_long := found["prompts_too_long"]:

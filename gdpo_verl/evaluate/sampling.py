@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling
-from gdpo_verl.tasks.rows import tokenizer_of
+from gdpo_verl.tasks.rows import BadRow, chat_tokens, tokenizer_of
 from gdpo_verl.text import VLLM
 
 
@@ -43,14 +41,7 @@ def require_vllm() -> None:
 
 
 def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
-    """The model's tokenizer.
-
-    Args:
-      chat_template: a file with a template in place of the model's own.
-
-    Raises:
-      ValueError: it cannot be loaded, or has no chat template.
-    """
+    """Load the model's tokenizer; `chat_template` is a file in place of the model's own."""
     tokenizer = tokenizer_of(folder, "model", local_files_only=True)
     if chat_template is not None:
         tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
@@ -63,18 +54,11 @@ def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
 
 
 def prompt_tokens(tokenizer: Any, question: Question) -> list[int]:
-    """Encode a question by the model's chat template, with the generation prompt.
-
-    Raises:
-      ValueError: the template refuses it.
-    """
+    """Encode a question by the model's chat template, with the generation prompt."""
     try:
-        ids = tokenizer.apply_chat_template(
-            list(question.messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except TemplateError as error:
-        raise ValueError(f"{question.name}: the chat template refuses it: {error}") from error
-    return list(ids)
+        return chat_tokens(tokenizer, question.messages)
+    except BadRow as error:
+        raise ValueError(f"{question.name}: {error}") from error
 
 
 def question_seed(seed: int, name: str) -> int:
@@ -87,20 +71,10 @@ def question_seed(seed: int, name: str) -> int:
 
 
 class Engine:
-    """vLLM with a model.
-
-    Attributes:
-      longest: tokens of prompt and answer together that fit.
-      about: versions, device and settings, for the record.
-    """
+    """vLLM with a model; `longest` is the tokens of prompt and answer together that fit."""
 
     def __init__(self, folder: Path, wanted: int, options: EngineOptions) -> None:
-        """Start it.
-
-        Args:
-          folder: a Hugging Face model.
-          wanted: tokens of the longest prompt and its answer; the model's own limit holds too.
-        """
+        """Start it for `wanted` tokens of prompt and answer; the model's own limit holds too."""
         # Requests then meet in the same batches each time, and one process can be waited for.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -171,8 +145,7 @@ class Engine:
             )
             for place in fitting
         ]
-        unasked = [ModelAnswer("", 0, "prompt too long")] * sampling.samples
-        answers = [list(unasked) for _ in prompts]
+        answers = [[ModelAnswer("", 0, "prompt too long")] * sampling.samples for _ in prompts]
         outputs = self.llm.generate(requests, params, use_tqdm=progress) if requests else []
         for place, output in zip(fitting, outputs, strict=True):
             answers[place] = [
@@ -184,11 +157,7 @@ class Engine:
 
 @contextlib.contextmanager
 def started(folder: Path, wanted: int, options: EngineOptions) -> Iterator[Engine]:
-    """An engine, its memory given back on leaving; what it prints goes to standard error.
-
-    Raises:
-      RuntimeError: vLLM does not start; says what may help.
-    """
+    """Start an engine and give its memory back on leaving; it prints to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             engine = Engine(folder, wanted, options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
-from gdpo_verl.tasks.build import prompt_text
+from gdpo_verl.tasks.rows import chat_text
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def training_of(run: Path) -> TrainingData:
     for file in files:
         try:
             rows = pq.read_table(Path(file).expanduser(), columns=["prompt"]).to_pylist()
-            prompts |= {prompt_text(row) for row in rows}
+            prompts |= {chat_text(row["prompt"]) for row in rows}
         except (OSError, ValueError, TypeError, KeyError):
             missing.append(file)
     return TrainingData(files, missing, frozenset(prompts))

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from gdpo_verl.files import sha256
 from gdpo_verl.tasks import catalog
-from gdpo_verl.tasks.rows import check_messages
+from gdpo_verl.tasks.rows import chat_text, check_messages
 from gdpo_verl.text import did_you_mean
 
 ACCURACY = "accuracy"
@@ -43,14 +43,13 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = {
-            "--temperature": (self.temperature >= 0, "0 or more", self.temperature),
-            "--top-p": (0 < self.top_p <= 1, "more than 0 and at most 1", self.top_p),
-            "--max-tokens": (self.max_tokens >= 1, "at least 1", self.max_tokens),
-            "--samples": (self.samples >= 1, "at least 1", self.samples),
-            "--seed": (self.seed >= 0, "0 or more", self.seed),
-        }
-        for name, (valid, wanted, found) in checks.items():
+        for name, valid, wanted, found in (
+            ("--temperature", self.temperature >= 0, "0 or more", self.temperature),
+            ("--top-p", 0 < self.top_p <= 1, "more than 0 and at most 1", self.top_p),
+            ("--max-tokens", self.max_tokens >= 1, "at least 1", self.max_tokens),
+            ("--samples", self.samples >= 1, "at least 1", self.samples),
+            ("--seed", self.seed >= 0, "0 or more", self.seed),
+        ):
             if not valid:
                 raise ValueError(f"{name}: expected {wanted}, found {found}")
         if self.temperature == 0 and self.samples > 1:
@@ -78,8 +77,7 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """All of the chat as one text."""
-        return "\n".join(message["content"] for message in self.messages)
+        return chat_text(self.messages)
 
 
 @dataclass(frozen=True)
@@ -90,30 +88,27 @@ class Questions:
     about: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path, parse: Callable[[str], Any]) -> Questions:
-        """The questions of a prepared file: the category is the data source, the truth its text.
+    def read(cls, file: str, parse: Callable[[str], Any]) -> Questions:
+        """Read a prepared file: the category is the data source, the truth its text.
 
-        Args:
-          path: the file.
-          parse: the reward's own parser, which has to read every ground truth.
+        ``parse`` is the reward's own parser, which has to read every ground truth.
 
         Raises:
-          FileNotFoundError, ValueError: what `read_rows` raises, or a ground truth cannot be read;
-            names the first and counts them.
+          FileNotFoundError, ValueError: no file, or bad rows; names the first and counts them.
         """
-        items, faults = [], {}
+        path = Path(file).expanduser()
+        items, faults = [], []
         for number, row in enumerate(read_rows(path)):
             name, truth = f"row {number}", row["reward_model"]["ground_truth"]
             items.append(Question(name, row["data_source"], row["prompt"], truth))
             try:
                 parse(truth)
             except ValueError as error:
-                faults[name] = error
+                faults.append(f"{name}: {error}")
         if faults:
-            name, fault = next(iter(faults.items()))
             raise ValueError(
                 f"--data: {len(faults)} of {len(items)} ground truths cannot be read. Is it this "
-                f"benchmark's data? The first, {name}: {fault}"
+                f"benchmark's data? The first, {faults[0]}"
             )
         return cls(items, {"file": str(path), "sha256": sha256(path)})
 
@@ -135,7 +130,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """The model's text.
+    """The model's answer.
 
     Attributes:
       text: without special tokens.
@@ -188,34 +183,21 @@ class Benchmark(ABC):
 
     @abstractmethod
     def load(self, data: str | None) -> Questions:
-        """The questions of a file or another source, by default of the benchmark's own.
-
-        Raises:
-          ValueError, OSError, ModuleNotFoundError: there are none; says what to do.
-        """
+        """The questions of a file or another source, by default of the benchmark's own."""
 
     def dialogue(self, question: Question) -> Dialogue | None:
-        """The question in several steps; None where it is asked once.
-
-        The dialogue may be held several times, also at the same time.
-        """
+        """The question in several steps, or None; a dialogue may be held several times at once."""
         return None
 
     @abstractmethod
     def score(self, question: Question, text: str, tokens: int) -> Score:
-        """Judge an answer of ``tokens`` tokens.
-
-        Called from several threads; never raises for a text."""
+        """Judge an answer of ``tokens`` tokens; called from several threads, and never raises."""
 
 
 def open_benchmark(
     name: str, *, allow_unprotected: bool = False, prompt_from: Sequence[str] = ()
 ) -> Benchmark:
-    """Open the benchmark of this name; for the other arguments see `Benchmark`.
-
-    Raises:
-      ValueError: there is none; names a close one.
-    """
+    """Open the benchmark of this name; for the other arguments see `Benchmark`."""
     known = list(catalog.BENCHMARKS)
     if name not in known:
         raise ValueError(
@@ -238,12 +220,7 @@ def questions_digest(questions: Sequence[Question]) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a prepared parquet file, in verl's columns.
-
-    Raises:
-      FileNotFoundError: there is no file.
-      ValueError: it is not a parquet file, has no rows, or a row lacks one of verl's columns.
-    """
+    """The rows of a prepared parquet file, none without verl's columns."""
     if not path.is_file():
         raise FileNotFoundError(
             f"--data: {path} does not exist (seen from {Path.cwd()}).{_advice(path)}"
@@ -255,14 +232,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"--data: expected at least one row, found none in {path}")
     for number, row in enumerate(rows):
-        truth = (row.get("reward_model") or {}).get("ground_truth")
-        if not isinstance(truth, str) or not isinstance(row.get("data_source"), str):
-            raise ValueError(
-                f"--data: {path}, row {number}: expected the columns data_source, prompt and "
-                "reward_model.ground_truth, as `gdpo-verl prepare` writes them, found "
-                f"{sorted(row)}"
-            )
         try:
+            truth = (row.get("reward_model") or {}).get("ground_truth")
+            if not isinstance(truth, str) or not isinstance(row.get("data_source"), str):
+                raise ValueError(
+                    "expected the columns data_source, prompt and reward_model.ground_truth, as "
+                    f"`gdpo-verl prepare` writes them, found {sorted(row)}"
+                )
             check_messages(row.get("prompt"))
         except ValueError as error:
             raise ValueError(f"--data: {path}, row {number}: {error}") from error
@@ -272,11 +248,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def shared_by(
     files: Sequence[str], read: Callable[[Sequence[Mapping[str, str]]], Any], what: str
 ) -> tuple[Any, str] | None:
-    """Find what ``read`` gives for the prompts of training rows, and the first file with it.
-
-    Raises:
-      ValueError: the prompts differ in it, or a file cannot be read.
-    """
+    """Find what ``read`` gives for all prompts of training rows, and the first file with it."""
     found: dict[Any, str] = {}
     for file in files:
         try:

@@ -19,6 +19,7 @@ from gdpo_verl.tasks.rows import (
     OtherTask,
     PromptLength,
     Row,
+    chat_text,
     check_messages,
     write_dataset,
 )
@@ -48,9 +49,6 @@ def build(
 ) -> dict[str, Any]:
     """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
 
-    The source's own validation split is kept, else its test split takes that place; with
-    neither, rows are held out of the training split, by the hash of their prompts.
-
     Args:
       out_dir: gets train.parquet, validation.parquet and provenance.json.
       source: the rows.
@@ -58,13 +56,13 @@ def build(
         reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
         meant. ``extra_info`` gets index and split where it has none.
       about: what the data set says of itself, for the provenance.
-      is_suspicious: why a row that is kept may be wrong all the same, or None; such rows are
-        listed.
+      is_suspicious: why a row that is kept may be wrong all the same, or None.
       length: the longest prompt, unchecked without it.
       validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
       seed: decides which.
-      split_rows: makes the splits to be written in another way; gets the rows of each split of
-        the source, ``validation`` and ``seed``, and leaves what is not written.
+      split_rows: gets the rows of each split of the source, ``validation`` and ``seed``, and
+        leaves what is not written. By default the source's validation split is kept, else its
+        test split takes that place, else rows are held out by the hash of their prompts.
 
     Raises:
       ValueError: no row of a split can be used, or more than half of all rows cannot.
@@ -95,27 +93,25 @@ def build(
             by_split.setdefault(record.split, []).append(row)
             if reason := is_suspicious(row):
                 suspicious.append({**place, "reason": reason})
+    meant = read - sum(others.values())
+    kinds = Counter(row["kind"] for row in rejected)
+    most_are_bad = len(rejected) == meant or len(rejected) > MOST_REJECTED * meant
     # A split that was rejected whole would otherwise be missing without a word.
-    usable = read - len(rejected) - sum(others.values())
-    if (
-        not usable
-        or len(rejected) > MOST_REJECTED * (usable + len(rejected))
-        or any(not rows for rows in by_split.values())
-    ):
+    if most_are_bad or not all(by_split.values()):
         where = source.provenance.get("path") or source.provenance.get("hub")
-        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(r["kind"] for r in rejected).items())
-        elsewhere = f" and {sum(others.values())} belong to another task" if others else ""
+        how = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+        elsewhere = f" and {read - meant} belong to another task" if others else ""
         shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3]]
         raise ValueError(
-            f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used "
-            f"({kinds or 'none'}){elsewhere}; more than half, or a whole split. Is it the right "
-            f"data? Nothing was written.{''.join(shown)}"
+            f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({how}){elsewhere}; "
+            "more than half, or a whole split. Is it the right data? Nothing was written."
+            + "".join(shown)
         )
     splits, origin = (split_rows or _train_and_validation)(by_split, validation, seed)
     for split, rows in splits.items():
         for index, row in enumerate(rows):
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
-    seen = {prompt_text(row) for row in splits.get("train", ())}
+    seen = {chat_text(row["prompt"]) for row in splits.get("train", ())}
     provenance = {
         **about,
         "source": source.provenance,
@@ -129,23 +125,18 @@ def build(
         "counts": {
             "read": read,
             "kept": sum(map(len, splits.values())),
-            "rejected": dict(sorted(Counter(row["kind"] for row in rejected).items())),
+            "rejected": dict(sorted(kinds.items())),
             "of_unused_splits": {str(split): len(rows) for split, rows in by_split.items()},
             "suspicious": len(suspicious),
             "other_tasks": dict(sorted(others.items())),
             "validation_prompts_in_train": sum(
-                prompt_text(row) in seen for row in splits.get("validation", ())
+                chat_text(row["prompt"]) in seen for row in splits.get("validation", ())
             ),
         },
         "rejected": rejected,
         "suspicious": suspicious,
     }
     return write_dataset(out_dir, splits, provenance)
-
-
-def prompt_text(row: Row) -> str:
-    """All of a row's prompt as one text."""
-    return "\n".join(message["content"] for message in row["prompt"])
 
 
 def _train_and_validation(
@@ -172,11 +163,8 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
 
     Which ones follows from the seed and the text of each prompt alone, in whatever order
     they come. Both parts keep the order.
-
-    Raises:
-      ValueError: fewer than two different prompts.
     """
-    texts = [prompt_text(row) for row in rows]
+    texts = [chat_text(row["prompt"]) for row in rows]
     if len(set(texts)) < 2:
         raise ValueError(
             "--from: expected at least 2 usable rows, one to train on and one to hold out, found "
@@ -184,16 +172,18 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
         )
     wanted = max(1, min(size, len(rows) // 10))
     times = Counter(texts)
-    chosen: set[str] = set()
 
     def order(text: str) -> bytes:
         return hashlib.sha256(f"{seed}:{text}".encode("utf-8", "surrogatepass")).digest()
 
+    chosen: set[str] = set()
     # Without the last, so that training keeps a prompt however many rows each has.
     for text in sorted(times, key=order)[:-1]:
         if wanted <= 0:
             break
         chosen.add(text)
         wanted -= times[text]
-    train = [row for row, text in zip(rows, texts, strict=True) if text not in chosen]
-    return train, [row for row, text in zip(rows, texts, strict=True) if text in chosen]
+    parts: tuple[list[Row], list[Row]] = [], []
+    for row, text in zip(rows, texts, strict=True):
+        parts[text in chosen].append(row)
+    return parts

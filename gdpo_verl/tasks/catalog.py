@@ -17,9 +17,8 @@ class Task:
 
     Attributes:
       module: in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare.
-      max_prompt_length: that of its recipe, in tokens; None where there are no rows to prepare.
-      benchmark: the class of its `Benchmark`, after a colon in the module before it, if that is
-        another one; None without a benchmark.
+      max_prompt_length: the recipe's, in tokens; None where there are no rows to prepare.
+      benchmark: the class of its `Benchmark`, behind another module and a colon if need be.
       source: where the rows come from: published on the hub, ``given`` with ``--from``, or made
         here (``own``).
       trained: false for what is asked and never trained on: one split, all of it test.
@@ -81,10 +80,6 @@ def prepare(
       model: whose tokenizer counts the prompts; unchecked without it.
       max_prompt_length: tokens that fit; by default the recipe's.
       shots: worked examples that stand as earlier turns before each question.
-
-    Raises:
-      ValueError: an option that the data set does not take, or data that cannot be used.
-      OSError: the source is not there, or the hub cannot be reached.
     """
     task = DATASETS[name]
     options: dict[str, Any] = {"seed": seed}
@@ -129,12 +124,11 @@ def prepare_command_of(path: str | Path) -> str | None:
     if task is None:
         return None
     command = f"gdpo-verl prepare {folder.name}"
-    command += " --from FOLDER" if task.source == "given" else ""
-    return (
-        command
-        if folder == Path("data", folder.name)
-        else f"{command} --out {shlex.quote(str(folder.expanduser()))}"
-    )
+    if task.source == "given":
+        command += " --from FOLDER"
+    if folder != Path("data", folder.name):
+        command += f" --out {shlex.quote(str(folder.expanduser()))}"
+    return command
 
 
 def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:

@@ -11,7 +11,7 @@ The system message goes, because it asks for the form of Eurus's own models.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gdpo_verl.rewards import code
 from gdpo_verl.rewards.code import parse_ground_truth
@@ -32,12 +32,7 @@ REQUEST = f"Write a Python program that solves it, as the last block fenced with
 
 
 def convert(record: Record) -> Row:
-    """Convert a row to verl's columns.
-
-    Raises:
-      OtherTask: it is a problem of mathematics.
-      ValueError: it cannot be used.
-    """
+    """Convert to verl's columns; raises `OtherTask` for mathematics, else as other tasks do."""
     values = record.values
     data_source = text_of(values, "data_source")
     if data_source.startswith(MATH_PREFIX):
@@ -82,13 +77,17 @@ class Programs(Benchmark):
     """Any prepared file whose ground truths are tests; Eurus-2's held-out rows by default."""
 
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
-    measures = (ACCURACY, "tests_passed", f"within_{LIMIT}_tokens", "bug_free")
-    pass_at = (4, 16, 64)
+    measures: ClassVar[tuple[str, ...]] = (
+        ACCURACY,
+        "tests_passed",
+        f"within_{LIMIT}_tokens",
+        "bug_free",
+    )
+    pass_at: ClassVar[tuple[int, ...]] = (4, 16, 64)
 
     def load(self, data: str | None) -> Questions:
         best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
-        path = Path(data or "data/eurus2-code/validation.parquet").expanduser()
-        return Questions.read(path, parse_ground_truth)
+        return Questions.read(data or "data/eurus2-code/validation.parquet", parse_ground_truth)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = code.compute_score(
@@ -99,7 +98,11 @@ class Programs(Benchmark):
             limit=LIMIT,
             allow_unprotected=self.allow_unprotected,
         )
-        passed = result["pass"]
-        values = (float(passed == 1.0), passed, result["length"], result["bug_free"])
-        measures = dict(zip(self.measures, values, strict=True))
+        found = {
+            ACCURACY: float(result["pass"] == 1.0),
+            "tests_passed": result["pass"],
+            f"within_{LIMIT}_tokens": result["length"],
+            "bug_free": result["bug_free"],
+        }
+        measures = {name: found[name] for name in self.measures}
         return Score(measures, code.ParseError(int(result["parse_error"])))

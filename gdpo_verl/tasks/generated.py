@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gdpo_verl.tasks.rows import PromptLength, make_row, write_dataset
+from gdpo_verl.tasks.rows import PromptLength, Row, make_row, write_dataset
 
 SPLITS = ("train", "validation")
 
@@ -21,11 +21,7 @@ _MAX_DUPLICATES_IN_A_ROW = 10_000
 
 
 class Example(Protocol):
-    """One question.
-
-    Attributes:
-      question: unlike any other's; the fixed texts of a prompt are left out.
-    """
+    """One question; ``question`` is its text, without the fixed texts of a prompt."""
 
     @property
     def question(self) -> str: ...
@@ -53,11 +49,7 @@ def draw_of(split: str, draw: Draw[AnExample], rng: random.Random) -> AnExample:
 
 
 def examples(name: str, split: str, draw: Draw[AnExample], *, seed: int) -> Iterator[AnExample]:
-    """Draw examples of a split, no question twice, in an order that follows from the seed.
-
-    Raises:
-      ValueError: ``split`` is unknown, or there are no new questions left.
-    """
+    """Draw examples of a split, no question twice, until there are no new ones left."""
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {list(SPLITS)}, found {split!r}")
     rng = random.Random(f"{name}/{split}/{seed}")
@@ -95,13 +87,11 @@ def write(
     Args:
       out_dir: gets train.parquet, validation.parquet and provenance.json.
       name: the data source.
-      draw: one example.
+      draw: draws one example.
       ability: of each row, verl's word.
       extra: what a row's ``extra_info`` holds beside index and split.
-      source: where the examples come from, for the provenance.
-      about: more for the provenance.
-      train: number of training rows.
-      validation: number of held-out rows.
+      source, about: where the examples come from and more, for the provenance.
+      train, validation: numbers of rows.
       seed: decides every row.
       length: the longest prompt, unchecked without it.
 
@@ -113,21 +103,15 @@ def write(
         if size < 1:
             raise ValueError(f"{split}: expected at least 1 row, found {size}")
 
-    def row(index: int, split: str, example: AnExample) -> dict[str, Any]:
-        if length:
-            length.check(example.messages)
-        info = {"index": index, "split": split, **extra(example)}
-        return make_row(
-            name, example.messages, example.ground_truth, ability=ability, extra_info=info
-        )
-
-    splits = {
-        split: [
-            row(index, split, example)
-            for index, example in enumerate(islice(examples(name, split, draw, seed=seed), size))
-        ]
-        for split, size in sizes.items()
-    }
+    splits: dict[str, list[Row]] = {split: [] for split in sizes}
+    for split, rows in splits.items():
+        drawn = islice(examples(name, split, draw, seed=seed), sizes[split])
+        for index, each in enumerate(drawn):
+            if length:
+                length.check(each.messages)
+            info = {"index": index, "split": split, **extra(each)}
+            row = make_row(name, each.messages, each.ground_truth, ability=ability, extra_info=info)
+            rows.append(row)
     provenance = {
         "data_source": name,
         "source": source,

@@ -53,11 +53,7 @@ WORKED: Worked = (
 
 
 def turns(worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
-    """Build the turns before a question: the system message, then ``shots`` worked examples.
-
-    Raises:
-      ValueError: there are fewer.
-    """
+    """Build the turns before a question: the system message, then ``shots`` worked examples."""
     if not 0 <= shots <= len(worked):
         raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
     before = [{"role": "system", "content": SYSTEM}]
@@ -99,44 +95,37 @@ class Gsm8k(Benchmark):
     measures = (ACCURACY, "integer", "format")
 
     def load(self, data: str | None) -> Questions:
-        path = Path(data).expanduser() if data else None
-        if path and path.suffix == ".parquet":
-            return Questions.read(path, parse_ground_truth)
+        if data and data.endswith(".parquet"):
+            return Questions.read(data, parse_ground_truth)
         found = shared_by(
             self.prompt_from,
             lambda chat: chat[0]["content"] == SYSTEM and json.dumps(chat[:-1]),
             "kind of worked examples",
         )
-        return _unprepared(data or HUB_ID, json.loads(found[0]) if found else turns())
+        before = json.loads(found[0]) if found else turns()
+        opened = open_source(data or HUB_ID, config="main")
+        items: list[Question] = []
+        rejected: list[dict[str, Any]] = []
+        for record in opened.records:
+            if record.split == "train":
+                continue
+            place = f"{record.file} row {record.row}"
+            try:
+                row = convert(record, before)
+            except ValueError as error:
+                rejected.append({"question": place, "reason": str(error)})
+            else:
+                truth = row["reward_model"]["ground_truth"]
+                items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
+        if not items:
+            raise ValueError(
+                f"--data: {data or HUB_ID!r}: expected rows of a test or validation split, found "
+                f"none that can be read ({len(rejected)} cannot)"
+            )
+        return Questions(items, {**opened.provenance, "rejected": rejected})
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = reward.compute_score("gsm8k", text, question.truth)
-        measures = {
-            ACCURACY: result["correctness"],
-            "integer": result["integer"],
-            "format": result["format"],
-        }
+        keys = ("correctness", "integer", "format")
+        measures = {name: result[key] for name, key in zip(self.measures, keys, strict=True)}
         return Score(measures, reward.ParseError(int(result["parse_error"])))
-
-
-def _unprepared(source: str, before: list[dict[str, str]]) -> Questions:
-    opened = open_source(source, config="main")
-    items: list[Question] = []
-    rejected: list[dict[str, Any]] = []
-    for record in opened.records:
-        if record.split == "train":
-            continue
-        place = f"{record.file} row {record.row}"
-        try:
-            row = convert(record, before)
-        except ValueError as error:
-            rejected.append({"question": place, "reason": str(error)})
-            continue
-        truth = row["reward_model"]["ground_truth"]
-        items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
-    if not items:
-        raise ValueError(
-            f"--data: {source!r}: expected rows of a test or validation split, found none that "
-            f"can be read ({len(rejected)} cannot)"
-        )
-    return Questions(items, {**opened.provenance, "rejected": rejected})

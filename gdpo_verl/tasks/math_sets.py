@@ -67,15 +67,12 @@ def _first(values: Mapping[str, Any], columns: tuple[str, ...]) -> str:
 def _answer(values: Mapping[str, Any]) -> str:
     """Read an answer as LaTeX, without the signs around a formula.
 
-    It is a column of text or of a number, a list of one text, or what stands in the solution's
-    last box.
-
     >>> _answer({"answer": 27.0}), _answer({"final_answer": ["$\\\\frac{1}{2}$"]})
     ('27', '\\\\frac{1}{2}')
     """
     column = _first(values, ANSWER_COLUMNS)
     value = values[column]
-    if column == "solution":
+    if column == "solution":  # the answer is in its last box
         return text_of(values, column)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -89,14 +86,7 @@ def _answer(values: Mapping[str, Any]) -> str:
 def prepare(
     out_dir: Path, *, name: str, source: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Write the set ``name`` of `SETS` to ``out_dir`` and return its provenance.
-
-    Args:
-      out_dir: gets test.parquet and provenance.json.
-      name: which set.
-      source: a file, a folder or a hub id; by default where it is published.
-      options: see `build`.
-    """
+    """Write the set ``name`` to ``out_dir`` and return its provenance; see `build` for the rest."""
     hub, config = SETS[name]
     return build(
         out_dir,
@@ -111,7 +101,6 @@ def prepare(
 def _test_alone(
     by_split: dict[str | None, list[Row]], validation: int, seed: int
 ) -> tuple[Splits, dict[str, str]]:
-    """Take the rows of the test split; of every split, where there is no test split."""
     if "test" in by_split:
         return {"test": by_split.pop("test")}, {"test": "test"}
     rows = [row for split in by_split.values() for row in split]
@@ -132,8 +121,7 @@ class Boxed(Benchmark):
         return "data/deepscaler/validation.parquet"
 
     def load(self, data: str | None) -> Questions:
-        path = Path(data or self.own).expanduser()
-        return Questions.read(path, cache(math_length.parse_ground_truth))
+        return Questions.read(data or self.own, cache(math_length.parse_ground_truth))
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         info = {"response_length": tokens, "question": question.prompt}

@@ -1,9 +1,8 @@
 """The prompt and the reference answer of a tool-calling row.
 
-The form is that of the GDPO paper's tool-calling task
-(https://arxiv.org/abs/2601.05242, after ToolRL): the system message lists the
-tools and the output format, the user message holds the dialogue so far. The
-words are our own and shorter.
+The form is that of the GDPO paper's tool-calling task (https://arxiv.org/abs/2601.05242, after
+ToolRL), with shorter words: the system message lists the tools and the output format, the user
+message holds the dialogue so far.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ FOOTER = """
 
 HISTORY = "**Dialogue Records History**"
 
-
 _TOOLS = re.compile(r"^1\. Name: .*^Parameters: [^\n]*\n", re.DOTALL | re.MULTILINE)
 
 
@@ -54,10 +52,7 @@ class PromptFrame:
 
 
 def parse_frame(system: str) -> PromptFrame | None:
-    """Read the frame of a system message in the form of `messages`, ToolRL's own among them.
-
-    Returns:
-      None when it lists no tools.
+    """Read the frame of a system message, ToolRL's own among them; None when it lists no tools.
 
     >>> parse_frame("Tools:\\n1. Name: f\\nDescription: d\\nParameters: {}\\n\\nThink first.")
     PromptFrame(header='Tools:\\n', footer='\\nThink first.')
@@ -74,12 +69,7 @@ def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> st
 
 
 def messages(tool_blocks: Sequence[str], turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """Build the chat of one row.
-
-    Args:
-      tool_blocks: what `tool_block` returned, in the order to be listed.
-      turns: (role, text) of the dialogue so far, oldest first.
-    """
+    """Build the chat of one row; ``turns`` is (role, text) of the dialogue so far."""
     return apply_frame(PromptFrame(), tool_blocks, [turn(role, text) for role, text in turns])
 
 

@@ -48,9 +48,7 @@ class SumExample:
     """One sum or word problem and its result.
 
     Attributes:
-      question: as Reasoning Gym words it.
       expression: the sum alone, as in ``9 + 8 - 7``; "" of a word problem.
-      ground_truth: the result.
       entry: what Reasoning Gym's own scoring takes.
       shots: worked examples before the question.
     """
@@ -75,11 +73,7 @@ class SumExample:
 
 @cache
 def generator(name: str = DATA_SOURCE) -> Any:
-    """Reasoning Gym's data set; entry i is a function of i.
-
-    Raises:
-      ModuleNotFoundError: the package is not installed.
-    """
+    """Reasoning Gym's data set; entry i is a function of i."""
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
@@ -106,23 +100,16 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
 
 
 def examples(split: str, *, seed: int) -> Iterator[SumExample]:
-    """Examples of a split, as `generated.examples` draws them.
-
-    Raises:
-      ModuleNotFoundError: the package is not installed.
-    """
+    """Examples of a split, as `generated.examples` draws them."""
     return generated.examples(DATA_SOURCE, split, draw_example, seed=seed)
 
 
 def prepare(
     out_dir: Path, *, name: str = DATA_SOURCE, shots: int = 0, **options: Any
 ) -> dict[str, Any]:
-    """Write sums or word problems to ``out_dir``; see `generated.write` for the rest.
-
-    Raises:
-      ModuleNotFoundError: the package is not installed.
-    """
+    """Write sums or word problems to ``out_dir``; see `generated.write` for the rest."""
     generator(name)  # says how to install the package, whose version is asked for below
+    version = importlib.metadata.version("reasoning-gym")
     kind, chosen = GENERATORS[name]
     limits = {"results": "0 or more", "longest_question": LONGEST, "largest_number": LARGEST}
     return generated.write(
@@ -131,8 +118,7 @@ def prepare(
         partial(draw_example, name=name, shots=shots),
         ability="math",
         extra=lambda example: {"expression": example.expression} if example.expression else {},
-        source=f"reasoning-gym {importlib.metadata.version('reasoning-gym')} from PyPI, "
-        "https://github.com/open-thought/reasoning-gym",
+        source=f"reasoning-gym {version} from PyPI, https://github.com/open-thought/reasoning-gym",
         about={"shots": shots, "generator": {"name": kind, **chosen, **limits}},
         **options,
     )

@@ -66,21 +66,11 @@ def _unread_as_published(row: Row) -> str | None:
 
 
 def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
-    """Write rlla to ``out_dir`` and return its provenance; see `build` for the options.
-
-    Raises:
-      ValueError: no ``source``, which this data set needs; and what `build` raises.
-    """
+    """Write rlla to ``out_dir`` and return its provenance; see `build` for the options."""
     if source is None:
         raise ValueError(
             "--from: rlla is published on GitHub, not on the hub. Run `git clone "
             "https://github.com/qiancheng0/ToolRL` and give --from ToolRL/dataset/rlla_4k"
         )
-    return build(
-        out_dir,
-        open_source(source),
-        convert,
-        about=ABOUT,
-        is_suspicious=_unread_as_published,
-        **options,
-    )
+    options["is_suspicious"] = _unread_as_published
+    return build(out_dir, open_source(source), convert, about=ABOUT, **options)

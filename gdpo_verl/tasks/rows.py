@@ -39,13 +39,9 @@ class OtherTask(Exception):
 def tokenizer_of(
     model: str | Path, where: str, load: Callable[..., Any] | None = None, **options: Any
 ) -> Any:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a directory or a hub id, which the option or key ``where`` names.
 
-    Args:
-      model: a directory or a hub id.
-      where: the option or key that names it.
-      load: takes the place of `AutoTokenizer.from_pretrained`.
-      options: go to `load`.
+    ``load`` takes the place of `AutoTokenizer.from_pretrained`; the options go to it.
 
     Raises:
       ValueError: there is none.
@@ -63,13 +59,7 @@ def tokenizer_of(
 
 @dataclass(frozen=True)
 class PromptLength:
-    """The longest prompt that fits, in tokens of a model's chat template.
-
-    Attributes:
-      model: where the tokenizer comes from.
-      most: ``data.max_prompt_length`` of the run.
-      tokenizer: it.
-    """
+    """The longest prompt that fits: ``most`` tokens of the model's chat template."""
 
     model: str
     most: int
@@ -90,19 +80,34 @@ class PromptLength:
         return cls(model, most, tokenizer)
 
     def check(self, messages: Messages) -> None:
-        """Count as verl does, with the generation prompt.
+        """Count as verl does.
 
         Raises:
           BadRow: the prompt is longer than `most` tokens, or not one that the template takes.
         """
-        try:
-            tokens = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except TemplateError as error:
-            raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
-        if len(tokens) > self.most:
-            raise BadRow("prompt_too_long", f"the prompt has {len(tokens)} tokens, {self.most} fit")
+        tokens = len(chat_tokens(self.tokenizer, messages))
+        if tokens > self.most:
+            raise BadRow("prompt_too_long", f"the prompt has {tokens} tokens, {self.most} fit")
+
+
+def chat_tokens(tokenizer: Any, messages: Messages) -> list[int]:
+    """Encode a chat by the tokenizer's template, with the generation prompt.
+
+    Raises:
+      BadRow: the template refuses it.
+    """
+    try:
+        tokens = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TemplateError as error:
+        raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
+    return list(tokens)
+
+
+def chat_text(messages: Messages) -> str:
+    """All of a chat as one text."""
+    return "\n".join(message["content"] for message in messages)
 
 
 def text_of(values: Mapping[str, Any], *path: str) -> str:
@@ -112,12 +117,10 @@ def text_of(values: Mapping[str, Any], *path: str) -> str:
       BadRow: it is absent, empty, or no text.
     """
     value: Any = values
-    for depth, key in enumerate(path):
+    for depth, key in enumerate(path, start=1):
         if not isinstance(value, Mapping) or key not in value:
             keys = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise BadRow(
-                "columns", f"expected the column {'.'.join(path[: depth + 1])}, found {keys}"
-            )
+            raise BadRow("columns", f"expected the column {'.'.join(path[:depth])}, found {keys}")
         value = value[key]
     if not isinstance(value, str) or not value.strip():
         raise BadRow("columns", f"{'.'.join(path)}: expected text, found {value!a:.100}")
@@ -171,15 +174,11 @@ def write_dataset(
 ) -> dict[str, Any]:
     """Write ``<split>.parquet`` for each split, then ``provenance.json``.
 
-    Every file is complete under a temporary name before any gets its own, so
-    an interrupted run leaves no half file; the temporary ones of a killed run
-    are removed by the next. The provenance comes last and holds
-    each file's SHA-256: where it is present and agrees, the set is whole. The
-    same rows give the same bytes.
+    The provenance comes last and holds each file's SHA-256: where it is present and agrees, the
+    set is whole. The same rows give the same bytes.
 
     Returns:
-      the provenance as written: ``provenance`` with the package version, and
-      rows and SHA-256 of each file.
+      the provenance as written, with the package version, and rows and SHA-256 of each file.
 
     Raises:
       ValueError: a split has no rows.
@@ -197,8 +196,7 @@ def write_dataset(
             path = pending.enter_context(replacing(out_dir / f"{split}.parquet"))
             _write_rows(rows, path)
             files[f"{split}.parquet"] = {"rows": len(rows), "sha256": sha256(path)}
-        version = getattr(gdpo_verl, "__version__", "unknown")
-        written = {**provenance, "gdpo_verl": version, "files": files}
+        written = {**provenance, "gdpo_verl": gdpo_verl.__version__, "files": files}
         text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
         record.write_text(text, encoding="utf-8")
     return written

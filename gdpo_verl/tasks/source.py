@@ -1,10 +1,8 @@
 """Sources of rows: a hub id, a file, or a folder of files.
 
-Every row keeps its origin, the file and its place in it counted from 0, so that a row that
-cannot be used can be found again. Files are read in the order of their names and rows in the
-order of the file: the same source gives the same rows in the same order. Files are read here and
-not by `datasets`, which writes a value as text where another row has another type, and asks the
-hub even for a file.
+The same source gives the same rows in the same order: that of the files' names, then the file's.
+Files are read here and not by `datasets`, which writes a value as text where another row has
+another type, and asks the hub even for a file.
 """
 
 from __future__ import annotations
@@ -34,13 +32,7 @@ _SPLITS = {
 _SPLIT_NAME = re.compile(rf"(?:.*[-_.])?({'|'.join(_SPLITS)})(?:[-_.]\d.*)?")
 _COMMIT = re.compile("[0-9a-f]{40}")
 # What `datasets` and `prepare` write beside the data.
-_NO_DATA = {
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-    "provenance.json",
-}
+_NO_DATA = ("dataset_info", "dataset_infos", "dataset_dict", "state", "provenance")
 
 
 @dataclass(frozen=True)
@@ -62,12 +54,7 @@ class Record:
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The rows of a source, to be read once.
-
-    Attributes:
-      records: the rows, in a fixed order.
-      provenance: where they come from, with the revision or every file's SHA-256.
-    """
+    """The rows of a source, to be read once, and the revision or the SHA-256 of every file."""
 
     records: Iterable[Record]
     provenance: dict[str, Any]
@@ -83,9 +70,8 @@ def open_source(source: str, *, config: str | None = None) -> RecordSource:
         that name, if there is one.
 
     Raises:
-      FileNotFoundError: it is a path, and nothing is there.
+      FileNotFoundError, ConnectionError: it is not there.
       ValueError: it cannot be told what to read, or, while rows are read, a file is damaged.
-      ConnectionError: the hub cannot be reached, or does not have it.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -107,58 +93,53 @@ def split_of(path: Path) -> str | None:
 
 
 def _open_path(path: Path, given: str, config: str | None) -> RecordSource:
-    left_out: list[str] = []
+    left_out: list[Path] = []
     if path.is_dir():
         root = path / config if config and (path / config).is_dir() else path
         files, left_out = _choose(root)
-        splits = [split_of(file.relative_to(root)) for file in files]
-    else:  # the name of a single file was the user's choice, and says nothing of a split
-        root, files, splits = path.parent, [path], [None]
-        if path.suffix not in _READERS:
-            raise ValueError(
-                f"--from: expected a file that ends in one of {sorted(_READERS)}, found {given!r}"
-            )
-    names = [file.relative_to(root).as_posix() for file in files]
-    provenance: dict[str, Any] = {
-        "path": given,
-        "files": {name: sha256(file) for name, file in zip(names, files, strict=True)},
-    }
+    elif path.suffix in _READERS:
+        root, files = path.parent, [path]
+    else:
+        raise ValueError(
+            f"--from: expected a file that ends in one of {sorted(_READERS)}, found {given!r}"
+        )
+    digests = {file.relative_to(root).as_posix(): sha256(file) for file in files}
+    provenance: dict[str, Any] = {"path": given, "files": digests}
     if left_out:
-        provenance["files_left_out"] = left_out
-    return RecordSource(_read_files(files, names, splits), provenance)
+        provenance["files_left_out"] = [file.relative_to(root).as_posix() for file in left_out]
+    # The name of a single file was the user's choice, and says nothing of a split.
+    return RecordSource(_read_files(files, root, splits=path.is_dir()), provenance)
 
 
-def _choose(root: Path) -> tuple[list[Path], list[str]]:
-    """The files to read, and the names of those left out since others are named after splits."""
-    found = sorted(
-        (
-            file
-            for file in root.rglob("*")
-            if file.suffix in _READERS
-            and file.name not in _NO_DATA
-            and not any(part.startswith((".", "_")) for part in file.relative_to(root).parts)
-        ),
-        key=lambda file: file.relative_to(root).as_posix(),
-    )
-    named = [file for file in found if split_of(file.relative_to(root))]
-    files = named or found
+def _choose(root: Path) -> tuple[list[Path], list[Path]]:
+    """The files to read, and those left out since others are named after splits."""
+    found = [
+        file
+        for file in sorted(root.rglob("*"), key=lambda file: file.relative_to(root).as_posix())
+        if file.suffix in _READERS
+        and file.name.removesuffix(".json") not in _NO_DATA
+        and not any(part.startswith((".", "_")) for part in file.relative_to(root).parts)
+    ]
+    files = [file for file in found if split_of(file.relative_to(root))] or found
     kinds = sorted({file.suffix for file in files})
     if len(kinds) != 1:
         raise ValueError(
             f"--from: expected files of one kind in {str(root)!r} (one of {sorted(_READERS)}), "
             f"found {kinds or 'none'}. Give one file, or the folder that holds the data."
         )
-    return files, [f.relative_to(root).as_posix() for f in found if f not in files]
+    return files, [file for file in found if file not in files]
 
 
-def _read_files(files: list[Path], names: list[str], splits: list[str | None]) -> Iterator[Record]:
-    for file, name, split in zip(files, names, splits, strict=True):
+def _read_files(files: list[Path], root: Path, *, splits: bool) -> Iterator[Record]:
+    for file in files:
+        place = file.relative_to(root)
+        split = split_of(place) if splits else None
         row = 0
         try:
             for row, values in enumerate(_READERS[file.suffix](file)):
                 if not isinstance(values, dict):
                     raise ValueError(f"expected an object, found {values!a:.100}")
-                yield Record(name, row, split, values)
+                yield Record(place.as_posix(), row, split, values)
         except (pa.ArrowException, ValueError, RecursionError) as error:
             raise ValueError(
                 f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}, at or after row "
@@ -219,18 +200,7 @@ _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
 
 
 def _open_hub(source: str, config: str | None) -> RecordSource:
-    """Load a data set of the hub, at the commit that its revision names now.
-
-    With ``HF_HUB_OFFLINE=1`` it comes from the cache, if it is there.
-
-    Args:
-      source: a hub id, if need be with ``@`` and a revision.
-      config: the configuration, for a data set that has one of this name.
-
-    Raises:
-      ConnectionError: the hub cannot be reached, or does not have it.
-      ValueError: its files cannot be read, or it has several configurations.
-    """
+    """Load a data set at the commit that its revision names now, offline from the cache."""
     from datasets import get_dataset_config_names, load_dataset
     from datasets.exceptions import DatasetsError
     from huggingface_hub import HfApi, errors
@@ -263,10 +233,7 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
 def hub_errors(option: str, given: str, kind: Literal["data set", "model"]) -> Iterator[None]:
     """Raise ConnectionError, with the remedy, where the hub cannot be reached or refuses.
 
-    Args:
-      option: the option that ``given`` stands behind.
-      given: a hub id, if need be with ``@`` and a revision.
-      kind: of the repository.
+    ``option`` is the one that named ``given``, a hub id, if need be with ``@`` and a revision.
     """
     import httpx
     from huggingface_hub import errors

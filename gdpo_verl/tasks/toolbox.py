@@ -11,7 +11,7 @@ order. Everything follows from the seed (`generated`). For the rewards of `rewar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,34 +31,36 @@ TIMERS = ("tea", "pasta", "bread", "rice", "laundry", "break")
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, the ways a user may ask for it, and how its arguments are drawn."""
+    """A tool, the values of its parameters, and the ways a user may ask for it."""
 
     name: str
     description: str
-    parameters: Mapping[str, str]  # name: JSON type
+    parameters: Mapping[str, Sequence[int] | Sequence[str]]
     questions: Sequence[str]
-    draw: Callable[[random.Random], dict[str, Any]]
 
     @property
     def block(self) -> str:
         """The tool's fixed text in a system message."""
-        schema = {name: {"type": kind} for name, kind in self.parameters.items()}
+        schema = {
+            name: {"type": "integer" if isinstance(values, range) else "string"}
+            for name, values in self.parameters.items()
+        }
         return prompt.tool_block(self.name, self.description, schema)
 
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Draw a value of each parameter; source and target differ."""
+        pair: dict[str, Any] = {}
+        if "source" in self.parameters:
+            names = ("source", "target")
+            pair = dict(zip(names, rng.sample(self.parameters["source"], 2), strict=True))
+        return {
+            name: pair[name] if name in pair else rng.choice(values)
+            for name, values in self.parameters.items()
+        }
 
-def _two_numbers(rng: random.Random) -> dict[str, Any]:
-    return {"a": rng.randint(0, 99), "b": rng.randint(0, 99)}
 
-
-def _amount_from_to(amount: str, kinds: Sequence[str]) -> Callable[[random.Random], dict[str, Any]]:
-    def draw(rng: random.Random) -> dict[str, Any]:
-        source, target = rng.sample(kinds, 2)
-        return {amount: rng.randint(1, 99), "source": source, "target": target}
-
-    return draw
-
-
-_AB = {"a": "integer", "b": "integer"}
+_AB = {"a": range(100), "b": range(100)}
+_TO_99 = range(1, 100)
 
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
@@ -68,14 +70,12 @@ TOOLS: Mapping[str, Tool] = {
             "Adds two integers.",
             _AB,
             ("what is {a} plus {b}?", "add {a} and {b}.", "I want the sum of {a} and {b}."),
-            _two_numbers,
         ),
         Tool(
             "subtract",
             "Subtracts b from a.",
             _AB,
             ("what is {a} minus {b}?", "take {b} from {a}.", "subtract {b} from {a}."),
-            _two_numbers,
         ),
         Tool(
             "multiply",
@@ -86,45 +86,39 @@ TOOLS: Mapping[str, Tool] = {
                 "multiply {a} by {b}.",
                 "I want the product of {a} and {b}.",
             ),
-            _two_numbers,
         ),
         Tool(
             "convert_base",
             "Writes a decimal integer in another base.",
-            {"number": "integer", "base": "integer"},
+            {"number": range(100), "base": range(2, 17)},
             ("write {number} in base {base}.", "what is {number} in base {base}?"),
-            lambda rng: {"number": rng.randint(0, 99), "base": rng.randint(2, 16)},
         ),
         Tool(
             "convert_units",
             "Converts an amount between units of measurement.",
-            {"value": "integer", "source": "string", "target": "string"},
+            {"value": _TO_99, "source": UNITS, "target": UNITS},
             ("convert {value} {source} to {target}.", "how many {target} are {value} {source}?"),
-            _amount_from_to("value", UNITS),
         ),
         Tool(
             "exchange",
             "Exchanges an amount of money at today's rate.",
-            {"amount": "integer", "source": "string", "target": "string"},
+            {"amount": _TO_99, "source": CURRENCIES, "target": CURRENCIES},
             ("change {amount} {source} into {target}.", "how many {target} for {amount} {source}?"),
-            _amount_from_to("amount", CURRENCIES),
         ),
         Tool(
             "weather",
             "Gives the weather forecast for a city.",
-            {"city": "string", "days": "integer"},
+            {"city": CITIES, "days": range(2, 31)},
             (
                 "what is the weather in {city} for {days} days?",
                 "I want a forecast for {city}, {days} days.",
             ),
-            lambda rng: {"city": rng.choice(CITIES), "days": rng.randint(2, 30)},
         ),
         Tool(
             "timer",
             "Starts a timer with a label.",
-            {"label": "string", "minutes": "integer"},
+            {"label": TIMERS, "minutes": range(2, 100)},
             ("set a {label} timer for {minutes} minutes.", "time my {label}, {minutes} minutes."),
-            lambda rng: {"label": rng.choice(TIMERS), "minutes": rng.randint(2, 99)},
         ),
     )
 }
@@ -196,7 +190,7 @@ class Toolbox(Benchmark):
 
     def load(self, data: str | None) -> Questions:
         if data is not None:
-            return Questions.read(Path(data).expanduser(), tool_call.parse_ground_truth)
+            return Questions.read(data, tool_call.parse_ground_truth)
         items = [
             Question(f"row {number}", DATA_SOURCE, example.messages, example.ground_truth)
             for number, example in enumerate(islice(examples("validation", seed=0), QUESTIONS))

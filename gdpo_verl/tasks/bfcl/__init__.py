@@ -37,14 +37,8 @@ INSTALL_ALL = (
 )
 VALIDATION_SHARE = 0.1
 CATEGORIES = (
-    "simple_python",
-    "multiple",
-    "parallel",
-    "parallel_multiple",
-    "live_simple",
-    "live_multiple",
-    "live_parallel",
-    "live_parallel_multiple",
+    *("simple_python", "multiple", "parallel", "parallel_multiple"),
+    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
 )
 
 MODEL = "gdpo-verl"
@@ -88,9 +82,6 @@ def load_module(name: str) -> Any:
     Its modules look a model up in ``bfcl_eval.constants.model_config``, whose import needs the SDK
     of every vendor on the leaderboard. A stub that holds `MODELS` takes its place for as long as
     they are imported.
-
-    Raises:
-      ModuleNotFoundError: it, or a package that it needs, is missing; says how to install them.
     """
     _package()
     stubbed, root = "bfcl_eval.constants.model_config", "BFCL_PROJECT_ROOT"
@@ -162,12 +153,7 @@ def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[di
 def accepted_rows(
     *, seed: int = 0, length: PromptLength | None = None
 ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
-    """Make the rows of train and validation, and what the provenance says of all questions.
-
-    Raises:
-      ModuleNotFoundError: ``bfcl-eval`` is not installed.
-      FileNotFoundError: the installed version lacks one of the files.
-    """
+    """Make the rows of train and validation, and what the provenance says of all questions."""
     checker = load_module("eval_checker.ast_eval.ast_checker")
     splits: dict[str, list[Row]] = {"train": [], "validation": []}
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"questions": 0, "kept": 0})
@@ -177,9 +163,9 @@ def accepted_rows(
             counts[category]["questions"] += 1
             calls = first_answer(accepted)
             output = [{name: arguments} for name, arguments in calls]
+            language = checker.Language.PYTHON
             verdict = checker.ast_checker(
-                *(question["function"], output, accepted),
-                *(checker.Language.PYTHON, category, MODEL),
+                question["function"], output, accepted, language, category, MODEL
             )
             reasons = [] if verdict["valid"] else [str(reason) for reason in verdict["error"]]
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
@@ -199,20 +185,11 @@ def accepted_rows(
             share = int.from_bytes(digest[:8], "big") / 2**64
             split = "validation" if share < VALIDATION_SHARE else "train"
             names = " and ".join(dict.fromkeys(name for name, _ in calls))
-            splits[split].append(
-                make_row(
-                    DATA_SOURCE,
-                    messages,
-                    prompt.reference_answer(f"use {names}", calls),
-                    ability="tool_call",
-                    extra_info={
-                        "index": len(splits[split]),
-                        "split": split,
-                        "id": question["id"],
-                        "category": category,
-                    },
-                )
-            )
+            truth = prompt.reference_answer(f"use {names}", calls)
+            info = {"index": len(splits[split]), "split": split}
+            info |= {"id": question["id"], "category": category}
+            row = make_row(DATA_SOURCE, messages, truth, ability="tool_call", extra_info=info)
+            splits[split].append(row)
     return splits, {
         "categories": dict(counts),
         "kept": sum(count["kept"] for count in counts.values()),
@@ -227,16 +204,12 @@ def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None)
       out_dir: gets train.parquet, validation.parquet and provenance.json.
       seed: decides the split, about nine to one.
       length: the longest prompt, unchecked without it.
-
-    Raises:
-      ModuleNotFoundError: ``bfcl-eval`` is not installed.
-      FileNotFoundError: the installed version lacks one of the files.
     """
     splits, found = accepted_rows(seed=seed, length=length)
+    version = importlib.metadata.version("bfcl-eval")
     provenance = {
         "data_source": DATA_SOURCE,
-        "source": f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, "
-        "https://github.com/ShishirPatil/gorilla",
+        "source": f"bfcl-eval {version} from PyPI, https://github.com/ShishirPatil/gorilla",
         "license": "Apache-2.0",
         "settings": {"seed": seed, "validation_share": VALIDATION_SHARE},
         **found,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,6 @@ MULTI_TURN = tuple(
     f"multi_turn_{name}" for name in ("base", "miss_func", "miss_param", "long_context")
 )
 CATEGORIES = (*NON_LIVE, *LIVE, *MULTI_TURN)
-PROMPT_TOO_LONG = "prompt too long"
 
 
 class Bfcl(Benchmark):
@@ -110,8 +109,8 @@ class Bfcl(Benchmark):
                 handler = self._handler(question, model, ask)
                 try:
                     said, _ = handler.inference(deepcopy(question.truth["entry"]), False, True)
-                except _Unasked:
-                    said, finish = [], PROMPT_TOO_LONG
+                except self.bfcl.PromptTooLong:
+                    said, finish = [], "prompt too long"
                 except Stopped:
                     raise
                 except Exception as failure:  # of bfcl-eval's code, which itself goes on like this
@@ -139,35 +138,32 @@ class Bfcl(Benchmark):
             verdict = self._verdict(question, text, said)
         except Exception as failure:  # of the checker's code, on values it does not expect
             verdict = {"valid": False, "error": [f"the checker raised {failure!r}"]}
-        reason = "" if verdict["valid"] else _reason(verdict["error"])
+        objections = [] if verdict["valid"] else verdict["error"]
+        if isinstance(objections, Mapping):
+            objections = [objections.get("error_message", objections)]
+        reason = "; ".join(map(str, objections))
         measures = {ACCURACY: float(verdict["valid"]), "format": fmean(tidy) if tidy else 0.0}
         return Score(measures, error, reason)
 
-    def _verdict(self, question: Question, text: str, said: Any) -> dict[str, Any]:
+    def _verdict(self, question: Question, text: str, said: Any) -> Any:
         """Judge by bfcl-eval's own function for the category."""
         category, truth, runner = question.category, question.truth, self.bfcl.runner
         if category in MULTI_TURN:
             with self.bfcl.simulation() as model:
-                return dict(
-                    runner._evaluate_single_multi_turn_entry(
-                        self._handler(question, model),
-                        *(question.name, said, truth["accepted"], deepcopy(truth["entry"])),
-                        *(model, category),
-                    )
+                return runner._evaluate_single_multi_turn_entry(
+                    self._handler(question, model),
+                    *(question.name, said, truth["accepted"], deepcopy(truth["entry"])),
+                    *(model, category),
                 )
         of_answer = self._handler(question), question.name, text
         if "accepted" not in truth:
-            return dict(
-                runner._evaluate_single_relevance_entry(*of_answer, {}, bfcl.MODEL, category)
-            )
+            return runner._evaluate_single_relevance_entry(*of_answer, {}, bfcl.MODEL, category)
         language = category.removeprefix("simple_").upper() if category in SIMPLE else "PYTHON"
-        return dict(
-            runner._evaluate_single_ast_entry(
-                *(*of_answer, truth["accepted"], {"function": truth["functions"]}),
-                *(bfcl.MODEL, category),
-                self.bfcl.enums.Language[language],
-                self.bfcl.enums.ReturnFormat[language],
-            )
+        return runner._evaluate_single_ast_entry(
+            *(*of_answer, truth["accepted"], {"function": truth["functions"]}),
+            *(bfcl.MODEL, category),
+            self.bfcl.enums.Language[language],
+            self.bfcl.enums.ReturnFormat[language],
         )
 
     def _handler(self, question: Question, model: str = "", ask: Ask | None = None) -> Handler:
@@ -176,8 +172,7 @@ class Bfcl(Benchmark):
             held_back = entry.get("missed_function", {}).values()
             docs = [*entry["function"], *(doc for turn in held_back for doc in turn)]
             names = [doc["name"] for doc in docs]
-        asking = _checked(ask) if ask else None
-        return self.bfcl.Handler(model or bfcl.MODEL, frame=self.frame, ask=asking, names=names)
+        return self.bfcl.Handler(model or bfcl.MODEL, frame=self.frame, ask=ask, names=names)
 
     def _all_questions(self) -> Iterator[Question]:
         handler = self.bfcl.Handler(frame=self.frame)
@@ -194,23 +189,3 @@ class Bfcl(Benchmark):
                 elif truth is None:
                     kept = {}
                 yield Question(entry["id"], category, handler.messages(data), kept)
-
-
-class _Unasked(Exception):
-    """A prompt grew longer than the model."""
-
-
-def _checked(ask: Ask) -> Ask:
-    def checked(messages: Sequence[Mapping[str, str]]) -> ModelAnswer:
-        answer = ask(messages)
-        if answer.finish == PROMPT_TOO_LONG:
-            raise _Unasked
-        return answer
-
-    return checked
-
-
-def _reason(error: Any) -> str:
-    if isinstance(error, Mapping):
-        error = [error.get("error_message", error)]
-    return "; ".join(str(each) for each in error)

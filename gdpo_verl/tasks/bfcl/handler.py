@@ -31,6 +31,10 @@ _base = bfcl.load_module("model_handler.base_handler")
 vars(_base)["print"] = log.debug  # it prints a line for every step
 
 
+class PromptTooLong(Exception):
+    """A dialogue grew longer than the model."""
+
+
 class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     """Asks in the form of the training data and reads the answers as the reward does.
 
@@ -81,6 +85,8 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[ModelAnswer, float]:
         assert self.ask is not None, "this handler was made to score"
         answer = self.ask(self.messages(inference_data))
+        if answer.finish == "prompt too long":
+            raise PromptTooLong
         self.steps.append(answer)
         return answer, 0.0
 
@@ -153,11 +159,8 @@ bfcl.MODELS[bfcl.MODEL].model_handler = Handler
 def entries(category: str, *, hint: bool) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
     """Load a category: each question, what is shown of it, and the answers that are accepted.
 
-    Args:
-      hint: show the functions as bfcl-eval does, with a hint at their language.
-
-    Returns:
-      to be read only. Questions of relevance have no answers, but None.
+    What is shown is the functions, with a ``hint`` as bfcl-eval does at their language; relevance
+    has None for answers. To be read only.
     """
     asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
     shown = utils.load_dataset_entry(category) if hint else asked
