@@ -91,8 +91,12 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
         [{"file": str(each.path), "model": each.record["model"]} for each in side] for side in sides
     )
     return {
-        **{"a": a, "b": b, "difference": "a - b", "meaning": MEANING},
-        **{"notes": notes, "benchmarks": benchmarks},
+        "a": a,
+        "b": b,
+        "difference": "a - b",
+        "meaning": MEANING,
+        "notes": notes,
+        "benchmarks": benchmarks,
     }
 
 
