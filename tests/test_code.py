@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from programs import (
     ASSERTS,
     CALL,
     CALLS,
-    KEYS,
-    PIECES,
     SCRIPT,
     SCRIPTS,
     TOTAL,
-    answer,
     runs_code,
-    runs_none,
     verdict,
 )
 
 from gdpo_verl.rewards import code as code_rewards
-from gdpo_verl.rewards import declared_components
 from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Status, Unprotected
 
 # ---------------------------------------------------------------- worked by hand
-
-
-def test_it_declares_its_components_and_their_ranges():
-    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
-    assert declared == {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)}
 
 
 def test_every_end_of_a_program_has_a_code():
@@ -135,18 +122,6 @@ def test_what_one_test_leaves_behind_the_next_does_not_find(leave):
 def test_a_method_of_numbers_is_no_function_of_the_programs():
     truth = {"fn_name": "bit_count", "inputs": [[]], "outputs": [0]}
     assert verdict("pass", truth) == (0, 0, ParseError.NO_FUNCTION)
-
-
-@runs_code
-def test_the_length_is_the_one_in_tokens():
-    for length, expected in [(10, 1.0), (11, 0.0)]:
-        result = compute_score("m", answer(CALL), CALLS, {"response_length": length}, limit=10)
-        assert (result["length"], result["pass"]) == (expected, 1.0)
-
-
-def test_without_a_length_it_names_the_manager():
-    with pytest.raises(ValueError, match="gdpo_components"):
-        compute_score("mine", "", SCRIPTS, {}, **runs_none)
 
 
 @runs_code
@@ -312,12 +287,6 @@ def test_a_value_of_any_depth_is_a_verdict(frames):
     assert below(frames) == (1, 1, 0)
 
 
-def test_a_setting_out_of_range_names_its_key():
-    for name in ("timeout", "deadline", "memory_limit_mb"):
-        with pytest.raises(ValueError, match=f"reward_kwargs.{name}"):
-            compute_score("mine", "", SCRIPTS, {"response_length": 1}, **{name: 0}, **runs_none)
-
-
 def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
     def refuse(**settings):
         raise Unprotected("no")
@@ -325,20 +294,6 @@ def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
     monkeypatch.setattr(code_rewards, "best_protection", refuse)
     with pytest.raises(Unprotected):
         compute_score("mine", "", SCRIPTS, {"response_length": 1})
-
-
-@runs_code
-@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_text_gets_the_declared_keys_in_their_ranges(text):
-    for strict in (True, False):
-        extra = {"response_length": 1}
-        result = compute_score("mine", text, SCRIPTS, extra, strict=strict)
-        assert set(result) == KEYS
-        for component in declared_components(compute_score):
-            value = result[component.name]
-            assert math.isfinite(value)
-            assert component.low <= value <= component.high
 
 
 # ---------------------------------------------------------------- HumanEval

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from linear import assert_linear, filled
 
-from gdpo_verl.rewards import declared_components, parse_error
 from gdpo_verl.rewards.gsm8k import ParseError, compute_score, parse_ground_truth
 
 THOUGHT = "<think>6 times 7</think>"
@@ -27,11 +24,6 @@ def verdict(text: str, ground_truth: object = "42", strict: bool = True) -> tupl
     assert result["score"] == sum(components)
     assert set(components) <= {0.0, 1.0}
     return components, ParseError(result["parse_error"])
-
-
-def test_it_declares_its_components_and_their_ranges() -> None:
-    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
-    assert declared == {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)}
 
 
 # ---------------------------------------------------------------- worked by hand
@@ -207,20 +199,6 @@ def test_a_ground_truth_is_a_number(ground_truth: str, number: str) -> None:
     assert parse_ground_truth(ground_truth) == number
 
 
-@pytest.mark.parametrize("ground_truth", ["", "#### ", "forty-two", "1 2", None, 42])
-def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_once(
-    ground_truth: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match=r"^ground_truth: expected "):
-        parse_ground_truth(ground_truth)  # type: ignore[arg-type]
-    monkeypatch.setattr(parse_error, "_warned", set())
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert verdict(tagged("42"), ground_truth) == ((0, 0, 0), ParseError.GROUND_TRUTH)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "gsm8k" in caplog.text
-
-
 @pytest.mark.parametrize("ground_truth", ["", "42 ####", "forty-two", None, 42])
 @pytest.mark.parametrize("answer", ["", tagged("42"), tagged("forty-two")])
 def test_the_published_rules_count_a_malformed_ground_truth(
@@ -228,25 +206,6 @@ def test_the_published_rules_count_a_malformed_ground_truth(
 ) -> None:
     expected = ((0, 0, 0), ParseError.GROUND_TRUTH)
     assert verdict(answer, ground_truth, strict=False) == expected
-
-
-# ---------------------------------------------------------------- any text
-
-PIECES = ["<think>", "</think>", "<answer>", "</answer>", "\n", "42", "-", ",", ".0", "####", "²"]
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.text(st.characters()), st.text(), st.booleans())
-def test_any_text_gives_the_declared_keys_in_range(text: str, truth: str, strict: bool) -> None:
-    verdict(text, truth, strict)
-    verdict(tagged(text), truth, strict)
-
-
-@settings(max_examples=1000, deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans())
-def test_near_valid_text_gives_the_declared_keys_in_range(text: str, strict: bool) -> None:
-    verdict(text, "42", strict)
-    verdict(tagged("42"), text, strict)
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 5))
