@@ -33,28 +33,26 @@ def boxed(answer: str) -> str:
 # ---------------------------------------------------------------- correctness
 
 
+MATRIX = r"\begin{pmatrix}1\\2\end{pmatrix}"
+
+
 @pytest.mark.parametrize(
     ("ground_truth", "right", "wrong"),
     [
-        pytest.param("3", "3.0", "30", id="numbers"),
-        pytest.param("-3", r"x = -3", r"\pm 3", id="signs"),
-        pytest.param("1,000", "1000", "1", id="commas"),
-        pytest.param(r"\frac{1}{2}", "0.5", r"\frac{2}{1}", id="fractions"),
-        pytest.param("1/2", r"\dfrac12", "12", id="fractions on a line"),
-        pytest.param(r"\{1, 2\}", r"\left\{2, 1\right\}", r"\{1, 2, 3\}", id="sets"),
-        pytest.param("[1, 2)", "[1,2)", "(1,2)", id="intervals"),
-        pytest.param(r"(0, 2] \cup [3, \infty)", r"(0,2]\cup[3,\infty)", "(0,2]", id="unions"),
-        pytest.param(r"\sqrt{8}", r"2\sqrt2", "8", id="roots"),
-        pytest.param("x^2 - 1", "(x-1)(x+1)", "x^2+1", id="polynomials"),
-        pytest.param(
-            r"\begin{pmatrix}1\\2\end{pmatrix}",
-            r"\begin{pmatrix}1\\2\end{pmatrix}",
-            r"\begin{pmatrix}2\\1\end{pmatrix}",
-            id="matrices",
-        ),
-        pytest.param(r"\text{Monday}", "Monday", r"\text{Tuesday}", id="words"),
-        pytest.param(r"50\%", "50", "0.5", id="percent"),
-        pytest.param(r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7", "3", id="a box"),
+        ("3", "3.0", "30"),
+        ("-3", r"x = -3", r"\pm 3"),
+        ("1,000", "1000", "1"),
+        (r"\frac{1}{2}", "0.5", r"\frac{2}{1}"),
+        ("1/2", r"\dfrac12", "12"),
+        (r"\{1, 2\}", r"\left\{2, 1\right\}", r"\{1, 2, 3\}"),
+        ("[1, 2)", "[1,2)", "(1,2)"),
+        (r"(0, 2] \cup [3, \infty)", r"(0,2]\cup[3,\infty)", "(0,2]"),
+        (r"\sqrt{8}", r"2\sqrt2", "8"),
+        ("x^2 - 1", "(x-1)(x+1)", "x^2+1"),
+        (MATRIX, MATRIX, r"\begin{pmatrix}2\\1\end{pmatrix}"),
+        (r"\text{Monday}", "Monday", r"\text{Tuesday}"),
+        (r"50\%", "50", "0.5"),
+        (r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7", "3"),
     ],
 )
 def test_equal_formulas_are_right(ground_truth: str, right: str, wrong: str) -> None:
@@ -114,34 +112,10 @@ def test_no_answer_is_right_everywhere(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ground_truth", "same"),
-    [
-        pytest.param("42", "42.", id="a point behind"),
-        pytest.param("5", "5,", id="a comma behind"),
-        pytest.param("5", r"5\,", id="a space behind"),
-        pytest.param(r"\frac13", r"0.\overline{3}", id="a repeating decimal"),
-        pytest.param(r"-\frac{7}{30}", r"-0.2\overline{3}", id="one that repeats late"),
-        pytest.param(r"0.\overline{142857}", r"\frac17", id="one as the ground truth"),
-        pytest.param(r"\emptyset", r"\varnothing", id="the empty set"),
-        pytest.param(r"\varnothing", r"\emptyset", id="the other empty set"),
-        pytest.param("12345", r"12,\!345", id="thousands with a comma and a space back"),
-        pytest.param(r"\frac{12}{5,\!525}", r"\frac{12}{5525}", id="thousands in a fraction"),
-        pytest.param("1000000", r"1\,000\,000", id="thousands with thin spaces"),
-        pytest.param(r"(5, 125)", r"(5,\,125)", id="a comma and a thin space in a pair"),
-    ],
-)
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
-def test_one_formula_may_be_spelt_in_several_ways(ground_truth: str, same: str, strict: bool):
-    assert verdict(boxed(same), ground_truth, strict=strict) == (1.0, ParseError.NONE)
-
-
-@pytest.mark.parametrize(
     ("text", "strict", "code"),
     [
         pytest.param(r"<think>maybe \boxed{3}", 0, "UNCLOSED", id="an unfinished thought"),
-        pytest.param(
-            r"<think>\boxed{3}</think> The answer is 4.", 0, "NO_ANSWER", id="in the thought alone"
-        ),
+        pytest.param(r"<think>\boxed{3}</think> It is 4.", 0, "NO_ANSWER", id="in the thought"),
         pytest.param(r"<think>\boxed{4}</think> \boxed{3}", 1, "NONE", id="behind the thought"),
         pytest.param(r"or \boxed{4}</think> \boxed{3}", 1, "NONE", id="a thought of the template"),
         pytest.param(r"</think> \boxed{3} <think> or", 0, "UNCLOSED", id="thinking again"),
@@ -184,7 +158,13 @@ RIGHT = [
     ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("xy", "yx"),
     (r"\triangle ABC", r"\triangle CAB"), ("10^{-9}", "10^{-9}"), ("0", "-0"),
     (r"1.5\times10^{-8}", r"1.5\times 10^{-8}"),
+    # What stands behind it, repeating decimals, the empty set.
+    ("42", "42."), ("5", "5,"), ("5", r"5\,"), (r"\frac13", r"0.\overline{3}"),
+    (r"-\frac{7}{30}", r"-0.2\overline{3}"), (r"0.\overline{142857}", r"\frac17"),
+    (r"\emptyset", r"\varnothing"), (r"\varnothing", r"\emptyset"),
     # A list, and thousands.
+    ("12345", r"12,\!345"), (r"\frac{12}{5,\!525}", r"\frac{12}{5525}"),
+    ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
     ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"),
     ("(5,125)", "(5, 125)"),
 ]  # fmt: skip
