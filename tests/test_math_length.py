@@ -1,4 +1,4 @@
-"""The mathematics rewards: what is right, what cheats earn, what hangs, any text, the clock."""
+"""The mathematics rewards: what is right, what cheats earn, what hangs, the clock."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from linear import assert_linear, filled, long, seconds
 from gdpo_verl.rewards import math_form, math_length
 from gdpo_verl.rewards.math_length import ParseError, compute_score, parse_ground_truth
 
-SHORT, LONG = {"response_length": 100}, {"response_length": 101}
-
 
 def verdict(
     text: str, ground_truth: object = "3", question: str | None = None, **kwargs: float
 ) -> tuple[float, ParseError]:
     """Correctness and the code."""
-    info = SHORT if question is None else SHORT | {"question": question}
+    info = {"response_length": 100, "question": question}
     result = compute_score("math", text, ground_truth, info, limit=100, **kwargs)
     assert set(result) == {"score", "correctness", "length", "parse_error"}
     assert result["score"] == result["correctness"] + result["length"]

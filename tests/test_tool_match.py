@@ -11,72 +11,46 @@ from tool_calls import ASKED, ONE, THOUGHT, block, call, verdict
 from gdpo_verl.rewards import tool_match
 from gdpo_verl.rewards.tool_call import ParseError, correctness_reward
 
+# Asked for. With two parameters M = 1 + (1 + 2) = 4, with
+# one each M = 1 + 2 + 2 = 5, with two each M = 1 + 3 + 3 = 7; the reward is 6·S/M − 3.
+ONE_CALL = [ONE]
+TWO_CALLS = [call("f", a=1), call("f", a=2)]
+TWO_LONG = [call("f", a=1, b=1), call("f", a=1, b=2)]
 
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+
 @pytest.mark.parametrize(
-    ("calls", "expected"),
+    ("asked", "calls", "strict", "published"),
     [
-        # The call asked for has 2 parameters, so M = 1 + (1 + 2) = 4.
-        pytest.param([ONE], 3.0, id="the call"),
-        pytest.param([call(days=1, city="Paris")], 3.0, id="its parameters in another order"),
-        # S = 1 (names) + 1 (parameter names) + 1 (days equal) = 3; 6·3/4 − 3.
-        pytest.param([call(city="Rome", days=1)], 1.5, id="one value wrong"),
+        pytest.param(ONE_CALL, [ONE], 3.0, 3.0, id="the call"),
+        pytest.param(ONE_CALL, [call(days=1, city="Paris")], 3.0, 3.0, id="in another order"),
+        # S = 1 (names) + 1 (parameter names) + 1 (days equal) = 3.
+        pytest.param(ONE_CALL, [call(city="Rome", days=1)], 1.5, 1.5, id="one value wrong"),
         # S = 1 + 1/2 + 1 = 2.5.
-        pytest.param([call(city="Paris")], 0.75, id="one parameter missing"),
+        pytest.param(ONE_CALL, [call(city="Paris")], 0.75, 0.75, id="one parameter missing"),
         # S = 1 + 2/3 + 2 = 11/3.
-        pytest.param([call(city="Paris", days=1, unit="C")], 2.5, id="one parameter too many"),
+        pytest.param(ONE_CALL, [call(city="Paris", days=1, unit="C")], 2.5, 2.5, id="one too many"),
         # S = 1 + 0 + 0.
-        pytest.param([call(town="Paris")], -1.5, id="only the name right"),
-        pytest.param([call("time", city="Paris", days=1)], -3.0, id="another tool"),
-    ],
-)
-def test_correctness_is_the_share_of_names_and_parameters(calls, expected, strict):
-    answer = f"{THOUGHT}\n{block(*calls)}"
-    assert verdict(answer, strict=strict) == (1.0, pytest.approx(expected), ParseError.NONE)
-
-
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [
-        # Asked: f(a=1), f(a=2), so M = 1 + 2 + 2 = 5.
-        pytest.param([call("f", a=2), call("f", a=1)], 3.0, id="in another order"),
-        # S = 1/2 (names) + 2; nothing is left for the second.
-        pytest.param([call("f", a=1)], 0.0, id="one of two"),
+        pytest.param(ONE_CALL, [call(town="Paris")], -1.5, -1.5, id="only the name right"),
+        pytest.param(ONE_CALL, [call("time", city="Paris", days=1)], -3.0, -3.0, id="another tool"),
+        pytest.param(TWO_CALLS, TWO_CALLS[::-1], 3.0, 3.0, id="two in another order"),
         # S = 1 + 2 (a=1) + 1 (parameter names only).
-        pytest.param([call("f", a=1), call("f", a=1)], 1.8, id="the same one twice"),
+        pytest.param(TWO_CALLS, [call("f", a=1)] * 2, 1.8, 1.8, id="the same one twice"),
+        # The right call alone earns the same wherever it is asked for: S = 1/2 (names) + 1 + 1. The
+        # wrong one alone: S = 1/2 + 1.
+        pytest.param(TWO_CALLS, [call("f", a=1)], 0.0, 0.0, id="the first of two"),
+        pytest.param(TWO_CALLS, [call("f", a=2)], 0.0, -1.2, id="the second of two"),
+        pytest.param(TWO_CALLS, [call("f", a=3)], -1.2, -1.2, id="neither of two"),
+        pytest.param(TWO_CALLS, [call("f", a=2), call("f", a=3)], 1.8, 0.6, id="second and wrong"),
+        # In turn, the first asked for takes the first made, one parameter of two: 1 + 1, and leaves
+        # 1 + 0. At best it takes the second, 1 + 1, and leaves the other its own: 1 + 2.
+        (TWO_LONG, [call("f", a=1, b=2), call("f", a=2, b=1)], 6 * 6 / 7 - 3, 6 * 4 / 7 - 3),
     ],
 )
-def test_each_call_is_matched_with_the_best_unused_one(calls, expected, strict):
-    asked = block(call("f", a=1), call("f", a=2))
-    result = correctness_reward(f"{THOUGHT}\n{block(*calls)}", asked, strict=strict)
-    assert result == pytest.approx(expected)
-
-
-def test_strict_matches_for_the_best_sum_and_the_published_rule_in_turn():
-    asked = block(call("f", a=1, b=1), call("f", a=1, b=2))
-    answer = f"{THOUGHT}\n{block(call('f', a=1, b=2), call('f', a=2, b=1))}"
-    # M = 7. In turn, the first asked for takes the first made, one parameter of two: 1 + 1, and
-    # leaves 1 + 0. At best it takes the second, 1 + 1, and leaves the other its own: 1 + 2.
-    assert correctness_reward(answer, asked, strict=False) == pytest.approx(6 * 4 / 7 - 3)
-    assert correctness_reward(answer, asked) == pytest.approx(6 * 6 / 7 - 3)
-
-
-@pytest.mark.parametrize(
-    ("calls", "strict", "published"),
-    [
-        # Asked: f(a=1), f(a=2), so M = 1 + 2 + 2 = 5. The right call alone, wherever it is asked:
-        # S = 1/2 (names) + 1 + 1. The wrong one alone: S = 1/2 + 1.
-        pytest.param([call("f", a=1)], 0.0, 0.0, id="the first"),
-        pytest.param([call("f", a=2)], 0.0, -1.2, id="the second"),
-        pytest.param([call("f", a=3)], -1.2, -1.2, id="neither"),
-        pytest.param([call("f", a=2), call("f", a=3)], 1.8, 0.6, id="the second and a wrong one"),
-    ],
-)
-def test_a_right_call_earns_the_same_for_any_of_two_asked_for(calls, strict, published):
-    asked, answer = block(call("f", a=1), call("f", a=2)), f"{THOUGHT}\n{block(*calls)}"
-    assert correctness_reward(answer, asked) == pytest.approx(strict)
-    assert correctness_reward(answer, asked, strict=False) == pytest.approx(published)
+def test_correctness_is_the_share_of_names_and_parameters(asked, calls, strict, published):
+    asked, answer = block(*asked), f"{THOUGHT}\n{block(*calls)}"
+    assert verdict(answer, asked) == (1.0, pytest.approx(strict), ParseError.NONE)
+    found = verdict(answer, asked, strict=False)
+    assert found == (1.0, pytest.approx(published), ParseError.NONE)
 
 
 def test_no_repair_of_one_parameter_lowers_the_score():
