@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import HANGS, wait_for
+from waiting import HANGS, is_alive, wait_for
 
 from gdpo_verl.rewards.deadline import DeadlinePool
 
@@ -45,14 +45,6 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pool = DeadlinePool("asked_worker", size=2)
     yield pool
     pool.close()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and waits for its parent does not."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 def test_one_worker_answers_question_after_question(pool: DeadlinePool) -> None:
