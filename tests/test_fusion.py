@@ -31,22 +31,11 @@ class Service(BaseHTTPRequestHandler):
         with Sandbox(best_protection(), limits) as sandbox:
             outcome = sandbox.run(request["code"], request["stdin"])
             status = sandbox.last_status
-        late = outcome.status is Status.TIMEOUT
-        result = {
-            "status": "TimeLimitExceeded" if late else "Finished",
-            "return_code": status,
-            "stdout": outcome.text,
-            "stderr": "",
-            "execution_time": 0.1,
-        }
-        body = {
-            "status": "Success" if outcome.status is Status.OK else "Failed",
-            "message": "",
-            "compile_result": None,
-            "run_result": result,
-            "files": {},
-        }
-        data = json.dumps(body).encode()
+        late, passed = outcome.status is Status.TIMEOUT, outcome.status is Status.OK
+        ended = "TimeLimitExceeded" if late else "Finished"
+        result = {"status": ended, "return_code": status, "stdout": outcome.text, "stderr": ""}
+        body = {"status": "Success" if passed else "Failed", "message": "", "run_result": result}
+        data = json.dumps(body | {"compile_result": None}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
