@@ -29,6 +29,16 @@ from gdpo_verl.rewards.code import find_code
         pytest.param("hm</think>\n```python\nb\n```", "b\n", id="after the thought"),
         pytest.param("<think>```python\na\n```", "", id="a thought without end"),
         pytest.param("print(1)", "", id="no fence"),
+        pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
+        pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
+        pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
+        pytest.param("```python\na\n```.", "a\n", id="a full stop"),
+        pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
+        pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
+        pytest.param("```python\n'''\n</think>\n'''\n```", "'''\n</think>\n'''\n", id="in a text"),
+        pytest.param("```python\n    # a\nb\n  c\n```", "    # a\nb\n  c\n", id="a comment first"),
+        pytest.param("```python\n```python\na\n```", "a\n", id="opened twice"),
+        pytest.param("```python\na\n```\nNo ``<think>`` here.", "a\n", id="a span of two"),
     ],
 )  # fmt: skip
 def test_the_last_python_block_after_the_thought_counts(text, expected):
@@ -101,7 +111,8 @@ def test_fences_and_thoughts_are_read_as_they_are_written(text, program):
 
 
 PYTHON = ["py3", "Python 3", "PYTHON", "python3.11", "python:main.py", "{.python .lines}"]
-PYTHON += ["main.py", 'python title="a.py"', "{ .py }", " python "]
+PYTHON += ["main.py", 'python title="a.py"', "{ .py }", " python ", "pypy3", "ipython3"]
+PYTHON += ["python-3", "python_code", "x-python", "a.v2.py"]
 
 
 @pytest.mark.parametrize("label", [*PYTHON, "pycon", "python-repl", "pytb", "text", "c++", "ruby"])
@@ -109,32 +120,6 @@ def test_a_label_names_python_in_any_spelling_or_another_language(label):
     block = "```{}\n{}\n```\n"
     found = find_code(block.format(label, "labelled") + block.format("", "plain"))
     assert found == ("labelled\n" if label in PYTHON else "plain\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
-        pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
-        pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
-        pytest.param("```python\na\n```.", "a\n", id="a full stop"),
-        pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
-        pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
-        pytest.param("```python\n'''\n</think>\n'''\n```", "'''\n</think>\n'''\n", id="in a text"),
-        pytest.param("```python\n    # a\nb\n  c\n```", "    # a\nb\n  c\n", id="a comment first"),
-        pytest.param("```python\n```python\na\n```", "a\n", id="opened twice"),
-        pytest.param("```python\na\n```\nNo ``<think>`` here.", "a\n", id="a span of two"),
-    ],
-)  # fmt: skip
-def test_what_stands_around_the_block_is_left_out(text, expected):
-    assert find_code(text) == expected
-
-
-@pytest.mark.parametrize(
-    "label", ["pypy3", "ipython3", "python-3", "python_code", "x-python", "a.v2.py"]
-)
-def test_python_has_many_labels(label):
-    assert find_code(f"```{label}\na\n```\n```bash\nb\n```") == "a\n"
 
 
 def test_a_block_that_shows_the_functions_use_is_not_the_answer():

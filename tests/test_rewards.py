@@ -15,14 +15,7 @@ import tool_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gdpo_verl.rewards import (
-    code,
-    declared_components,
-    gsm8k,
-    math_length,
-    parse_error,
-    tool_call,
-)
+from gdpo_verl.rewards import code, declared_components, gsm8k, math_length, parse_error, tool_call
 from gdpo_verl.rewards.parse_error import ParseError
 
 
@@ -141,7 +134,8 @@ def test_any_text_gives_the_declared_keys_in_range(name):
 DEEP: list = []
 for _ in range(900):
     DEEP = [DEEP]
-
+SCRIPTS = [([], []), (["1"], []), ([1], ["1"]), (["1"], [None]), ([DEEP], ["1"])]
+CALLS = [("nan,", "1"), (3, 1), ("[" * 700 + "]" * 700, "1"), (DEEP, 1), ([1], DEEP)]
 MALFORMED = {
     "gsm8k": ["", "#### ", "forty-two", "1 2", None, 42],
     "math_length": ["", r"\frac{", r"\boxed{3", "@#", "9" * 10_001, None, 3],
@@ -157,22 +151,11 @@ MALFORMED = {
     ],
     "code": [
         *("", "[" * 100_000, "[]", None, "{}"),
-        {"inputs": [], "outputs": []},
-        {"inputs": ["1"], "outputs": []},
-        {"inputs": [1], "outputs": ["1"]},
-        {"inputs": ["1"], "outputs": [None]},
-        {"inputs": [DEEP], "outputs": ["1"]},
+        *({"inputs": given, "outputs": asked} for given, asked in SCRIPTS),
+        *({"fn_name": "f", "inputs": [given], "outputs": [asked]} for given, asked in CALLS),
         {"fn_name": "a b", "inputs": [[]], "outputs": [1]},
-        {"fn_name": "f", "inputs": ["nan,"], "outputs": ["1"]},
-        {"fn_name": "f", "inputs": [3], "outputs": [1]},
-        {"fn_name": "f", "inputs": ["[" * 700 + "]" * 700], "outputs": ["1"]},
-        {"fn_name": "f", "inputs": [DEEP], "outputs": [1]},
-        {"fn_name": "f", "inputs": [[1]], "outputs": [DEEP]},
+        *({"entry_point": "f", "test": test} for test in ("-" * 100_000 + "1", [], [3], "def (")),
         {"entry_point": "f"},
-        {"entry_point": "f", "test": "-" * 100_000 + "1"},
-        {"entry_point": "f", "test": []},
-        {"entry_point": "f", "test": [3]},
-        {"entry_point": "f", "test": "def ("},
         {"entry_point": 3, "test": "pass"},
     ],
 }
