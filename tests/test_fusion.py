@@ -7,7 +7,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from programs import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
+from programs import ASSERTS, CALL, CALLS, SCRIPT, SCRIPTS, TOTAL, verdict
+from sandboxes import HOLDS
 
 from gdpo_verl.rewards.code import ParseError
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection
@@ -47,8 +48,6 @@ class Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service():
-    if HOLDS is None:
-        pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -60,6 +59,7 @@ def service():
     server.server_close()
 
 
+@HOLDS
 @pytest.mark.parametrize(
     ("code", "tests", "expected"),
     [
@@ -88,6 +88,7 @@ def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(
     assert semaphore.acquire(blocking=False)
 
 
+@HOLDS
 def test_a_busy_service_is_asked_again_and_a_broken_one_stops_the_run(service):
     Service.failures = 1
     assert verdict(SCRIPT, SCRIPTS, sandbox_fusion_url=service) == (1, 1, 0)

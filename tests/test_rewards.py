@@ -14,6 +14,7 @@ import pytest
 import tool_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sandboxes import HOLDS
 
 from gdpo_verl.rewards import code, declared_components, gsm8k, math_length, parse_error, tool_call
 from gdpo_verl.rewards.parse_error import ParseError
@@ -103,7 +104,7 @@ REWARDS = {
         graded="pass",
     ),
 }
-RUN = [pytest.param(name, marks=programs.runs_code if name == "code" else ()) for name in REWARDS]
+RUN = [pytest.param(name, marks=HOLDS if name == "code" else ()) for name in REWARDS]
 
 
 @pytest.mark.parametrize("name", REWARDS)
@@ -185,7 +186,7 @@ def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_on
 
 # ---------------------------------------------------------------- settings, and the length
 
-WITH_LENGTH = ["math_length", pytest.param("code", marks=programs.runs_code)]
+WITH_LENGTH = ["math_length", pytest.param("code", marks=HOLDS)]
 
 
 @pytest.mark.parametrize(

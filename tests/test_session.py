@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from sandboxes import FOUND, HOLDS, still_works
 from sandboxes import sandbox as sandbox
@@ -66,11 +67,8 @@ sys.stdin.read()
 @pytest.mark.parametrize("name", [found.name for found in FOUND] + ["unprotected"])
 def test_no_process_is_left_however_it_ends(name, attack, end):
     timeout = "2" if end == "deadline" else "60"
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, name, attack, timeout, DEAF],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    command = [sys.executable, "-c", TRAINER, name, attack, timeout, DEAF]
+    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert trainer.stdin
     assert trainer.stdout
     try:
@@ -94,20 +92,11 @@ def test_no_process_is_left_however_it_ends(name, attack, end):
         trainer.communicate()
 
 
-def children(of: int | None = None) -> list[int]:
-    """All processes below one, of the second generation and later too."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            parents[int(entry.name)] = int(stat[1])
-    found: list[int] = [of or os.getpid()]
-    for ancestor in found:
-        found += [pid for pid, parent in parents.items() if parent == ancestor]
-    return found[1:]
+def children(of: int) -> list[int]:
+    """All processes below one, of the second generation and later too, parents first."""
+    if not psutil.pid_exists(of):
+        return []
+    return [process.pid for process in psutil.Process(of).children(recursive=True)]
 
 
 @HOLDS
