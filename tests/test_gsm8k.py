@@ -31,7 +31,7 @@ def verdict(text: str, ground_truth: object = "42", strict: bool = True) -> tupl
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_the_plain_answer_earns_everything(strict: bool) -> None:
+def test_the_plain_answer_earns_everything(strict):
     assert verdict(tagged("42"), strict=strict) == ((1, 1, 1), ParseError.NONE)
     assert verdict(tagged(" 42\n"), "So 6 · 7 = 42.\n#### 42", strict) == ((1, 1, 1), 0)
     assert verdict(tagged("41"), strict=strict) == ((0, 1, 1), ParseError.NONE)
@@ -76,7 +76,7 @@ ANSWERS = [
     ("answer", "truth", "strict", "published"),
     [(answer, *earned) for *earned, answers in ANSWERS for answer in answers],
 )
-def test_answers_are_numbers(answer: str, truth: str, strict: tuple, published: tuple) -> None:
+def test_answers_are_numbers(answer, truth, strict, published):
     assert verdict(tagged(answer), truth)[0][:2] == strict
     assert verdict(tagged(answer), truth, strict=False)[0][:2] == published
 
@@ -105,12 +105,12 @@ def test_answers_are_numbers(answer: str, truth: str, strict: tuple, published: 
         *((tagged("42") + token, (1, 1, 1), "NONE", (1, 1, 0)) for token in END_TOKENS),
     ],
 )
-def test_shapes_are_read_and_scored(text: str, strict: tuple, code: str, published: tuple) -> None:
+def test_shapes_are_read_and_scored(text, strict, code, published):
     assert verdict(text) == (strict, ParseError[code])
     assert verdict(text, strict=False)[0] == published
 
 
-def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends() -> None:
+def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends():
     # $ matches at the end and before a newline that is the last character.
     for behind, form in (("", 1), ("\n", 1), ("\n\n", 0), (" ", 0), ("\r\n", 0)):
         assert verdict(tagged("42") + behind, strict=False)[0] == (1, 1, form)
@@ -126,7 +126,7 @@ def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends
         (tagged(""), "UNREADABLE"),
     ],
 )
-def test_the_published_rules_say_why_an_answer_is_no_number(text: str, code: str) -> None:
+def test_the_published_rules_say_why_an_answer_is_no_number(text, code):
     assert verdict(text, strict=False)[1] == ParseError[code]
 
 
@@ -137,21 +137,19 @@ def test_the_published_rules_say_why_an_answer_is_no_number(text: str, code: str
     ("ground_truth", "number"),
     [("42", "42"), ("#### 1,234", "1234"), ("7 - 10 = -3\n#### -3", "-3"), ("2.50", "2.5")],
 )
-def test_a_ground_truth_is_a_number(ground_truth: str, number: str) -> None:
+def test_a_ground_truth_is_a_number(ground_truth, number):
     assert parse_ground_truth(ground_truth) == number
 
 
 @pytest.mark.parametrize("ground_truth", ["", "42 ####", "forty-two", None, 42])
 @pytest.mark.parametrize("answer", ["", tagged("42"), tagged("forty-two")])
-def test_the_published_rules_count_a_malformed_ground_truth(
-    answer: str, ground_truth: object
-) -> None:
+def test_the_published_rules_count_a_malformed_ground_truth(answer, ground_truth):
     expected = ((0, 0, 0), ParseError.GROUND_TRUTH)
     assert verdict(answer, ground_truth, strict=False) == expected
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 5))
-def test_every_spelling_of_an_integer_is_right_and_an_integer(number: int, zeros: int) -> None:
+def test_every_spelling_of_an_integer_is_right_and_an_integer(number, zeros):
     for spelling in (f"{number}", f"{number:,}", f"{number:+}", f"{number}.{'0' * zeros}"):
         assert verdict(tagged(spelling), f"#### {number}") == ((1, 1, 1), ParseError.NONE)
         assert verdict(tagged(spelling), f"{number + 1}") == ((0, 1, 1), ParseError.NONE)
@@ -180,5 +178,5 @@ WORST = {
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
 @pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())
-def test_the_time_is_linear_in_the_text(text, strict: bool) -> None:
+def test_the_time_is_linear_in_the_text(text, strict):
     assert_linear(lambda answer: compute_score("gsm8k", answer, "9" * 4000, strict=strict), text)

@@ -80,7 +80,7 @@ def succeeds(call: Any, *args: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_refused_is_what_verl_cannot_use(name: str, tmp_path: Path) -> None:
+def test_what_is_refused_is_what_verl_cannot_use(name, tmp_path):
     value, trains, validates, validates_groups = VALUES[name]
     assert succeeds(train_on, value) is trains
     assert (score_problem(value) == "") is trains
@@ -91,7 +91,7 @@ def test_what_is_refused_is_what_verl_cannot_use(name: str, tmp_path: Path) -> N
         assert all(type(value).__name__ in problem for problem in problems)
 
 
-def test_texts_and_numbers_of_one_prompt_are_refused() -> None:
+def test_texts_and_numbers_of_one_prompt_are_refused():
     rows = [{"why": "late"}, {"why": 1.0, "acc": 1}, {"why": 2.0}]
     assert unloggable(config(1), rows) == []
     (problem,) = unloggable(config(2), rows)
@@ -99,9 +99,7 @@ def test_texts_and_numbers_of_one_prompt_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["input", "output", "gts", "step"])
-def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(name, tmp_path):
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     columns = [["asked"], ["answered"], ["truth"], [1.0]]
