@@ -27,7 +27,7 @@ class Reward:
     module: ModuleType
     components: dict[str, tuple[float, float]]
     wrap: Callable[[str], str]
-    right: str
+    right: str  # what `wrap` makes a right answer of
     truths: list[str]
     pieces: list[str]
     examples: int
@@ -48,24 +48,12 @@ class Reward:
         return result
 
 
-def tagged(answer: str) -> str:
-    return f"<think>6 times 7</think>\n<answer>{answer}</answer>"
-
-
-def boxed(answer: str) -> str:
-    return f"So the answer is $\\boxed{{{answer}}}$."
-
-
-def called(text: str) -> str:
-    return f"{tool_calls.THOUGHT}\n{tool_calls.block(text)}"
-
-
 REWARDS = {
     "gsm8k": Reward(
         gsm8k,
         {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
-        tagged,
-        right=tagged("42"),
+        lambda text: f"<think>6 times 7</think>\n<answer>{text}</answer>",
+        right="42",
         truths=["42"],
         pieces=["<think>", "</think>", "<answer>", "</answer>", "\n", *"42-,#²", ".0", "####"],
         examples=1500,
@@ -73,8 +61,8 @@ REWARDS = {
     "math_length": Reward(
         math_length,
         {"correctness": (0, 1), "length": (0, 1)},
-        boxed,
-        right=boxed("3"),
+        lambda text: f"So the answer is $\\boxed{{{text}}}$.",
+        right="3",
         truths=["3"],
         pieces=[r"\boxed{", r"\frac", r"\}", r"\text{", *"}{3x\\^=,$é"],
         examples=450,
@@ -82,8 +70,8 @@ REWARDS = {
     "tool_call": Reward(
         tool_call,
         {"format": (0, 1), "correctness": (-3, 3)},
-        called,
-        right=tool_calls.ANSWER,
+        tool_calls.calling,
+        right=tool_calls.ONE,
         truths=[*tool_calls.OWN_ROWS, tool_calls.block("not json"), "", "<response>"],
         pieces=[
             *(*tool_calls.SNIPPETS, *tool_calls.OWN_ROWS, tool_calls.ASKED, tool_calls.ONE),
@@ -96,7 +84,7 @@ REWARDS = {
         code,
         {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
         programs.answer,
-        right=programs.answer(programs.SCRIPT),
+        right=programs.SCRIPT,
         truths=[programs.SCRIPTS],
         pieces=programs.PIECES,
         examples=40,
@@ -125,7 +113,7 @@ def test_any_text_gives_the_declared_keys_in_range(name):
             given = {"strict": strict} | ({"deadline": 2.0} if name == "math_length" else {})
             reward(text, truth, **given)
             reward(reward.wrap(text), truth, **given)
-            reward(reward.right, text, **given)
+            reward(reward.wrap(reward.right), text, **given)
 
     judge()
 
@@ -176,7 +164,7 @@ def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_on
     monkeypatch.setattr(parse_error, "_warned", set())
     lowest = {component: low for component, (low, _) in reward.components.items()}
     lowest |= {"score": sum(lowest.values()), "parse_error": ParseError.GROUND_TRUTH}
-    answers = [reward.right, reward.wrap(str(truth)[:100].replace("{", ""))]
+    answers = [*map(reward.wrap, (reward.right, str(truth)[:100].replace("{", "")))]
     # math-verify reads the ground truth together with a box.
     for answer in answers if name == "math_length" else ["", *answers]:
         assert reward(answer, truth) == lowest
@@ -195,9 +183,10 @@ WITH_LENGTH = ["math_length", pytest.param("code", marks=HOLDS)]
 )
 @pytest.mark.parametrize("name", WITH_LENGTH)
 def test_length_is_one_up_to_the_limit_and_asks_for_no_right_answer(name, tokens, given, expected):
-    first = next(iter(REWARDS[name].components))
-    for answer, right in (("", 0), (REWARDS[name].right, 1)):
-        result = REWARDS[name](answer, REWARDS[name].truths[0], tokens, **given)
+    reward = REWARDS[name]
+    first = next(iter(reward.components))
+    for answer, right in (("", 0), (reward.wrap(reward.right), 1)):
+        result = reward(answer, reward.truths[0], tokens, **given)
         assert (result["length"], result[first]) == (expected, right)
 
 

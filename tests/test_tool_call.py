@@ -21,6 +21,7 @@ from tool_calls import (
     bad,
     block,
     call,
+    calling,
     real_rows,
     verdict,
 )
@@ -149,24 +150,24 @@ JSON = st.recursive(
 @given(st.lists(JSON, min_size=1, max_size=3), st.booleans())
 def test_any_json_between_the_tags_gives_the_declared_keys_in_range(values, strict):
     lines = [json.dumps({"name": "f", "parameters": value}) for value in values]
-    answer = f"{THOUGHT}\n{block(*lines)}"
+    answer = calling(*lines)
     for ground_truth in (ASKED, answer):
         assert_declared(answer, ground_truth, strict)
-        assert_declared(f"{THOUGHT}\n{block(json.dumps(values))}", ground_truth, strict)
+        assert_declared(calling(json.dumps(values)), ground_truth, strict)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.text(max_size=9), st.text() | st.integers(-9, 9)), st.text())
 def test_a_well_formed_answer_always_earns_everything(parameters, name):
     line = json.dumps({"name": name, "parameters": parameters}, ensure_ascii=False)
-    assert verdict(f"{THOUGHT}\n{block(line)}", block(line)) == GOOD
+    assert verdict(calling(line), block(line)) == GOOD
 
 
 def test_values_nested_to_the_limit_are_counted_and_never_raise():
     for depth in (100, 300, 400, 450, 490, 900, 980, 990):
         line = f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}'
         for strict in (True, False):
-            assert_declared(f"{THOUGHT}\n{block(line)}", block(line), strict)
+            assert_declared(calling(line), block(line), strict)
 
 
 # ---------------------------------------------------------------- on the clock

@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_calls import ASKED, ONE, THOUGHT, block, call, verdict
+from tool_calls import ASKED, ONE, block, call, calling, verdict
 
 from gdpo_verl.rewards import tool_match
 from gdpo_verl.rewards.tool_call import ParseError, correctness_reward
@@ -47,7 +47,7 @@ TWO_LONG = [call("f", a=1, b=1), call("f", a=1, b=2)]
     ],
 )
 def test_correctness_is_the_share_of_names_and_parameters(asked, calls, strict, published):
-    asked, answer = block(*asked), f"{THOUGHT}\n{block(*calls)}"
+    asked, answer = block(*asked), calling(*calls)
     assert verdict(answer, asked) == (1.0, pytest.approx(strict), ParseError.NONE)
     found = verdict(answer, asked, strict=False)
     assert found == (1.0, pytest.approx(published), ParseError.NONE)
@@ -63,8 +63,7 @@ def test_no_repair_of_one_parameter_lowers_the_score():
         asked_for = block(*[call("f", **one) for one in asked])
 
         def score(asked_for=asked_for, order=order, made=made):
-            lines = [call("f", **made[i]) for i in order]
-            return correctness_reward(f"{THOUGHT}\n{block(*lines)}", asked_for)
+            return correctness_reward(calling(*(call("f", **made[i]) for i in order)), asked_for)
 
         before = score()
         for i, key in rng.sample(wrong, min(1, len(wrong))):
@@ -95,7 +94,7 @@ def test_of_many_calls_each_takes_the_first_best_unused_one(strict):
     # The 1st matches call 300 with 1 + 2. Then call 0, the first with a=1, matches the 2nd with
     # 1/2 + 1, and call 299 the 3rd with 1 + 1. S = 3/301 (names) + 6.5, M = 1 + 3 + 3 + 2.
     calls = [call("f", a=1), *[call("f", a=2)] * 298, call("f", a=[3]), call("f", b=1, a=1)]
-    result = correctness_reward(f"{THOUGHT}\n{block(*calls)}", asked, strict=strict)
+    result = correctness_reward(calling(*calls), asked, strict=strict)
     # Strict: of 301 calls 3 are used, and each other one costs 1 + 1.
     assert result == pytest.approx(6 * (3 / 301 + 6.5) / (9 + 2 * 298 * strict) - 3)
 
@@ -120,7 +119,7 @@ def test_of_many_calls_each_takes_the_first_best_unused_one(strict):
 )
 def test_values_are_equal_as_json_values_are(asked, given, equal):
     lines = [f'{{"name": "f", "parameters": {{"a": {value}}}}}' for value in (asked, given)]
-    result = verdict(f"{THOUGHT}\n{block(lines[1])}", block(lines[0]))
+    result = verdict(calling(lines[1]), block(lines[0]))
     # Of S = 1 + 1 + 1 and M = 3, an unequal value takes 1 away.
     assert result == (1.0, 3.0 if equal else 1.0, ParseError.NONE)
 
@@ -128,7 +127,7 @@ def test_values_are_equal_as_json_values_are(asked, given, equal):
 def test_many_of_the_shortest_calls():
     line = '{"name":"","parameters":{}}'
     count = 3_500
-    answer = f"{THOUGHT}\n{block(*[line] * count)}"
+    answer = calling(*[line] * count)
     # J(names) = 0; M = 4 and 1 more for every call but the first, which fills the place.
     assert verdict(answer) == (1.0, -3.0, ParseError.NONE)
     assert correctness_reward(answer, block(line)) == pytest.approx(
@@ -149,7 +148,7 @@ def test_many_of_the_shortest_calls():
 )
 def test_junk_parameters_do_not_pay(junk, strict, published):
     line = call(city="Paris", days=1, **{f"junk{i}": 0 for i in range(junk)})
-    answer = f"{THOUGHT}\n{block(line)}"
+    answer = calling(line)
     assert correctness_reward(answer, ASKED) == pytest.approx(strict)
     assert correctness_reward(answer, ASKED, strict=False) == pytest.approx(published)
 
@@ -160,7 +159,7 @@ def test_the_score_falls_with_every_sprayed_call(position):
         for count in range(100):
             lines = [call(f"tool_{i}", a=1) for i in range(count)]
             lines.insert(0 if position == "first" else count, ONE)
-            yield correctness_reward(f"{THOUGHT}\n{block(*lines)}", ASKED, strict=strict)
+            yield correctness_reward(calling(*lines), ASKED, strict=strict)
 
     strict, published = list(curve(True)), list(curve(False))
     # S = 1/(1+k) + 3; M = 4, and 2 more for every sprayed call of one parameter.
@@ -177,7 +176,7 @@ def test_only_unused_calls_beyond_the_number_asked_cost():
     wrong, costly = call("x"), call("y", a=1, b=2, c=3)
     # M = 5. The first unused call stands in for the missing g, the second adds 1 + 3.
     # S = 1/4 (names) + 2.
-    answer = f"{THOUGHT}\n{block(call('f', a=1), wrong, costly)}"
+    answer = calling(call("f", a=1), wrong, costly)
     assert correctness_reward(answer, asked) == pytest.approx(6 * 2.25 / 9 - 3)
-    answer = f"{THOUGHT}\n{block(call('f', a=1), costly)}"
+    answer = calling(call("f", a=1), costly)
     assert correctness_reward(answer, asked) == correctness_reward(answer, asked, strict=False)
