@@ -87,7 +87,7 @@ REWARDS = {
         right=programs.SCRIPT,
         truths=[programs.SCRIPTS],
         pieces=programs.PIECES,
-        examples=40,
+        examples=60,
         settings=programs.PATIENT | programs.runs_none,
         graded="pass",
     ),
@@ -106,14 +106,16 @@ def test_any_text_gives_the_declared_keys_in_range(name):
     reward = REWARDS[name]
     near = st.lists(st.sampled_from(reward.pieces) | st.text(max_size=5), max_size=12)
 
-    @given(st.text(st.characters()) | near.map("".join), st.sampled_from(reward.truths))
+    @given(st.text(st.characters()) | near.map("".join), st.sampled_from(reward.truths) | st.text())
     @settings(max_examples=reward.examples, deadline=None, suppress_health_check=list(HealthCheck))
     def judge(text, truth):
+        right = reward.wrap(reward.right)
         for strict in (True, False):
             given = {"strict": strict} | ({"deadline": 2.0} if name == "math_length" else {})
-            reward(text, truth, **given)
-            reward(reward.wrap(text), truth, **given)
-            reward(reward.wrap(reward.right), text, **given)
+            for answer, asked in ((text, truth), (reward.wrap(text), truth), (right, text)):
+                result = reward(answer, asked, **given)
+                can_be_judged = result["parse_error"] != ParseError.GROUND_TRUTH
+                assert result.get("length", can_be_judged) == can_be_judged
 
     judge()
 
@@ -148,9 +150,7 @@ MALFORMED = {
         {"entry_point": 3, "test": "pass"},
     ],
 }
-FOUND = {"tool_call": ".*(cannot be read|expected text)", "gsm8k": "expected "}
-
-
+SAID = {"tool_call": ".*(cannot be read|expected text)", "gsm8k": "expected "}
 CASES = [(name, index) for name, truths in MALFORMED.items() for index in range(len(truths))]
 
 
@@ -159,7 +159,7 @@ def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_on
     name, index, caplog, monkeypatch
 ):
     reward, truth = REWARDS[name], MALFORMED[name][index]
-    with pytest.raises(ValueError, match=f"^ground_truth: {FOUND.get(name, '')}"):
+    with pytest.raises(ValueError, match=f"^ground_truth: {SAID.get(name, '')}"):
         reward.module.parse_ground_truth(truth)
     monkeypatch.setattr(parse_error, "_warned", set())
     lowest = {component: low for component, (low, _) in reward.components.items()}

@@ -1,6 +1,5 @@
-"""The tool-calling rewards: by hand, by property, on any text, on the clock."""
+"""The tool-calling rewards: by hand, by property, on the clock."""
 
-import doctest
 import json
 import math
 import sys
@@ -53,9 +52,7 @@ import hostile_texts
         pytest.param(f"{ANSWER} Bye.", ASKED, 0.0, id="text behind"),
         pytest.param(f"{THOUGHT} {ASKED}", ASKED, 0.0, id="no newline after think"),
         pytest.param(f"{THOUGHT}\n{RESPONSE * 2}", RESPONSE, 0.0, id="two responses"),
-        pytest.param(
-            f"{THOUGHT}\n{RESPONSE}</response>", RESPONSE, 0.0, id="response closed twice"
-        ),
+        pytest.param(f"{THOUGHT}\n{RESPONSE}</response>", RESPONSE, 0.0, id="closed twice"),
         pytest.param(ANSWER.replace(f"\n{ONE}", ONE), ASKED, 0.0, id="no newline before the call"),
         pytest.param(ANSWER.replace(f"{ONE}\n", ONE), ASKED, 0.0, id="no newline after the call"),
         pytest.param("", RESPONSE, 0.0, id="empty"),
@@ -63,10 +60,6 @@ import hostile_texts
 )
 def test_format_is_the_shape_of_the_ground_truth(response, ground_truth, expected, strict):
     assert format_reward(response, ground_truth, strict=strict) == expected
-
-
-def test_the_example_in_the_documentation_runs():
-    assert doctest.testmod(tool_call).failed == 0
 
 
 def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
@@ -149,8 +142,7 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(JSON, min_size=1, max_size=3), st.booleans())
 def test_any_json_between_the_tags_gives_the_declared_keys_in_range(values, strict):
-    lines = [json.dumps({"name": "f", "parameters": value}) for value in values]
-    answer = calling(*lines)
+    answer = calling(*(json.dumps({"name": "f", "parameters": value}) for value in values))
     for ground_truth in (ASKED, answer):
         assert_declared(answer, ground_truth, strict)
         assert_declared(calling(json.dumps(values)), ground_truth, strict)
