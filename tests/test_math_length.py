@@ -11,9 +11,7 @@ from gdpo_verl.rewards import math_form, math_length
 from gdpo_verl.rewards.math_length import ParseError, compute_score, parse_ground_truth
 
 
-def verdict(
-    text: str, ground_truth: object = "3", question: str | None = None, **kwargs: float
-) -> tuple[float, ParseError]:
+def verdict(text, ground_truth="3", question=None, **kwargs):
     """Correctness and the code."""
     info = {"response_length": 100, "question": question}
     result = compute_score("math", text, ground_truth, info, limit=100, **kwargs)
@@ -24,7 +22,7 @@ def verdict(
     return result["correctness"], ParseError(result["parse_error"])
 
 
-def boxed(answer: str) -> str:
+def boxed(answer):
     return f"So the answer is $\\boxed{{{answer}}}$."
 
 
@@ -53,7 +51,7 @@ MATRIX = r"\begin{pmatrix}1\\2\end{pmatrix}"
         (r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7", "3"),
     ],
 )
-def test_equal_formulas_are_right(ground_truth: str, right: str, wrong: str) -> None:
+def test_equal_formulas_are_right(ground_truth, right, wrong):
     assert verdict(boxed(right), ground_truth) == (1.0, ParseError.NONE)
     assert verdict(boxed(wrong), ground_truth) == (0.0, ParseError.NONE)
     parse_ground_truth(ground_truth)
@@ -86,11 +84,11 @@ def test_equal_formulas_are_right(ground_truth: str, right: str, wrong: str) -> 
         pytest.param(r"\boxed{\text{final answer is } $3$, $4$}", 0, "NONE", id="a sentence"),
     ],
 )
-def test_the_last_box_counts_and_holds_one_answer(text: str, correctness: int, code: str) -> None:
+def test_the_last_box_counts_and_holds_one_answer(text, correctness, code):
     assert verdict(text) == (correctness, ParseError[code])
 
 
-def test_braces_inside_the_box_are_matched_and_escaped_ones_are_not() -> None:
+def test_braces_inside_the_box_are_matched_and_escaped_ones_are_not():
     assert math_length._last_box(r"\boxed{\frac{1}{2}} }") == (r"\frac{1}{2}", 0)
     assert math_length._last_box(r"\boxed{\left\{ 1 \right.} }") == (r"\left\{ 1 \right.", 0)
     assert math_length._last_box(r"\boxed{1 \\} }") == (r"1 \\", 0)
@@ -105,7 +103,7 @@ GOLD = ["3", "-4", r"\frac12", "(1,2)", "[1,2)", r"\{1,2\}", "x+1", r"\text{Mond
 
 
 @pytest.mark.parametrize("answer", UNIVERSAL)
-def test_no_answer_is_right_everywhere(answer: str) -> None:
+def test_no_answer_is_right_everywhere(answer):
     assert sum(verdict(boxed(answer), gold)[0] for gold in GOLD) == 0
 
 
@@ -119,7 +117,7 @@ def test_no_answer_is_right_everywhere(answer: str) -> None:
         pytest.param(r"</think> \boxed{3} <think> or", 0, "UNCLOSED", id="thinking again"),
     ],
 )
-def test_the_box_stands_behind_the_thought(text: str, strict: int, code: str) -> None:
+def test_the_box_stands_behind_the_thought(text, strict, code):
     assert verdict(text) == (strict, ParseError[code])
     assert verdict(text, strict=False) == (1.0, ParseError.NONE)
 
@@ -189,25 +187,25 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), RIGHT)
-def test_a_right_answer_is_paid_in_any_spelling(ground_truth: str, answer: str) -> None:
+def test_a_right_answer_is_paid_in_any_spelling(ground_truth, answer):
     for strict in (True, False):
         paid = verdict(boxed(answer), ground_truth, strict=strict)
         assert paid == (1.0, ParseError.NONE)
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), UNEVALUATED)
-def test_what_is_still_to_be_evaluated_is_no_answer(ground_truth: str, answer: str) -> None:
+def test_what_is_still_to_be_evaluated_is_no_answer(ground_truth, answer):
     assert verdict(boxed(answer), ground_truth)[0] == 0
     assert verdict(boxed(answer), answer) == (1.0, ParseError.NONE)  # where it was asked for
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), DIFFERENT)
-def test_another_letter_or_number_is_wrong(ground_truth: str, answer: str) -> None:
+def test_another_letter_or_number_is_wrong(ground_truth, answer):
     assert verdict(boxed(answer), ground_truth) == (0.0, ParseError.NONE)
     assert verdict(boxed(answer), ground_truth, strict=False) == (1.0, ParseError.NONE)
 
 
-def test_the_lenient_verdict_is_math_verifys() -> None:
+def test_the_lenient_verdict_is_math_verifys():
     echo = boxed(r"\int_{0}^{2} \int_{0}^{1}(x+2) d x d y")
     assert verdict(echo, "5") == (0.0, ParseError.NOT_EVALUATED)
     assert verdict(echo, "5", strict=False) == (1.0, ParseError.NONE)
@@ -234,8 +232,8 @@ def test_the_lenient_verdict_is_math_verifys() -> None:
     ],
 )
 def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(
-    question: str, ground_truth: str, echo: str, answer: str
-) -> None:
+    question, ground_truth, echo, answer
+):
     assert verdict(boxed(echo), ground_truth) == (1.0, ParseError.NONE)
     assert verdict(boxed(echo), ground_truth, question) == (0.0, ParseError.NOT_EVALUATED)
     assert verdict(boxed(answer), ground_truth, question) == (1.0, ParseError.NONE)
@@ -250,7 +248,7 @@ def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(
 # ---------------------------------------------------------------- the ground truth
 
 
-def test_a_ground_truth_on_which_math_verify_hangs_is_refused() -> None:
+def test_a_ground_truth_on_which_math_verify_hangs_is_refused():
     with pytest.raises(ValueError, match="cannot compare answers with it: it gave no verdict"):
         parse_ground_truth("(" * 4000, deadline=1.0)
 
@@ -261,7 +259,7 @@ HANGS = [r"9^{9^{9^9}}", r"((10!)!)!", r"\int_0^1 \sin(x^x) \cos(x)^{x} dx", "("
 
 
 @pytest.mark.parametrize("answer", HANGS, ids=lambda answer: answer[:12])
-def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer: str) -> None:
+def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer):
     verdict(boxed("3"))  # a worker is there
     start = time.monotonic()
     assert verdict(boxed(answer), deadline=0.7) == (0.0, ParseError.DEADLINE)
@@ -269,7 +267,7 @@ def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer: str) -> N
     assert verdict(boxed("3")) == (1.0, ParseError.NONE)
 
 
-def test_a_box_beyond_any_formula_is_counted_and_not_cut_off() -> None:
+def test_a_box_beyond_any_formula_is_counted_and_not_cut_off():
     assert verdict(boxed("0" * 10_000 + "3")) == (0.0, ParseError.TOO_LONG)
     assert verdict(boxed(" " * 9_000 + "3")) == (1.0, ParseError.NONE)
     assert verdict("3" * 1_000_000 + boxed("3")) == (1.0, ParseError.NONE)
@@ -296,11 +294,11 @@ WORST = {
         *(r"\text{9", "A", "9e9", "(9)", "10^{9"),
     ],
 )
-def test_the_form_of_the_longest_box_takes_no_time(unit: str) -> None:
+def test_the_form_of_the_longest_box_takes_no_time(unit):
     for end in ("", "!", "9", "}"):
         answer = unit * (math_length.LONGEST // len(unit)) + end
 
-        def look(answer: str = answer) -> None:
+        def look(answer=answer):
             math_form.tidied(answer)
             math_form.as_list("5, 6", answer)
             math_form.differ("1_2", answer)
@@ -310,5 +308,5 @@ def test_the_form_of_the_longest_box_takes_no_time(unit: str) -> None:
 
 
 @pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())
-def test_the_time_is_linear_in_the_text(text) -> None:
+def test_the_time_is_linear_in_the_text(text):
     assert_linear(lambda answer: verdict(answer, deadline=1.0), text)
