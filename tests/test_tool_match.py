@@ -11,11 +11,10 @@ from tool_calls import ASKED, ONE, block, call, calling, verdict
 from gdpo_verl.rewards import tool_match
 from gdpo_verl.rewards.tool_call import ParseError, correctness_reward
 
-# Asked for. With two parameters M = 1 + (1 + 2) = 4, with
-# one each M = 1 + 2 + 2 = 5, with two each M = 1 + 3 + 3 = 7; the reward is 6·S/M − 3.
-ONE_CALL = [ONE]
-TWO_CALLS = [call("f", a=1), call("f", a=2)]
-TWO_LONG = [call("f", a=1, b=1), call("f", a=1, b=2)]
+# The calls asked for. The reward is 6·S/M − 3.
+ONE_CALL = [ONE]  # of two parameters: M = 1 + (1 + 2) = 4
+TWO_CALLS = [call("f", a=1), call("f", a=2)]  # M = 1 + 2 + 2 = 5
+TWO_LONG = [call("f", a=1, b=1), call("f", a=1, b=2)]  # M = 1 + 3 + 3 = 7
 
 
 @pytest.mark.parametrize(
