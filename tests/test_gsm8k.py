@@ -1,4 +1,4 @@
-"""The GSM8K rewards: by hand, strict against published, for any text, on the clock."""
+"""The GSM8K rewards: by hand, strict against published, on the clock."""
 
 from __future__ import annotations
 
