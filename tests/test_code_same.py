@@ -11,13 +11,14 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import runs_code, verdict
+from programs import verdict
+from sandboxes import HOLDS
 
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.sandbox.child import encode
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(
     ("printed", "expected", "strict", "published"),
     [
@@ -61,7 +62,7 @@ def test_what_counts_as_the_same_output(printed, expected, strict, published):
     assert verdict(code, truth, strict=False)[0] == published
 
 
-@runs_code
+@HOLDS
 @pytest.mark.parametrize(
     ("value", "expected", "passed"),
     [
@@ -106,7 +107,7 @@ def test_what_counts_as_the_same_value(value, expected, passed):
     assert verdict(f"def f(): return {value}", truth)[0] == passed
 
 
-@runs_code
+@HOLDS
 def test_an_infinity_in_a_json_text_is_met_by_itself_alone():
     truth = {"fn_name": "f", "inputs": ["1"], "outputs": ["Infinity"]}
     assert verdict("def f(x): return 3", truth) == (0, 1, 0)
@@ -144,22 +145,7 @@ def test_lenient_outputs_are_the_same_where_verl_says_so():
     draw = random.Random(0)
     words = ["3", "3.0", "0.5", "0.50", "03", "-3", "-3.00001", "-3.1", "1e5", "100000", "nan"]
     words += ["inf", "-inf", "1_0", "10.0", "1000001", "1000000", "0.00000001", "0", "0.0", "True"]
-    words += [
-        "a",
-        "a b",
-        "b a",
-        "a  b",
-        "",
-        "",
-        " ",
-        "\t",
-        "\r",
-        "\x0b",
-        "\x1c",
-        "\u0663",
-        "\u00b2",
-    ]
-    words += ["1 2", "1 2.0", "\u00b2"]
+    words += ["a", "a b", "b a", "a  b", "1 2", "1 2.0", "", "", *" \t\r\x0b\x1c\u0663\u00b2\u00b2"]
     pairs = [(a, b) for a in words for b in words]
     for _ in range(200):
         lines = draw.choices(words, k=draw.randrange(5))
@@ -199,7 +185,7 @@ VALUED = {
 }
 
 
-@runs_code
+@HOLDS
 def test_lenient_values_are_the_same_as_verls_but_for_those_of_the_documentation():
     rows = [({"fn_name": "f", "inputs": ["1"], "outputs": [expected]}, f"def f(x): return {value}")
             for value, expected, _, _ in VALUED.values()]  # fmt: skip
@@ -217,7 +203,7 @@ KEYED = [  # a program, its arguments, verl's verdict and the one of strict=True
 ]
 
 
-@runs_code
+@HOLDS
 def test_a_dict_as_first_argument_has_verls_keys():
     rows = [({"fn_name": "f", "inputs": [x], "outputs": ["5"]}, code) for code, x, _, _ in KEYED]
     assert verls(rows) == [bool(row[2]) for row in KEYED]

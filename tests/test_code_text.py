@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from linear import assert_linear
-from programs import KEYS, PIECES, runs_none
+from programs import PIECES
 
-from gdpo_verl.rewards import code_text, parse_error
-from gdpo_verl.rewards.code import ParseError, compute_score, find_code, parse_ground_truth
+from gdpo_verl.rewards import code_text
+from gdpo_verl.rewards.code import find_code
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,16 @@ from gdpo_verl.rewards.code import ParseError, compute_score, find_code, parse_g
         pytest.param("hm</think>\n```python\nb\n```", "b\n", id="after the thought"),
         pytest.param("<think>```python\na\n```", "", id="a thought without end"),
         pytest.param("print(1)", "", id="no fence"),
+        pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
+        pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
+        pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
+        pytest.param("```python\na\n```.", "a\n", id="a full stop"),
+        pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
+        pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
+        pytest.param("```python\n'''\n</think>\n'''\n```", "'''\n</think>\n'''\n", id="in a text"),
+        pytest.param("```python\n    # a\nb\n  c\n```", "    # a\nb\n  c\n", id="a comment first"),
+        pytest.param("```python\n```python\na\n```", "a\n", id="opened twice"),
+        pytest.param("```python\na\n```\nNo ``<think>`` here.", "a\n", id="a span of two"),
     ],
 )  # fmt: skip
 def test_the_last_python_block_after_the_thought_counts(text, expected):
@@ -101,7 +111,8 @@ def test_fences_and_thoughts_are_read_as_they_are_written(text, program):
 
 
 PYTHON = ["py3", "Python 3", "PYTHON", "python3.11", "python:main.py", "{.python .lines}"]
-PYTHON += ["main.py", 'python title="a.py"', "{ .py }", " python "]
+PYTHON += ["main.py", 'python title="a.py"', "{ .py }", " python ", "pypy3", "ipython3"]
+PYTHON += ["python-3", "python_code", "x-python", "a.v2.py"]
 
 
 @pytest.mark.parametrize("label", [*PYTHON, "pycon", "python-repl", "pytb", "text", "c++", "ruby"])
@@ -109,32 +120,6 @@ def test_a_label_names_python_in_any_spelling_or_another_language(label):
     block = "```{}\n{}\n```\n"
     found = find_code(block.format(label, "labelled") + block.format("", "plain"))
     assert found == ("labelled\n" if label in PYTHON else "plain\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
-        pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
-        pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
-        pytest.param("```python\na\n```.", "a\n", id="a full stop"),
-        pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
-        pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
-        pytest.param("```python\n'''\n</think>\n'''\n```", "'''\n</think>\n'''\n", id="in a text"),
-        pytest.param("```python\n    # a\nb\n  c\n```", "    # a\nb\n  c\n", id="a comment first"),
-        pytest.param("```python\n```python\na\n```", "a\n", id="opened twice"),
-        pytest.param("```python\na\n```\nNo ``<think>`` here.", "a\n", id="a span of two"),
-    ],
-)  # fmt: skip
-def test_what_stands_around_the_block_is_left_out(text, expected):
-    assert find_code(text) == expected
-
-
-@pytest.mark.parametrize(
-    "label", ["pypy3", "ipython3", "python-3", "python_code", "x-python", "a.v2.py"]
-)
-def test_python_has_many_labels(label):
-    assert find_code(f"```{label}\na\n```\n```bash\nb\n```") == "a\n"
 
 
 def test_a_block_that_shows_the_functions_use_is_not_the_answer():
@@ -156,53 +141,6 @@ def test_a_block_that_shows_the_functions_use_is_not_the_answer():
 def test_the_published_rule_takes_an_answer_without_a_fence_as_code():
     assert find_code("print(1)", strict=False) == "print(1)"
     assert find_code("<think>```python\na\n```", strict=False) == "\na\n"
-
-
-DEEP: list = []
-for _ in range(900):
-    DEEP = [DEEP]
-
-
-@pytest.mark.parametrize(
-    "truth",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("[" * 100_000, id="nested without end"),
-        pytest.param("[]", id="a list"),
-        pytest.param(None, id="none"),
-        pytest.param("{}", id="no tests"),
-        pytest.param({"inputs": [], "outputs": []}, id="no test"),
-        pytest.param({"inputs": ["1"], "outputs": []}, id="an output is missing"),
-        pytest.param({"inputs": [1], "outputs": ["1"]}, id="an input is no text"),
-        pytest.param({"inputs": ["1"], "outputs": [None]}, id="an output is no text"),
-        pytest.param({"fn_name": "a b", "inputs": [[]], "outputs": [1]}, id="no name"),
-        pytest.param({"fn_name": "f", "inputs": ["nan,"], "outputs": ["1"]}, id="no JSON"),
-        pytest.param({"fn_name": "f", "inputs": [3], "outputs": [1]}, id="no list"),
-        pytest.param(
-            {"fn_name": "f", "inputs": ["[" * 700 + "]" * 700], "outputs": ["1"]},
-            id="nested too deep",
-        ),
-        pytest.param({"entry_point": "f"}, id="no test of the function"),
-        pytest.param({"fn_name": "f", "inputs": [DEEP], "outputs": [1]}, id="a deep argument"),
-        pytest.param({"fn_name": "f", "inputs": [[1]], "outputs": [DEEP]}, id="a deep value"),
-        pytest.param({"inputs": [DEEP], "outputs": ["1"]}, id="a deep input"),
-        pytest.param({"entry_point": "f", "test": "-" * 100_000 + "1"}, id="a deep test"),
-        pytest.param({"entry_point": "f", "test": []}, id="an empty list of tests"),
-        pytest.param({"entry_point": "f", "test": [3]}, id="a test that is no text"),
-        pytest.param({"entry_point": "f", "test": "def ("}, id="a test that is no Python"),
-        pytest.param({"entry_point": 3, "test": "pass"}, id="an entry point that is no name"),
-    ],
-)
-def test_malformed_tests_are_an_error_in_preparation_and_counted_in_training(
-    truth, caplog, monkeypatch
-):
-    with pytest.raises(ValueError, match="ground_truth"):
-        parse_ground_truth(truth)
-    monkeypatch.setattr(parse_error, "_warned", set())
-    for _ in range(2):
-        result = compute_score("mine", "", truth, {"response_length": 1}, **runs_none)
-        assert result == dict.fromkeys(KEYS, 0.0) | {"parse_error": ParseError.GROUND_TRUTH}
-    assert caplog.text.count("code: a row gets the minimum") == 1
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join))

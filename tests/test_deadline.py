@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import HANGS, wait_for
+from waiting import HANGS, is_alive, wait_for
 
 from gdpo_verl.rewards.deadline import DeadlinePool
 
@@ -47,21 +47,13 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pool.close()
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and waits for its parent does not."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
-def test_one_worker_answers_question_after_question(pool: DeadlinePool) -> None:
+def test_one_worker_answers_question_after_question(pool):
     pids = {pool.ask(["é\ud800\0\n", index], deadline=60) for index in range(20)}
     assert len(pids) == 1
     assert pids != {os.getpid()}
 
 
-def test_questions_at_once_get_a_worker_each_up_to_the_size(pool: DeadlinePool) -> None:
+def test_questions_at_once_get_a_worker_each_up_to_the_size(pool):
     pool.ask([], deadline=60)
     start = time.monotonic()
     with ThreadPoolExecutor(6) as threads:
@@ -71,9 +63,7 @@ def test_questions_at_once_get_a_worker_each_up_to_the_size(pool: DeadlinePool) 
 
 
 @pytest.mark.parametrize("question", [["sleep", 600], ["hang"]], ids=["sleeps", "in C code"])
-def test_a_question_over_its_deadline_is_ended_with_its_worker(
-    pool: DeadlinePool, question: list
-) -> None:
+def test_a_question_over_its_deadline_is_ended_with_its_worker(pool, question):
     pid = pool.ask([], deadline=60)
     start = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -83,7 +73,7 @@ def test_a_question_over_its_deadline_is_ended_with_its_worker(
     assert pool.ask([], deadline=60) != pid
 
 
-def test_a_slow_question_holds_up_no_other(pool: DeadlinePool, tmp_path: Path) -> None:
+def test_a_slow_question_holds_up_no_other(pool, tmp_path):
     enough = tmp_path / "enough"
     with ThreadPoolExecutor(1) as thread:
         slow = thread.submit(pool.ask, ["wait for", str(enough)], HANGS)
@@ -93,7 +83,7 @@ def test_a_slow_question_holds_up_no_other(pool: DeadlinePool, tmp_path: Path) -
         assert slow.result() not in others
 
 
-def test_waiting_for_a_worker_does_not_count(pool: DeadlinePool) -> None:
+def test_waiting_for_a_worker_does_not_count(pool):
     for _ in range(2):
         pool.ask([], deadline=60)
     with ThreadPoolExecutor(4) as threads:
@@ -102,28 +92,24 @@ def test_waiting_for_a_worker_does_not_count(pool: DeadlinePool) -> None:
 
 
 @pytest.mark.parametrize("question", [["raise"], ["memory", 2**31]], ids=["raises", "memory"])
-def test_a_question_that_kills_is_reported_and_the_pool_goes_on(
-    pool: DeadlinePool, question: list, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_question_that_kills_is_reported_and_the_pool_goes_on(pool, question, capfd):
     with pytest.raises(EOFError):
         pool.ask(question, deadline=60)
     assert "Error" in capfd.readouterr().err
     assert pool.ask([], deadline=60)
 
 
-def test_a_worker_killed_while_it_waits_is_replaced(pool: DeadlinePool) -> None:
+def test_a_worker_killed_while_it_waits_is_replaced(pool):
     pid = pool.ask([], deadline=60)
     os.kill(pid, signal.SIGKILL)
     assert pool.ask([], deadline=60) != pid
 
 
-def test_a_worker_killed_at_work_is_replaced_and_asked_again(
-    pool: DeadlinePool, tmp_path: Path
-) -> None:
+def test_a_worker_killed_at_work_is_replaced_and_asked_again(pool, tmp_path):
     assert pool.ask(["die once", str(tmp_path / "died")], deadline=60)
 
 
-def test_a_forked_child_has_workers_of_its_own(pool: DeadlinePool) -> None:
+def test_a_forked_child_has_workers_of_its_own(pool):
     pid = pool.ask([], deadline=60)
     readable, writable = os.pipe()
     child = os.fork()
@@ -135,7 +121,7 @@ def test_a_forked_child_has_workers_of_its_own(pool: DeadlinePool) -> None:
     assert pool.ask([], deadline=60) == pid
 
 
-def test_a_module_that_does_not_start_is_an_error(capfd: pytest.CaptureFixture) -> None:
+def test_a_module_that_does_not_start_is_an_error(capfd):
     with pytest.raises(RuntimeError, match="python -m no_such_worker: the worker did not start"):
         DeadlinePool("no_such_worker", size=1).ask([], deadline=1)
     assert "No module named no_such_worker" in capfd.readouterr().err
@@ -160,7 +146,7 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
-def test_workers_end_with_their_parent(pool: DeadlinePool, tmp_path: Path, killed: bool) -> None:
+def test_workers_end_with_their_parent(pool, tmp_path, killed):
     (tmp_path / "parent.py").write_text(PARENT)
     command = [sys.executable, str(tmp_path / "parent.py"), "600" if killed else "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

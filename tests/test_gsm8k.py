@@ -1,18 +1,16 @@
-"""The GSM8K rewards: by hand, strict against published, for any text, on the clock."""
+"""The GSM8K rewards: by hand, strict against published, on the clock."""
 
 from __future__ import annotations
 
-import logging
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from linear import assert_linear, filled
 
-from gdpo_verl.rewards import declared_components, parse_error
 from gdpo_verl.rewards.gsm8k import ParseError, compute_score, parse_ground_truth
 
 THOUGHT = "<think>6 times 7</think>"
+END_TOKENS = ("<|im_end|>", "<end_of_turn>", "<eos>", "<｜end▁of▁sentence｜>", "<|return|>")
 
 
 def tagged(answer: str) -> str:
@@ -29,154 +27,90 @@ def verdict(text: str, ground_truth: object = "42", strict: bool = True) -> tupl
     return components, ParseError(result["parse_error"])
 
 
-def test_it_declares_its_components_and_their_ranges() -> None:
-    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
-    assert declared == {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)}
-
-
 # ---------------------------------------------------------------- worked by hand
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_the_plain_answer_earns_everything(strict: bool) -> None:
+def test_the_plain_answer_earns_everything(strict):
     assert verdict(tagged("42"), strict=strict) == ((1, 1, 1), ParseError.NONE)
     assert verdict(tagged(" 42\n"), "So 6 · 7 = 42.\n#### 42", strict) == ((1, 1, 1), 0)
     assert verdict(tagged("41"), strict=strict) == ((0, 1, 1), ParseError.NONE)
 
 
+# A ground truth, (correctness, integer) under the mended and under the published rules, and answers
+# that earn it.
+ANSWERS = [
+    ("1,000", (1, 1), (1, 0), ["1,000"]),
+    ("1,000", (1, 1), (0, 1), ["1000"]),
+    ("1000", (1, 1), (0, 0), ["1,000"]),
+    ("100", (0, 0), (0, 0), ["1,00"]),
+    ("-3", (1, 1), (1, 0), ["-3"]),
+    ("-3", (1, 1), (0, 0), ["−3"]),  # the typographic minus
+    ("-3", (0, 1), (0, 1), ["3"]),
+    ("7", (1, 1), (0, 0), ["+7"]),
+    ("7", (1, 1), (0, 1), ["007"]),
+    ("0", (1, 1), (0, 0), ["-0", ".0"]),
+    ("42.5", (1, 0), (0, 0), ["42.50"]),
+    ("0.5", (1, 0), (0, 0), [".5"]),
+    ("-.5", (1, 0), (0, 0), ["-.50"]),
+    ("-0.5", (1, 0), (0, 0), ["$ -.5 $"]),
+    ("-1042.5", (1, 0), (0, 0), ["-$1,042.50"]),
+    ("-42", (1, 1), (0, 0), ["$-42"]),
+    ("42", (1, 1), (0, 0), ["42.0", "42.", "**42**", "**42.**", "**$\\boxed{\\$42}$**."]),
+    ("42", (1, 1), (0, 0), ["$42", "42 €", "\\$42", "42%", "42\\%", "$42$", "$$42$$"]),
+    ("42", (1, 1), (0, 0), ["\\(42\\)", "\\[\n42\n\\]", "\\boxed{42}"]),
+    ("42", (0, 1), (0, 0), ["$43$"]),
+    # Digits of other kinds.
+    ("2", (0, 0), (0, 1), ["²"]),
+    ("42", (0, 0), (0, 1), ["٤٢"]),
+    # No number, several, and what is still to be worked out.
+    ("0", (0, 0), (0, 0), [".", "", "$"]),
+    ("42", (0, 0), (0, 0), ["", "\\boxed{}", "4.2.", ",042", "4 2", "$4$2", "41 42 43"]),
+    ("42", (0, 0), (0, 0), ["84/2", "x = 42", "42 eggs"]),
+    ("0.5", (0, 0), (0, 0), ["1/2"]),
+    ("40", (0, 0), (0, 0), ["4e1"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("answer", "ground_truth", "strict", "published"),
-    [
-        # (correctness, integer), under the mended and under the published rules
-        pytest.param("1,000", "1,000", (1, 1), (1, 0), id="a comma on both sides"),
-        pytest.param("1000", "1,000", (1, 1), (0, 1), id="a comma in the ground truth"),
-        pytest.param("1,000", "1000", (1, 1), (0, 0), id="a comma in the answer"),
-        pytest.param("1,00", "100", (0, 0), (0, 0), id="a comma out of its place"),
-        pytest.param("-3", "-3", (1, 1), (1, 0), id="minus"),
-        pytest.param("−3", "-3", (1, 1), (0, 0), id="the typographic minus"),
-        pytest.param("3", "-3", (0, 1), (0, 1), id="the wrong sign"),
-        pytest.param("+7", "7", (1, 1), (0, 0), id="plus"),
-        pytest.param("-0", "0", (1, 1), (0, 0), id="minus zero"),
-        pytest.param("007", "7", (1, 1), (0, 1), id="leading zeros"),
-        pytest.param("42.0", "42", (1, 1), (0, 0), id="a decimal of an integer"),
-        pytest.param("42.", "42", (1, 1), (0, 0), id="a point and nothing"),
-        pytest.param("42.50", "42.5", (1, 0), (0, 0), id="a decimal"),
-        pytest.param("²", "2", (0, 0), (0, 1), id="a superscript"),
-        pytest.param("٤٢", "42", (0, 0), (0, 1), id="digits of another script"),
-        pytest.param(".5", "0.5", (1, 0), (0, 0), id="a point ahead"),
-        pytest.param("-.50", "-.5", (1, 0), (0, 0), id="minus and a point ahead"),
-        pytest.param(".0", "0", (1, 1), (0, 0), id="a point ahead of zero"),
-        pytest.param("$42", "42", (1, 1), (0, 0), id="a currency"),
-        pytest.param("-$1,042.50", "-1042.5", (1, 0), (0, 0), id="a sign and a currency"),
-        pytest.param("$-42", "-42", (1, 1), (0, 0), id="a currency and a sign"),
-        pytest.param("42 €", "42", (1, 1), (0, 0), id="a currency behind it"),
-        pytest.param("\\$42", "42", (1, 1), (0, 0), id="LaTeX's currency"),
-        pytest.param("42%", "42", (1, 1), (0, 0), id="per cent"),
-        pytest.param("42\\%", "42", (1, 1), (0, 0), id="LaTeX's per cent"),
-        pytest.param("$42$", "42", (1, 1), (0, 0), id="in dollars"),
-        pytest.param("$ -.5 $", "-0.5", (1, 0), (0, 0), id="in dollars and blanks"),
-        pytest.param("$$42$$", "42", (1, 1), (0, 0), id="in two dollars"),
-        pytest.param("\\(42\\)", "42", (1, 1), (0, 0), id="in parentheses of LaTeX"),
-        pytest.param("\\[\n42\n\\]", "42", (1, 1), (0, 0), id="in brackets of LaTeX"),
-        pytest.param("\\boxed{42}", "42", (1, 1), (0, 0), id="in a box"),
-        pytest.param("**$\\boxed{\\$42}$**.", "42", (1, 1), (0, 0), id="in all of it"),
-        pytest.param("**42**", "42", (1, 1), (0, 0), id="bold"),
-        pytest.param("**42.**", "42", (1, 1), (0, 0), id="bold with its point"),
-        pytest.param("$43$", "42", (0, 1), (0, 0), id="another in dollars"),
-        pytest.param("\\boxed{}", "42", (0, 0), (0, 0), id="an empty box"),
-        pytest.param(".", "0", (0, 0), (0, 0), id="a point alone"),
-        pytest.param("", "0", (0, 0), (0, 0), id="nothing for zero"),
-        pytest.param("$", "0", (0, 0), (0, 0), id="a currency alone"),
-        pytest.param("4.2.", "42", (0, 0), (0, 0), id="two points"),
-        pytest.param(",042", "42", (0, 0), (0, 0), id="a comma ahead"),
-        pytest.param("4 2", "42", (0, 0), (0, 0), id="a blank between"),
-        pytest.param("$4$2", "42", (0, 0), (0, 0), id="a currency between"),
-        pytest.param("84/2", "42", (0, 0), (0, 0), id="a quotient that is to be worked out"),
-        pytest.param("1/2", "0.5", (0, 0), (0, 0), id="a fraction"),
-        pytest.param("x = 42", "42", (0, 0), (0, 0), id="an equation"),
-        pytest.param("42 eggs", "42", (0, 0), (0, 0), id="a unit"),
-        pytest.param("41 42 43", "42", (0, 0), (0, 0), id="all candidates"),
-        pytest.param("4e1", "40", (0, 0), (0, 0), id="an exponent"),
-        pytest.param("", "42", (0, 0), (0, 0), id="nothing"),
-    ],
+    ("answer", "truth", "strict", "published"),
+    [(answer, *earned) for *earned, answers in ANSWERS for answer in answers],
 )
-def test_answers_are_numbers(answer: str, ground_truth: str, strict: tuple, published: tuple):
-    assert verdict(tagged(answer), ground_truth)[0][:2] == strict
-    assert verdict(tagged(answer), ground_truth, strict=False)[0][:2] == published
+def test_answers_are_numbers(answer, truth, strict, published):
+    assert verdict(tagged(answer), truth)[0][:2] == strict
+    assert verdict(tagged(answer), truth, strict=False)[0][:2] == published
 
 
 @pytest.mark.parametrize(
     ("text", "strict", "code", "published"),
     [
         # (correctness, integer, format)
-        pytest.param("42", (0, 0, 0), "NO_ANSWER", (1, 1, 0), id="no tags"),
-        pytest.param("", (0, 0, 0), "NO_ANSWER", (0, 0, 0), id="no text"),
-        pytest.param(
-            "<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="an answer without a thought"
-        ),
-        pytest.param(
-            "<think>It is <answer>42</answer></think>",
-            (0, 0, 0),
-            "NO_ANSWER",
-            (1, 1, 0),
-            id="an answer only inside the thought",
-        ),
-        pytest.param(
-            "<think>I write <answer> last.</think>\n<answer>42</answer>",
-            (1, 1, 1),
-            "NONE",
-            (1, 1, 0),
-            id="a tag inside the thought",
-        ),
-        pytest.param(
-            "<think>42 <answer>42</answer>", (0, 0, 0), "UNCLOSED", (1, 1, 0), id="an open thought"
-        ),
-        pytest.param(
-            f"{THOUGHT}\n<answer>42", (0, 0, 0), "UNCLOSED", (1, 1, 0), id="an open answer"
-        ),
-        pytest.param(
-            f"{tagged('41')}<answer>42</answer>",
-            (1, 1, 0),
-            "NONE",
-            (1, 1, 0),
-            id="two answers: the last counts",
-        ),
-        pytest.param(tagged("42") + " eggs", (1, 1, 0), "NONE", (1, 1, 0), id="text behind it"),
-        pytest.param(tagged("42") + "<|im_end|>", (1, 1, 1), "NONE", (1, 1, 0), id="an end token"),
-        *(
-            pytest.param(tagged("42") + token, (1, 1, 1), "NONE", (1, 1, 0), id=token)
-            for token in ("<end_of_turn>", "<eos>", "<｜end▁of▁sentence｜>", "<|return|>")
-        ),
-        pytest.param(
-            f"<think>a</think> So. {tagged('42')}", (1, 1, 1), "NONE", (1, 1, 1), id="two thoughts"
-        ),
-        pytest.param(
-            f"{THOUGHT}\n\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0), id="two newlines"
-        ),
-        pytest.param(
-            f"{THOUGHT} \n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0), id="blank, newline"
-        ),
-        pytest.param(f"{THOUGHT} <answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="a blank"),
-        pytest.param(
-            f"{THOUGHT}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0), id="no newline"
-        ),
-        pytest.param(
-            "<think> </think>\n<answer>42</answer>",
-            (1, 1, 0),
-            "NONE",
-            (1, 1, 1),
-            id="an empty thought",
-        ),
-        pytest.param(tagged(" "), (0, 0, 0), "UNREADABLE", (0, 0, 1), id="an empty answer"),
-        pytest.param(tagged("six"), (0, 0, 1), "UNREADABLE", (0, 0, 1), id="a word"),
+        ("42", (0, 0, 0), "NO_ANSWER", (1, 1, 0)),
+        ("", (0, 0, 0), "NO_ANSWER", (0, 0, 0)),
+        ("<think>It is <answer>42</answer></think>", (0, 0, 0), "NO_ANSWER", (1, 1, 0)),
+        ("<think>42 <answer>42</answer>", (0, 0, 0), "UNCLOSED", (1, 1, 0)),
+        (f"{THOUGHT}\n<answer>42", (0, 0, 0), "UNCLOSED", (1, 1, 0)),
+        (tagged(" "), (0, 0, 0), "UNREADABLE", (0, 0, 1)),
+        (tagged("six"), (0, 0, 1), "UNREADABLE", (0, 0, 1)),
+        ("<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),
+        (f"{tagged('41')}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),  # the last counts
+        (f"{tagged('42')} eggs", (1, 1, 0), "NONE", (1, 1, 0)),
+        (f"{THOUGHT} <answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),
+        (f"{THOUGHT}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),
+        ("<think> </think>\n<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 1)),
+        (f"<think>a</think> So. {tagged('42')}", (1, 1, 1), "NONE", (1, 1, 1)),
+        ("<think>I write <answer>.</think>\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0)),
+        (f"{THOUGHT}\n\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0)),
+        (f"{THOUGHT} \n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0)),
+        *((tagged("42") + token, (1, 1, 1), "NONE", (1, 1, 0)) for token in END_TOKENS),
     ],
 )
-def test_shapes_are_read_and_scored(text: str, strict: tuple, code: str, published: tuple) -> None:
+def test_shapes_are_read_and_scored(text, strict, code, published):
     assert verdict(text) == (strict, ParseError[code])
     assert verdict(text, strict=False)[0] == published
 
 
-def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends() -> None:
+def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends():
     # $ matches at the end and before a newline that is the last character.
     for behind, form in (("", 1), ("\n", 1), ("\n\n", 0), (" ", 0), ("\r\n", 0)):
         assert verdict(tagged("42") + behind, strict=False)[0] == (1, 1, form)
@@ -192,7 +126,7 @@ def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends
         (tagged(""), "UNREADABLE"),
     ],
 )
-def test_the_published_rules_say_why_an_answer_is_no_number(text: str, code: str) -> None:
+def test_the_published_rules_say_why_an_answer_is_no_number(text, code):
     assert verdict(text, strict=False)[1] == ParseError[code]
 
 
@@ -203,54 +137,19 @@ def test_the_published_rules_say_why_an_answer_is_no_number(text: str, code: str
     ("ground_truth", "number"),
     [("42", "42"), ("#### 1,234", "1234"), ("7 - 10 = -3\n#### -3", "-3"), ("2.50", "2.5")],
 )
-def test_a_ground_truth_is_a_number(ground_truth: str, number: str) -> None:
+def test_a_ground_truth_is_a_number(ground_truth, number):
     assert parse_ground_truth(ground_truth) == number
-
-
-@pytest.mark.parametrize("ground_truth", ["", "#### ", "forty-two", "1 2", None, 42])
-def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_once(
-    ground_truth: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match=r"^ground_truth: expected "):
-        parse_ground_truth(ground_truth)  # type: ignore[arg-type]
-    monkeypatch.setattr(parse_error, "_warned", set())
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert verdict(tagged("42"), ground_truth) == ((0, 0, 0), ParseError.GROUND_TRUTH)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "gsm8k" in caplog.text
 
 
 @pytest.mark.parametrize("ground_truth", ["", "42 ####", "forty-two", None, 42])
 @pytest.mark.parametrize("answer", ["", tagged("42"), tagged("forty-two")])
-def test_the_published_rules_count_a_malformed_ground_truth(
-    answer: str, ground_truth: object
-) -> None:
+def test_the_published_rules_count_a_malformed_ground_truth(answer, ground_truth):
     expected = ((0, 0, 0), ParseError.GROUND_TRUTH)
     assert verdict(answer, ground_truth, strict=False) == expected
 
 
-# ---------------------------------------------------------------- any text
-
-PIECES = ["<think>", "</think>", "<answer>", "</answer>", "\n", "42", "-", ",", ".0", "####", "²"]
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.text(st.characters()), st.text(), st.booleans())
-def test_any_text_gives_the_declared_keys_in_range(text: str, truth: str, strict: bool) -> None:
-    verdict(text, truth, strict)
-    verdict(tagged(text), truth, strict)
-
-
-@settings(max_examples=1000, deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans())
-def test_near_valid_text_gives_the_declared_keys_in_range(text: str, strict: bool) -> None:
-    verdict(text, "42", strict)
-    verdict(tagged("42"), text, strict)
-
-
 @given(st.integers(-(10**12), 10**12), st.integers(0, 5))
-def test_every_spelling_of_an_integer_is_right_and_an_integer(number: int, zeros: int) -> None:
+def test_every_spelling_of_an_integer_is_right_and_an_integer(number, zeros):
     for spelling in (f"{number}", f"{number:,}", f"{number:+}", f"{number}.{'0' * zeros}"):
         assert verdict(tagged(spelling), f"#### {number}") == ((1, 1, 1), ParseError.NONE)
         assert verdict(tagged(spelling), f"{number + 1}") == ((0, 1, 1), ParseError.NONE)
@@ -279,5 +178,5 @@ WORST = {
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
 @pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())
-def test_the_time_is_linear_in_the_text(text, strict: bool) -> None:
+def test_the_time_is_linear_in_the_text(text, strict):
     assert_linear(lambda answer: compute_score("gsm8k", answer, "9" * 4000, strict=strict), text)

@@ -1,28 +1,19 @@
-"""The mathematics rewards: what is right, what cheats earn, what hangs, any text, the clock."""
+"""The mathematics rewards: what is right, what cheats earn, what hangs, the clock."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-import math
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from linear import assert_linear, filled, long, seconds
 
-from gdpo_verl.rewards import declared_components, length, math_form, math_length, parse_error
+from gdpo_verl.rewards import math_form, math_length
 from gdpo_verl.rewards.math_length import ParseError, compute_score, parse_ground_truth
 
-SHORT, LONG = {"response_length": 100}, {"response_length": 101}
 
-
-def verdict(
-    text: str, ground_truth: object = "3", question: str | None = None, **kwargs: float
-) -> tuple[float, ParseError]:
+def verdict(text, ground_truth="3", question=None, **kwargs):
     """Correctness and the code."""
-    info = SHORT if question is None else SHORT | {"question": question}
+    info = {"response_length": 100, "question": question}
     result = compute_score("math", text, ground_truth, info, limit=100, **kwargs)
     assert set(result) == {"score", "correctness", "length", "parse_error"}
     assert result["score"] == result["correctness"] + result["length"]
@@ -31,43 +22,36 @@ def verdict(
     return result["correctness"], ParseError(result["parse_error"])
 
 
-def boxed(answer: str) -> str:
+def boxed(answer):
     return f"So the answer is $\\boxed{{{answer}}}$."
-
-
-def test_it_declares_its_components_and_their_ranges() -> None:
-    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
-    assert declared == {"correctness": (0, 1), "length": (0, 1)}
 
 
 # ---------------------------------------------------------------- correctness
 
 
+MATRIX = r"\begin{pmatrix}1\\2\end{pmatrix}"
+
+
 @pytest.mark.parametrize(
     ("ground_truth", "right", "wrong"),
     [
-        pytest.param("3", "3.0", "30", id="numbers"),
-        pytest.param("-3", r"x = -3", r"\pm 3", id="signs"),
-        pytest.param("1,000", "1000", "1", id="commas"),
-        pytest.param(r"\frac{1}{2}", "0.5", r"\frac{2}{1}", id="fractions"),
-        pytest.param("1/2", r"\dfrac12", "12", id="fractions on a line"),
-        pytest.param(r"\{1, 2\}", r"\left\{2, 1\right\}", r"\{1, 2, 3\}", id="sets"),
-        pytest.param("[1, 2)", "[1,2)", "(1,2)", id="intervals"),
-        pytest.param(r"(0, 2] \cup [3, \infty)", r"(0,2]\cup[3,\infty)", "(0,2]", id="unions"),
-        pytest.param(r"\sqrt{8}", r"2\sqrt2", "8", id="roots"),
-        pytest.param("x^2 - 1", "(x-1)(x+1)", "x^2+1", id="polynomials"),
-        pytest.param(
-            r"\begin{pmatrix}1\\2\end{pmatrix}",
-            r"\begin{pmatrix}1\\2\end{pmatrix}",
-            r"\begin{pmatrix}2\\1\end{pmatrix}",
-            id="matrices",
-        ),
-        pytest.param(r"\text{Monday}", "Monday", r"\text{Tuesday}", id="words"),
-        pytest.param(r"50\%", "50", "0.5", id="percent"),
-        pytest.param(r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7", "3", id="a box"),
+        ("3", "3.0", "30"),
+        ("-3", r"x = -3", r"\pm 3"),
+        ("1,000", "1000", "1"),
+        (r"\frac{1}{2}", "0.5", r"\frac{2}{1}"),
+        ("1/2", r"\dfrac12", "12"),
+        (r"\{1, 2\}", r"\left\{2, 1\right\}", r"\{1, 2, 3\}"),
+        ("[1, 2)", "[1,2)", "(1,2)"),
+        (r"(0, 2] \cup [3, \infty)", r"(0,2]\cup[3,\infty)", "(0,2]"),
+        (r"\sqrt{8}", r"2\sqrt2", "8"),
+        ("x^2 - 1", "(x-1)(x+1)", "x^2+1"),
+        (MATRIX, MATRIX, r"\begin{pmatrix}2\\1\end{pmatrix}"),
+        (r"\text{Monday}", "Monday", r"\text{Tuesday}"),
+        (r"50\%", "50", "0.5"),
+        (r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7", "3"),
     ],
 )
-def test_equal_formulas_are_right(ground_truth: str, right: str, wrong: str) -> None:
+def test_equal_formulas_are_right(ground_truth, right, wrong):
     assert verdict(boxed(right), ground_truth) == (1.0, ParseError.NONE)
     assert verdict(boxed(wrong), ground_truth) == (0.0, ParseError.NONE)
     parse_ground_truth(ground_truth)
@@ -100,11 +84,11 @@ def test_equal_formulas_are_right(ground_truth: str, right: str, wrong: str) -> 
         pytest.param(r"\boxed{\text{final answer is } $3$, $4$}", 0, "NONE", id="a sentence"),
     ],
 )
-def test_the_last_box_counts_and_holds_one_answer(text: str, correctness: int, code: str) -> None:
+def test_the_last_box_counts_and_holds_one_answer(text, correctness, code):
     assert verdict(text) == (correctness, ParseError[code])
 
 
-def test_braces_inside_the_box_are_matched_and_escaped_ones_are_not() -> None:
+def test_braces_inside_the_box_are_matched_and_escaped_ones_are_not():
     assert math_length._last_box(r"\boxed{\frac{1}{2}} }") == (r"\frac{1}{2}", 0)
     assert math_length._last_box(r"\boxed{\left\{ 1 \right.} }") == (r"\left\{ 1 \right.", 0)
     assert math_length._last_box(r"\boxed{1 \\} }") == (r"1 \\", 0)
@@ -119,45 +103,21 @@ GOLD = ["3", "-4", r"\frac12", "(1,2)", "[1,2)", r"\{1,2\}", "x+1", r"\text{Mond
 
 
 @pytest.mark.parametrize("answer", UNIVERSAL)
-def test_no_answer_is_right_everywhere(answer: str) -> None:
+def test_no_answer_is_right_everywhere(answer):
     assert sum(verdict(boxed(answer), gold)[0] for gold in GOLD) == 0
-
-
-@pytest.mark.parametrize(
-    ("ground_truth", "same"),
-    [
-        pytest.param("42", "42.", id="a point behind"),
-        pytest.param("5", "5,", id="a comma behind"),
-        pytest.param("5", r"5\,", id="a space behind"),
-        pytest.param(r"\frac13", r"0.\overline{3}", id="a repeating decimal"),
-        pytest.param(r"-\frac{7}{30}", r"-0.2\overline{3}", id="one that repeats late"),
-        pytest.param(r"0.\overline{142857}", r"\frac17", id="one as the ground truth"),
-        pytest.param(r"\emptyset", r"\varnothing", id="the empty set"),
-        pytest.param(r"\varnothing", r"\emptyset", id="the other empty set"),
-        pytest.param("12345", r"12,\!345", id="thousands with a comma and a space back"),
-        pytest.param(r"\frac{12}{5,\!525}", r"\frac{12}{5525}", id="thousands in a fraction"),
-        pytest.param("1000000", r"1\,000\,000", id="thousands with thin spaces"),
-        pytest.param(r"(5, 125)", r"(5,\,125)", id="a comma and a thin space in a pair"),
-    ],
-)
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
-def test_one_formula_may_be_spelt_in_several_ways(ground_truth: str, same: str, strict: bool):
-    assert verdict(boxed(same), ground_truth, strict=strict) == (1.0, ParseError.NONE)
 
 
 @pytest.mark.parametrize(
     ("text", "strict", "code"),
     [
         pytest.param(r"<think>maybe \boxed{3}", 0, "UNCLOSED", id="an unfinished thought"),
-        pytest.param(
-            r"<think>\boxed{3}</think> The answer is 4.", 0, "NO_ANSWER", id="in the thought alone"
-        ),
+        pytest.param(r"<think>\boxed{3}</think> It is 4.", 0, "NO_ANSWER", id="in the thought"),
         pytest.param(r"<think>\boxed{4}</think> \boxed{3}", 1, "NONE", id="behind the thought"),
         pytest.param(r"or \boxed{4}</think> \boxed{3}", 1, "NONE", id="a thought of the template"),
         pytest.param(r"</think> \boxed{3} <think> or", 0, "UNCLOSED", id="thinking again"),
     ],
 )
-def test_the_box_stands_behind_the_thought(text: str, strict: int, code: str) -> None:
+def test_the_box_stands_behind_the_thought(text, strict, code):
     assert verdict(text) == (strict, ParseError[code])
     assert verdict(text, strict=False) == (1.0, ParseError.NONE)
 
@@ -194,7 +154,13 @@ RIGHT = [
     ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("xy", "yx"),
     (r"\triangle ABC", r"\triangle CAB"), ("10^{-9}", "10^{-9}"), ("0", "-0"),
     (r"1.5\times10^{-8}", r"1.5\times 10^{-8}"),
+    # What stands behind it, repeating decimals, the empty set.
+    ("42", "42."), ("5", "5,"), ("5", r"5\,"), (r"\frac13", r"0.\overline{3}"),
+    (r"-\frac{7}{30}", r"-0.2\overline{3}"), (r"0.\overline{142857}", r"\frac17"),
+    (r"\emptyset", r"\varnothing"), (r"\varnothing", r"\emptyset"),
     # A list, and thousands.
+    ("12345", r"12,\!345"), (r"\frac{12}{5,\!525}", r"\frac{12}{5525}"),
+    ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
     ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"),
     ("(5,125)", "(5, 125)"),
 ]  # fmt: skip
@@ -221,25 +187,25 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), RIGHT)
-def test_a_right_answer_is_paid_in_any_spelling(ground_truth: str, answer: str) -> None:
+def test_a_right_answer_is_paid_in_any_spelling(ground_truth, answer):
     for strict in (True, False):
         paid = verdict(boxed(answer), ground_truth, strict=strict)
         assert paid == (1.0, ParseError.NONE)
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), UNEVALUATED)
-def test_what_is_still_to_be_evaluated_is_no_answer(ground_truth: str, answer: str) -> None:
+def test_what_is_still_to_be_evaluated_is_no_answer(ground_truth, answer):
     assert verdict(boxed(answer), ground_truth)[0] == 0
     assert verdict(boxed(answer), answer) == (1.0, ParseError.NONE)  # where it was asked for
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), DIFFERENT)
-def test_another_letter_or_number_is_wrong(ground_truth: str, answer: str) -> None:
+def test_another_letter_or_number_is_wrong(ground_truth, answer):
     assert verdict(boxed(answer), ground_truth) == (0.0, ParseError.NONE)
     assert verdict(boxed(answer), ground_truth, strict=False) == (1.0, ParseError.NONE)
 
 
-def test_the_lenient_verdict_is_math_verifys() -> None:
+def test_the_lenient_verdict_is_math_verifys():
     echo = boxed(r"\int_{0}^{2} \int_{0}^{1}(x+2) d x d y")
     assert verdict(echo, "5") == (0.0, ParseError.NOT_EVALUATED)
     assert verdict(echo, "5", strict=False) == (1.0, ParseError.NONE)
@@ -266,8 +232,8 @@ def test_the_lenient_verdict_is_math_verifys() -> None:
     ],
 )
 def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(
-    question: str, ground_truth: str, echo: str, answer: str
-) -> None:
+    question, ground_truth, echo, answer
+):
     assert verdict(boxed(echo), ground_truth) == (1.0, ParseError.NONE)
     assert verdict(boxed(echo), ground_truth, question) == (0.0, ParseError.NOT_EVALUATED)
     assert verdict(boxed(answer), ground_truth, question) == (1.0, ParseError.NONE)
@@ -279,67 +245,10 @@ def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(
     assert verdict(boxed("2x+2"), "2(x+1)", "Derive $f(x)=x^2+2x+2$.")[0] == 1
 
 
-# ---------------------------------------------------------------- length
-
-
-def test_length_is_one_up_to_the_limit() -> None:
-    # The same wrong answer, 100 and 101 tokens long: whether it is right plays no part.
-    within = compute_score("math", "?", "3", SHORT, limit=100)
-    beyond = compute_score("math", "?", "3", LONG, limit=100)
-    assert (within["length"], within["correctness"]) == (1.0, 0.0)
-    assert (beyond["length"], beyond["correctness"]) == (0.0, 0.0)
-
-
-def test_the_limit_is_the_papers_unless_set() -> None:
-    for tokens, expected in ((4000, 1.0), (4001, 0.0)):
-        info = {"response_length": tokens}
-        assert compute_score("math", boxed("3"), "3", info)["length"] == expected
-
-
-@pytest.mark.parametrize("extra_info", [None, {}, {"response_length": None}], ids=str)
-def test_without_the_response_length_the_error_names_the_manager(extra_info: dict | None) -> None:
-    with pytest.raises(ValueError, match=r"reward\.reward_manager\.name=gdpo_components"):
-        compute_score("math", boxed("3"), "3", extra_info)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *itertools.product(["limit", "deadline"], [0, -1, None, "4000", True, math.nan]),
-        ("deadline", math.inf),
-    ],
-)
-def test_a_limit_that_is_no_positive_number_is_refused_by_its_key(key: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"custom_reward_function\.reward_kwargs\.{key}: "):
-        compute_score("math", boxed("3"), "3", SHORT, **{key: value})
-
-
-def test_the_length_reward_is_the_one_that_other_tasks_use() -> None:
-    assert math_length.length_reward is length.length_reward
-
-
 # ---------------------------------------------------------------- the ground truth
 
 
-@pytest.mark.parametrize(
-    "ground_truth",
-    ["", r"\frac{", r"\boxed{3", "@#", "9" * 10_001, None, 3],
-    ids=["nothing", "no formula", "an open box", "signs", "too long", "None", "a number"],
-)
-def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_once(
-    ground_truth: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match=r"^ground_truth: "):
-        parse_ground_truth(ground_truth)  # type: ignore[arg-type]
-    monkeypatch.setattr(parse_error, "_warned", set())
-    with caplog.at_level(logging.WARNING):
-        for answer in ("3", "3", str(ground_truth)[:100].replace("{", "")):
-            assert verdict(boxed(answer), ground_truth) == (0.0, ParseError.GROUND_TRUTH)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "math_length" in caplog.text
-
-
-def test_a_ground_truth_on_which_math_verify_hangs_is_refused() -> None:
+def test_a_ground_truth_on_which_math_verify_hangs_is_refused():
     with pytest.raises(ValueError, match="cannot compare answers with it: it gave no verdict"):
         parse_ground_truth("(" * 4000, deadline=1.0)
 
@@ -350,7 +259,7 @@ HANGS = [r"9^{9^{9^9}}", r"((10!)!)!", r"\int_0^1 \sin(x^x) \cos(x)^{x} dx", "("
 
 
 @pytest.mark.parametrize("answer", HANGS, ids=lambda answer: answer[:12])
-def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer: str) -> None:
+def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer):
     verdict(boxed("3"))  # a worker is there
     start = time.monotonic()
     assert verdict(boxed(answer), deadline=0.7) == (0.0, ParseError.DEADLINE)
@@ -358,31 +267,10 @@ def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer: str) -> N
     assert verdict(boxed("3")) == (1.0, ParseError.NONE)
 
 
-def test_a_box_beyond_any_formula_is_counted_and_not_cut_off() -> None:
+def test_a_box_beyond_any_formula_is_counted_and_not_cut_off():
     assert verdict(boxed("0" * 10_000 + "3")) == (0.0, ParseError.TOO_LONG)
     assert verdict(boxed(" " * 9_000 + "3")) == (1.0, ParseError.NONE)
     assert verdict("3" * 1_000_000 + boxed("3")) == (1.0, ParseError.NONE)
-
-
-# ---------------------------------------------------------------- any text
-
-PIECES = [r"\boxed{", "}", "{", r"\frac", "3", "x", r"\}", "\\", "^", "=", ",", r"\text{", "$", "é"]
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.text(st.characters()), st.text())
-def test_any_text_gives_the_declared_keys_in_range(text: str, ground_truth: str) -> None:
-    verdict(text, ground_truth, deadline=2.0)
-    verdict(boxed(text), "3", deadline=2.0)
-    verdict(boxed("3"), text, deadline=2.0)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_near_valid_text_gives_the_declared_keys_in_range(text: str) -> None:
-    verdict(text, "3", deadline=2.0)
-    verdict(boxed(text), "3", deadline=2.0)
-    verdict(boxed("3"), text, deadline=2.0)
 
 
 # ---------------------------------------------------------------- on the clock
@@ -406,11 +294,11 @@ WORST = {
         *(r"\text{9", "A", "9e9", "(9)", "10^{9"),
     ],
 )
-def test_the_form_of_the_longest_box_takes_no_time(unit: str) -> None:
+def test_the_form_of_the_longest_box_takes_no_time(unit):
     for end in ("", "!", "9", "}"):
         answer = unit * (math_length.LONGEST // len(unit)) + end
 
-        def look(answer: str = answer) -> None:
+        def look(answer=answer):
             math_form.tidied(answer)
             math_form.as_list("5, 6", answer)
             math_form.differ("1_2", answer)
@@ -420,5 +308,5 @@ def test_the_form_of_the_longest_box_takes_no_time(unit: str) -> None:
 
 
 @pytest.mark.parametrize("text", WORST.values(), ids=WORST.keys())
-def test_the_time_is_linear_in_the_text(text) -> None:
+def test_the_time_is_linear_in_the_text(text):
     assert_linear(lambda answer: verdict(answer, deadline=1.0), text)

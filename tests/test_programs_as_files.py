@@ -65,8 +65,9 @@ THREADS = {
     "t.start(); t.join(); print('on')",
     "exit() in a thread": "import threading\nt = threading.Thread(target=exit, args=(3,))\n"
     "t.start(); t.join(); print('on')",
-    "a thread with a stack of its own": "import sys, threading\nsys.setrecursionlimit(10**6)\n"
-    "threading.stack_size(1 << 26)\ndef f(n): return n and 1 + f(n - 1)\n"
+    "a thread with a stack of its own": "import functools, sys, threading\n"
+    "sys.setrecursionlimit(10**6); threading.stack_size(1 << 27)\n"
+    "@functools.cache\ndef f(n): return n and 1 + f(n - 1)\n"
     "t = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()",
     "asyncio.to_thread": "import asyncio\nasync def main():\n"
     "    print(await asyncio.gather(*(asyncio.to_thread(pow, 2, n) for n in range(5))))\n"
@@ -157,6 +158,8 @@ PROGRAMS = {
     "a surrogate is refused": "print('a'); print('\\ud800')",
     "an escaped byte": "import sys\nprint('\\udce9\\udcff'.encode(errors='surrogateescape'))\n"
     "sys.stdout.write('\\udcc3\\udca9')",
+    "a null device": "import os\nwith open(os.devnull, 'w') as f: f.write('x')\n"
+    "print(repr(open(os.devnull).read()))",
     "names of streams": "import sys\n"
     "for s in (sys.stdin, sys.stdout): print(s.name, s.mode, s.encoding, s.errors, s.newlines)",
     "the header": f"{FAST_IO}sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)\n"
@@ -174,6 +177,8 @@ PROGRAMS = {
     "__del__ with globals": "class A:\n    def __del__(self): print(x)\na = A()\nx = 5",
     "__del__ in a cycle": "class A:\n    def __del__(self): print(self.n)\n"
     "a = A(); a.a = a; a.n = 3; del a",
+    "exit": "print('x')\nexit()",
+    "quit": "print('x')\nquit(0)",
     "sys.exit with a text": "import sys\nprint('x'); sys.exit('text')",
     "sys.exit(None)": "import sys\nprint('x'); sys.exit(None)",
     "sys.exit(True)": "import sys\nprint('x'); sys.exit(True)",
@@ -205,6 +210,10 @@ PROGRAMS = {
     "print(f(0) > 985)",
     "recursion as deep as it says": "import sys\nn = 3000\nsys.setrecursionlimit(n + 20)\n"
     "def f(n): return n and 1 + f(n - 1)\nprint(f(n))",
+    "a main function": "def main():\n    a = input()\n    print(a)\n"
+    "if __name__ == '__main__':\n    main()",
+    "an import from the future": "from __future__ import annotations\nprint('x')",
+    "decimals": "import decimal\nprint(decimal.Decimal(1) / 3)",
     "a traceback": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError as e:\n"
     "    print(e.__traceback__.tb_lineno, e.__traceback__.tb_next, e.__context__)\n"
     "    print(traceback.extract_stack()[-1].lineno)",

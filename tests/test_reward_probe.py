@@ -43,17 +43,18 @@ VALUES = {
 }
 
 
+def config(answers: int, dumps: str | None = None) -> Any:
+    rollout = {"val_kwargs": {"n": answers}}
+    trainer = {"validation_data_dir": dumps} if dumps else {}
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "trainer": trainer})
+
+
 def train_on(score: Any) -> bool:
     """What verl's agent loop does with the score; without one it has none to train on."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-    output = AgentLoopOutput(
-        prompt_ids=[1],
-        response_ids=[1],
-        response_mask=[1],
-        num_turns=2,
-        metrics=AgentLoopMetrics(),
-    )
+    tokens = {"prompt_ids": [1], "response_ids": [1], "response_mask": [1]}
+    output = AgentLoopOutput(**tokens, num_turns=2, metrics=AgentLoopMetrics())
     output.reward_score = score
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pydantic's, of the type
@@ -79,46 +80,30 @@ def succeeds(call: Any, *args: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_refused_is_what_verl_cannot_use(name: str, tmp_path: Path) -> None:
+def test_what_is_refused_is_what_verl_cannot_use(name, tmp_path):
     value, trains, validates, validates_groups = VALUES[name]
     assert succeeds(train_on, value) is trains
     assert (score_problem(value) == "") is trains
     for answers, expected in ((1, validates), (4, validates_groups)):
         assert succeeds(validate_with, value, answers, tmp_path) is expected
-        config = OmegaConf.create(
-            {
-                "actor_rollout_ref": {"rollout": {"val_kwargs": {"n": answers}}},
-                "trainer": {"validation_data_dir": "somewhere"},
-            }
-        )
-        problems = unloggable(config, [{"value": value}])
+        problems = unloggable(config(answers, dumps="somewhere"), [{"value": value}])
         assert (problems == []) is expected, problems
         assert all(type(value).__name__ in problem for problem in problems)
 
 
-def test_texts_and_numbers_of_one_prompt_are_refused() -> None:
-    def problems(answers: int) -> list[str]:
-        config = OmegaConf.create(
-            {"actor_rollout_ref": {"rollout": {"val_kwargs": {"n": answers}}}, "trainer": {}}
-        )
-        return unloggable(config, [{"why": "late"}, {"why": 1.0, "acc": 1}, {"why": 2.0}])
-
-    assert problems(1) == []
-    (problem,) = problems(2)
+def test_texts_and_numbers_of_one_prompt_are_refused():
+    rows = [{"why": "late"}, {"why": 1.0, "acc": 1}, {"why": 2.0}]
+    assert unloggable(config(1), rows) == []
+    (problem,) = unloggable(config(2), rows)
     assert problem.startswith("'why' is 2.0 (float) and 'late' (str), with which verl's validation")
 
 
 @pytest.mark.parametrize("name", ["input", "output", "gts", "step"])
-def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(name, tmp_path):
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     columns = [["asked"], ["answered"], ["truth"], [1.0]]
     PPOTrainer._write_generations(*columns, {name: [0.25]}, str(tmp_path), 7)
     assert json.loads((tmp_path / "7.jsonl").read_text())[name] == 0.25  # verl's own is lost
-    config = OmegaConf.create(
-        {"actor_rollout_ref": {"rollout": {"val_kwargs": {"n": 1}}}, "trainer": {}}
-    )
-    (problem,) = unloggable(config, [{"score": 1.0, name: 0.25}])
+    (problem,) = unloggable(config(1), [{"score": 1.0, name: 0.25}])
     assert problem.startswith(f"{name!r} is a column of verl's validation")

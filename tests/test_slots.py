@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import HANGS
@@ -13,11 +14,17 @@ from waiting import HANGS
 from gdpo_verl.sandbox import SandboxError, core_slot, slot_directory
 
 
-def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_path):
+@pytest.fixture
+def path(monkeypatch, tmp_path):
+    """The directory of places, below a directory of temporary files of the test's own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
+
+
+def test_no_more_sandboxes_run_at_once_than_there_are_places(path):
     running, most, lock, pair = 0, 0, threading.Lock(), threading.Barrier(2)
 
-    def work():
+    def work(_):
         nonlocal running, most
         with core_slot(2):
             with lock:
@@ -28,18 +35,13 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(monkeypatch, tmp_pa
             with lock:
                 running -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
     assert most == 2
     assert not pair.broken
 
 
-def test_a_directory_of_places_that_another_user_could_use_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
+def test_a_directory_of_places_that_another_user_could_use_is_refused(path, tmp_path):
     with core_slot(1):
         assert [file.name for file in path.iterdir()] == ["0"]
     path.chmod(0o777)
@@ -52,9 +54,7 @@ def test_a_directory_of_places_that_another_user_could_use_is_refused(monkeypatc
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's directory")
-def test_a_directory_of_places_that_another_user_made_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    path = tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
+def test_a_directory_of_places_that_another_user_made_is_refused(path, tmp_path):
     path.mkdir(mode=0o700)
     os.chown(path, 65534, 65534)
     with pytest.raises(SandboxError, match="found user 65534's"), core_slot(1):

@@ -1,6 +1,5 @@
-"""The tool-calling rewards: by hand, by property, on any text, on the clock."""
+"""The tool-calling rewards: by hand, by property, on the clock."""
 
-import doctest
 import json
 import math
 import sys
@@ -17,16 +16,16 @@ from tool_calls import (
     OWN_ROWS,
     RESPONSE,
     ROOT,
-    SNIPPETS,
     THOUGHT,
     bad,
     block,
     call,
+    calling,
     real_rows,
     verdict,
 )
 
-from gdpo_verl.rewards import declared_components, parse_error, tool_call, tool_text
+from gdpo_verl.rewards import parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward, parse_ground_truth
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -34,11 +33,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import hostile_texts
 
 # ---------------------------------------------------------------- worked by hand
-
-
-def test_it_declares_its_components_and_their_ranges():
-    declared = {c.name: (c.low, c.high) for c in declared_components(compute_score)}
-    assert declared == {"format": (0, 1), "correctness": (-3, 3)}
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
@@ -58,9 +52,7 @@ def test_it_declares_its_components_and_their_ranges():
         pytest.param(f"{ANSWER} Bye.", ASKED, 0.0, id="text behind"),
         pytest.param(f"{THOUGHT} {ASKED}", ASKED, 0.0, id="no newline after think"),
         pytest.param(f"{THOUGHT}\n{RESPONSE * 2}", RESPONSE, 0.0, id="two responses"),
-        pytest.param(
-            f"{THOUGHT}\n{RESPONSE}</response>", RESPONSE, 0.0, id="response closed twice"
-        ),
+        pytest.param(f"{THOUGHT}\n{RESPONSE}</response>", RESPONSE, 0.0, id="closed twice"),
         pytest.param(ANSWER.replace(f"\n{ONE}", ONE), ASKED, 0.0, id="no newline before the call"),
         pytest.param(ANSWER.replace(f"{ONE}\n", ONE), ASKED, 0.0, id="no newline after the call"),
         pytest.param("", RESPONSE, 0.0, id="empty"),
@@ -68,10 +60,6 @@ def test_it_declares_its_components_and_their_ranges():
 )
 def test_format_is_the_shape_of_the_ground_truth(response, ground_truth, expected, strict):
     assert format_reward(response, ground_truth, strict=strict) == expected
-
-
-def test_the_example_in_the_documentation_runs():
-    assert doctest.testmod(tool_call).failed == 0
 
 
 def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
@@ -83,33 +71,11 @@ def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
 # ---------------------------------------------------------------- malformed ground truth
 
 
-@pytest.mark.parametrize(
-    "ground_truth",
-    [
-        pytest.param(block("not json"), id="not JSON"),
-        pytest.param(block(""), id="no call"),
-        pytest.param(block('{"name": "f"}'), id="no parameters"),
-        pytest.param(f"<tool_call>\n{ONE}", id="not closed"),
-        pytest.param("<think>a", id="thought not closed"),
-        pytest.param(f"{RESPONSE}\n{ASKED}", id="out of order"),
-        pytest.param(None, id="None"),
-        pytest.param({"calls": []}, id="dict"),
-    ],
-)
-def test_a_malformed_ground_truth_is_an_error_before_and_counted_in_training(ground_truth):
-    with pytest.raises(ValueError, match=r"ground_truth: .*(cannot be read|expected text)"):
-        parse_ground_truth(ground_truth)
-    assert verdict(ANSWER, ground_truth) == bad(ParseError.GROUND_TRUTH)
-
-
 @pytest.mark.parametrize("ground_truth", [block("not json"), None], ids=["not JSON", "None"])
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-def test_the_first_malformed_ground_truth_of_a_process_is_logged(
-    ground_truth, strict, caplog, monkeypatch
-):
+def test_the_published_rules_count_what_they_crash_on(ground_truth, caplog, monkeypatch):
     monkeypatch.setattr(parse_error, "_warned", set())
-    for _ in range(3):  # also where the published rule crashes
-        assert verdict(ANSWER, ground_truth, strict=strict)[1:] == (-3.0, ParseError.GROUND_TRUTH)
+    for _ in range(3):
+        assert verdict(ANSWER, ground_truth, strict=False)[1:] == (-3.0, ParseError.GROUND_TRUTH)
     assert len(caplog.messages) == 1
     assert "tool_call: a row gets the minimum" in caplog.messages[0]
 
@@ -142,10 +108,6 @@ def test_a_ground_truth_holds_calls_or_a_closed_response_or_a_thought_alone(vali
     assert verdict(ANSWER, invalid) == bad(ParseError.GROUND_TRUTH)
 
 
-def test_every_real_ground_truth_can_be_used():
-    assert all(parse_ground_truth(row) for row in real_rows())
-
-
 def test_a_ground_truth_is_read_into_calls_and_response():
     found = parse_ground_truth(f"{ANSWER}\n{RESPONSE}\n")
     assert found.calls == [{"name": "weather", "parameters": {"city": "Paris", "days": 1}}]
@@ -162,30 +124,12 @@ def test_every_right_answer_earns_everything_under_strict(rows):
 
 # ---------------------------------------------------------------- any text at all
 
-TRUTHS = [*OWN_ROWS, block("not json"), "", "<response>"]
-PIECES = [*SNIPPETS, *OWN_ROWS, ASKED, ONE, "<|im_end|>", "[" * 2000, "9" * 5000, "\0", '"', "\\"]
-
 
 def assert_declared(text, ground_truth, strict):
     form, correctness, _ = verdict(text, ground_truth, strict)
     assert form in (0.0, 1.0)
     assert math.isfinite(correctness)
     assert -3.0 <= correctness <= 3.0
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.text(st.characters()), st.sampled_from(TRUTHS), st.booleans())
-def test_any_text_gives_the_declared_keys_in_range(text, ground_truth, strict):
-    assert_declared(text, ground_truth, strict)
-    assert_declared(f"{THOUGHT}\n{block(text)}", ground_truth, strict)
-    assert_declared(ANSWER, text, strict)
-
-
-@settings(max_examples=400, deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from(TRUTHS), st.booleans())
-def test_near_valid_text_gives_the_declared_keys_in_range(pieces, ground_truth, strict):
-    assert_declared("".join(pieces), ground_truth, strict)
-    assert_declared(ANSWER, "".join(pieces), strict)
 
 
 JSON = st.recursive(
@@ -198,32 +142,27 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(JSON, min_size=1, max_size=3), st.booleans())
 def test_any_json_between_the_tags_gives_the_declared_keys_in_range(values, strict):
-    lines = [json.dumps({"name": "f", "parameters": value}) for value in values]
-    answer = f"{THOUGHT}\n{block(*lines)}"
+    answer = calling(*(json.dumps({"name": "f", "parameters": value}) for value in values))
     for ground_truth in (ASKED, answer):
         assert_declared(answer, ground_truth, strict)
-        assert_declared(f"{THOUGHT}\n{block(json.dumps(values))}", ground_truth, strict)
+        assert_declared(calling(json.dumps(values)), ground_truth, strict)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.text(max_size=9), st.text() | st.integers(-9, 9)), st.text())
 def test_a_well_formed_answer_always_earns_everything(parameters, name):
     line = json.dumps({"name": name, "parameters": parameters}, ensure_ascii=False)
-    assert verdict(f"{THOUGHT}\n{block(line)}", block(line)) == GOOD
+    assert verdict(calling(line), block(line)) == GOOD
 
 
 def test_values_nested_to_the_limit_are_counted_and_never_raise():
     for depth in (100, 300, 400, 450, 490, 900, 980, 990):
         line = f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}'
         for strict in (True, False):
-            assert_declared(f"{THOUGHT}\n{block(line)}", block(line), strict)
+            assert_declared(calling(line), block(line), strict)
 
 
 # ---------------------------------------------------------------- on the clock
-
-
-def repeated(unit, start=""):
-    return lambda size: start + unit * ((size - len(start)) // len(unit))
 
 
 ENDS = {

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from tool_calls import OWN_ROWS, THOUGHT, block, mutated, real_rows, verdict
+from tool_calls import OWN_ROWS, THOUGHT, block, calling, mutated, real_rows, verdict
 from tool_calls import published as published
 
 
@@ -44,7 +44,7 @@ def test_not_strict_is_the_published_rule_on_many_calls(published):
     for _ in range(30):
         asked = block(*[random_call(rng) for _ in range(rng.choice((2, 20)))])
         calls = [random_call(rng, "abcd") for _ in range(700)]
-        answer = f"{THOUGHT}\n{block(*calls)}"
+        answer = calling(*calls)
         assert verdict(answer, asked, strict=False)[:2] == pytest.approx(published(answer, asked))
 
 
@@ -54,7 +54,7 @@ def test_not_strict_is_the_published_rule_on_names_that_are_no_text(published):
         names = [rng.choice(VALUES) for _ in range(4)]
         calls = [f'{{"name": {name}, "parameters": {{"a": 1}}}}' for name in names]
         asked = block(*calls[: rng.choice((1, 2))])
-        answer = f"{THOUGHT}\n{block(*rng.sample(calls, rng.choice((1, 2, 4))))}"
+        answer = calling(*rng.sample(calls, rng.choice((1, 2, 4))))
         try:
             expected = published(answer, asked)
         except TypeError:  # the rule crashes on names asked for that are lists

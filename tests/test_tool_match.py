@@ -6,77 +6,50 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_calls import ASKED, ONE, THOUGHT, block, call, verdict
+from tool_calls import ASKED, ONE, block, call, calling, verdict
 
 from gdpo_verl.rewards import tool_match
 from gdpo_verl.rewards.tool_call import ParseError, correctness_reward
 
+# The calls asked for. The reward is 6·S/M − 3.
+ONE_CALL = [ONE]  # of two parameters: M = 1 + (1 + 2) = 4
+TWO_CALLS = [call("f", a=1), call("f", a=2)]  # M = 1 + 2 + 2 = 5
+TWO_LONG = [call("f", a=1, b=1), call("f", a=1, b=2)]  # M = 1 + 3 + 3 = 7
 
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+
 @pytest.mark.parametrize(
-    ("calls", "expected"),
+    ("asked", "calls", "strict", "published"),
     [
-        # The call asked for has 2 parameters, so M = 1 + (1 + 2) = 4.
-        pytest.param([ONE], 3.0, id="the call"),
-        pytest.param([call(days=1, city="Paris")], 3.0, id="its parameters in another order"),
-        # S = 1 (names) + 1 (parameter names) + 1 (days equal) = 3; 6·3/4 − 3.
-        pytest.param([call(city="Rome", days=1)], 1.5, id="one value wrong"),
+        pytest.param(ONE_CALL, [ONE], 3.0, 3.0, id="the call"),
+        pytest.param(ONE_CALL, [call(days=1, city="Paris")], 3.0, 3.0, id="in another order"),
+        # S = 1 (names) + 1 (parameter names) + 1 (days equal) = 3.
+        pytest.param(ONE_CALL, [call(city="Rome", days=1)], 1.5, 1.5, id="one value wrong"),
         # S = 1 + 1/2 + 1 = 2.5.
-        pytest.param([call(city="Paris")], 0.75, id="one parameter missing"),
+        pytest.param(ONE_CALL, [call(city="Paris")], 0.75, 0.75, id="one parameter missing"),
         # S = 1 + 2/3 + 2 = 11/3.
-        pytest.param([call(city="Paris", days=1, unit="C")], 2.5, id="one parameter too many"),
+        pytest.param(ONE_CALL, [call(city="Paris", days=1, unit="C")], 2.5, 2.5, id="one too many"),
         # S = 1 + 0 + 0.
-        pytest.param([call(town="Paris")], -1.5, id="only the name right"),
-        pytest.param([call("time", city="Paris", days=1)], -3.0, id="another tool"),
-    ],
-)
-def test_correctness_is_the_share_of_names_and_parameters(calls, expected, strict):
-    answer = f"{THOUGHT}\n{block(*calls)}"
-    assert verdict(answer, strict=strict) == (1.0, pytest.approx(expected), ParseError.NONE)
-
-
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [
-        # Asked: f(a=1), f(a=2), so M = 1 + 2 + 2 = 5.
-        pytest.param([call("f", a=2), call("f", a=1)], 3.0, id="in another order"),
-        # S = 1/2 (names) + 2; nothing is left for the second.
-        pytest.param([call("f", a=1)], 0.0, id="one of two"),
+        pytest.param(ONE_CALL, [call(town="Paris")], -1.5, -1.5, id="only the name right"),
+        pytest.param(ONE_CALL, [call("time", city="Paris", days=1)], -3.0, -3.0, id="another tool"),
+        pytest.param(TWO_CALLS, TWO_CALLS[::-1], 3.0, 3.0, id="two in another order"),
         # S = 1 + 2 (a=1) + 1 (parameter names only).
-        pytest.param([call("f", a=1), call("f", a=1)], 1.8, id="the same one twice"),
+        pytest.param(TWO_CALLS, [call("f", a=1)] * 2, 1.8, 1.8, id="the same one twice"),
+        # The right call alone earns the same wherever it is asked for: S = 1/2 (names) + 1 + 1. The
+        # wrong one alone: S = 1/2 + 1.
+        pytest.param(TWO_CALLS, [call("f", a=1)], 0.0, 0.0, id="the first of two"),
+        pytest.param(TWO_CALLS, [call("f", a=2)], 0.0, -1.2, id="the second of two"),
+        pytest.param(TWO_CALLS, [call("f", a=3)], -1.2, -1.2, id="neither of two"),
+        pytest.param(TWO_CALLS, [call("f", a=2), call("f", a=3)], 1.8, 0.6, id="second and wrong"),
+        # In turn, the first asked for takes the first made, one parameter of two: 1 + 1, and leaves
+        # 1 + 0. At best it takes the second, 1 + 1, and leaves the other its own: 1 + 2.
+        (TWO_LONG, [call("f", a=1, b=2), call("f", a=2, b=1)], 6 * 6 / 7 - 3, 6 * 4 / 7 - 3),
     ],
 )
-def test_each_call_is_matched_with_the_best_unused_one(calls, expected, strict):
-    asked = block(call("f", a=1), call("f", a=2))
-    result = correctness_reward(f"{THOUGHT}\n{block(*calls)}", asked, strict=strict)
-    assert result == pytest.approx(expected)
-
-
-def test_strict_matches_for_the_best_sum_and_the_published_rule_in_turn():
-    asked = block(call("f", a=1, b=1), call("f", a=1, b=2))
-    answer = f"{THOUGHT}\n{block(call('f', a=1, b=2), call('f', a=2, b=1))}"
-    # M = 7. In turn, the first asked for takes the first made, one parameter of two: 1 + 1, and
-    # leaves 1 + 0. At best it takes the second, 1 + 1, and leaves the other its own: 1 + 2.
-    assert correctness_reward(answer, asked, strict=False) == pytest.approx(6 * 4 / 7 - 3)
-    assert correctness_reward(answer, asked) == pytest.approx(6 * 6 / 7 - 3)
-
-
-@pytest.mark.parametrize(
-    ("calls", "strict", "published"),
-    [
-        # Asked: f(a=1), f(a=2), so M = 1 + 2 + 2 = 5. The right call alone, wherever it is asked:
-        # S = 1/2 (names) + 1 + 1. The wrong one alone: S = 1/2 + 1.
-        pytest.param([call("f", a=1)], 0.0, 0.0, id="the first"),
-        pytest.param([call("f", a=2)], 0.0, -1.2, id="the second"),
-        pytest.param([call("f", a=3)], -1.2, -1.2, id="neither"),
-        pytest.param([call("f", a=2), call("f", a=3)], 1.8, 0.6, id="the second and a wrong one"),
-    ],
-)
-def test_a_right_call_earns_the_same_for_any_of_two_asked_for(calls, strict, published):
-    asked, answer = block(call("f", a=1), call("f", a=2)), f"{THOUGHT}\n{block(*calls)}"
-    assert correctness_reward(answer, asked) == pytest.approx(strict)
-    assert correctness_reward(answer, asked, strict=False) == pytest.approx(published)
+def test_correctness_is_the_share_of_names_and_parameters(asked, calls, strict, published):
+    asked, answer = block(*asked), calling(*calls)
+    assert verdict(answer, asked) == (1.0, pytest.approx(strict), ParseError.NONE)
+    found = verdict(answer, asked, strict=False)
+    assert found == (1.0, pytest.approx(published), ParseError.NONE)
 
 
 def test_no_repair_of_one_parameter_lowers_the_score():
@@ -89,8 +62,7 @@ def test_no_repair_of_one_parameter_lowers_the_score():
         asked_for = block(*[call("f", **one) for one in asked])
 
         def score(asked_for=asked_for, order=order, made=made):
-            lines = [call("f", **made[i]) for i in order]
-            return correctness_reward(f"{THOUGHT}\n{block(*lines)}", asked_for)
+            return correctness_reward(calling(*(call("f", **made[i]) for i in order)), asked_for)
 
         before = score()
         for i, key in rng.sample(wrong, min(1, len(wrong))):
@@ -121,7 +93,7 @@ def test_of_many_calls_each_takes_the_first_best_unused_one(strict):
     # The 1st matches call 300 with 1 + 2. Then call 0, the first with a=1, matches the 2nd with
     # 1/2 + 1, and call 299 the 3rd with 1 + 1. S = 3/301 (names) + 6.5, M = 1 + 3 + 3 + 2.
     calls = [call("f", a=1), *[call("f", a=2)] * 298, call("f", a=[3]), call("f", b=1, a=1)]
-    result = correctness_reward(f"{THOUGHT}\n{block(*calls)}", asked, strict=strict)
+    result = correctness_reward(calling(*calls), asked, strict=strict)
     # Strict: of 301 calls 3 are used, and each other one costs 1 + 1.
     assert result == pytest.approx(6 * (3 / 301 + 6.5) / (9 + 2 * 298 * strict) - 3)
 
@@ -146,7 +118,7 @@ def test_of_many_calls_each_takes_the_first_best_unused_one(strict):
 )
 def test_values_are_equal_as_json_values_are(asked, given, equal):
     lines = [f'{{"name": "f", "parameters": {{"a": {value}}}}}' for value in (asked, given)]
-    result = verdict(f"{THOUGHT}\n{block(lines[1])}", block(lines[0]))
+    result = verdict(calling(lines[1]), block(lines[0]))
     # Of S = 1 + 1 + 1 and M = 3, an unequal value takes 1 away.
     assert result == (1.0, 3.0 if equal else 1.0, ParseError.NONE)
 
@@ -154,7 +126,7 @@ def test_values_are_equal_as_json_values_are(asked, given, equal):
 def test_many_of_the_shortest_calls():
     line = '{"name":"","parameters":{}}'
     count = 3_500
-    answer = f"{THOUGHT}\n{block(*[line] * count)}"
+    answer = calling(*[line] * count)
     # J(names) = 0; M = 4 and 1 more for every call but the first, which fills the place.
     assert verdict(answer) == (1.0, -3.0, ParseError.NONE)
     assert correctness_reward(answer, block(line)) == pytest.approx(
@@ -175,7 +147,7 @@ def test_many_of_the_shortest_calls():
 )
 def test_junk_parameters_do_not_pay(junk, strict, published):
     line = call(city="Paris", days=1, **{f"junk{i}": 0 for i in range(junk)})
-    answer = f"{THOUGHT}\n{block(line)}"
+    answer = calling(line)
     assert correctness_reward(answer, ASKED) == pytest.approx(strict)
     assert correctness_reward(answer, ASKED, strict=False) == pytest.approx(published)
 
@@ -186,7 +158,7 @@ def test_the_score_falls_with_every_sprayed_call(position):
         for count in range(100):
             lines = [call(f"tool_{i}", a=1) for i in range(count)]
             lines.insert(0 if position == "first" else count, ONE)
-            yield correctness_reward(f"{THOUGHT}\n{block(*lines)}", ASKED, strict=strict)
+            yield correctness_reward(calling(*lines), ASKED, strict=strict)
 
     strict, published = list(curve(True)), list(curve(False))
     # S = 1/(1+k) + 3; M = 4, and 2 more for every sprayed call of one parameter.
@@ -203,7 +175,7 @@ def test_only_unused_calls_beyond_the_number_asked_cost():
     wrong, costly = call("x"), call("y", a=1, b=2, c=3)
     # M = 5. The first unused call stands in for the missing g, the second adds 1 + 3.
     # S = 1/4 (names) + 2.
-    answer = f"{THOUGHT}\n{block(call('f', a=1), wrong, costly)}"
+    answer = calling(call("f", a=1), wrong, costly)
     assert correctness_reward(answer, asked) == pytest.approx(6 * 2.25 / 9 - 3)
-    answer = f"{THOUGHT}\n{block(call('f', a=1), costly)}"
+    answer = calling(call("f", a=1), costly)
     assert correctness_reward(answer, asked) == correctness_reward(answer, asked, strict=False)

@@ -15,6 +15,8 @@ from gdpo_verl.rewards.tool_call import (
     parse_ground_truth,
 )
 
+LONG_THOUGHT = "</think> and <tool_call> so " * 9
+
 
 @pytest.mark.parametrize(
     "thought",
@@ -24,6 +26,7 @@ from gdpo_verl.rewards.tool_call import (
         pytest.param("a <response> is not needed</response>", id="response"),
         pytest.param("after </think> comes the call", id="end of thought"),
         pytest.param("<think>twice</think>", id="thought in thought"),
+        pytest.param(LONG_THOUGHT, id="its end any number of times"),
     ],
 )
 def test_tags_inside_the_thought_are_ignored(thought):
@@ -32,7 +35,6 @@ def test_tags_inside_the_thought_are_ignored(thought):
 
 HELD = block(call(text="a</think>b", why="<think>"))
 BOUND = block(call(text="</think> <tool_call>", more="</think>\n<response>"))
-LONG_THOUGHT = "</think> and <tool_call> so " * 9
 
 
 @pytest.mark.parametrize("asked", [HELD, BOUND], ids=["tag", "boundary"])
@@ -84,10 +86,6 @@ def test_a_call_in_a_thought_is_not_paid_whatever_it_holds(response):
     assert verdict(response, HELD)[:2] == (0.0, -3.0)
 
 
-def test_a_thought_may_name_its_end_any_number_of_times():
-    assert verdict(f"<think>{LONG_THOUGHT}</think>\n{ASKED}") == GOOD
-
-
 def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
     assert format_reward("<think>after </think> comes nothing</think>", THOUGHT) == 1.0
 
@@ -95,83 +93,54 @@ def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
 @pytest.mark.parametrize(
     ("response", "code"),
     [
-        pytest.param(f"<think>{ASKED}</think>", ParseError.NO_CALL, id="call only inside think"),
-        pytest.param(f"<think>\n{ASKED}", ParseError.UNCLOSED, id="think never closed"),
-        pytest.param(
-            f"<think>a</think>\n{ASKED}\n</think>", ParseError.OUT_OF_ORDER, id="think closed twice"
-        ),
-        pytest.param(
-            f"{THOUGHT}\n</tool_call>\n{ONE}\n<tool_call>",
-            ParseError.OUT_OF_ORDER,
-            id="tags reversed",
-        ),
-        pytest.param(
-            f"{THOUGHT}\n</tool_call>\n{ASKED}", ParseError.OUT_OF_ORDER, id="closed before opened"
-        ),
-        pytest.param(f"{ASKED}\n{THOUGHT}", ParseError.OUT_OF_ORDER, id="call before thought"),
-        pytest.param(
-            f"{THOUGHT}\n{RESPONSE}\n{ASKED}", ParseError.OUT_OF_ORDER, id="response before call"
-        ),
-        pytest.param(
-            f"{THOUGHT}\n<response>{ASKED}</response>",
-            ParseError.OUT_OF_ORDER,
-            id="call inside the response",
-        ),
-        pytest.param(
-            f"{ANSWER}\n{RESPONSE}\n{THOUGHT}", ParseError.OUT_OF_ORDER, id="thought at the end"
-        ),
-        pytest.param(f"{THOUGHT}\n<tool_call>\n{ONE}", ParseError.UNCLOSED, id="block not closed"),
-        pytest.param("", ParseError.NO_CALL, id="empty answer"),
+        ("", "NO_CALL"),
+        (f"<think>{ASKED}</think>", "NO_CALL"),
+        (f"<think>\n{ASKED}", "UNCLOSED"),
+        (f"{THOUGHT}\n<tool_call>\n{ONE}", "UNCLOSED"),
+        (f"<think>a</think>\n{ASKED}\n</think>", "OUT_OF_ORDER"),
+        (f"{THOUGHT}\n</tool_call>\n{ONE}\n<tool_call>", "OUT_OF_ORDER"),
+        (f"{THOUGHT}\n</tool_call>\n{ASKED}", "OUT_OF_ORDER"),
+        (f"{ASKED}\n{THOUGHT}", "OUT_OF_ORDER"),
+        (f"{THOUGHT}\n{RESPONSE}\n{ASKED}", "OUT_OF_ORDER"),
+        (f"{THOUGHT}\n<response>{ASKED}</response>", "OUT_OF_ORDER"),
+        (f"{ANSWER}\n{RESPONSE}\n{THOUGHT}", "OUT_OF_ORDER"),
     ],
 )
 def test_a_call_out_of_place_earns_nothing(response, code):
-    assert verdict(response) == bad(code)
+    assert verdict(response) == bad(ParseError[code])
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        pytest.param('{"name": "f", "name": "f", "parameters": {}}', "DUPLICATE_KEY", id="name"),
-        pytest.param('{"name": "f", "parameters": {"a": 1, "a": 1}}', "DUPLICATE_KEY", id="deep"),
-        pytest.param('{"name": "f", "parameters": {"a": NaN}}', "NOT_FINITE", id="NaN"),
-        pytest.param('{"name": "f", "parameters": {"a": Infinity}}', "NOT_FINITE", id="Infinity"),
-        pytest.param('{"name": "f", "parameters": {"a": -Infinity}}', "NOT_FINITE", id="-Infinity"),
-        pytest.param('{"name": "f", "parameters": {"a": 1e999}}', "NOT_FINITE", id="1e999"),
-        pytest.param(
-            f'{{"name": "f", "parameters": {{"a": {"9" * 400}}}}}', "NOT_FINITE", id="400 digits"
-        ),
-        pytest.param(
-            f'{{"name": "f", "parameters": {{"a": {"9" * 5000}}}}}', "NOT_FINITE", id="5000 digits"
-        ),
-        pytest.param('{"parameters": {}}', "NOT_A_CALL", id="no name"),
-        pytest.param('{"name": 1, "parameters": {}}', "NOT_A_CALL", id="name not text"),
-        pytest.param('{"name": "f"}', "NOT_A_CALL", id="no parameters"),
-        pytest.param('{"name": "f", "parameters": null}', "NOT_A_CALL", id="null parameters"),
-        pytest.param('{"name": "f", "parameters": [1]}', "NOT_A_CALL", id="list parameters"),
-        pytest.param('{"name": "f", "parameters": "x"}', "NOT_JSON", id="text that is no JSON"),
-        pytest.param('{"name": "f", "parameters": "{} {}"}', "NOT_JSON", id="text and more"),
-        pytest.param('{"name": "f", "parameters": "5"}', "NOT_A_CALL", id="text of a number"),
-        pytest.param('{"name": "f", "parameters": "\\"{}\\""}', "NOT_A_CALL", id="text of a text"),
-        pytest.param('{"name": "f", "parameters": "{\\"\\":NaN}"}', "NOT_FINITE", id="text of NaN"),
-        pytest.param('{"name": "f", "arguments": "%s"}' % ("[" * 9999), "TOO_DEEP", id="deep text"),
-        pytest.param('{"function": "f", "parameters": {}}', "NOT_A_CALL", id="function not nested"),
-        pytest.param(
-            '{"name": "f", "parameters": 1, "arguments": {}}', "NOT_A_CALL", id="parameters first"
-        ),
-        pytest.param("5", "NOT_A_CALL", id="number"),
-        pytest.param("[]", "NOT_A_CALL", id="empty list"),
-        pytest.param("", "NOT_A_CALL", id="nothing"),
-        pytest.param("[[]]", "NOT_A_CALL", id="list in list"),
-        pytest.param(f"{ONE},", "NOT_JSON", id="comma"),
-        pytest.param(f"Sure: {ONE}", "NOT_JSON", id="text before the call"),
-        pytest.param(f"{ONE}\ndone", "NOT_JSON", id="text behind the call"),
-        pytest.param("{'name': 'f', 'parameters': {}}", "NOT_JSON", id="single quotes"),
-        pytest.param("<tool_call>", "NOT_JSON", id="tag twice"),
-        pytest.param("[" * 15_000, "TOO_DEEP", id="deep nesting"),
+def of(value):
+    return f'{{"name": "f", "parameters": {value}}}'
+
+
+LINES = {
+    "DUPLICATE_KEY": ['{"name": "f", "name": "f", "parameters": {}}', of('{"a": 1, "a": 1}')],
+    "NOT_FINITE": [
+        *(of(f'{{"a": {number}}}') for number in ("NaN", "Infinity", "-Infinity", "1e999")),
+        *(of(f'{{"a": {"9" * digits}}}') for digits in (400, 5000)),
+        of('"{\\"\\":NaN}"'),
     ],
-)
-def test_what_is_not_plainly_a_call_is_not_parsed(line, code):
-    assert verdict(f"{THOUGHT}\n{block(line)}") == bad(ParseError[code])
+    "NOT_A_CALL": [
+        *('{"parameters": {}}', '{"name": 1, "parameters": {}}', '{"name": "f"}'),
+        *map(of, ("null", "[1]", '"5"', '"\\"{}\\""')),
+        '{"function": "f", "parameters": {}}',
+        '{"name": "f", "parameters": 1, "arguments": {}}',
+        *("5", "[]", "", "[[]]"),
+    ],
+    "NOT_JSON": [
+        *map(of, ('"x"', '"{} {}"')),
+        *(f"{ONE},", f"Sure: {ONE}", f"{ONE}\ndone", "<tool_call>"),
+        "{'name': 'f', 'parameters': {}}",
+    ],
+    "TOO_DEEP": ["[" * 15_000, '{"name": "f", "arguments": "%s"}' % ("[" * 9999)],
+}
+
+
+@pytest.mark.parametrize("code", LINES)
+def test_what_is_not_plainly_a_call_is_not_parsed(code):
+    for line in LINES[code]:
+        assert verdict(f"{THOUGHT}\n{block(line)}") == bad(ParseError[code]), line
 
 
 def as_text(key):

@@ -23,9 +23,13 @@ def block(*lines):
     return "\n".join(("<tool_call>", *lines, "</tool_call>"))
 
 
+def calling(*lines):
+    return f"{THOUGHT}\n{block(*lines)}"
+
+
 ONE = call(city="Paris", days=1)
 ASKED = block(ONE)
-ANSWER = f"{THOUGHT}\n{ASKED}"
+ANSWER = calling(ONE)
 
 
 def verdict(response, ground_truth=ASKED, strict=True):
@@ -46,9 +50,9 @@ TWO = block(ONE, call("time"))
 
 OWN_ROWS = [
     ANSWER,
-    f"{THOUGHT}\n{TWO}",
-    f"{THOUGHT}\n{block(call('f', a=1), call('f', a=2), call('g'))}",
-    f"{THOUGHT}\n{block(call('f', a=[1, 2.5, None], b={'c': True}), call('f', a=1, b=2))}",
+    calling(ONE, call("time")),
+    calling(call("f", a=1), call("f", a=2), call("g")),
+    calling(call("f", a=[1, 2.5, None], b={"c": True}), call("f", a=1, b=2)),
     f"{THOUGHT}\n{RESPONSE}",
     f"{ANSWER}\n{RESPONSE}",
     f"<think>I use <tool_call> here.</think>\n{ASKED}",

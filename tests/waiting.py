@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Seconds. What takes longer will never end, on however busy a machine.
@@ -18,6 +19,14 @@ def wait_for(
     while not condition():
         assert time.monotonic() < deadline, state()
         time.sleep(every)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and waits for its parent does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
 
 
 def start_ray(**options: Any) -> None:

@@ -1,0 +1,212 @@
+"""The four rewards alike: components, malformed ground truths, settings, the length, any text."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import programs
+import pytest
+import tool_calls
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sandboxes import HOLDS
+
+from gdpo_verl.rewards import code, declared_components, gsm8k, math_length, parse_error, tool_call
+from gdpo_verl.rewards.parse_error import ParseError
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward, and texts that it reads."""
+
+    module: ModuleType
+    components: dict[str, tuple[float, float]]
+    wrap: Callable[[str], str]
+    right: str  # what `wrap` makes a right answer of
+    truths: list[str]
+    pieces: list[str]
+    examples: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    graded: str = ""  # the component that is not only 0 or 1
+
+    def __call__(self, answer: str, truth: object, tokens: int = 1, **changed: Any) -> dict:
+        given = {"extra_info": {"response_length": tokens}} | self.settings | changed
+        result = self.module.compute_score("mine", answer, truth, **given)
+        assert list(result) == ["score", *self.components, "parse_error"]
+        values = {name: result[name] for name in self.components}
+        assert result["score"] == sum(values.values())
+        for name, (low, high) in self.components.items():
+            assert values[name] in (0, 1) or name == self.graded
+            assert math.isfinite(values[name])
+            assert low <= values[name] <= high
+        ParseError(result["parse_error"])
+        return result
+
+
+REWARDS = {
+    "gsm8k": Reward(
+        gsm8k,
+        {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
+        lambda text: f"<think>6 times 7</think>\n<answer>{text}</answer>",
+        right="42",
+        truths=["42"],
+        pieces=["<think>", "</think>", "<answer>", "</answer>", "\n", *"42-,#²", ".0", "####"],
+        examples=1500,
+    ),
+    "math_length": Reward(
+        math_length,
+        {"correctness": (0, 1), "length": (0, 1)},
+        lambda text: f"So the answer is $\\boxed{{{text}}}$.",
+        right="3",
+        truths=["3"],
+        pieces=[r"\boxed{", r"\frac", r"\}", r"\text{", *"}{3x\\^=,$é"],
+        examples=450,
+    ),
+    "tool_call": Reward(
+        tool_call,
+        {"format": (0, 1), "correctness": (-3, 3)},
+        tool_calls.calling,
+        right=tool_calls.ONE,
+        truths=[*tool_calls.OWN_ROWS, tool_calls.block("not json"), "", "<response>"],
+        pieces=[
+            *(*tool_calls.SNIPPETS, *tool_calls.OWN_ROWS, tool_calls.ASKED, tool_calls.ONE),
+            *("<|im_end|>", "[" * 2000, "9" * 5000, "\0", '"', "\\"),
+        ],
+        examples=700,
+        graded="correctness",
+    ),
+    "code": Reward(
+        code,
+        {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
+        programs.answer,
+        right=programs.SCRIPT,
+        truths=[programs.SCRIPTS],
+        pieces=programs.PIECES,
+        examples=60,
+        settings=programs.PATIENT | programs.runs_none,
+        graded="pass",
+    ),
+}
+RUN = [pytest.param(name, marks=HOLDS if name == "code" else ()) for name in REWARDS]
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_it_declares_its_components_and_their_ranges(name):
+    declared = declared_components(REWARDS[name].module.compute_score)
+    assert {c.name: (c.low, c.high) for c in declared} == REWARDS[name].components
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_any_text_gives_the_declared_keys_in_range(name):
+    reward = REWARDS[name]
+    near = st.lists(st.sampled_from(reward.pieces) | st.text(max_size=5), max_size=12)
+
+    @given(st.text(st.characters()) | near.map("".join), st.sampled_from(reward.truths) | st.text())
+    @settings(max_examples=reward.examples, deadline=None, suppress_health_check=list(HealthCheck))
+    def judge(text, truth):
+        right = reward.wrap(reward.right)
+        for strict in (True, False):
+            given = {"strict": strict} | ({"deadline": 2.0} if name == "math_length" else {})
+            for answer, asked in ((text, truth), (reward.wrap(text), truth), (right, text)):
+                result = reward(answer, asked, **given)
+                can_be_judged = result["parse_error"] != ParseError.GROUND_TRUTH
+                assert result.get("length", can_be_judged) == can_be_judged
+
+    judge()
+
+
+# ---------------------------------------------------------------- malformed ground truths
+
+DEEP: list = []
+for _ in range(900):
+    DEEP = [DEEP]
+SCRIPTS = [([], []), (["1"], []), ([1], ["1"]), (["1"], [None]), ([DEEP], ["1"])]
+CALLS = [("nan,", "1"), (3, 1), ("[" * 700 + "]" * 700, "1"), (DEEP, 1), ([1], DEEP)]
+MALFORMED = {
+    "gsm8k": ["", "#### ", "forty-two", "1 2", None, 42],
+    "math_length": ["", r"\frac{", r"\boxed{3", "@#", "9" * 10_001, None, 3],
+    "tool_call": [
+        tool_calls.block("not json"),
+        tool_calls.block(""),
+        tool_calls.block('{"name": "f"}'),
+        f"<tool_call>\n{tool_calls.ONE}",
+        "<think>a",
+        f"{tool_calls.RESPONSE}\n{tool_calls.ASKED}",
+        None,
+        {"calls": []},
+    ],
+    "code": [
+        *("", "[" * 100_000, "[]", None, "{}"),
+        *({"inputs": given, "outputs": asked} for given, asked in SCRIPTS),
+        *({"fn_name": "f", "inputs": [given], "outputs": [asked]} for given, asked in CALLS),
+        {"fn_name": "a b", "inputs": [[]], "outputs": [1]},
+        *({"entry_point": "f", "test": test} for test in ("-" * 100_000 + "1", [], [3], "def (")),
+        {"entry_point": "f"},
+        {"entry_point": 3, "test": "pass"},
+    ],
+}
+SAID = {"tool_call": ".*(cannot be read|expected text)", "gsm8k": "expected "}
+CASES = [(name, index) for name, truths in MALFORMED.items() for index in range(len(truths))]
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_once(
+    name, index, caplog, monkeypatch
+):
+    reward, truth = REWARDS[name], MALFORMED[name][index]
+    with pytest.raises(ValueError, match=f"^ground_truth: {SAID.get(name, '')}"):
+        reward.module.parse_ground_truth(truth)
+    monkeypatch.setattr(parse_error, "_warned", set())
+    lowest = {component: low for component, (low, _) in reward.components.items()}
+    lowest |= {"score": sum(lowest.values()), "parse_error": ParseError.GROUND_TRUTH}
+    answers = [*map(reward.wrap, (reward.right, str(truth)[:100].replace("{", "")))]
+    # math-verify reads the ground truth together with a box.
+    for answer in answers if name == "math_length" else ["", *answers]:
+        assert reward(answer, truth) == lowest
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"{name}: a row gets the minimum" in caplog.text
+
+
+# ---------------------------------------------------------------- settings, and the length
+
+WITH_LENGTH = ["math_length", pytest.param("code", marks=HOLDS)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "expected"),
+    [(100, {"limit": 100}, 1), (101, {"limit": 100}, 0), (4000, {}, 1), (4001, {}, 0)],
+)
+@pytest.mark.parametrize("name", WITH_LENGTH)
+def test_length_is_one_up_to_the_limit_and_asks_for_no_right_answer(name, tokens, given, expected):
+    reward = REWARDS[name]
+    first = next(iter(reward.components))
+    for answer, right in (("", 0), (reward.wrap(reward.right), 1)):
+        result = reward(answer, reward.truths[0], tokens, **given)
+        assert (result["length"], result[first]) == (expected, right)
+
+
+@pytest.mark.parametrize("extra_info", [None, {}, {"response_length": None}], ids=str)
+@pytest.mark.parametrize("name", ["math_length", "code"])
+def test_without_the_response_length_the_error_names_the_manager(name, extra_info):
+    with pytest.raises(ValueError, match=r"reward\.reward_manager\.name=gdpo_components"):
+        REWARDS[name]("", REWARDS[name].truths[0], extra_info=extra_info)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *itertools.product(
+            ["math_length"], ["limit", "deadline"], [0, -1, None, "4000", True, math.nan]
+        ),
+        ("math_length", "deadline", math.inf),
+        *itertools.product(["code"], ["limit", "timeout", "deadline", "memory_limit_mb"], [0]),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_its_key(name, key, value):
+    with pytest.raises(ValueError, match=rf"custom_reward_function\.reward_kwargs\.{key}: "):
+        REWARDS[name]("", REWARDS[name].truths[0], **{key: value})
