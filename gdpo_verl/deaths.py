@@ -59,8 +59,7 @@ def describe_actor_death(error: str) -> str | None:
       For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
       killed or crashed"; None when it ended as intended or the text is another one.
     """
-    deaths = _deaths(error)
-    return deaths[0][1] if deaths else None
+    return next((sentence for _, sentence in _deaths(error)), None)
 
 
 def describe_memory_death(error: str) -> str | None:
@@ -84,8 +83,8 @@ def describe_log(log: str) -> str | None:
     if memory := describe_memory_death(text):
         return memory
     deaths = _deaths(text)
-    first = [sentence for kind, sentence in deaths if kind not in _TRAINERS]
-    return next(iter([*first, *(sentence for _, sentence in deaths)]), None)
+    others = [death for death in deaths if death[0] not in _TRAINERS]
+    return next((sentence for _, sentence in others or deaths), None)
 
 
 def describe_driver_death(pid: int, status: int) -> str | None:

@@ -2,6 +2,7 @@
 
 Every number knows how much it was taken over, `Weighted`: verl averages metrics over the
 mini-batches of a step, and a mean over one scored row is not to count like one over a hundred.
+A `decomposition` is of B rows and K components; `keys` are the names of the components.
 """
 
 from __future__ import annotations
@@ -51,8 +52,6 @@ def batch_metrics(
     """All metrics of a batch but those of its answers (`parse_error_metrics`).
 
     Args:
-      decomposition: of B rows and K components.
-      keys: the names of the K components.
       ranges: as in `component_metrics`.
       outcome: the column of the component that says whether the task was solved.
       failed_sessions: as in `coverage_metrics`.
@@ -92,7 +91,6 @@ def component_metrics(
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, or a tensor of shape (B,).
-      keys: the names of the K components.
       ranges: low and high > low by component, in reward units, where both are declared.
     """
     ranges = ranges or {}
@@ -131,10 +129,6 @@ def contribution_metrics(decomposition: Estimation, keys: Sequence[str]) -> dict
     components when nothing varies;
     ``gdpo/sign_conflicts``, the share of rows in which one term lies above
     `DISTINCT_TOLERANCE` and another below its negative, in units of the largest weight.
-
-    Args:
-      decomposition: of B rows and K components.
-      keys: the names of the K components.
     """
     terms = decomposition.terms
     sizes = terms.abs().sum(dim=0)
@@ -288,9 +282,7 @@ def influence_metrics(
     rewards, (sum_k |w_k|)^2 for one and the same, 0 where they cancel or nothing varies.
 
     Args:
-      decomposition: of B rows and K components.
       advantage: of the estimator that trains, shape (B,).
-      keys: the names of the K components.
     """
     live, largest = decomposition.has_advantage, decomposition.largest_weight
     n = int(live.sum())

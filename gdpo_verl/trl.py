@@ -16,9 +16,9 @@ from trl import GRPOTrainer
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.upstream import Dependency, source_of, violations
+from gdpo_verl.upstream import Dependency as _D
+from gdpo_verl.upstream import source_of, violations
 
-_D = Dependency
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
     _D("GRPOTrainer", reads="reward_func_names reward_weights num_generations_eval process_slice"),

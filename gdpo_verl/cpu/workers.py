@@ -67,6 +67,10 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
     executable = address.with_name(_EXECUTABLE)
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     executable.chmod(0o700)
+    # Ray reads both when it is imported, and not when a worker starts. The first job of a Ray has
+    # this number, and a worker ends with the raylet of this number: here with the driver, with
+    # which its raylet ends, too.
+    of_any_worker = {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen(64)  # workers may ask while the server imports
@@ -76,19 +80,10 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
             [*_SERVE, str(listener.fileno()), *modules],
             stdin=end,
             pass_fds=[listener.fileno()],
-            env={**os.environ, **environment, **_of_any_worker()},
+            env={**os.environ, **environment, **of_any_worker},
         )
         os.close(end)
     return " ".join(command)
-
-
-def _of_any_worker() -> dict[str, str]:
-    """Variables that Ray reads in a process when it is imported, and not when a worker starts.
-
-    The first job of a Ray has this number, and a worker ends with the raylet of this number: here
-    with the driver, with which its raylet ends, too.
-    """
-    return {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
 
 
 def serve(listener: socket.socket, modules: Sequence[str]) -> None:

@@ -53,12 +53,18 @@ def _register_estimator(core_algos: Any) -> None:
 @when_imported("verl.utils.config")
 def _check_before_ray_starts(config_module: Any) -> None:
     def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        from importlib.metadata import version
+
         from gdpo_verl.plugin import validation
 
         if validation.uses_plugin(config):
             validation.check_run(config)
         if validation.is_gdpo(config):
-            _announce()
+            # Not logged: verl's root logger shows nothing below WARNING.
+            sys.stderr.write(
+                f"gdpo-verl {__version__}: estimator 'gdpo' in place of verl {version('verl')}'s "
+                "own; components, metrics and dumps through its PPO trainers\n"
+            )
         return original(config, *args, **kwargs)
 
     wrap(config_module, "validate_config", validate_config)
@@ -154,13 +160,3 @@ def _register_reward_manager(_: Any) -> None:
 
 
 _log_to_stderr()
-
-
-def _announce() -> None:
-    """One line on stderr; verl's root logger shows nothing below WARNING."""
-    from importlib.metadata import version
-
-    sys.stderr.write(
-        f"gdpo-verl {__version__}: estimator 'gdpo' in place of verl {version('verl')}'s own; "
-        "components, metrics and dumps through its PPO trainers\n"
-    )

@@ -38,12 +38,9 @@ def save(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
                 config[key] = asked.get(key)
     last = getattr(trainer, "gdpo_last_saved", trainer.global_steps)
     trainer.gdpo_last_saved = trainer.global_steps
-    if last != trainer.global_steps:
-        _remove(Path(config.default_local_dir) / f"global_step_{last}", alone)
-
-
-def _remove(checkpoint: Path, models: list[str]) -> None:
-    for model in models:
-        shutil.rmtree(checkpoint / model, ignore_errors=True)
-    if models and not any((checkpoint / model).exists() for model in ("actor", "critic")):
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    if last != trainer.global_steps and alone:
+        checkpoint = Path(config.default_local_dir) / f"global_step_{last}"
+        for model in alone:
+            shutil.rmtree(checkpoint / model, ignore_errors=True)
+        if not any((checkpoint / model).exists() for model in ("actor", "critic")):
+            shutil.rmtree(checkpoint, ignore_errors=True)

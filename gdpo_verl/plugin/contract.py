@@ -9,13 +9,12 @@ from functools import cache
 from importlib.metadata import version
 
 from gdpo_verl import __version__
-from gdpo_verl.upstream import Contract, Dependency, source_of, violations
+from gdpo_verl.upstream import Contract, source_of, violations
+from gdpo_verl.upstream import Dependency as _D
 
 # The version of requirements/*.lock, with which everything was run.
 TESTED = "0.9.1"
 
-
-_D = Dependency
 # fmt: off
 CONTRACT: Contract = {
     # The estimator: where it is registered, and the names by which it is called.

@@ -69,19 +69,16 @@ class DumpSettings:
         return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen]
 
 
-def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+def log_rollout_data(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Take the place of verl's `_log_rollout_data`, which a run without our keys keeps."""
     if trainer.config.trainer.keys().isdisjoint(_KEYS):
-        return original(trainer, *args, **kwargs)
-    return _dump_some(original, trainer, *args, **kwargs)
-
-
-def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        return original(trainer, batch, *args, **kwargs)
     dumps = DumpSettings.of(trainer.config.trainer)
-    if dumps.has(trainer.global_steps):
-        if dumps.prompts is not None:
-            batch = batch.select_keys(dumps.chosen(batch.keys))
-        original(trainer, batch, *args, **kwargs)
+    if not dumps.has(trainer.global_steps):
+        return None
+    if dumps.prompts is not None:
+        batch = batch.select_keys(dumps.chosen(batch.keys))
+    return original(trainer, batch, *args, **kwargs)
 
 
 class Dump:
@@ -143,20 +140,17 @@ class Dump:
         self._rows.clear()
 
 
-# Of verl's `_dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)`.
-_COLUMNS, _COLUMNS_PLACE = "reward_extra_infos_dict", 4
-
-
 def with_columns(
     dump: Dump, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add the dump's columns to the arguments; validation's dump has its own."""
-    place = _COLUMNS_PLACE
-    given = kwargs[_COLUMNS] if _COLUMNS in kwargs else args[place]
+    # Of verl's `_dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)`.
+    name, place = "reward_extra_infos_dict", 4
+    given = kwargs[name] if name in kwargs else args[place]
     columns = dump.columns(given.get("uid", []))
     if not columns:
         return args, kwargs
     dump.clear()
-    if _COLUMNS in kwargs:
-        return args, kwargs | {_COLUMNS: given | columns}
+    if name in kwargs:
+        return args, kwargs | {name: given | columns}
     return (*args[:place], given | columns, *args[place + 1 :]), kwargs

@@ -67,25 +67,20 @@ class SessionFailures:
         self._count = 0
         self._counted: set[str] = set()
         self._unanswered: dict[str, set[str]] = {"train": set(), "val": set()}
-
         self._counts = True
 
         def sync(original: Any) -> None:
             original()
-            self._look(stop)
+            if self._counts:
+                try:
+                    self._count_new()
+                except Exception:  # the metric is not worth a run
+                    self._counts = False
+                    logger.warning("gdpo/failed_sessions is no longer counted", exc_info=True)
+            for partition in self._unanswered if stop else ():
+                self._stop_when_all_failed(partition)
 
         wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
-
-    def _look(self, stop: bool) -> None:
-        if self._counts:
-            try:
-                self._count_new()
-            except Exception:  # the metric is not worth a run
-                self._counts = False
-                logger.warning("gdpo/failed_sessions is no longer counted", exc_info=True)
-        if stop:
-            for partition in self._unanswered:
-                self._stop_when_all_failed(partition)
 
     def take(self) -> int:
         """The failed sessions since the last call."""

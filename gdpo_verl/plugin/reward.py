@@ -46,11 +46,8 @@ LIBRARIES = (
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Keep a module that seeds a generator when it is imported from moving the trainer's."""
-    state, numpy_state, torch_state = (
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-    )
+    state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.get_rng_state()
     try:
         yield
     finally:

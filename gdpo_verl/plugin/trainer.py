@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,6 +53,17 @@ def install(v1: Any) -> None:
     base = sys.modules[trainer.__module__]
     wrap(base, "compute_advantage_for_multi_trajectories", estimator.capture_inputs)
     aggregation.install(base.MetricsAggregator)
+
+
+def _with_seam(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method only where the trainer has a seam; without one it is verl's alone."""
+
+    def wrapped(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(trainer, "gdpo_seam", None) is None:
+            return original(trainer, *args, **kwargs)
+        return wrapper(original, trainer, *args, **kwargs)
+
+    return wrapped
 
 
 class Seam:
@@ -111,9 +122,8 @@ class Seam:
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics["gdpo/reward_errors"] = batch.error_share()
         if objective.config.schedule:
-            weights = decomposition.weights.tolist()
-            for key, weight in zip(objective.keys, weights, strict=True):
-                metrics[f"gdpo/{key}/weight"] = weight
+            names = [f"gdpo/{key}/weight" for key in objective.keys]
+            metrics.update(zip(names, decomposition.weights.tolist(), strict=True))
         return metrics
 
     def _failed_sessions(self, rows: int) -> int:
@@ -166,8 +176,13 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
         return original(trainer, *args, **kwargs)
     validation.check_components(config)
     seam = seam_of(config)
-    if seam is not None:
-        _fix_seed(config)
+    if seam is not None and config.data.get("seed") is None:
+        # Without data.seed, verl draws other rows for data.train_max_samples at each start, also
+        # when it resumes (verl/utils/dataset/rl_dataset.py). With this one they stay, and so does
+        # the order in which it shuffles without a seed, by a new generator
+        # (verl/trainer/ppo/utils.py).
+        with open_dict(config):
+            config.data.seed = torch.Generator().initial_seed()
     result = original(trainer, *args, **kwargs)
     trainer.gdpo_seam = seam
     buffer = getattr(trainer, "replay_buffer", None)
@@ -182,15 +197,6 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
             buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates
         )
     return result
-
-
-def _fix_seed(config: Any) -> None:
-    # Without data.seed, verl draws other rows for data.train_max_samples at each start, also when
-    # it resumes (verl/utils/dataset/rl_dataset.py). With this one they stay, and so does the order
-    # in which it shuffles without a seed, by a new generator (verl/trainer/ppo/utils.py).
-    if config.data.get("seed") is None:
-        with open_dict(config):
-            config.data.seed = torch.Generator().initial_seed()
 
 
 def seam_of(config: Any) -> Seam | None:
@@ -247,24 +253,19 @@ def token_counts(step: AdvantageStep) -> torch.Tensor:
     return MaskedRows(step.response_mask, len(step.row_keys), torch.float32).counts
 
 
+@_with_seam
 def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    if seam is not None and len(seam.dump):
+    if len(trainer.gdpo_seam.dump):
         with given_up_on_error(trainer):
-            args, kwargs = with_columns(seam.dump, args, kwargs)
+            args, kwargs = with_columns(trainer.gdpo_seam.dump, args, kwargs)
     return original(trainer, *args, **kwargs)
 
 
-def _save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    if getattr(trainer, "gdpo_seam", None) is None:
-        original(trainer, *args, **kwargs)
-    else:
-        checkpoint.save(original, trainer, *args, **kwargs)
+_save_checkpoint = _with_seam(checkpoint.save)
 
 
+@_with_seam
 def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    if getattr(trainer, "gdpo_seam", None) is None:
-        return original(trainer, *args, **kwargs)
     watch = liveness.ActorWatch()
     liveness.check_at_each_poll(trainer.replay_buffer, watch)
     watch.start()

@@ -1,4 +1,7 @@
-"""Validate a run before its first rollout."""
+"""Validate a run before its first rollout.
+
+Each check raises ValueError, which names the configuration key in full and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,12 @@ def uses_plugin(config: Any) -> bool:
         or any(str(key).startswith("gdpo") for key in config)
         or any(str(k).startswith("gdpo") and algorithm.get(k) is not None for k in algorithm)
         or (algorithm.get("filter_groups") or {}).get("metric") == FILTER_METRIC
-        or OmegaConf.select(config, "reward.reward_manager.name") == MANAGER_NAME
+        or _manager_name(config) == MANAGER_NAME
     )
+
+
+def _manager_name(config: Any) -> Any:
+    return OmegaConf.select(config, "reward.reward_manager.name")
 
 
 def on_default_trainer(config: Any) -> bool:
@@ -68,31 +75,21 @@ def on_default_trainer(config: Any) -> bool:
 
 
 def check_run(config: Any) -> None:
-    """Refuse a run that uses the plug-in and cannot work, in the driver, before Ray starts.
-
-    Raises:
-      ValueError: names the configuration key in full and the remedy.
-    """
+    """Refuse a run that uses the plug-in and cannot work, in the driver, before Ray starts."""
     check_settings(config)
     if not joins_cluster(config):
         check_components(config)
 
 
 def check_settings(config: Any) -> None:
-    """Refuse settings of ours that cannot work or would be ignored, whatever the machine.
-
-    Raises:
-      ValueError: names the configuration key in full and the remedy.
-    """
+    """Refuse settings of ours that cannot work or would be ignored, whatever the machine."""
     if reason := contract.misfit():
         if is_gdpo(config):
             raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
         return
     check_keys(config)
-    if (
-        OmegaConf.select(config, "reward.reward_manager.name") == MANAGER_NAME
-        and OmegaConf.select(config, "reward.custom_reward_function.path") is None
-    ):
+    function = OmegaConf.select(config, "reward.custom_reward_function.path")
+    if _manager_name(config) == MANAGER_NAME and function is None:
         raise ValueError(
             f"reward.custom_reward_function.path: not set, and reward.reward_manager.name="
             f"{MANAGER_NAME} has no default rewards. Set it and its name, for example to "
@@ -122,11 +119,7 @@ def check_settings(config: Any) -> None:
 
 
 def check_keys(config: Any) -> None:
-    """Refuse keys that would be ignored: ours in a wrong place, and verl's old ones of the reward.
-
-    Raises:
-      ValueError: names the key and the one to set.
-    """
+    """Refuse keys that would be ignored: ours in a wrong place, verl's old ones of the reward."""
     for key in config:
         if str(key).startswith("gdpo"):
             raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
@@ -151,7 +144,7 @@ def _leaves(key: str, node: Any) -> Iterator[tuple[str, Any]]:
 
 def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
     """Warn of settings that do not change what a run with another estimator learns."""
-    manager = OmegaConf.select(config, "reward.reward_manager.name")
+    manager = _manager_name(config)
     ignored = {
         "algorithm.gdpo.variant": settings.variant != "gdpo",
         "algorithm.gdpo.gate": settings.gate is not None,
@@ -173,7 +166,7 @@ def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
 
 def _warn_about_overlong_buffer(config: Any) -> None:
     buffer = OmegaConf.select(config, "reward.reward_kwargs.overlong_buffer_cfg") or {}
-    manager = OmegaConf.select(config, "reward.reward_manager.name")
+    manager = _manager_name(config)
     if buffer.get("enable", False) and manager != "dapo":
         logger.warning(
             "reward.reward_kwargs.overlong_buffer_cfg: no effect with reward.reward_manager.name="
@@ -186,9 +179,6 @@ def check_components(config: Any) -> None:
     """Refuse a model or a reward that is not on this machine, and components that do not fit.
 
     Called where the trainer runs; on a cluster that is not the driver's machine.
-
-    Raises:
-      ValueError: names the configuration key in full and the remedy.
     """
     check_model(config)
     if (objective := objective_of(config)) is not None:
@@ -197,20 +187,14 @@ def check_components(config: Any) -> None:
 
 
 def check_estimator(objective: Objective, group_size: int) -> None:
-    """Refuse a variant that cannot work with these components and groups; try one's own.
-
-    Raises:
-      ValueError: names the configuration key in full.
-    """
-    settings, where = objective.config, "algorithm.gdpo.variant"
-    settings.estimator.check_group_size(
-        group_size, len(objective.keys), "actor_rollout_ref.rollout.n"
-    )
+    """Refuse a variant that cannot work with these components and groups; try one's own."""
+    settings, count = objective.config, len(objective.keys)
+    settings.estimator.check_group_size(group_size, count, "actor_rollout_ref.rollout.n")
     if settings.variant not in VARIANTS:
         with random_state_kept():
             validate_variant(
                 settings.estimator,
-                where,
+                "algorithm.gdpo.variant",
                 weights=objective.weights,
                 ranges=objective.range_list,
                 epsilon=settings.epsilon,
@@ -219,11 +203,7 @@ def check_estimator(objective: Objective, group_size: int) -> None:
 
 
 def check_schedule(config: Any) -> None:
-    """Refuse scheduled weights where they would have no effect.
-
-    Raises:
-      ValueError: says why.
-    """
+    """Refuse scheduled weights where they would have no effect."""
     if OmegaConf.select(config, "algorithm.gdpo.schedule") is None:
         return
     if not is_gdpo(config):
@@ -246,9 +226,6 @@ def check_trainer(config: Any, objective: Objective) -> None:
 
     All but the default one take the keys of a batch's first answer for all of its answers
     (verl/experimental/agent_loop/agent_loop.py, `_postprocess`).
-
-    Raises:
-      ValueError: names them.
     """
     if on_default_trainer(config):
         return
@@ -262,14 +239,7 @@ def check_trainer(config: Any, objective: Objective) -> None:
 
 
 def check_filter(config: Any, returned: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a group filter on a metric that the reward does not return.
-
-    Args:
-      returned: the dicts that it returned, by the names of their rows; see `probe_reward`.
-
-    Raises:
-      ValueError: names the metric and what there is.
-    """
+    """Refuse a group filter on a metric that is not among what `probe_reward` returned."""
     node = config.algorithm.get("filter_groups") or {}
     if not node.get("enable", False) or node.get("metric") in (None, "reward", FILTER_METRIC):
         return
