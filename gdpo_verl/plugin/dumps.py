@@ -69,10 +69,15 @@ class DumpSettings:
         return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen]
 
 
-def log_rollout_data(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Take the place of verl's `_log_rollout_data`, which a run without our keys keeps."""
+    # Whatever that is called with, a wrong call included, goes through as it is.
     if trainer.config.trainer.keys().isdisjoint(_KEYS):
-        return original(trainer, batch, *args, **kwargs)
+        return original(trainer, *args, **kwargs)
+    return _dump_some(original, trainer, *args, **kwargs)
+
+
+def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     dumps = DumpSettings.of(trainer.config.trainer)
     if not dumps.has(trainer.global_steps):
         return None
