@@ -13,25 +13,24 @@ from gdpo_verl import apply_conditions, gdpo_advantages
 LENGTH_IF_CORRECT = {"length": {"on": "correctness", "at_least": 1.0}}
 
 
-def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold() -> None:
-    rewards = torch.tensor([[1.0, 0.5], [0.9, 0.5], [2.0, -0.5], [0.0, -0.5]])
-    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
-    close(found, [[1.0, 0.5], [0.9, 0.0], [2.0, -0.5], [0.0, 0.0]], 1e-6)
-
-
-def test_a_condition_on_an_unscored_component_leaves_the_conditioned_one_unscored() -> None:
-    rewards = torch.tensor([[NAN, 0.5], [1.0, NAN], [1.0, 0.5]])
-    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
-    assert found.isnan().tolist() == [[True, True], [False, True], [False, False]]
-    assert found[2].tolist() == [1.0, 0.5]
-
-
-def test_a_failed_condition_scores_what_was_not_scored_with_zero() -> None:
-    # Whatever the length is, it would not count; with a correct answer it is not known.
-    rewards = torch.tensor([[0.0, NAN], [1.0, NAN], [0.0, 2.0]])
-    found = apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
-    assert found.isnan().tolist() == [[False, False], [False, True], [False, False]]
-    assert found.nan_to_num(9.0).tolist() == [[0.0, 0.0], [1.0, 9.0], [0.0, 0.0]]
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        (
+            [[1.0, 0.5], [0.9, 0.5], [2.0, -0.5], [0.0, -0.5]],
+            [[1.0, 0.5], [0.9, 0.0], [2.0, -0.5], [0.0, 0.0]],
+        ),
+        ([[NAN, 0.5], [1.0, NAN], [1.0, 0.5]], [[NAN, NAN], [1.0, NAN], [1.0, 0.5]]),
+        # Whatever the length is, it would not count; with a correct answer it is not known.
+        ([[0.0, NAN], [1.0, NAN], [0.0, 2.0]], [[0.0, 0.0], [1.0, NAN], [0.0, 0.0]]),
+    ],
+    ids=["scored", "the condition's component is not scored", "a failed condition scores with 0"],
+)
+def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold(
+    rewards: list[list[float]], expected: list[list[float]]
+) -> None:
+    found = apply_conditions(torch.tensor(rewards), ["correctness", "length"], LENGTH_IF_CORRECT)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
 
 
 def test_several_components_may_hang_on_one() -> None:

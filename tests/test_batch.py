@@ -40,15 +40,17 @@ def grpo(batch: RewardBatch) -> Tensor:
     return batch.to_rows(batch.decompose().grpo)
 
 
-def name(session: int, output: int = 0) -> str:
-    return f"u_{session}_{output}"
-
-
 def infos(*rows: tuple[Any, Any]) -> list[dict[str, Any]]:
     return [
         {"score": 99.0, "format": a, "correctness": b, "parse_error": 7, "note": "text"}
         for a, b in rows
     ]
+
+
+def of_one_prompt(*rows: dict[str, Any], **settings: Any) -> RewardBatch:
+    """A batch of one prompt, each row a session of its own."""
+    names = [f"u_{row}_0" for row in range(len(rows))]
+    return RewardBatch(objective(**settings), rows, ["u"] * len(rows), names)
 
 
 # Two prompts; the rows are interleaved.
@@ -74,12 +76,11 @@ def test_plain_rows_give_what_the_pure_functions_give(whiten: Whiten, scale: boo
 
 
 def test_the_score_is_the_weighted_sum_of_what_counts() -> None:
-    wanted = objective(
+    batch = of_one_prompt(
+        *infos((1.0, 3.0), (1.0, -3.0), (1.0, None), (None, 2.0)),
         reward_weights={"format": 0.5},
         conditions={"format": {"on": "correctness", "at_least": 0}},
     )
-    rows = infos((1.0, 3.0), (1.0, -3.0), (1.0, None), (None, 2.0))
-    batch = RewardBatch(wanted, rows, ["u"] * 4, ["u_0_0", "u_1_0", "u_2_0", "u_3_0"])
     # 0.5 + 3; the format does not count at -3; nor where correctness is not scored; 2 alone.
     close(batch.score(), [3.5, -3.0, 0.0, 2.0])
     close(batch.raw.nan_to_num(9.0), [[1.0, 3.0], [1.0, -3.0], [1.0, 9.0], [9.0, 2.0]])
@@ -125,63 +126,43 @@ def test_a_batch_of_padding_alone_gives_zeros() -> None:
 
 # Sessions of one prompt, by their last output: 0 with outputs 0, 9 and 10, 1 with one, 2 with
 # two in reverse order. Only the last outputs' rewards may count.
-MANY = [
-    (name(0, 0), (0.0, 7.0), 1),
-    (name(2, 1), (0.0, 1.0), 2),
-    (name(0, 10), (1.0, 2.0), 3),
-    (name(1, 0), (0.0, -3.0), 4),
-    (name(0, 9), (0.0, -7.0), 5),
-    (name(2, 0), (1.0, 8.0), 6),
-]
+MANY = ["u_0_0", "u_2_1", "u_0_10", "u_1_0", "u_0_9", "u_2_0"]
+MANY_INFOS = infos((0.0, 7.0), (0.0, 1.0), (1.0, 2.0), (0.0, -3.0), (0.0, -7.0), (1.0, 8.0))
 LAST = torch.tensor([[1.0, 2.0], [0.0, -3.0], [0.0, 1.0]], dtype=torch.float64)
-TOKENS_OF_SESSION = (1 + 5 + 3, 4, 2 + 6)
 SESSION_OF_ROW = [0, 2, 0, 1, 0, 2]
+
+
+def many(**settings: Any) -> RewardBatch:
+    return RewardBatch(objective(**settings), MANY_INFOS, ["u"] * 6, MANY)
 
 
 @pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
 def test_a_session_counts_once_by_its_last_output_and_all_its_outputs_get_the_result(
     whiten: Whiten,
 ) -> None:
-    names, rows, tokens = zip(*MANY, strict=True)
-    batch = RewardBatch(objective(whiten=whiten), infos(*rows), ["u"] * 6, names)
-    expected = gdpo_advantages(LAST, ["u"] * 3, lengths(*TOKENS_OF_SESSION), whiten=whiten)
-    close(gdpo(batch, torch.tensor(tokens)), expected[SESSION_OF_ROW, 0])
+    batch, tokens = many(whiten=whiten), torch.tensor([1, 2, 3, 4, 5, 6])
+    # The tokens of a session are those of all its outputs.
+    found = zip(batch.last_rows.tolist(), batch.session_tokens(tokens).tolist(), strict=True)
+    assert {MANY[row]: count for row, count in found} == {"u_0_10": 9, "u_1_0": 4, "u_2_1": 8}
+    expected = gdpo_advantages(LAST, ["u"] * 3, lengths(9, 4, 8), whiten=whiten)
+    close(gdpo(batch, tokens), expected[SESSION_OF_ROW, 0])
     control = grpo_advantages(LAST, ["u"] * 3, torch.ones(3, 1))
     close(grpo(batch), control[SESSION_OF_ROW, 0])
-
-
-def test_the_tokens_of_a_session_are_those_of_all_its_outputs() -> None:
-    names, rows, tokens = zip(*MANY, strict=True)
-    batch = RewardBatch(objective(), infos(*rows), ["u"] * 6, names)
-    found = dict(
-        zip(
-            [names[row] for row in batch.last_rows.tolist()],
-            batch.session_tokens(torch.tensor(tokens)).tolist(),
-            strict=True,
-        )
-    )
-    assert found == {name(0, 10): 9.0, name(1, 0): 4.0, name(2, 1): 8.0}
+    # Each output keeps its own score.
+    close(batch.score(), [7.0, 1.0, 3.0, -3.0, -7.0, 9.0])
 
 
 def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
-    names, rows, _ = zip(*MANY, strict=True)
-    batch = RewardBatch(objective(whiten="sequence"), infos(*rows), ["u"] * 6, names)
     # The last output of session 0 has no tokens, its others have.
-    found = gdpo(batch, torch.tensor([1, 2, 0, 4, 5, 6]))
+    found = gdpo(many(whiten="sequence"), torch.tensor([1, 2, 0, 4, 5, 6]))
     expected = gdpo_advantages(LAST, ["u"] * 3, torch.ones(3, 1), whiten="sequence")
     close(found, expected[SESSION_OF_ROW, 0])
 
 
 def test_the_parse_error_of_a_session_is_that_of_its_last_output() -> None:
-    names, rows, _ = zip(*MANY, strict=True)
-    coded = [
-        info | {"parse_error": code}
-        for info, code in zip(infos(*rows), (1, 2, 3, 4, 5, 6), strict=True)
-    ]
-    padded = [GARBAGE | {"parse_error": 8}, *coded]
-    batch = RewardBatch(
-        objective(), padded, ["u"] * 7, ["pad", *names], [True] + [False] * len(names)
-    )
+    coded = [info | {"parse_error": code} for code, info in enumerate([GARBAGE, *MANY_INFOS])]
+    padding = [True] + [False] * 6
+    batch = RewardBatch(objective(), coded, ["u"] * 7, ["pad", *MANY], padding)
     found = zip(batch.last_rows.tolist(), batch.parse_errors, strict=True)
     # Rows 3, 4 and 2 of those with padding in front: outputs 10, 0 and 1 of sessions 0, 1 and 2.
     assert sorted(found) == [(2, 2), (3, 3), (4, 4)]
@@ -194,13 +175,7 @@ def test_the_parse_error_of_a_session_is_that_of_its_last_output() -> None:
 )
 def test_a_parse_error_is_a_number_or_not_known(value: Any, expected: int | None) -> None:
     info = {"format": 1.0, "correctness": 1.0, "parse_error": value}
-    assert RewardBatch(objective(), [info], ["u"], ["u_0_0"]).parse_errors == [expected]
-
-
-def test_each_output_keeps_its_own_score() -> None:
-    names, rows, _ = zip(*MANY, strict=True)
-    batch = RewardBatch(objective(), infos(*rows), ["u"] * 6, names)
-    close(batch.score(), [7.0, 1.0, 3.0, -3.0, -7.0, 9.0])
+    assert of_one_prompt(info).parse_errors == [expected]
 
 
 # ---------------------------------------------------------------- reading components
@@ -229,18 +204,15 @@ def test_numbers_are_read_and_none_and_nan_mean_not_scored(value: Any, expected:
     assert found[0].tolist() == pytest.approx([expected, 4.0], abs=0, rel=0, nan_ok=True)
 
 
-def test_an_absent_optional_component_is_not_scored() -> None:
+def test_columns_are_in_the_order_of_the_objective_whatever_may_be_absent() -> None:
     found = read_components([{"format": 1.0}, {"format": 0.0, "correctness": 2}], objective(), "ab")
     assert found.isnan().tolist() == [[False, True], [False, False]]
-
-
-def test_columns_are_in_the_order_of_the_objective() -> None:
     wanted = objective(reward_keys=("correctness", "format"))
     assert read_components([{"format": 1, "correctness": 2}], wanted, "a").tolist() == [[2.0, 1.0]]
-
-
-def test_no_rows_give_no_rewards_and_keep_the_components() -> None:
     assert read_components([], objective(), []).shape == (0, 2)
+
+
+GOOD = {"format": 1.0, "correctness": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -250,31 +222,34 @@ def test_no_rows_give_no_rewards_and_keep_the_components() -> None:
 )
 @pytest.mark.parametrize("key", KEYS)
 def test_what_is_no_finite_number_is_refused_with_key_and_row(key: str, value: Any) -> None:
-    good = {"format": 1.0, "correctness": 1.0}
     wanted = rf"^algorithm\.gdpo_reward_keys: expected a finite number, .* for '{key}'.* row u_1_0"
     with pytest.raises(ValueError, match=f"(?s){wanted}"):
-        read_components([good, good | {key: value}], objective(), ["u_0_0", "u_1_0"])
+        read_components([GOOD, GOOD | {key: value}], objective(), ["u_0_0", "u_1_0"])
 
 
-def test_an_absent_component_is_refused_with_key_row_and_what_was_returned() -> None:
-    good = {"format": 1.0, "correctness": 1.0}
-    with pytest.raises(
-        ValueError,
-        match=r"^algorithm\.gdpo_reward_keys: .* no 'format' for row u_1_0, only "
-        r"\['correctness', 'score'\]\. Return it from compute_score",
-    ):
-        read_components([good, {"score": 1.0, "correctness": 1.0}], objective(), ["u_0_0", "u_1_0"])
-
-
-def test_a_row_without_any_component_points_to_the_agent_loop() -> None:
-    with pytest.raises(ValueError, match=r"no 'format' for row u_0_0, only \[\]\. An agent loop"):
-        read_components([{}], objective(), ["u_0_0"])
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        # From which the format is absent.
+        (
+            {"score": 1.0, "correctness": 1.0},
+            r"no 'format' for row u_1_0, only \['correctness', 'score'\]\. Return it",
+        ),
+        ({}, r"no 'format' for row u_1_0, only \[\]\. An agent loop"),
+        # Too large to be added.
+        (GOOD | {"format": 9e307}, r"'format', found 9e\+307 for row u_1_0.*at most 1e\+300"),
+    ],
+    ids=["absent", "nothing", "too large"],
+)
+def test_a_bad_row_is_refused_with_the_remedy(info: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo_reward_keys: .*{message}"):
+        read_components([GOOD, info], objective(), ["u_0_0", "u_1_0"])
 
 
 def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
     rows = [GARBAGE, *infos((1.0, 1.0), ("bad", 1.0))]
     with pytest.raises(ValueError, match=r"'format', found 'bad' for row u_1_0"):
-        RewardBatch(objective(), rows, ["u"] * 3, ["pad", name(0), name(1)], [True, False, False])
+        RewardBatch(objective(), rows, ["u"] * 3, ["pad", "u_0_0", "u_1_0"], [True, False, False])
 
 
 @pytest.mark.parametrize(
@@ -283,21 +258,15 @@ def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
     ids=["float", "float32", "float16", "torch float16", "torch bfloat16"],
 )
 def test_a_reward_written_as_the_threshold_meets_it(value: Any) -> None:
-    wanted = objective(conditions={"correctness": {"on": "format", "at_least": 0.7}})
-    rows = infos((value, 1.0), (0.699, 1.0))
-    batch = RewardBatch(wanted, rows, ["u", "u"], [name(0), name(1)])
+    condition = {"correctness": {"on": "format", "at_least": 0.7}}
+    batch = of_one_prompt(*infos((value, 1.0), (0.699, 1.0)), conditions=condition)
     assert batch.rewards[:, 1].tolist() == [1.0, 0.0]
-
-
-def test_rewards_too_large_to_be_added_are_refused_with_key_and_row() -> None:
-    with pytest.raises(ValueError, match=r"'format', found 9e\+307 for row u_0_0.*at most 1e\+300"):
-        read_components(infos((9e307, 1.0)), objective(), ["u_0_0"])
 
 
 def test_ranges_reach_the_variant_that_needs_them() -> None:
     declared = [Component("format", 0.0, 1.0), Component("correctness", -3.0, 3.0)]
     objective = GdpoConfig(variant="sa_mrpo", options={"gamma": 0.5}).resolve(declared)
-    batch = RewardBatch(objective, infos(*ROWS), ["u"] * 5, [name(row) for row in range(5)])
+    batch = RewardBatch(objective, infos(*ROWS), ["u"] * 5, [f"u_{row}_0" for row in range(5)])
     expected = gdpo_advantages(
         torch.tensor(ROWS, dtype=torch.float64),
         [0] * 5,
@@ -355,11 +324,12 @@ def judged(answer: Any) -> dict[str, Any]:
     return dict(result["reward_extra_info"])
 
 
+SCORED = {"score": 1.0, "format": 1.0, "correctness": 0.0}
+
+
 def test_a_row_without_a_judgement_is_not_scored_and_counted() -> None:
-    scored = {"score": 1.0, "format": 1.0, "correctness": 0.0}
-    rows = [scored, scored | {"format": 0.0}, judged(ValueError("no quota")), judged("late")]
-    names = [f"u_{row}_0" for row in range(4)]
-    batch = RewardBatch(objective(), rows, ["u"] * 4, names)
+    lost = judged(ValueError("no quota")), judged("late")
+    batch = of_one_prompt(SCORED, SCORED | {"format": 0.0}, *lost)
     assert batch.raw.isnan().all(dim=1).tolist() == [False, False, True, True]
     assert batch.errors == ["no quota", "timeout"]
     assert batch.error_share() == 0.5
@@ -376,8 +346,6 @@ def test_a_component_named_acc_is_not_scored_either() -> None:
 
 
 def test_a_judge_that_fails_for_most_ends_the_training() -> None:
-    scored = {"score": 1.0, "format": 1.0, "correctness": 0.0}
-    rows = [scored, judged(OSError("connection refused")), judged("late")]
-    batch = RewardBatch(objective(), rows, ["u"] * 3, [f"u_{row}_0" for row in range(3)])
+    batch = of_one_prompt(SCORED, judged(OSError("connection refused")), judged("late"))
     with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout': see to"):
         batch.error_share()

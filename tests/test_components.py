@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,16 @@ def test_an_async_function_stays_async() -> None:
     assert asyncio.run(reward(1)) == {"score": 1, "a": 1}
 
 
-def test_a_class_declares_by_its_attribute() -> None:
-    class Manager:
-        components = ("a", Component("b", -3, 3))
-
-    assert declared_components(Manager) == (Component("a"), Component("b", -3, 3))
+@pytest.mark.parametrize(
+    ("components", "expected"),
+    [
+        (("a", Component("b", -3, 3)), (Component("a"), Component("b", -3, 3))),
+        ("format", (Component("format"),)),
+    ],
+    ids=["several", "one name"],
+)
+def test_a_class_declares_by_its_attribute(components: Any, expected: tuple[Component]) -> None:
+    assert declared_components(type("Manager", (), {"components": components})) == expected
 
 
 @pytest.mark.parametrize("reward", [print, None, object()], ids=["built-in", "None", "object"])
@@ -53,15 +59,18 @@ def test_what_declares_nothing_has_no_components(reward: object) -> None:
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
-        pytest.param(["a", "a"], r"expected distinct names .*found \['a', 'a'\]", id="twice"),
+        (["a", "a"], r"expected distinct names .*found \['a', 'a'\]"),
+        (["a", Component("a")], "expected distinct names"),
         *[
-            pytest.param([name], rf"components: '{name}' cannot be the name", id=name)
+            ([name], f"'{name}' cannot be the name")
             for name in ("score", "reward", "input", "output", "gts", "uid", "step")
         ],
-        pytest.param(["my_advantage"], r"'my_advantage' cannot be", id="a column of ours"),
-        pytest.param(["a", 3], r"expected names or Component objects, found \['a'", id="number"),
+        (["my_advantage"], "'my_advantage' cannot be"),  # a column of ours
+        (["a", 3], r"expected names or Component objects, found \['a'"),
+        ([["a"]], "expected names or Component objects"),
     ],
+    ids=str,
 )
 def test_a_bad_declaration_is_refused_where_it_stands(entries: list, expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=f"^components: {expected}"):
         declares(*entries)(lambda: None)

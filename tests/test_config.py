@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.rewards.components import Component, declared_components, declares
+from gdpo_verl.rewards.components import Component
 from gdpo_verl.text import did_you_mean
 
 FORMAT = Component("format", 0, 1)
@@ -75,19 +76,13 @@ def test_interpolations_are_resolved() -> None:
 
 
 @pytest.mark.parametrize("keys", [None, ["format", "correctness"]], ids=["declared", "named"])
-def test_weights_by_name_need_no_keys(keys: list[str] | None) -> None:
-    algorithm = {"gdpo_reward_keys": keys, "gdpo_reward_weights": {"format": 0.5}}
+@pytest.mark.parametrize("weight", [0.5, 0, 0.0, -1.0], ids=str)
+def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(
+    keys: list[str] | None, weight: float
+) -> None:
+    algorithm = {"gdpo_reward_keys": keys, "gdpo_reward_weights": {"format": weight}}
     objective = GdpoConfig.from_algorithm(algorithm).resolve([FORMAT, CORRECTNESS])
-    assert dict(zip(objective.keys, objective.weights, strict=True)) == {
-        "format": 0.5,
-        "correctness": 1.0,
-    }
-
-
-@pytest.mark.parametrize("weight", [0, 0.0, -1.0], ids=str)
-def test_one_declared_component_may_be_switched_off_or_turned_round(weight: float) -> None:
-    config = GdpoConfig.from_algorithm({"gdpo_reward_weights": {"format": weight}})
-    assert config.resolve([FORMAT, CORRECTNESS]).weights == (weight, 1.0)
+    assert (objective.keys, objective.weights) == (("format", "correctness"), (weight, 1.0))
 
 
 KEYS, WEIGHTS = "gdpo_reward_keys", "gdpo_reward_weights"
@@ -98,94 +93,80 @@ def read(text: str) -> GdpoConfig:
     return GdpoConfig.from_algorithm(OmegaConf.create(text))
 
 
-# What is taken, what is not, and the message.
+def setting(key: str, value: str) -> str:
+    """The YAML that sets one key, whose sections are divided by dots."""
+    for part in reversed(key.split(".")):
+        value = f"{{{part}: {value}}}"
+    return value
+
+
+# A key that is none, and what was meant.
+NEAREST = {
+    "gdpo_reward_weight": "gdpo_reward_weights",
+    "gdpo_weights": "gdpo_reward_weights",
+    "gdpo_whiten": "gdpo.whiten",
+    "gdpo_conditions": "gdpo.conditions",
+    "gdpo_gate": "gdpo.gate",
+}
+# A key, what it may be, what it may not be, and how the message goes on behind the key.
+UNKNOWN = r"\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$"
 INVALID = [
-    (
-        "gdpo: {whiten: none}",
-        "gdpo: {whitn: none}",
-        r"gdpo\.whitn: unknown key; known are .* Did you mean 'whiten'\?$",
-    ),
-    (
-        "gdpo: {epsilon: 1.0}",
-        "gdpo: {zzz: 1.0}",
-        r"gdpo\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$",
-    ),
-    ("gdpo: {}", "gdpo: token", r"gdpo: expected a mapping"),
-    ("gdpo: null", "gdpo: false", r"gdpo: expected a mapping"),
-    (
-        "gdpo: {whiten: sequence}",
-        "gdpo: {whiten: batch}",
-        r"gdpo\.whiten: expected one of \['token', 'sequence', 'none'\], found 'batch'",
-    ),
-    ("gdpo: {whiten: none}", "gdpo: {whiten: null}", r"gdpo\.whiten: .* found None"),
-    ("gdpo: {epsilon: 0}", "gdpo: {epsilon: -1e-6}", r"gdpo\.epsilon: "),
-    ("gdpo: {epsilon: 1}", "gdpo: {epsilon: '1e-6'}", r"gdpo\.epsilon: "),
-    ("gdpo: {epsilon: 1e-12}", "gdpo: {epsilon: .nan}", r"gdpo\.epsilon: "),
-    ("gdpo: {epsilon: 1.0}", "gdpo: {epsilon: true}", r"gdpo\.epsilon: "),
-    (
-        "gdpo: {metrics: false}",
-        "gdpo: {metrics: 'false'}",
-        r"gdpo\.metrics: expected true or false, found 'false'",
-    ),
-    (
-        "norm_adv_by_std_in_grpo: true",
-        "norm_adv_by_std_in_grpo: 1",
-        r"norm_adv_by_std_in_grpo: expected true or false, found 1",
-    ),
-    (
-        "gdpo: {conditions: {}}",
-        "gdpo: {conditions: [length]}",
-        r"gdpo\.conditions: expected a mapping",
-    ),
-    (
-        "gdpo: {conditions: null}",
-        "gdpo: {conditions: false}",
-        r"gdpo\.conditions: expected a mapping, found False",
-    ),
-    *[
-        (f"{KEYS}: {valid}", f"{KEYS}: {invalid}", f"{KEYS}: {message}")
-        for valid, invalid, message in (
-            ("[a]", "a", "expected a list"),
-            ("[a]", "[]", "expected a list"),
-            ("['1']", "[1]", "expected distinct"),
-            ("[a, b]", "[a, a]", "expected distinct"),
-            ("[a, scores]", "[a, score]", ".*'score'"),
-        )
-    ],
-    *[
-        (
-            f"{{{KEYS}: {keys}, {WEIGHTS}: {valid}}}",
-            f"{{{KEYS}: {keys}, {WEIGHTS}: {invalid}}}",
-            f"{WEIGHTS}: {message}",
-        )
-        for keys, valid, invalid, message in (
-            (
-                "[a, b]",
-                "[1, 2]",
-                "[1, 2, 3]",
-                rf"expected 2 weights, .*algorithm\.{KEYS} \['a', 'b'\], found 3",
-            ),
-            ("[a, b]", "{b: 2}", "[2]", "expected 2 weights"),
-            ("null", "{a: 2}", "[2]", rf"a list of weights needs algorithm\.{KEYS}"),
-            ("[a]", "[2]", "2", "expected a list or"),
-            ("[a]", "null", "'2'", "expected a list or"),
-            ("[a, b]", "[1, -1]", "[1, .inf]", "expected finite numbers, found inf for 'b'"),
-            ("null", "{a: 1}", "{a: .nan}", "expected finite numbers, found nan for 'a'"),
-            ("null", "{a: 1}", f"{{a: 1{'0' * 400}}}", "expected finite numbers, found 1000"),
-            ("null", "{a: 1}", "{a: null}", "expected finite numbers, found None for 'a'"),
-            ("[a, b]", "[0, 1]", "[0, 0.0]", "all are zero"),
-        )
-    ],
+    ("gdpo", "{epsilon: 1.0}", "{zzz: 1.0}", UNKNOWN),
+    ("gdpo", "{}", "token", ": expected a mapping"),
+    ("gdpo", "null", "false", ": expected a mapping"),
+    ("gdpo.whiten", "sequence", "batch", r": .* of \['token', 'sequence', 'none'\], found 'batch'"),
+    ("gdpo.whiten", "none", "null", ": .* found None"),
+    ("gdpo.epsilon", "0", "-1e-6", ": expected a number >= 0, found -1e-06"),
+    ("gdpo.epsilon", "1", "'1e-6'", ": "),
+    ("gdpo.epsilon", "1e-12", ".nan", ": "),
+    ("gdpo.epsilon", "1.0", "true", ": "),
+    ("gdpo.metrics", "false", "'false'", ": expected true or false, found 'false'"),
+    ("norm_adv_by_std_in_grpo", "true", "1", ": expected true or false, found 1"),
+    ("gdpo.conditions", "{}", "[length]", ": expected a mapping"),
+    ("gdpo.conditions", "null", "false", ": expected a mapping, found False"),
+    (KEYS, "[a]", "a", ": expected a list"),
+    (KEYS, "[a]", "[]", ": expected a list"),
+    (KEYS, "['1']", "[1]", ": expected distinct"),
+    (KEYS, "[a, b]", "[a, a]", ": expected distinct"),
+    (KEYS, "[a, scores]", "[a, score]", ": .*'score'"),
+    (WEIGHTS, "{a: 2}", "[2]", rf": a list of weights needs algorithm\.{KEYS}"),
+    (WEIGHTS, "null", "'2'", ": expected a list or"),
+    (WEIGHTS, "{a: 1}", "{a: .nan}", ": expected finite numbers, found nan for 'a'"),
+    (WEIGHTS, "{a: 1}", f"{{a: 1{'0' * 400}}}", ": expected finite numbers, found 1000"),
+    (WEIGHTS, "{a: 1}", "{a: null}", ": expected finite numbers, found None for 'a'"),
+    *[(key, "null", "1.0", f": unknown.*mean '{near}'\\?$") for key, near in NEAREST.items()],
 ]
 
 
 @pytest.mark.parametrize(
-    ("valid", "invalid", "message"), INVALID, ids=[invalid[:60] for _, invalid, _ in INVALID]
+    ("key", "valid", "invalid", "message"),
+    INVALID,
+    ids=[f"{key}={invalid[:40]}" for key, _, invalid, _ in INVALID],
 )
-def test_a_bad_setting_is_refused_with_its_full_key(valid: str, invalid: str, message: str) -> None:
-    read(valid)
-    with pytest.raises(ValueError, match=rf"^algorithm\.{message}"):
-        read(invalid)
+def test_a_bad_setting_is_refused_with_its_full_key(
+    key: str, valid: str, invalid: str, message: str
+) -> None:
+    read(setting(key, valid))
+    with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
+        read(setting(key, invalid))
+
+
+@pytest.mark.parametrize(
+    ("keys", "valid", "invalid", "message"),
+    [
+        ("[a, b]", "[1, 2]", "[1, 2, 3]", rf"2 weights, .*{KEYS} \['a', 'b'\], found 3"),
+        ("[a, b]", "{b: 2}", "[2]", "expected 2 weights"),
+        ("[a]", "[2]", "2", "expected a list or"),
+        ("[a, b]", "[1, -1]", "[1, .inf]", "expected finite numbers, found inf for 'b'"),
+        ("[a, b]", "[0, 1]", "[0, 0.0]", "all are zero"),
+    ],
+)
+def test_weights_are_held_against_the_keys(
+    keys: str, valid: str, invalid: str, message: str
+) -> None:
+    read(f"{{{KEYS}: {keys}, {WEIGHTS}: {valid}}}")
+    with pytest.raises(ValueError, match=rf"^algorithm\.{WEIGHTS}: .*{message}"):
+        read(f"{{{KEYS}: {keys}, {WEIGHTS}: {invalid}}}")
 
 
 def test_a_plain_mapping_is_refused_as_the_yaml_is() -> None:
@@ -230,86 +211,34 @@ def test_neither_declared_nor_named_is_refused_with_what_was_returned() -> None:
         GdpoConfig().resolve([], ["score", "format"])
 
 
+BOTH = [FORMAT, CORRECTNESS]
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "declared", "returned", "message"),
+    ("key", "value", "declared", "returned", "message"),
     [
         (
-            f"{KEYS}: [formt]",
+            KEYS,
+            "[formt]",
             [],
             ["score", "format"],
-            rf"{KEYS}: 'formt' is not among the reward components \['format'\]\. .* Did you mean",
+            r": 'formt' is .* \['format'\]\. .* Did you mean",
         ),
+        (KEYS, "null", BOTH, ["score", "format"], r": 'correctness' is not among .* \['format'\]"),
+        (WEIGHTS, "{formt: 2}", BOTH, None, r"\.formt: not among .*\. Did you mean 'format'\?"),
+        (WEIGHTS, "{format: 0, correctness: 0}", BOTH, None, ": all are zero"),
         (
-            "",
-            [FORMAT, CORRECTNESS],
-            ["score", "format"],
-            rf"{KEYS}: 'correctness' is not among the reward components \['format'\]",
-        ),
-        (
-            f"{WEIGHTS}: {{formt: 2}}",
-            [FORMAT, CORRECTNESS],
+            "gdpo.conditions",
+            "{format: {on: length, at_least: 1}}",
+            BOTH,
             None,
-            rf"{WEIGHTS}\.formt: not among .*\. Did you mean 'format'\?",
-        ),
-        (
-            f"{WEIGHTS}: {{format: 0, correctness: 0}}",
-            [FORMAT, CORRECTNESS],
-            None,
-            rf"{WEIGHTS}: all are zero",
-        ),
-        (
-            "gdpo: {conditions: {format: {on: length, at_least: 1}}}",
-            [FORMAT, CORRECTNESS],
-            None,
-            r"gdpo\.conditions\.format: 'length' is not among the reward components",
+            r"\.format: 'length' is not among the reward components",
         ),
     ],
     ids=["not returned", "declared", "weight", "all weigh zero", "condition"],
 )
 def test_what_the_reward_does_not_have_is_refused(
-    algorithm: str, declared: list[Component], returned: list[str] | None, message: str
+    key: str, value: str, declared: list[Component], returned: list[str] | None, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"^algorithm\.{message}"):
-        read(algorithm).resolve(declared, returned)
-
-
-def test_a_declaration_is_read_from_a_function_or_a_class() -> None:
-    @declares(FORMAT, "correctness")
-    def compute_score() -> None: ...
-
-    class Manager:
-        components = ("format", LENGTH)
-
-    class OfOne:
-        components = "format"
-
-    assert declared_components(compute_score) == (FORMAT, Component("correctness"))
-    assert declared_components(Manager) == (Component("format"), LENGTH)
-    assert declared_components(OfOne) == (Component("format"),)
-    assert declared_components(print) == ()
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [("format", "format"), ("score",), (FORMAT, Component("format")), (1, "format"), (["a"],)],
-    ids=["twice", "the sum", "twice as objects", "a number", "a list"],
-)
-def test_a_bad_declaration_is_refused(entries: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match=r"^components: "):
-        declares(*entries)(lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("gdpo_reward_weight", "gdpo_reward_weights"),
-        ("gdpo_weights", "gdpo_reward_weights"),
-        ("gdpo_whiten", "gdpo.whiten"),
-        ("gdpo_conditions", "gdpo.conditions"),
-        ("gdpo_gate", "gdpo.gate"),
-    ],
-)
-def test_an_unknown_flat_key_is_refused_with_the_nearest(key: str, near: str) -> None:
-    with pytest.raises(ValueError, match=rf"^algorithm\.{key}: unknown.*mean '{near}'\?$"):
-        GdpoConfig.from_algorithm({key: 1.0})
-    GdpoConfig.from_algorithm({key: None})
+    with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
+        read(setting(key, value)).resolve(declared, returned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_config import CORRECTNESS, read
+from test_config import CORRECTNESS, read, setting
 
 from gdpo_verl.advantage import Gate
 from gdpo_verl.config import GdpoConfig
@@ -30,96 +30,51 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
     assert gate == Gate(0, "constant")
 
 
-# Under algorithm.gdpo: the settings, the key that is named and the message.
+# A key under algorithm.gdpo, its value, and how the message goes on behind the key.
+LENGTH = "schedule.length"
+ZERO = "{length: &zero {from: 0.0, to: 0.0, steps: 9}, correctness: *zero}"
+DOWN = "{length: &down {from: 1.0, to: 0.0, steps: 5}, correctness: *down}"
+OTHERS = r": a setting of the variant 'dara', but algorithm\.gdpo\.variant is 'gd2po'"
 INVALID = [
-    ("variant: dvoa", "variant", r"expected one of .* Did you mean 'dvao'\?$"),
-    ("variant: [dvao]", "variant", "expected one of"),
-    ("variant: null", "variant", "expected one of"),
-    (
-        "{variant: dara, dara: {wmax: 2.0}}",
-        "dara.wmax",
-        r".* has no such setting.* Did you mean 'w_max'\?$",
-    ),
-    (
-        "{variant: gd2po, dara: {w_max: 2.0}}",
-        "dara.w_max",
-        r"a setting of the variant 'dara', but algorithm\.gdpo\.variant is 'gd2po'",
-    ),
-    ("rvpo: {k: 2.0}", "rvpo.k", "a setting of .* is 'gdpo'"),
-    ("{variant: dara, dara: 3}", "dara", "expected a mapping"),
-    (
-        "{variant: gd2po, gd2po: {tau: 1.5}}",
-        "gd2po.tau",
-        r"expected a finite number from 0 to 1, found 1\.5",
-    ),
-    ("{variant: dvao, epsilon: 1e-4}", "epsilon", "the variant 'dvao' has none"),
-    ("gates: {on: length}", "gates", "unknown .* Did you mean 'gate'"),
-    ("variants: dvao", "variants", "unknown .* Did you mean 'variant'"),
-    ("dvoa: {}", "dvoa", "unknown key.* Did you mean 'dvao'"),
-    ("gate: correctness", "gate", r"expected \{on: component\}"),
-    ("gate: {when: failed}", "gate.on", "expected a component"),
-    ("gate: {on: length, wen: 1}", "gate.wen", r".* 'when'\?$"),
-    (
-        "gate: {on: length, when: solved}",
-        "gate.when",
-        r"expected one of \['constant', 'failed'\]",
-    ),
-    ("gate: {on: corectness}", "gate.on", "'corectness' is not among .* mean 'correctness'"),
-    ("schedule: 3", "schedule", "expected"),
-    ("schedule: {length: 3}", "schedule.length", "expected"),
-    (
-        "schedule: {length: {from: 0.0, to: 1.0}}",
-        "schedule.length.steps",
-        "expected a number of steps above 0, found None",
-    ),
-    (
-        "schedule: {length: {from: 0.0, to: 1.0, step: 5}}",
-        "schedule.length.step",
-        "unknown .* Did you mean 'steps'",
-    ),
-    (
-        "schedule: {length: {from: 0.0, to: .inf, steps: 5}}",
-        "schedule.length.to",
-        "expected a finite number",
-    ),
-    (
-        "schedule: {length: {from: 0.0, to: 1.0, steps: 5, shape: cubic}}",
-        "schedule.length.shape",
-        "expected linear or cosine",
-    ),
-    (
-        "schedule: {length: {steps: [0, 9, 5], weights: [1, 2, 3]}}",
-        "schedule.length.steps",
-        "expected rising steps",
-    ),
-    (
-        "schedule: {length: {steps: [0, 9], weights: [1, 2, 3]}}",
-        "schedule.length.weights",
-        "expected 2, one for each step",
-    ),
-    (f"schedule: {{lenght: {RAMP}}}", "schedule.lenght", "not among .* Did you mean 'length'"),
-    (
-        "schedule: {length: &zero {from: 0.0, to: 0.0, steps: 9}, correctness: *zero}",
-        "schedule",
-        "at step 1 all weights are 0",
-    ),
-    (
-        "schedule: {length: &down {from: 1.0, to: 0.0, steps: 5}, correctness: *down}",
-        "schedule",
-        "at step 5 all weights are 0",
-    ),
+    ("variant", "dvoa", r": expected one of .* Did you mean 'dvao'\?$"),
+    ("variant", "[dvao]", ": expected one of"),
+    ("variant", "null", ": expected one of"),
+    ("dara", "{wmax: 2.0}, variant: dara", r"\.wmax: .* no such setting.* Did you mean 'w_max'\?$"),
+    ("dara", "{w_max: 2.0}, variant: gd2po", rf"\.w_max{OTHERS}"),
+    ("rvpo", "{k: 2.0}", r"\.k: a setting of .* is 'gdpo'"),
+    ("dara", "3, variant: dara", ": expected a mapping"),
+    ("gd2po", "{tau: 1.5}, variant: gd2po", r"\.tau: expected .* number from 0 to 1, found 1\.5"),
+    ("epsilon", "1e-4, variant: dvao", ": the variant 'dvao' has none"),
+    ("gates", "{on: length}", ": unknown .* Did you mean 'gate'"),
+    ("variants", "dvao", ": unknown .* Did you mean 'variant'"),
+    ("dvoa", "{}", ": unknown key.* Did you mean 'dvao'"),
+    ("gate", "correctness", r": expected \{on: component\}"),
+    ("gate", "{when: failed}", r"\.on: expected a component"),
+    ("gate", "{on: length, wen: 1}", r"\.wen: .* 'when'\?$"),
+    ("gate", "{on: length, when: solved}", r"\.when: expected one of \['constant', 'failed'\]"),
+    ("gate", "{on: corectness}", r"\.on: 'corectness' is not among .* mean 'correctness'"),
+    ("schedule", "3", ": expected"),
+    (LENGTH, "3", ": expected"),
+    (LENGTH, "{from: 0.0, to: 1.0}", r"\.steps: expected a number of steps above 0, found None"),
+    (LENGTH, "{from: 0.0, to: 1.0, step: 5}", r"\.step: unknown .* Did you mean 'steps'"),
+    (LENGTH, "{from: 0.0, to: .inf, steps: 5}", r"\.to: expected a finite number"),
+    (LENGTH, "{from: 0, to: 1, steps: 5, shape: cubic}", r"\.shape: expected linear or cosine"),
+    (LENGTH, "{steps: [0, 9, 5], weights: [1, 2, 3]}", r"\.steps: expected rising steps"),
+    (LENGTH, "{steps: [0, 9], weights: [1, 2, 3]}", r"\.weights: expected 2, one for each step"),
+    ("schedule", f"{{lenght: {RAMP}}}", r"\.lenght: not among .* Did you mean 'length'"),
+    ("schedule", ZERO, ": at step 1 all weights are 0"),
+    ("schedule", DOWN, ": at step 5 all weights are 0"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "message"), INVALID, ids=[settings for settings, *_ in INVALID]
+    ("key", "value", "message"), INVALID, ids=[f"{key}: {value}" for key, value, _ in INVALID]
 )
 def test_a_bad_variant_gate_or_schedule_is_refused_with_its_full_key(
-    settings: str, key: str, message: str
+    key: str, value: str, message: str
 ) -> None:
-    section = settings if settings.startswith("{") else f"{{{settings}}}"
-    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.{re.escape(key)}: {message}"):
-        read(f"gdpo: {section}").resolve(DECLARED)
+    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.{re.escape(key)}{message}"):
+        read(setting(f"gdpo.{key}", value)).resolve(DECLARED)
 
 
 def test_sa_mrpo_without_declared_ranges_is_refused_with_the_remedy() -> None:

@@ -30,8 +30,19 @@ NAN = math.nan
 
 def contributions(
     rewards: Tensor, groups: Any, keys: list[str], **options: Any
-) -> dict[str, float]:
-    return contribution_metrics(decompose(rewards, groups, **options), keys)
+) -> tuple[list[float], float]:
+    """Each component's share of the advantage, and the share of rows with a conflict."""
+    found = contribution_metrics(decompose(rewards, groups, **options), keys)
+    assert [*found] == [*(f"gdpo/{key}/advantage_share" for key in keys), "gdpo/sign_conflicts"]
+    *shares, conflicts = found.values()
+    return shares, conflicts
+
+
+def statistics(key: str, *expected: float) -> dict[str, Any]:
+    """A component's mean, deviation, minimum, maximum, constant groups and unscored rows."""
+    rewards = [f"rewards/{key}/{name}" for name in ("mean", "std", "min", "max")]
+    names = [*rewards, f"gdpo/{key}/constant_groups", f"gdpo/{key}/unscored"]
+    return {name: pytest.approx(value) for name, value in zip(names, expected, strict=True)}
 
 
 def collapse(rewards: Tensor, groups: Any, **options: Any) -> dict[str, float]:
@@ -46,19 +57,9 @@ def test_component_metrics_by_hand() -> None:
     found = component_metrics(rewards, ["a", "b", "a", "b", "c"], ["format", "length"])
     assert found == {
         # 1, 0, 0, 0, 3: mean 4/5, var = (10 - 16/5)/4 = 1.7; constant in b and c.
-        "rewards/format/mean": pytest.approx(0.8),
-        "rewards/format/std": pytest.approx(math.sqrt(1.7)),
-        "rewards/format/min": 0.0,
-        "rewards/format/max": 3.0,
-        "gdpo/format/constant_groups": pytest.approx(2 / 3),
-        "gdpo/format/unscored": 0.0,
+        **statistics("format", 0.8, math.sqrt(1.7), 0.0, 3.0, 2 / 3, 0.0),
         # 2, 2, -1: mean 1, var = (1 + 1 + 4)/2 = 3; constant in a and c, unscored in b.
-        "rewards/length/mean": pytest.approx(1.0),
-        "rewards/length/std": pytest.approx(math.sqrt(3)),
-        "rewards/length/min": -1.0,
-        "rewards/length/max": 2.0,
-        "gdpo/length/constant_groups": 1.0,
-        "gdpo/length/unscored": pytest.approx(2 / 5),
+        **statistics("length", 1.0, math.sqrt(3), -1.0, 2.0, 1.0, 2 / 5),
     }
 
 
@@ -73,14 +74,7 @@ def test_a_component_that_no_row_has_is_only_unscored(rows: int) -> None:
 
 def test_a_component_that_one_row_has_deviates_by_zero() -> None:
     found = component_metrics(torch.tensor([[NAN], [0.25]]), [0, 0], ["length"])
-    assert found == {
-        "rewards/length/mean": 0.25,
-        "rewards/length/std": 0.0,
-        "rewards/length/min": 0.25,
-        "rewards/length/max": 0.25,
-        "gdpo/length/constant_groups": 1.0,
-        "gdpo/length/unscored": 0.5,
-    }
+    assert found == statistics("length", 0.25, 0.0, 0.25, 0.25, 1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -145,20 +139,13 @@ PULLING = torch.tensor([[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]])
 def test_shares_and_conflicts_by_hand(
     weights: list[float] | None, shares: list[float], conflicts: float
 ) -> None:
-    found = contributions(
-        PULLING, ["a", "a", "b", "b"], ["format", "length"], weights=weights, epsilon=0.0
-    )
-    assert found == {
-        "gdpo/format/advantage_share": pytest.approx(shares[0], abs=1e-12),
-        "gdpo/length/advantage_share": pytest.approx(shares[1], abs=1e-12),
-        "gdpo/sign_conflicts": conflicts,
-    }
+    found = contributions(PULLING, ["a", "a", "b", "b"], ["f", "l"], weights=weights, epsilon=0.0)
+    assert found == (pytest.approx(shares, abs=1e-12), conflicts)
 
 
 def test_shares_without_the_std_are_in_reward_units() -> None:
     # Centred: format ±0.5 in a, 0 in b; length ∓2.5 in a, ±1 in b. Sizes 1 and 7.
-    found = contributions(PULLING, ["a", "a", "b", "b"], ["f", "l"], scale=False)
-    shares = [found[f"gdpo/{name}/advantage_share"] for name in "fl"]
+    shares, _ = contributions(PULLING, ["a", "a", "b", "b"], ["f", "l"], scale=False)
     assert shares == pytest.approx([1 / 8, 7 / 8], abs=1e-12)
 
 
@@ -166,11 +153,8 @@ def test_unscored_components_pull_nowhere() -> None:
     # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s in
     # row 2. Only row 0 has both, and they differ in sign.
     rewards = torch.tensor([[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]])
-    assert contributions(rewards, [0] * 4, ["f", "l"]) == {
-        "gdpo/f/advantage_share": pytest.approx(0.5, abs=1e-12),
-        "gdpo/l/advantage_share": pytest.approx(0.5, abs=1e-12),
-        "gdpo/sign_conflicts": 0.25,
-    }
+    found = contributions(rewards, [0] * 4, ["f", "l"])
+    assert found == (pytest.approx([0.5, 0.5], abs=1e-12), 0.25)
 
 
 def test_influence_and_noise_by_hand() -> None:
@@ -204,35 +188,30 @@ def test_influence_and_noise_by_hand() -> None:
 def test_a_third_component_may_be_the_one_in_conflict() -> None:
     # z = ±s for f and l alike, 0 for the constant c; h runs against them.
     rewards = torch.tensor([[1.0, 4.0, 2.0, 0.0], [0.0, 3.0, 2.0, 1.0]])
-    found = contributions(rewards, [0, 0], ["f", "l", "c", "h"], epsilon=0.0)
-    assert found["gdpo/sign_conflicts"] == 1.0
-    assert found["gdpo/c/advantage_share"] == 0.0
-    assert found["gdpo/h/advantage_share"] == pytest.approx(1 / 3, abs=1e-12)
-    without = contributions(rewards[:, :3], [0, 0], ["f", "l", "c"])
-    assert without["gdpo/sign_conflicts"] == 0.0
+    shares, conflicts = contributions(rewards, [0, 0], ["f", "l", "c", "h"], epsilon=0.0)
+    assert (shares[2], conflicts) == (0.0, 1.0)
+    assert shares[3] == pytest.approx(1 / 3, abs=1e-12)
+    assert contributions(rewards[:, :3], [0, 0], ["f", "l", "c"])[1] == 0.0
 
 
 @pytest.mark.parametrize(
     ("rewards", "groups"),
     [
-        pytest.param([[NAN, NAN], [NAN, NAN]], [0, 0], id="nothing scored"),
-        pytest.param([[1.0, 0.0]], [0], id="one row"),
-        pytest.param([[0.1, 7.0]] * 3, [0, 0, 0], id="constant"),
-        pytest.param([[1.0, 0.0], [0.0, 1.0]], ["a", "b"], id="groups of one"),
-        pytest.param([[1.0, NAN], [NAN, 0.0]], [0, 0], id="one scored row each"),
-        pytest.param([], [], id="no rows"),
+        ([[NAN, NAN], [NAN, NAN]], [0, 0]),
+        ([[1.0, 0.0]], [0]),
+        ([[0.1, 7.0]] * 3, [0, 0, 0]),
+        ([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]),
+        ([[1.0, NAN], [NAN, 0.0]], [0, 0]),
+        ([], []),
     ],
+    ids=["nothing scored", "one row", "constant", "singletons", "one scored each", "no rows"],
 )
 def test_nothing_that_varies_is_a_share_of_zero(
     rewards: list[list[float]], groups: list[object]
 ) -> None:
     table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
     found = contributions(table, groups, ["f", "l"], weights=[1.0, -2.0])
-    assert found == {
-        "gdpo/f/advantage_share": 0.0,
-        "gdpo/l/advantage_share": 0.0,
-        "gdpo/sign_conflicts": 0.0,
-    }
+    assert found == ([0.0, 0.0], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +298,7 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     rewards = torch.tensor([[1.0], [3.0], [0.0]])
     groups = [0, 0, 1]
     names = component_metrics(rewards, groups, [component], ranges={component: (0.0, 3.0)})
-    names |= contributions(rewards, groups, [component])
+    names |= contribution_metrics(decompose(rewards, groups), [component])
     names |= collapse(rewards, groups) | coverage_metrics(rewards, groups)
     names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0}
     assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.config.algorithm import AlgoConfig
 
 from gdpo_verl import apply_conditions, gdpo_advantages
 from gdpo_verl.config import GdpoConfig
@@ -20,6 +21,7 @@ CORRECT = [3.0, -3.0, None, 3.0, 1.0, -3.0]
 UIDS = ["a", "a", "b", "a", "b", "b"]
 MASK = torch.arange(4) < torch.tensor([1, 4, 2, 3, 2, 0])[:, None]
 KEYS = ["format", "correctness"]
+OBJECTIVE = GdpoConfig(reward_keys=("format",)).resolve([])
 
 
 def rewards() -> torch.Tensor:
@@ -43,34 +45,33 @@ def computed(config: Any, **components: Any) -> torch.Tensor:
     return compute_advantage(data, "gdpo", config=config).batch["advantages"]
 
 
-def test_the_whole_configuration_counts_for_components_that_are_handed_over() -> None:
-    condition = {"format": {"on": "correctness", "at_least": 1.0}}
-    config = OmegaConf.create(
-        {
-            "gdpo_reward_keys": KEYS,
-            "gdpo_reward_weights": [2.0, 1.0],
-            "norm_adv_by_std_in_grpo": False,
-            "gdpo": {"whiten": "sequence", "conditions": condition},
-        }
-    )
+CONDITION = {"format": {"on": "correctness", "at_least": 1.0}}
+WHOLE = {
+    "gdpo_reward_weights": [2.0, 1.0],
+    "norm_adv_by_std_in_grpo": False,
+    "gdpo": {"whiten": "sequence", "conditions": CONDITION},
+}
+SCHEDULED = {"gdpo": {"schedule": {"format": {"from": 0.0, "to": 1.0, "steps": 1}}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "conditions", "options"),
+    [
+        (dict, WHOLE, CONDITION, {"weights": [2.0, 1.0], "whiten": "sequence", "scale": False}),
+        (AlgoConfig, {"gdpo_reward_weights": [1.0, 0.5]}, {}, {"weights": [1.0, 0.5]}),
+        # The trainer tells no step: the first weights.
+        (dict, SCHEDULED, {}, {"weights": [0.0, 1.0]}),
+    ],
+    ids=["everything", "verl's dataclass", "a schedule"],
+)
+def test_the_configuration_counts_for_components_that_are_handed_over(
+    kind: Any, settings: dict[str, Any], conditions: dict[str, Any], options: dict[str, Any]
+) -> None:
+    given = kind(gdpo_reward_keys=KEYS, **settings)
+    config = OmegaConf.create(given) if kind is dict else given
     found = computed(config, format=FORMAT, correctness=CORRECT)
-    expected = gdpo_advantages(
-        apply_conditions(rewards(), KEYS, condition),
-        UIDS,
-        MASK,
-        weights=[2.0, 1.0],
-        whiten="sequence",
-        scale=False,
-    )
-    torch.testing.assert_close(found, expected.float())
-
-
-def test_verls_dataclass_of_the_configuration_is_read_like_the_mapping() -> None:
-    from verl.trainer.config.algorithm import AlgoConfig
-
-    config = AlgoConfig(gdpo_reward_keys=KEYS, gdpo_reward_weights=[1.0, 0.5])
-    found = computed(config, format=FORMAT, correctness=CORRECT)
-    expected = gdpo_advantages(rewards(), UIDS, MASK, weights=[1.0, 0.5])
+    conditioned = apply_conditions(rewards(), KEYS, conditions)
+    expected = gdpo_advantages(conditioned, UIDS, MASK, **options)
     torch.testing.assert_close(found, expected.float())
 
 
@@ -101,14 +102,12 @@ def test_the_legacy_trainers_declaration_says_what_may_be_absent() -> None:
 
 
 def test_a_row_of_a_trainer_without_a_queue_is_the_only_output_of_its_session() -> None:
-    objective = GdpoConfig(reward_keys=("format",)).resolve([])
-    step = estimator.step_of_columns(objective, ["a", "b", "a"], {"format": np.ones(3)})
+    step = estimator.step_of_columns(OBJECTIVE, ["a", "b", "a"], {"format": np.ones(3)})
     assert step.row_keys == ["a_0_0", "b_1_0", "a_2_0"]
 
 
 def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
-    objective = GdpoConfig(reward_keys=("format",)).resolve([])
-    step = estimator.AdvantageStep(objective, [{}], ["a_0_0"], [False])
+    step = estimator.AdvantageStep(OBJECTIVE, [{}], ["a_0_0"], [False])
     with pytest.raises(KeyError), estimator.advantage_step(step):
         raise KeyError
     with pytest.raises(RuntimeError, match="without reward components"):
@@ -116,8 +115,7 @@ def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
 
 
 def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
-    objective = GdpoConfig(reward_keys=("format",)).resolve([])
-    step = estimator.AdvantageStep(objective, [{}], ["a_0_0"], [False])
+    step = estimator.AdvantageStep(OBJECTIVE, [{}], ["a_0_0"], [False])
     batch = {"response_mask": MASK, "token_level_scores": torch.ones(6, 4)}
     data = SimpleNamespace(non_tensor_batch={"uid": UIDS}, batch=batch)
 
@@ -132,21 +130,12 @@ def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
 
 
 def test_what_was_seen_before_the_call_stays() -> None:
-    objective = GdpoConfig(reward_keys=("format",)).resolve([])
     infos = [{"format": value} for value in FORMAT]
     keys = [f"{uid}_{row}_0" for row, uid in enumerate(UIDS)]
-    step = estimator.AdvantageStep(objective, infos, keys, [False] * 6)
+    step = estimator.AdvantageStep(OBJECTIVE, infos, keys, [False] * 6)
     scores = torch.ones(6, 4)
     step.record_inputs(UIDS, MASK, scores)
     with estimator.advantage_step(step):
         found, _ = estimator.gdpo(torch.zeros(6, 4), MASK, ["x"] * 6)
     assert (step.uids, step.scores) == (UIDS, scores)
     torch.testing.assert_close(found, gdpo_advantages(rewards()[:, :1], UIDS, MASK).float())
-
-
-def test_scheduled_weights_of_a_trainer_that_tells_no_step_are_the_first_ones() -> None:
-    schedule = {"format": {"from": 0.0, "to": 1.0, "steps": 1}}
-    config = OmegaConf.create({"gdpo_reward_keys": KEYS, "gdpo": {"schedule": schedule}})
-    found = computed(config, format=FORMAT, correctness=CORRECT)
-    expected = gdpo_advantages(rewards(), UIDS, MASK, weights=[0.0, 1.0])
-    torch.testing.assert_close(found, expected.float())

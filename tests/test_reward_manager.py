@@ -25,25 +25,32 @@ def judge(solution_str, ground_truth, extra_info):
         "index": extra_info["index"],
     }
 
-@declares(Component("right", 0, 1), "tokens")
+judged = declares(Component("right", 0, 1), "tokens")
+
+@judged
 def plain(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return judge(solution_str, ground_truth, extra_info)
 
-@declares(Component("right", 0, 1), "tokens")
-def scoreless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    result = judge(solution_str, ground_truth, extra_info)
+@judged
+async def asynchronous(**kwargs):
+    await asyncio.sleep(0)
+    return plain(**kwargs)
+
+@judged
+def scoreless(**kwargs):
+    result = plain(**kwargs)
     del result["score"]
     return result
 
-@declares(Component("right", 0, 1), "tokens")
-def nested(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    result = judge(solution_str, ground_truth, extra_info)
-    components = {key: result.pop(key) for key in ("right", "tokens")}
-    return {**result, "reward_components": components}
-
-@declares(Component("right", 0, 1), "tokens")
+@judged
 async def scoreless_async(**kwargs):
     return scoreless(**kwargs)
+
+@judged
+def nested(**kwargs):
+    result = plain(**kwargs)
+    components = {key: result.pop(key) for key in ("right", "tokens")}
+    return {**result, "reward_components": components}
 
 @declares("right")
 def other_keys(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -62,11 +69,6 @@ def sandboxed(
         "memory": memory_limit_mb,
         "at_once": concurrent_semaphore._initial_value if concurrent_semaphore else 0,
     }
-
-@declares(Component("right", 0, 1), "tokens")
-async def asynchronous(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    await asyncio.sleep(0)
-    return judge(solution_str, ground_truth, extra_info)
 """
 MATH = [
     "reward.custom_reward_function.path=pkg://gdpo_verl.rewards.math_length",
@@ -104,27 +106,25 @@ def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
     from verl import DataProto
 
     prompts, responses = ([torch.tensor(output[i]) for output in outputs] for i in (0, 1))
-    masks = [torch.ones(len(a) + len(b), dtype=torch.int64) for a, b in outputs]
-
-    def pad(rows: list[torch.Tensor]) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
-
-    def column(value: Any) -> np.ndarray:
-        return np.array([value] * len(outputs), dtype=object)
-
+    tensors = {
+        "prompts": prompts,
+        "responses": responses,
+        "attention_mask": [torch.ones(len(a) + len(b), dtype=torch.int64) for a, b in outputs],
+    }
+    columns = {
+        "data_source": "mine",
+        "reward_model": {"ground_truth": ground_truth},
+        "extra_info": {"index": 7},
+        "__num_turns__": 2,
+    }
+    non_tensors = {
+        name: np.array([value] * len(outputs), dtype=object) for name, value in columns.items()
+    }
+    non_tensors["response_len"] = np.array([len(response) for _, response in outputs])
+    pad = torch.nn.utils.rnn.pad_sequence
     return DataProto.from_dict(
-        tensors={
-            "prompts": pad(prompts),
-            "responses": pad(responses),
-            "attention_mask": pad(masks),
-        },
-        non_tensors={
-            "data_source": column("mine"),
-            "reward_model": column({"ground_truth": ground_truth}),
-            "extra_info": column({"index": 7}),
-            "__num_turns__": column(2),
-            "response_len": np.array([len(response) for _, response in outputs]),
-        },
+        tensors={name: pad(rows, batch_first=True) for name, rows in tensors.items()},
+        non_tensors=non_tensors,
     )
 
 
@@ -133,6 +133,8 @@ def score(manager: Any, data: Any) -> dict[str, Any]:
 
 
 ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
+# The last output has the longer prompt and the shorter response: 4 + 3 against 2 + 5 tokens.
+TWO = [([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +165,7 @@ def test_the_conditions_of_the_estimator_enter_the_score(manager: Callable) -> N
 
 
 def test_the_length_and_the_text_are_those_of_the_last_output(manager: Callable) -> None:
-    # The last output has the longer prompt and the shorter response: 4 + 3 against 2 + 5 tokens.
-    outputs = ([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])
-    data = session(*outputs, ground_truth="\\boxed{3}")
+    data = session(*TWO, ground_truth="\\boxed{3}")
     info = score(manager(function="plain"), data)["reward_extra_info"]
     assert (info["text"], info["tokens"], info["right"]) == ("\\boxed{3}", 3.0, 1.0)
     assert data.batch["responses"].shape == (2, 5)
@@ -202,7 +202,6 @@ def test_verls_own_manager_reads_the_padding_of_such_an_output(
     # When this fails, `_trim_response` is no longer needed.
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
-    outputs = ([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])
     ours = manager(function="plain")
     seen = []
 
@@ -211,7 +210,7 @@ def test_verls_own_manager_reads_the_padding_of_such_an_output(
         return 0.0
 
     theirs = NaiveRewardManager(ours.config, tokenizer, look)
-    score(theirs, session(*outputs, ground_truth=""))
+    score(theirs, session(*TWO, ground_truth=""))
     assert seen == ["\\boxed{3}<pad><pad>"]
 
 
@@ -236,18 +235,12 @@ SERVICE = [
     "reward.sandbox_fusion.memory_limit_mb=512",
     "reward.sandbox_fusion.max_concurrent=3",
 ]
+OWN = "+reward.custom_reward_function.reward_kwargs.memory_limit_mb=64"
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [
-        ([], (0.0, 1, 0)),
-        (SERVICE, (1.0, 512, 3)),
-        (
-            [*SERVICE, "+reward.custom_reward_function.reward_kwargs.memory_limit_mb=64"],
-            (1.0, 64, 3),
-        ),
-    ],
+    [([], (0.0, 1, 0)), (SERVICE, (1.0, 512, 3)), ([*SERVICE, OWN], (1.0, 64, 3))],
     ids=["none", "a service", "its own option wins"],
 )
 def test_a_reward_that_runs_code_gets_the_sandbox_service(
@@ -268,10 +261,8 @@ def test_a_row_without_the_components_keeps_the_functions_own_score(
     built = manager(function="other_keys")
     for _ in range(2):
         result = score(built, session(*ONE, ground_truth="held out"))
-        assert result == {
-            "reward_score": 0.25,
-            "reward_extra_info": {"score": 0.25, "acc": 1.0},
-        }
+        info = {"score": 0.25, "acc": 1.0}
+        assert result == {"reward_score": 0.25, "reward_extra_info": info}
     assert score(built, session(*ONE, ground_truth="3"))["reward_score"] == 1.5
     (message,) = caplog.messages
     assert "the reward returned no 'right' for row of data source 'mine'" in message

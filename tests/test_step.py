@@ -34,6 +34,7 @@ ROWS: list[tuple[str, int, float, float | None, int]] = [
     ("a_2_0", 5, 1.0, 0.0, 0),
     ("b_1_0", 1, 1.0, 3.0, 0),
 ]
+KEYS = [key for key, *_ in ROWS]
 # The sessions a_0, a_1, a_2, b_0, b_1, c_0, c_1, d_0 under the condition, and their tokens.
 COUNTED = torch.tensor(
     [[1, 1], [0, -3], [1, 0], [1, 3], [1, 3], [0, -1], [0, -1], [NAN, NAN]], dtype=torch.float64
@@ -57,7 +58,7 @@ def seam_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) 
 def step_of(seam: Seam, global_step: int = 1) -> tuple[AdvantageStep, dict[str, float]]:
     """One step of verl's on ROWS between two rows of padding, and its metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in ROWS]
-    keys = ["pad 0", *(key for key, *_ in ROWS), "pad 1"]
+    keys = ["pad 0", *KEYS, "pad 1"]
     padding = [key.startswith("pad") for key in keys]
     step = AdvantageStep(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
     uids = ["a", *(key[0] for key, *_ in ROWS), "b"]
@@ -182,7 +183,7 @@ def test_dump_has_raw_components_and_both_advantages_in_the_order_asked_for(
     step_of(seam)
     pure = gdpo_advantages(COUNTED, GROUPS, lengths(), whiten=whiten)[:, 0].tolist()
     control = grpo_advantages(COUNTED, GROUPS, lengths())[:, 0].tolist()
-    columns = seam.dump.columns(["pad 1", *(key for key, *_ in reversed(ROWS)), "other"])
+    columns = seam.dump.columns(["pad 1", *reversed(KEYS), "other"])
     sessions = SESSION_OF_ROW[::-1]
     assert columns == {
         "format": [None, *(row[2] for row in reversed(ROWS)), None],
@@ -228,13 +229,6 @@ def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_hav
     assert 0 < control["gdpo/correctness/influence"] < ours["gdpo/correctness/influence"]
 
 
-def test_scores_that_are_the_weighted_sum_are_not_warned_of_whatever_padding_has(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    step_of(seam_of())
-    assert not caplog.records
-
-
 def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -244,16 +238,18 @@ def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
         step_of(seam)
         step_of(seam)
     (record,) = caplog.records
-    assert "for row a_2_0 the score is 1, but the weighted sum of the components" in (
-        record.getMessage()
-    )
-    assert "is 0.5." in record.getMessage()
+    message = record.getMessage()
+    assert "for row a_2_0 the score is 1, but the weighted sum of the components" in message
+    assert "is 0.5." in message
 
 
-@pytest.mark.parametrize(("weight", "warned"), [(1.0005, True), (1.00001, False)], ids=str)
-def test_scores_are_float32(weight: float, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    step_of(seam_of("grpo", reward_weights={"format": weight}))
-    assert bool(caplog.records) == warned
+@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+@pytest.mark.parametrize(("weight", "warned"), [(1.0, 0), (1.0005, 1), (1.00001, 0)], ids=str)
+def test_scores_are_float32_sums_whatever_padding_has(
+    adv_estimator: str, weight: float, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    step_of(seam_of(adv_estimator, reward_weights={"format": weight}))
+    assert len(caplog.records) == warned
 
 
 @pytest.mark.parametrize(
@@ -262,8 +258,7 @@ def test_scores_are_float32(weight: float, warned: bool, caplog: pytest.LogCaptu
 def test_a_variant_trains_and_is_dumped_beside_gdpo_and_grpo(name: str) -> None:
     seam = seam_of(variant=name)
     _, metrics = step_of(seam)  # holds the estimator against gdpo_advantages
-    keys = [key for key, *_ in ROWS]
-    columns = seam.dump.columns([*keys, "pad 0"])
+    columns = seam.dump.columns([*KEYS, "pad 0"])
     variant = gdpo_advantages(COUNTED, GROUPS, lengths(), variant=name)[SESSION_OF_ROW, 0]
     gdpo = gdpo_advantages(COUNTED, GROUPS, lengths())[SESSION_OF_ROW, 0]
     assert columns[f"{name}_advantage"][-1] is None
@@ -273,14 +268,13 @@ def test_a_variant_trains_and_is_dumped_beside_gdpo_and_grpo(name: str) -> None:
 
 
 def test_a_scheduled_weight_is_that_of_the_global_step_and_is_logged() -> None:
-    seam = seam_of(schedule={"format": Schedule((0, 10), (0.0, 1.0))})
-    step, metrics = step_of(seam, 3)
+    ramp = {"format": Schedule((0, 10), (0.0, 1.0))}
+    step, metrics = step_of(seam_of(schedule=ramp), 3)
     assert (metrics["gdpo/format/weight"], metrics["gdpo/correctness/weight"]) == (0.3, 1.0)
     assert step.decomposition is not None
     assert step.decomposition.weights.tolist() == [0.3, 1.0]
     # A run that is resumed at the step has the same.
-    _, again = step_of(seam_of(schedule={"format": Schedule((0, 10), (0.0, 1.0))}), 3)
-    assert again == metrics
+    assert step_of(seam_of(schedule=ramp), 3)[1] == metrics
 
 
 def test_the_gate_is_one_on_the_named_component() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,6 +73,15 @@ def verls(trainer: Any, *args: Any, **kwargs: Any) -> Any:
     return args, kwargs
 
 
+def train_on(trainer: Any, *infos: Any, step: Callable = lambda *args: args) -> Any:
+    """Call the seam around verl's own step on a batch whose rewards are these, or raise one."""
+    keys = [f"u_{row}_0" for row in range(len(infos))]
+    batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
+    read = infos if isinstance(infos[0], Exception) else [list(infos)]
+    with mock.patch.object(queue, "reward_infos", side_effect=read):
+        return seams._compute_advantage(step, trainer, batch, {})
+
+
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
 def test_a_trainer_gets_its_seam_and_its_buffer_is_watched(
     trainer: SimpleNamespace, adv_estimator: str
@@ -111,40 +121,29 @@ def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: Simple
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "message"),
+    ("key", "value", "message"),
     [
-        ({"gdpo_reward_keys": ["format", "brevity"]}, "brevity"),
-        (
-            {"filter_groups": {"enable": True, "metric": "correctnes"}},
-            r"filter_groups\.metric: 'correctnes'",
-        ),
+        ("gdpo_reward_keys", ["format", "brevity"], "brevity"),
+        ("filter_groups", {"enable": True, "metric": "correctnes"}, "metric: 'correctnes'"),
     ],
-    ids=["component", "filter"],
 )
 def test_what_the_probe_does_not_return_is_refused(
-    trainer: SimpleNamespace, algorithm: dict[str, Any], message: str
+    trainer: SimpleNamespace, key: str, value: Any, message: str
 ) -> None:
     with open_dict(trainer.config):
-        trainer.config.algorithm.update(algorithm)
+        trainer.config.algorithm[key] = value
     with pytest.raises(ValueError, match=message):
         seams._init_dataloader(verls, trainer)
 
 
 def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_it(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trainer: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
     seams._init_dataloader(verls, trainer)
-    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
-    calls: list[tuple[Any, ...]] = []
-
-    def broken(*args: Any) -> Any:
-        raise KeyError("moved upstream")
-
-    monkeypatch.setattr(queue, "reward_infos", broken)
     for _ in range(2):
-        seams._compute_advantage(lambda *args: calls.append(args), trainer, batch, {})
-    assert calls == [(trainer, batch, {})] * 2
+        who, batch, metrics = train_on(trainer, KeyError("moved upstream"))
+        assert (who, batch.keys, metrics) == (trainer, ["u_0_0"], {})
     assert trainer.gdpo_seam is None
     (record,) = (r for r in caplog.records if "no more metrics for the reward" in r.getMessage())
     assert record.levelno == logging.WARNING
@@ -153,7 +152,7 @@ def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_i
 
 @pytest.mark.parametrize("manager", ["gdpo_components", "naive"])
 def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, manager: str
+    trainer: SimpleNamespace, manager: str
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer.config.reward.reward_manager.name = manager
@@ -161,25 +160,21 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
         trainer.config.algorithm.gdpo = {"metrics": True}
     seams._init_dataloader(verls, trainer)
     infos = [{"format": 1.0, "correctness": 3.0}, {"score": 0.25, "correctness": 3.0}]
-    monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: infos)
-    batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], tags=[{}, {}], partition_id="train")
 
     def advantages(*args: Any) -> None:
         estimator._step.get().record_inputs(["u", "u"], torch.ones(2, 1), torch.ones(2, 1))  # type: ignore
 
     ends = pytest.raises(ValueError, match="the reward returned no 'format' for row u_1_0, only")
     with ends if manager == "gdpo_components" else contextlib.nullcontext():
-        seams._compute_advantage(advantages, trainer, batch, {})
+        train_on(trainer, *infos, step=advantages)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
 def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
-    trainer: SimpleNamespace, fails: bool, monkeypatch: pytest.MonkeyPatch
+    trainer: SimpleNamespace, fails: bool
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
     seams._init_dataloader(verls, trainer)
-    monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: [{}])
-    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
     seen: list[bool] = []
 
     def step(*args: Any) -> None:
@@ -189,26 +184,21 @@ def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
 
     assert gc.isenabled()
     with pytest.raises(ValueError, match="verl's own") if fails else contextlib.nullcontext():
-        seams._compute_advantage(step, trainer, batch, {})
+        train_on(trainer, {}, step=step)
     assert gc.isenabled()
     trainer.gdpo_seam = None
     with contextlib.suppress(ValueError):
-        seams._compute_advantage(step, trainer, batch, {})
+        train_on(trainer, {}, step=step)
     assert seen == [False, True]
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
 def test_the_estimator_is_told_the_global_step(
-    trainer: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    attributes: dict[str, int],
-    step: int,
+    trainer: SimpleNamespace, attributes: dict[str, int], step: int
 ) -> None:
     seams._init_dataloader(verls, trainer)
     vars(trainer).update(attributes)
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
-    monkeypatch.setattr(queue, "reward_infos", lambda keys, partition: infos)
-    batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], tags=[{}, {}], partition_id="train")
     found: list[AdvantageStep] = []
 
     def advantages(*args: Any) -> str:
@@ -216,7 +206,7 @@ def test_the_estimator_is_told_the_global_step(
         estimator.gdpo(torch.zeros(2, 1), torch.ones(2, 1), ["u", "u"])
         return "verl's own result"
 
-    assert seams._compute_advantage(advantages, trainer, batch, {}) == "verl's own result"
+    assert train_on(trainer, *infos, step=advantages) == "verl's own result"
     assert found[0].global_step == step
 
 

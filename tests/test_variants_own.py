@@ -5,28 +5,27 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_variants import EXAMPLE, GROUPS, advantages, close
-from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, decompose, find_variant, validate_variant
+from gdpo_verl.advantage import decompose, find_variant, validate_variant
 from gdpo_verl.advantage.variant import Variant
 
 
-def test_a_function_s_result_is_checked() -> None:
-    def too_short(d: Decomposition) -> Tensor:
-        return d.combined[:-1]
-
-    def broken(d: Decomposition) -> Tensor:
-        return d.combined / 0.0
-
-    with pytest.raises(
-        ValueError, match=r"'mine': expected a tensor of shape \(8,\).*found \(7,\)"
-    ):
-        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", too_short)).advantage
-    with pytest.raises(ValueError, match=r"'mine': expected finite numbers, found inf"):
-        _ = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", broken)).advantage
+@pytest.mark.parametrize(
+    ("combine", "message"),
+    [
+        (lambda d: d.combined[:-1], r"expected a tensor of shape \(8,\).*found \(7,\)"),
+        (lambda d: d.combined / 0.0, "expected finite numbers, found inf"),
+    ],
+    ids=["too short", "infinite"],
+)
+def test_a_function_s_result_is_checked(combine: Any, message: str) -> None:
+    found = decompose(EXAMPLE, GROUPS, whiten="none", variant=Variant("mine", combine))
+    with pytest.raises(ValueError, match=f"'mine': {message}"):
+        _ = found.advantage
 
 
 def my_variant_of_the_page() -> str:

@@ -108,9 +108,10 @@ class GdpoConfig:
         """
         names = [component.name for component in declared]
         if self.reward_keys is None and not names:
+            found = f", although it returns {list(returned)}" if returned else ""
             raise ValueError(
                 "algorithm.gdpo_reward_keys: the reward declares no components and none are named"
-                f"{_returned(returned)}. Set algorithm.gdpo_reward_keys=[...] (on a stock verl "
+                f"{found}. Set algorithm.gdpo_reward_keys=[...] (on a stock verl "
                 "configuration with a leading +), or declare them with gdpo_verl.rewards.declares: "
                 "a decorator above that needs functools.wraps to keep them."
             )
@@ -136,19 +137,16 @@ class GdpoConfig:
         if not any(chosen):
             raise ValueError(f"algorithm.gdpo_reward_weights: all are zero, found {list(chosen)}")
         parsing.check_schedules(self.schedule, dict(zip(keys, chosen, strict=True)))
-        self._check_gate(keys)
-        objective = Objective(
-            keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self
-        )
-        self._check_variant(objective)
-        return objective
-
-    def _check_gate(self, keys: Sequence[str]) -> None:
         if self.gate is not None and self.gate["on"] not in keys:
             raise ValueError(
                 f"algorithm.gdpo.gate.on: {self.gate['on']!r} is not among the reward components "
                 f"{list(keys)}.{did_you_mean(self.gate['on'], keys)}"
             )
+        objective = Objective(
+            keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self
+        )
+        self._check_variant(objective)
+        return objective
 
     def _check_variant(self, objective: Objective) -> None:
         """Check the components against a built-in variant; a user's variant has no requirements."""
@@ -263,7 +261,3 @@ def _finite_ranges(
         and parsing.is_number(component.high)
         and component.low < component.high
     }
-
-
-def _returned(returned: Sequence[str] | None) -> str:
-    return f", although it returns {list(returned)}" if returned else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
-from gdpo_verl.advantage import VARIANTS, Variant, Whiten, find_variant
+from gdpo_verl.advantage import VARIANTS, Whiten, find_variant
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
@@ -51,8 +51,7 @@ def reward_keys(keys: Any) -> tuple[str, ...] | None:
     """`algorithm.gdpo_reward_keys`."""
     if keys is None:
         return None
-    is_list = isinstance(keys, Sequence) and not isinstance(keys, str) and keys
-    _expect(is_list, _KEYS, "a list of component names", keys)
+    _expect(_is_list(keys), _KEYS, "a list of component names", keys)
     check_names(keys, _KEYS)
     return tuple(keys)
 
@@ -120,12 +119,7 @@ def gate(node: Any) -> dict[str, Any] | None:
         return None
     _expect(isinstance(node, Mapping), where, "{on: component}", node)
     given = {"when": "constant", **_with_on(node)}
-    for key in given:
-        if key not in ("on", "when"):
-            raise ValueError(
-                f"{where}.{key}: unknown key; known are ['on', 'when']."
-                f"{did_you_mean(key, ('on', 'when'))}"
-            )
+    _refuse_unknown(given, ("on", "when"), where)
     known = list(get_args(When))
     _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
     _expect(given["when"] in known, f"{where}.when", f"one of {known}", given["when"])
@@ -181,12 +175,7 @@ def check_schedules(schedules: Mapping[str, Schedule], weights: Mapping[str, flo
 def _schedule(given: Any, where: str) -> Schedule:
     _expect(isinstance(given, Mapping), where, "{from, to, steps}", given)
     listed = "weights" in given
-    known = _LIST if listed else _RAMP
-    for key in given:
-        if key not in known:
-            raise ValueError(
-                f"{where}.{key}: unknown key; known are {list(known)}.{did_you_mean(key, known)}"
-            )
+    _refuse_unknown(given, _LIST if listed else _RAMP, where)
     return _list_schedule(given, where) if listed else _ramp_schedule(given, where)
 
 
@@ -242,22 +231,26 @@ def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     options = _mapping(f"algorithm.gdpo.{chosen}", node.get(chosen) or {})
     if not own:
         VARIANTS[chosen].with_settings(options, f"algorithm.gdpo.{chosen}.")
-        _check_epsilon_counts(VARIANTS[chosen], node)
+        if not VARIANTS[chosen].uses_epsilon and node.get("epsilon") is not None:
+            raise ValueError(
+                f"algorithm.gdpo.epsilon: the variant {chosen!r} has none, so that it would have "
+                "no effect. Remove it."
+            )
     return name, dict(options)
-
-
-def _check_epsilon_counts(chosen: Variant, node: Mapping[str, Any]) -> None:
-    if not chosen.uses_epsilon and node.get("epsilon") is not None:
-        raise ValueError(
-            f"algorithm.gdpo.epsilon: the variant {chosen.name!r} has none, so that it would have "
-            "no effect. Remove it."
-        )
 
 
 def _mapping(where: str, node: Any) -> Mapping[str, Any]:
     found = {} if node is None else node
     _expect(isinstance(found, Mapping), where, "a mapping", found)
     return found
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{where}.{key}: unknown key; known are {list(known)}.{did_you_mean(key, known)}"
+            )
 
 
 def _with_on(node: Any) -> Any:
