@@ -19,10 +19,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
-    """Look for the software and the files of a training on this node.
-
-    Args:
-      files: KEY=PATH of what the training reads.
+    """Look for a training's software and its files, KEY=PATH each, on this node.
 
     Returns:
       "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
@@ -47,15 +44,12 @@ def installed_version(name: str) -> str | None:
 
 
 def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
-    """List what is wrong with one node.
+    """List what is wrong with one node, each with its remedy.
 
     Args:
       found: what `inspect_node` returned there, or {"error": why it did not}.
       expected: the version of gdpo-verl that the job was submitted with.
       verl: the version of verl that all nodes should have; None when no node has any.
-
-    Returns:
-      A sentence for each, with the remedy; empty when the node may train.
     """
     if "error" in found:
         return [f"could not be asked: {found['error']}"]
@@ -86,10 +80,8 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
 
 
 def can_hold_workers(node: Mapping[str, Any]) -> bool:
-    """Return whether Ray would start a process of a training on a node of ``ray.nodes()``.
-
-    Each of them asks for a CPU or a GPU, and a head may be started with neither.
-    """
+    """Return whether Ray would start a training's processes on a node of ``ray.nodes()``."""
+    # Each of them asks for a CPU or a GPU, and a head may be started with neither.
     return any(node["Resources"].get(name, 0) > 0 for name in ("CPU", "GPU"))
 
 
