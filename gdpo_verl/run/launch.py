@@ -141,8 +141,7 @@ def _run(
         )
     with processes.ended_by_signals():
         try:
-            _follow(driver, run, recipe, started, hang_after)
-            hang = _hang(driver.pid, hang_after) if driver.poll() is None else None
+            hang = _follow(driver, run, recipe, started, hang_after)
         finally:
             processes.terminate(driver)
     if hang:
@@ -263,8 +262,8 @@ def quoted(path: Path | str) -> str:
 
 def _follow(
     driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float, hang_after: float
-) -> None:
-    """Show how far the training is until it ends or hangs."""
+) -> str | None:
+    """Show how far the training is until it ends or hangs; returns a description of the hang."""
     metrics = run / METRICS
 
     def runs_on() -> bool:
@@ -279,11 +278,10 @@ def _follow(
         trainer = OmegaConf.load(run / "config.yaml").trainer
         steps, val_only = trainer.total_training_steps or 0, trainer.get("val_only", False)
         follow(run, total_steps=steps, is_alive=runs_on, label=recipe, val_only=val_only)
-
-
-def _hang(leader: int, hang_after: float) -> str:
-    """Describe a hang. Nobody else reports a live process that does nothing."""
-    stopped = ", ".join(processes.stopped_processes(leader))
+    if driver.poll() is not None:
+        return None
+    # Nobody else reports a live process that does nothing.
+    stopped = ", ".join(processes.stopped_processes(driver.pid))
     state = f"stopped: {stopped}" if stopped else "no process that the driver started is stopped"
     waited = f"no step was logged for {hang_after / 60:g} minutes (--hang-after)"
     return f"the training hangs: {waited}; {state}"
