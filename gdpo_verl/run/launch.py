@@ -202,11 +202,8 @@ def composed(
 ) -> tuple[DictConfig, list[str]]:
     """The configuration with which `train` starts verl's driver, and the overrides that make it.
 
-    Those that follow from the machines come before those that are given, which win.
-
-    Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
-      ValueError: a bucket is too small for the model's largest weight.
+    Those that follow from the machines come before those that are given, which win. Raises what
+    `train` does before it writes anything.
     """
     paths = _path_overrides(run.resolve())
     config = compose(recipe, [*paths, *overrides], config_dir)

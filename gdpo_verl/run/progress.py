@@ -138,7 +138,6 @@ class _State:
 
     @property
     def place(self) -> str:
-        """The step as a line begins with it."""
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:

@@ -62,8 +62,8 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
     >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
     ('dvao', 'dvao_advantage')
-
-    Two empty names where there is none.
+    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
+    ('', '')
     """
     # A component may be named alike; the plug-in writes it before these two.
     behind = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]

@@ -221,12 +221,8 @@ def _contents(path: Path) -> str:
 
 
 def is_running(run: Path) -> bool:
-    """Return whether a training still goes on in a run directory.
-
-    `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then. Without
-    its files a run goes on until it has logged trainer.total_training_steps; where that is not
-    known, it is taken to go on.
-    """
+    """Return whether a training still goes on in a run directory."""
+    # `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then.
     if (run / "done").exists():
         return False
     if (run / "lock").exists():
@@ -240,6 +236,7 @@ def is_running(run: Path) -> bool:
         found = read_run(run)
     except RunError:
         return False
+    # Without its files a run goes on until its last step; where that is not known, for ever.
     total = found.setting("trainer.total_training_steps")
     return not isinstance(total, int) or max(found.training_steps, default=0) < total
 
