@@ -26,7 +26,7 @@ if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
 import sys
 from gdpo_verl.policy import make_model, train_tokenizer
 from gdpo_verl.policy.tasks import TASKS
-task = TASKS["toolbox"]()
+task = TASKS["toolbox"]
 tokenizer = train_tokenizer(task, seed=0, vocabulary=task.settings.vocabulary)
 for part in (tokenizer, make_model(tokenizer)):
     part.save_pretrained(sys.argv[1])

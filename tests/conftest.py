@@ -24,6 +24,7 @@ from waiting import HANGS, start_ray
 
 from gdpo_verl.cpu.patches import give_ray_time_to_start
 from gdpo_verl.hooks import when_imported
+from gdpo_verl.rundir.run import flattened
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STOCK = "verl's own configuration"
@@ -159,17 +160,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 def stock_overrides() -> list[str]:
     """What the hardware recipe `cpu` sets, as overrides of verl's own configuration."""
     recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
-    flat: list[str] = []
-
-    def walk(prefix: str, node: Any) -> None:
-        for key, value in node.items():
-            if isinstance(value, dict):
-                walk(f"{prefix}{key}.", value)
-            else:
-                quoted = f'"{value}"' if isinstance(value, str) else value
-                flat.append(f"++{prefix}{key}={quoted}")
-
-    walk("", OmegaConf.to_container(recipe))
+    flat = [
+        f"++{key}={json.dumps(value) if isinstance(value, str) else value}"
+        for key, value in flattened("", OmegaConf.to_container(recipe))
+    ]
     lengths = ["data.max_prompt_length=64", "data.max_response_length=48"]
     return [*flat, *lengths, "trainer.logger=[console,file]"]
 
@@ -265,27 +259,24 @@ def train(
 
 def processes_of(needles: Sequence[str]) -> list[str]:
     """Command lines of running processes that contain one of the needles."""
-    listing = subprocess.run(
-        ["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True
-    )
-    return [
-        line
-        for line in listing.stdout.splitlines()
-        if any(needle in line for needle in needles) and "ps -eww" not in line
-    ]
+    found = [f"{pid} {args}" for pid, _, _, args in _processes() if "ps -eww" not in args]
+    return [line for line in found if any(needle in line for needle in needles)]
 
 
 def session(*leaders: int) -> list[tuple[int, str]]:
     """The processes of these sessions, but for zombies, by number and arguments."""
-    listing = subprocess.run(
-        ["ps", "-eww", "-o", "pid,sid,stat,args"], capture_output=True, text=True, check=True
-    )
-    rows = [line.split(None, 3) for line in listing.stdout.splitlines()[1:]]
     return [
         (int(pid), args)
-        for pid, sid, state, args in rows
+        for pid, sid, state, args in _processes()
         if int(sid) in leaders and state[0] != "Z"
     ]
+
+
+def _processes() -> list[list[str]]:
+    """Number, session, state and arguments of all processes."""
+    listing = ["ps", "-eww", "-o", "pid,sid,stat,args"]
+    done = subprocess.run(listing, capture_output=True, text=True, check=True)
+    return [line.split(None, 3) for line in done.stdout.splitlines()[1:]]
 
 
 def environment_without(package: re.Pattern, directory: Path) -> str:

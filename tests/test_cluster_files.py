@@ -106,18 +106,13 @@ def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path: Pa
         (tmp_path / script).parent.mkdir(exist_ok=True)
         (tmp_path / script).write_text('#!/bin/sh\necho "$0 $RUN $*"\n')
         (tmp_path / script).chmod(0o755)
-    printed = [
-        subprocess.run(
-            ["bash", "-c", task["run"]],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=tmp_path,
-            env=os.environ
-            | {"HOME": str(tmp_path), "SKYPILOT_NODE_RANK": rank, "SKYPILOT_NUM_NODES": "2"},
-        ).stdout.splitlines()
-        for rank in ("0", "1")
-    ]
+    command, printed = ["bash", "-c", task["run"]], []
+    for rank in ("0", "1"):
+        variables = {"HOME": str(tmp_path), "SKYPILOT_NODE_RANK": rank, "SKYPILOT_NUM_NODES": "2"}
+        output = subprocess.check_output(
+            command, text=True, cwd=tmp_path, env=os.environ | variables
+        )
+        printed.append(output.splitlines())
     assert [len(lines) for lines in printed] == [2, 1]
     _, run, *arguments = printed[0][1].split()
     assert any(run.startswith(f"{mount}/") for mount in task["file_mounts"])

@@ -16,6 +16,10 @@ SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")
 SMOLLM2 = dict(zip(SIZES, (576, 30, 49152, 1536), strict=True))
 QWEN = dict(zip(SIZES, (896, 24, 151936, 4864), strict=True))
 TINY = dict(zip(SIZES, (128, 4, 768, 384), strict=True))
+SLIDING = SMOLLM2 | {"layer_types": ["full_attention", "sliding_attention"]}
+ACTOR = "actor_rollout_ref.actor"
+TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 LENGTHS = ("data.max_prompt_length=128", "data.max_response_length=48")
 GIB = 1 << 30
 
@@ -34,32 +38,38 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("model", "mebibytes"),
-    # float32 of the embedding: 49,152 x 576 x 4 bytes are 108 MiB, 151,936 x 896 x 4 are 519.3.
-    [(SMOLLM2, 108), (QWEN, 520)],
-    ids=["smollm2", "qwen"],
+    ("model", "given", "key", "expected"),
+    [
+        # float32 of the embedding: 49,152 x 576 x 4 bytes are 108 MiB, 151,936 x 896 x 4 are 519.3.
+        (SMOLLM2, [], cpu_settings.BUCKET, 108),
+        (QWEN, [], cpu_settings.BUCKET, 520),
+        # Prompts are shared where attention is full, and tokens are counted.
+        (SMOLLM2, [], f"{ACTOR}.use_prefix_grouper", True),
+        (SMOLLM2, [], "actor_rollout_ref.model.use_remove_padding", True),
+        (SLIDING, [], f"{ACTOR}.use_prefix_grouper", False),
+        (SLIDING, [], "actor_rollout_ref.model.use_remove_padding", False),
+        (SLIDING, [], f"{ACTOR}.use_dynamic_bsz", True),
+        (SLIDING, LENGTHS, TOKENS, 512),
+        (SLIDING, LENGTHS, "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", 512),
+        # Old log-probabilities are the rollout's where its policy is trained.
+        (SMOLLM2, ["trainer.v1.trainer_mode=sync"], BYPASS, True),
+        (SMOLLM2, ["trainer.v1.trainer_mode=colocate_async"], BYPASS, False),
+        # What is given wins.
+        (SMOLLM2, [f"{TOKENS}=2048"], TOKENS, 2048),
+        # The recipe's own values stay for another model.
+        (TINY, [], f"{ACTOR}.ppo_micro_batch_size_per_gpu", 64),
+        (TINY, [], f"{ACTOR}.use_prefix_grouper", False),
+        ({"model_type": "unknown"}, [], f"{ACTOR}.ppo_micro_batch_size_per_gpu", 64),
+        ({"model_type": "unknown"}, [], f"{ACTOR}.use_prefix_grouper", False),
+    ],
 )
-def test_a_bucket_holds_the_largest_weight(tmp_path, model, mebibytes):
-    config = chosen_for(tmp_path, model)
-
-    assert OmegaConf.select(config, cpu_settings.BUCKET) == mebibytes
+def test_settings_follow_from_the_model(tmp_path, model, given, key, expected):
+    assert OmegaConf.select(chosen_for(tmp_path, model, *given), key) == expected
 
 
 def test_a_smaller_bucket_is_refused_before_the_start(tmp_path):
     with pytest.raises(ValueError, match=r"update_weights_bucket_megabytes: expected at least 108"):
         chosen_for(tmp_path, SMOLLM2, f"{cpu_settings.BUCKET}=64")
-
-
-@pytest.mark.parametrize("windows", [False, True], ids=["full attention", "sliding windows"])
-def test_prompts_are_shared_where_attention_is_full_and_tokens_are_counted(tmp_path, windows):
-    layers = {"layer_types": ["full_attention", "sliding_attention"]} if windows else {}
-    ours = chosen_for(tmp_path, SMOLLM2 | layers, *LENGTHS).actor_rollout_ref
-
-    assert ours.actor.use_prefix_grouper != windows
-    assert ours.model.use_remove_padding != windows
-    assert ours.actor.use_dynamic_bsz
-    assert ours.actor.ppo_max_token_len_per_gpu == 512
-    assert ours.rollout.log_prob_max_token_len_per_gpu == 512
 
 
 def test_a_micro_batch_is_smaller_on_a_small_machine_and_holds_a_row(tmp_path, monkeypatch):
@@ -89,25 +99,3 @@ def test_numbers_are_those_that_the_processor_multiplies(tmp_path, monkeypatch, 
     assert config.actor_rollout_ref.actor.fsdp_config.dtype == dtype
     assert config.actor_rollout_ref.rollout.dtype == dtype
     assert dtype in cpu_settings.describe(config)
-
-
-@pytest.mark.parametrize(("mode", "bypass"), [("sync", True), ("colocate_async", False)])
-def test_old_log_probabilities_are_the_rollouts_where_its_policy_is_trained(tmp_path, mode, bypass):
-    config = chosen_for(tmp_path, SMOLLM2, f"trainer.v1.trainer_mode={mode}")
-
-    assert config.algorithm.rollout_correction.bypass_mode == bypass
-
-
-def test_what_is_given_wins(tmp_path):
-    key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-    config = chosen_for(tmp_path, SMOLLM2, f"{key}=2048")
-
-    assert OmegaConf.select(config, key) == 2048
-
-
-@pytest.mark.parametrize("model", [TINY, {"model_type": "unknown"}])
-def test_the_recipes_own_values_stay_for_another_model(tmp_path, model):
-    ours = chosen_for(tmp_path, model).actor_rollout_ref
-
-    assert OmegaConf.select(ours, "actor.ppo_micro_batch_size_per_gpu") == 64
-    assert not ours.actor.use_prefix_grouper

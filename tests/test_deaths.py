@@ -45,33 +45,23 @@ def test_first_death_in_a_log_is_named_and_what_follows_it_is_not() -> None:
     [
         ("The actor died because its node has died. Node Id: 7f.", "its Ray node died"),
         ("The node was terminated unexpectedly: heartbeats", "its Ray node died"),
-        ("Worker exit type: NODE_OUT_OF_MEMORY, low on memory", "its node ran out of memory"),
+        (
+            "exit type: NODE_OUT_OF_MEMORY, low on memory",
+            "Ray ended it, its node ran out of memory",
+        ),
+        # It was to end.
+        ("The actor is dead because it was killed by `ray.kill`.", None),
+        ("The actor is dead because all references to the actor were removed.", None),
+        ("its worker process has died. Worker exit type: INTENDED_SYSTEM_EXIT", None),
+        ("The actor is dead because its owner has died.", None),
     ],
-    ids=["node", "node without heartbeat", "memory"],
 )
-def test_cause_of_a_death_is_ray_s(cause: str, words: str) -> None:
-    said = deaths.describe_actor_death(
-        f"\tclass_name: WorkerDict\n\tactor_id: ad\n\tip: 10.0.0.3\n{cause}"
-    )
-    assert said is not None
-    assert said.startswith("a training worker (FSDP or Megatron) died: WorkerDict on 10.0.0.3, ")
-    assert said.endswith(words)
-
-
-@pytest.mark.parametrize(
-    "cause",
-    [
-        "The actor is dead because it was killed by `ray.kill`.",
-        "The actor is dead because all references to the actor were removed.",
-        "its worker process has died. Worker exit type: INTENDED_SYSTEM_EXIT",
-        "The actor is dead because its owner has died.",
-    ],
-    ids=["killed by verl", "unused", "intended", "owner"],
-)
-def test_actor_that_was_to_end_is_not_a_death(cause: str) -> None:
-    block = f"\tclass_name: WorkerDict\n\tactor_id: ad\n\tpid: 7\n{cause}"
-    assert deaths.describe_actor_death(block) is None
-    assert deaths.describe_log(f"{block}\nValueError: algorithm.gdpo.whiten: wrong\n") is None
+def test_cause_of_a_death_is_ray_s(cause: str, words: str | None) -> None:
+    block = f"\tclass_name: WorkerDict\n\tactor_id: ad\n\tip: 10.0.0.3\n{cause}"
+    worker = "a training worker (FSDP or Megatron) died: WorkerDict on 10.0.0.3"
+    said = words and f"{worker}, {words}"
+    assert deaths.describe_actor_death(block) == said
+    assert deaths.describe_log(f"{block}\nValueError: algorithm.gdpo.whiten: wrong\n") == said
 
 
 def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words() -> None:

@@ -78,15 +78,9 @@ def test_logits_of_one_micro_batch(overrides: list[str], tokens: int, key: str) 
 
 
 def test_shape_is_told_from_the_configuration_alone(tmp_path: Path) -> None:
-    Qwen2Config(
-        vocab_size=1000,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ).save_pretrained(tmp_path)
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    Qwen2Config(**sizes, **heads, num_hidden_layers=2).save_pretrained(tmp_path)
     # A layer: q and o 64·64 (q with bias 64), k and v 64·32 with bias 32, three times 64·128 in
     # the MLP, two norms of 64; one more norm, and one matrix for both ends.
     layer = 2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 128 + 2 * 64
@@ -95,21 +89,17 @@ def test_shape_is_told_from_the_configuration_alone(tmp_path: Path) -> None:
     assert load_shape(OmegaConf.create({"path": str(tmp_path / "none")})) is None
 
 
-@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
-def test_no_estimate_of_memory_refuses_a_run(estimator: str, tmp_path: Path) -> None:
+def test_no_estimate_of_memory_refuses_a_run(tmp_path: Path) -> None:
     huge = Qwen2Config(vocab_size=10**9, hidden_size=4096, num_hidden_layers=1)
     huge.save_pretrained(tmp_path / "huge")
     data = tmp_path / "data.parquet"
     pq.write_table(pa.table({"data_source": ["toolbox"]}), data)
-    overrides = [
-        f"{MODEL}.path={tmp_path / 'huge'}",
-        f"data.train_files={data}",
-        f"data.val_files={data}",
-    ]
-    check_run(compose(f"toolbox/{estimator}", overrides))
+    overrides = [f"{MODEL}.path={tmp_path / 'huge'}"]
+    overrides += [f"data.{name}_files={data}" for name in ("train", "val")]
+    check_run(compose("toolbox/gdpo", overrides))
     # On GPUs, whose memory is not counted here.
     gpu = ["hardware=gpu1", *overrides]
-    found = dry_run.dry_run(f"toolbox/{estimator}", tmp_path / "run", gpu)
+    found = dry_run.dry_run("toolbox/gdpo", tmp_path / "run", gpu)
     assert "8192.34 billion weights" in found.to_text()
     assert not any(problem.startswith(f"{MODEL}.path") for problem in found.problems)
 
@@ -122,11 +112,8 @@ def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     overrides = ["hardware=cpu", f"{MODEL}.path={model}"]
-    (problem,) = [
-        problem
-        for problem in dry_run.dry_run("toolbox/gdpo", tmp_path / "run", overrides).problems
-        if problem.startswith(MODEL)
-    ]
+    problems = dry_run.dry_run("toolbox/gdpo", tmp_path / "run", overrides).problems
+    (problem,) = [each for each in problems if each.startswith(MODEL)]
     assert "expected weights for every token, found 100 rows" in problem
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import random
 import re
@@ -24,25 +23,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl import policy
 from gdpo_verl.cli import main
-from gdpo_verl.policy.tasks import TASKS, Settings
-from gdpo_verl.tasks import bfcl, reasoning_gym, toolbox
+from gdpo_verl.policy.tasks import TASKS, PolicyTask, Settings
+from gdpo_verl.tasks import toolbox
 
 QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
-TOOLBOX = TASKS["toolbox"]()
-needs = {
-    name: pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {package}")
-    for name, module, package in (
-        ("reasoning-gym", "reasoning_gym", reasoning_gym.REQUIREMENT),
-        ("bfcl", "bfcl_eval", bfcl.REQUIREMENT),
-    )
-}
-every_task = pytest.mark.parametrize(
-    "name", ["toolbox", *(pytest.param(name, marks=mark) for name, mark in needs.items())]
-)
+TOOLBOX = TASKS["toolbox"]
 
 
-def everything_in_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "check_bands", lambda shares, bands: None)
+@pytest.fixture(params=TASKS)
+def task(request: pytest.FixtureRequest) -> PolicyTask:
+    if request.param != "toolbox":
+        pytest.importorskip({"bfcl": "bfcl_eval"}.get(request.param, "reasoning_gym"))
+    return TASKS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +42,17 @@ def tokenizer() -> Any:
     return policy.train_tokenizer(TOOLBOX, 0, vocabulary=QUICK.vocabulary)
 
 
+def make(out: Path, *, settings: Settings = QUICK, **options: Any) -> Path:
+    """Make a policy that is accepted however few steps it had."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)
+        policy.make_policy(out, progress=False, settings=settings, **options)
+    return out
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out_dir = tmp_path_factory.mktemp("made") / "policy"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        everything_in_band(monkeypatch)
-        policy.make_policy(out_dir, seed=0, progress=False, settings=QUICK)
-    return out_dir
+    return make(tmp_path_factory.mktemp("made") / "policy", seed=0)
 
 
 def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
@@ -82,10 +78,13 @@ def test_toolbox_rows_are_cheap_in_tokens(tokenizer: Any) -> None:
 
 def test_what_the_toolboxs_policy_learns_from_never_changes() -> None:
     # Digests of the texts: a seed keeps its policy.
+    settings = TOOLBOX.settings
     rng, demonstrated = random.Random("policy/0"), hashlib.sha256()
     for _ in range(8):
-        for example in [TOOLBOX.draw(rng) for _ in range(TOOLBOX.settings.batch_size)]:
-            answer = TOOLBOX.demonstrate(example, rng, TOOLBOX.settings)
+        for example in [TOOLBOX.draw(rng) for _ in range(settings.batch_size)]:
+            answer = TOOLBOX.demonstrate(
+                example, rng, settings.flawed_format, settings.flawed_content
+            )
             demonstrated.update(f"{example.messages}{answer}\n".encode())
     assert demonstrated.hexdigest()[:32] == "3d1fb485b271f55319452cd01328b6e0"
     rng, read = random.Random("policy/tokenizer/0"), hashlib.sha256()
@@ -143,18 +142,15 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer
 
 
 def test_the_same_seed_gives_the_same_weights_and_torch_is_left_as_it_was(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path
 ) -> None:
-    everything_in_band(monkeypatch)
     torch.manual_seed(99)  # whatever ran before must not matter
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    for seed in (0, 1):
-        policy.make_policy(tmp_path / str(seed), seed=seed, progress=False, settings=QUICK)
+    same, other = (make(tmp_path / str(seed), seed=seed) for seed in (0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
-    same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "01")
-    assert same == (saved / "model.safetensors").read_bytes()
-    assert same != other
+    weights = [(made / "model.safetensors").read_bytes() for made in (saved, same, other)]
+    assert weights[0] == weights[1] != weights[2]
 
 
 def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -171,9 +167,9 @@ def test_the_band_names_the_share_that_lies_outside(
     form: float, exact: float, culprit: str
 ) -> None:
     with pytest.raises(ValueError, match=f"in '{culprit}'"):
-        policy.check_bands({"format": form, "exact": exact}, TOOLBOX.bands)
+        policy.check_bands({"format": form, "exact": exact}, TOOLBOX)
     for edges in ({"format": 0.55, "exact": 0.40}, {"format": 0.80, "exact": 0.10}):
-        policy.check_bands(edges, TOOLBOX.bands)
+        policy.check_bands(edges, TOOLBOX)
 
 
 def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
@@ -183,77 +179,58 @@ def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-@every_task
-def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(name: str) -> None:
-    task, rng = TASKS[name](), random.Random(1)
+def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
+    task: PolicyTask,
+) -> None:
+    rng = random.Random(1)
     tokenizer = policy.train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
     assert all(len(tokenizer(phrase)["input_ids"]) == 1 for phrase in task.phrases)
-    perfect = Settings(flawed_format=0.0, flawed_content=0.0)
     for example in [task.draw(rng) for _ in range(50)]:
-        answer = task.demonstrate(example, rng, perfect)
+        answer = task.demonstrate(example, rng, 0.0, 0.0)
         assert task.grade(answer, example.ground_truth) == (True, True)
         if task.phrases:
             assert len(tokenizer(answer)["input_ids"]) < task.settings.max_new_tokens
 
 
-@every_task
-def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_the_settings_say(name: str) -> None:
-    task, rng = TASKS[name](), random.Random(2)
+def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_asked(task: PolicyTask) -> None:
+    rng = random.Random(2)
     examples = [task.draw(rng) for _ in range(400)]
 
-    def shares(settings: Settings) -> tuple[float, float]:
-        answers = [(task.demonstrate(e, rng, settings), e.ground_truth) for e in examples]
+    def shares(*flawed: float) -> tuple[float, float]:
+        answers = [(task.demonstrate(e, rng, *flawed), e.ground_truth) for e in examples]
         graded = [task.grade(*each) for each in answers]
         return mean(form for form, _ in graded), mean(exact for _, exact in graded)
 
-    assert shares(Settings(flawed_format=1.0, flawed_content=0.0))[0] < 0.02
-    form, exact = shares(Settings(flawed_format=0.0, flawed_content=1.0))
+    assert shares(1.0, 0.0)[0] < 0.02
+    form, exact = shares(0.0, 1.0)
     assert form == 1.0
     # A flaw may do nothing: a number drawn anew is the same one, a question has one tool alone.
     assert exact < 0.25
 
 
-@every_task
-def test_no_held_out_question_is_ever_demonstrated(name: str) -> None:
-    task, rng = TASKS[name](), random.Random(3)
+def test_no_held_out_question_is_ever_demonstrated(task: PolicyTask) -> None:
+    rng = random.Random(3)
     drawn = {task.draw(rng).question for _ in range(3000)}
     held_out = {example.question for example in islice(task.held_out(0), 256)}
     assert len(held_out) > 20
     assert not drawn & held_out
 
 
-@needs["reasoning-gym"]
-def test_the_policy_for_sums_is_a_checkpoint_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everything_in_band(monkeypatch)
-    policy.make_policy(tmp_path, task="reasoning-gym", progress=False, settings=QUICK)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size
-
-
 # --- from a pretrained model ----------------------------------------------------------
-
 
 PRETRAINED = replace(QUICK, vocabulary=0)
 
 
-def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everything_in_band(monkeypatch)
+def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(saved: Path, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
-    options: dict[str, Any] = {"base": str(tmp_path), "progress": False, "settings": PRETRAINED}
-    for name in ("a", "b"):
-        record = policy.make_policy(tmp_path / name, task="toolbox", **options)
-        assert record["base"] == str(tmp_path)
-    made = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype="auto")
-    assert made.dtype == torch.bfloat16
-    before, after = (AutoTokenizer.from_pretrained(each) for each in (saved, tmp_path / "a"))
+    made = [make(tmp_path / n, base=str(tmp_path), settings=PRETRAINED) for n in ("a", "b")]
+    assert json.loads((made[0] / "policy.json").read_text())["base"] == str(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(made[0], dtype="auto").dtype == torch.bfloat16
+    before, after = (AutoTokenizer.from_pretrained(each) for each in (saved, made[0]))
     assert after.get_vocab() == before.get_vocab()
     assert after.chat_template == before.chat_template
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in (".", "a", "b")]
+    weights = [(each / "model.safetensors").read_bytes() for each in (tmp_path, *made)]
     assert weights[1] == weights[2] != weights[0]
 
 
@@ -299,22 +276,27 @@ def test_a_directory_that_cannot_be_trained_from_is_refused(
     assert not out.exists()
 
 
-def test_bfcl_is_learned_by_a_pretrained_model_alone(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["make-policy", "--task", "bfcl", "--out", str(tmp_path / "p")]) == 1
-    assert "--task bfcl: expected a pretrained model" in capsys.readouterr().err
+def test_bfcl_is_learned_by_a_pretrained_model(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("bfcl_eval")
-    everything_in_band(monkeypatch)
-    options: dict[str, Any] = {"base": str(saved), "progress": False, "settings": PRETRAINED}
-    assert policy.make_policy(tmp_path / "p", task="bfcl", **options)["task"] == "bfcl"
+    made = make(tmp_path / "p", task="bfcl", base=str(saved), settings=PRETRAINED)
+    assert json.loads((made / "policy.json").read_text())["task"] == "bfcl"
 
 
-def test_the_command_refuses_an_unknown_task_and_to_train_smollm2(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "bfcl"], "--task bfcl: expected a pretrained model"),
+        (["smollm2", "--from", "models/mine"], "--from: smollm2 is fetched and not trained"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_made(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["make-policy", "smollm2", "--from", "models/mine"]) == 1
-    assert "--from: smollm2 is fetched and not trained" in capsys.readouterr().err
+    assert main(["make-policy", *arguments, "--out", str(tmp_path / "p")]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_offers_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["make-policy", "--task", "chess"])
     message = capsys.readouterr().err

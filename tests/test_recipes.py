@@ -136,12 +136,10 @@ def test_control_differs_in_the_estimator_and_the_name_alone(name: str, hardware
         assert gdpo["trainer"].pop("experiment_name") == name.split("/")[1]
         assert grpo["trainer"].pop("experiment_name") == control.split("/")[1]
     # verl derives two values from the name.
-    places = [config["trainer"].pop("default_local_dir") for config in resolved]
-    assert [Path(place).name for place in places] == [n.split("/")[1] for n in (name, control)]
-    tracing = [config["actor_rollout_ref"]["rollout"]["trace"] for config in resolved]
-    assert [trace.pop("experiment_name") for trace in tracing] == [
-        n.split("/")[1] for n in (name, control)
-    ]
+    for config, each in zip(resolved, (name, control), strict=True):
+        file = each.split("/")[1]
+        assert Path(config["trainer"].pop("default_local_dir")).name == file
+        assert config["actor_rollout_ref"]["rollout"]["trace"].pop("experiment_name") == file
     assert run == other
     assert resolved[0] == resolved[1]
 
@@ -184,27 +182,20 @@ def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
     assert (size == 0) == (everything > 3 * 2**30)
 
 
+TINY = {"vocab_size": 413, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+QWEN = {"vocab_size": 151936, "num_hidden_layers": 28}
+SMALL = {**QWEN, "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12}
+LARGE = {**QWEN, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28}
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders with the configurations of the recipes' models, and no weights."""
     place = tmp_path_factory.mktemp("models")
-    small = {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12}
-    large = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28}
-    sizes = {
-        "toolbox": {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4},
-        "tool_call": small,
-        "gsm8k": small,
-        "math_length": small,
-        "code": large,
-    }
-    for task, size in sizes.items():
-        words = 413 if task == "toolbox" else 151936
-        layers = 4 if task == "toolbox" else 28
-        config = Qwen2Config(**size, vocab_size=words, num_hidden_layers=layers)
-        config.num_key_value_heads = 2 if size is small else 4
-        config.tie_word_embeddings = task in ("toolbox", "tool_call", "gsm8k")
-        config.save_pretrained(place / task)
-    return {task: place / task for task in sizes}
+    for task in TASKS:
+        size = {"toolbox": TINY, "code": LARGE}.get(task, SMALL)
+        Qwen2Config(**size, num_key_value_heads=4).save_pretrained(place / task)
+    return {task: place / task for task in TASKS}
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)
@@ -229,23 +220,13 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(
 
 
 def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Qwen2Config(
-        vocab_size=151936,
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-    ).save_pretrained(tmp_path / "7b")
     # No data, and a KL penalty in the reward: no effect under GDPO. A small card is no fault.
     command = ["train", "tool_call/gdpo", "--dry-run", "--run", str(tmp_path / "run")]
-    command += ["--card", "24", "hardware=gpu1", f"actor_rollout_ref.model.path={tmp_path / '7b'}"]
-    command += [
-        "algorithm.use_kl_in_reward=true",
-        f"data.train_files={tmp_path}/rlla/train.parquet",
-    ]
+    command += ["--card", "24", "hardware=gpu1", "algorithm.use_kl_in_reward=true"]
+    command += [f"actor_rollout_ref.model.path={models['code']}"]
+    command += [f"data.train_files={tmp_path}/rlla/train.parquet"]
     assert main(command) == 1
     printed = capsys.readouterr().out
     problems = [line for line in printed.splitlines() if line.startswith("PROBLEM")]

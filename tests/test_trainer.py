@@ -48,7 +48,7 @@ class Buffer:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return train_tokenizer(TASKS["toolbox"](), 0, vocabulary=300)
+    return train_tokenizer(TASKS["toolbox"], 0, vocabulary=300)
 
 
 @pytest.fixture

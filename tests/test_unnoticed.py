@@ -52,7 +52,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gdpo_verl.policy.tasks import TASKS
 
     directory = tmp_path_factory.mktemp("unnoticed")
-    train_tokenizer(TASKS["toolbox"](), 0, vocabulary=300).save_pretrained(directory / "policy")
+    train_tokenizer(TASKS["toolbox"], 0, vocabulary=300).save_pretrained(directory / "policy")
     Qwen2Config(architectures=["Qwen2ForCausalLM"]).save_pretrained(directory / "policy")
     (directory / "reward.py").write_text(REWARD)
     (directory / "exits.py").write_text(EXITS)

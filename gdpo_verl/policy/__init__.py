@@ -9,19 +9,18 @@ A pretrained model with its own tokenizer can take its place, where minutes on t
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -31,8 +30,6 @@ from gdpo_verl.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
 from gdpo_verl.start import multiplies_bfloat16
 from gdpo_verl.tasks.generated import Example
 
-log = logging.getLogger(__name__)
-
 
 def batches(
     task: PolicyTask, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
@@ -41,20 +38,20 @@ def batches(
     rng = random.Random(f"policy/{seed}")
     while True:
         examples = [task.draw(rng) for _ in range(settings.batch_size)]
-        answers = [task.demonstrate(example, rng, settings) for example in examples]
+        flawed = settings.flawed_format, settings.flawed_content
+        answers = [task.demonstrate(example, rng, *flawed) for example in examples]
         prompts = encode(tokenizer, [chat(tokenizer, example) for example in examples])
         responses = encode(tokenizer, [f"{answer}{tokenizer.eos_token}" for answer in answers])
-        length = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-        ids = torch.full((settings.batch_size, length), tokenizer.pad_token_id)
-        labels = torch.full_like(ids, -100)
-        for i, (p, r) in enumerate(zip(prompts, responses, strict=True)):
-            ids[i, : len(p) + len(r)] = torch.tensor(p + r)
-            labels[i, len(p) : len(p) + len(r)] = torch.tensor(r)
+        pairs = [*zip(prompts, responses, strict=True)]
+        rows = [torch.tensor(p + r) for p, r in pairs]
+        trained = [torch.tensor([-100] * len(p) + r) for p, r in pairs]
         # Causal attention never looks right, so right padding needs no attention mask.
+        ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+        labels = pad_sequence(trained, batch_first=True, padding_value=-100)
         batch: dict[str, Any] = {"input_ids": ids, "labels": labels}
         if not settings.vocabulary:
             # Logits over a large vocabulary take most of the memory; few of them count.
-            keep = length - min(map(len, prompts)) + 1
+            keep = ids.shape[1] - min(map(len, prompts)) + 1
             batch |= {"labels": labels[:, -keep:], "logits_to_keep": keep}
         yield batch
 
@@ -100,20 +97,16 @@ def evaluate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
+    settings: Settings,
     *,
-    max_new_tokens: int,
-    sample: bool = True,
+    sample: bool,
 ) -> dict[str, float]:
     """Shares of prompts answered right in form, and exactly right in content."""
-    responses = generate(
-        model,
-        tokenizer,
-        [chat(tokenizer, example) for example in examples],
-        max_new_tokens=max_new_tokens,
-        sample=sample,
-    )
-    pairs = zip(responses, examples, strict=True)
-    graded = [task.grade(response, example.ground_truth) for response, example in pairs]
+    prompts = [chat(tokenizer, example) for example in examples]
+    most = settings.max_new_tokens
+    answers = generate(model, tokenizer, prompts, max_new_tokens=most, sample=sample)
+    pairs = zip(answers, examples, strict=True)
+    graded = [task.grade(answer, example.ground_truth) for answer, example in pairs]
     form, exact = (sum(share) / len(graded) for share in zip(*graded, strict=True))
     return {"format": form, "exact": exact}
 
@@ -121,19 +114,19 @@ def evaluate(
 @contextmanager
 def _deterministic(threads: int, seed: int) -> Iterator[None]:
     """Seed torch and fix its thread count; put both back afterwards."""
-    state, before = torch.get_rng_state(), torch.get_num_threads()
-    torch.manual_seed(seed)
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.set_rng_state(state)
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
-def check_bands(shares: Mapping[str, float], bands: Mapping[str, tuple[float, float]]) -> None:
+def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
     """Raise ValueError unless the sampled shares lie where reinforcement learning has room."""
-    for name, (low, high) in bands.items():
+    for name, (low, high) in (("format", task.format_band), ("exact", task.exact_band)):
         if not low <= shares[name] <= high:
             raise ValueError(
                 f"policy: expected {low:.0%} to {high:.0%} of the sampled answers to be "
@@ -149,19 +142,16 @@ def make_policy(
     seed: int = 0,
     progress: bool = True,
     settings: Settings | None = None,
-    bands: Mapping[str, tuple[float, float]] | None = None,
     base: str | None = None,
 ) -> dict[str, Any]:
     """Train the policy and save it as an ordinary checkpoint with its tokenizer.
 
     Args:
-      out_dir: the new checkpoint's directory; replaced if it exists and holds
-        a policy made by this function.
+      out_dir: the checkpoint's directory; a policy that it holds is replaced.
       task: one of `policy.tasks.TASKS`.
       seed: decides the weights, on one kind of machine to the last bit.
       progress: show a progress line.
       settings: other than the calibrated ones.
-      bands: other shares of right answers to hold than the task's.
       base: the directory of a pretrained model to start from, in place of random weights.
 
     Returns:
@@ -172,11 +162,10 @@ def make_policy(
         ``base``, or what `load` raises.
       FileExistsError: ``out_dir`` holds something else.
     """
-    chosen = TASKS[task]()
+    chosen = TASKS[task]
     if base:
-        settings = settings or replace(
-            chosen.settings, **FINETUNING, threads=torch.get_num_threads()
-        )
+        threads = torch.get_num_threads()
+        settings = settings or replace(chosen.settings, **FINETUNING, threads=threads)
     elif not chosen.phrases:
         raise ValueError(
             f"--task {task}: expected a pretrained model to train, found none. Give --from MODEL; "
@@ -195,11 +184,11 @@ def make_policy(
         with torch.autocast("cpu", torch.bfloat16, enabled=fast):
             train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
         model.to(dtype if fast else torch.float32)
-        held_out = list(islice(chosen.held_out(seed), settings.evaluated))
-        measure = partial(
-            evaluate, chosen, model, tokenizer, max_new_tokens=settings.max_new_tokens
-        )
-        shares = {"sampled": measure(held_out), "greedy": measure(held_out, sample=False)}
+        examples = list(islice(chosen.held_out(seed), settings.evaluated))
+        shares = {
+            how: evaluate(chosen, model, tokenizer, examples, settings, sample=how == "sampled")
+            for how in ("sampled", "greedy")
+        }
     record: dict[str, Any] = {
         "task": task,
         "base": base,
@@ -209,10 +198,6 @@ def make_policy(
         **shares,
         "seconds": round(time.monotonic() - began, 1),
     }
-    for how, share in shares.items():
-        log.info(
-            "%s: format %.1f %%, exact %.1f %%", how, 100 * share["format"], 100 * share["exact"]
-        )
-    check_bands(shares["sampled"], chosen.bands if bands is None else bands)
+    check_bands(shares["sampled"], chosen)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record

@@ -7,30 +7,49 @@ in several ways, so that reinforcement learning finds both rewards to improve.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
 from gdpo_verl.rewards.thought import END_THINK, THINK
 from gdpo_verl.tasks import prompt
 from gdpo_verl.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
+from gdpo_verl.tasks.reasoning_gym import SumExample
+from gdpo_verl.tasks.toolbox import ToolExample
 
 Call = tuple[str, dict[str, Any]]
 
 
-class ToolQuestion(Protocol):
-    """A question with the names of the tools on offer, the calls it needs and a thought."""
+@dataclass(frozen=True)
+class BfclExample:
+    """A question of the leaderboard, from its row, as the toolbox has its own."""
+
+    messages: list[dict[str, str]]
+    ground_truth: str
 
     @property
-    def question(self) -> str: ...
+    def question(self) -> str:
+        text = "".join(message["content"] for message in self.messages)
+        return text.replace(prompt.HEADER, "").replace(prompt.FOOTER, "")
+
     @property
-    def tools(self) -> tuple[str, ...]: ...
+    def tools(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"^\d+\. Name: (.+)$", self.messages[0]["content"], re.MULTILINE))
+
     @property
-    def calls(self) -> tuple[Call, ...]: ...
+    def calls(self) -> tuple[Call, ...]:
+        calls = tool_call.parse_ground_truth(self.ground_truth).calls
+        return tuple((call["name"], call["parameters"]) for call in calls)
+
     @property
-    def thought(self) -> str: ...
+    def thought(self) -> str:
+        return self.ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip()
 
 
+ToolQuestion = ToolExample | BfclExample
 Flaws = Mapping[Callable[[Call, Any, random.Random], Call], int]
 
 
@@ -61,20 +80,12 @@ def _wrong_value(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
     if not arguments:
         return call
     key = rng.choice(list(arguments))
-    wrong = (
-        rng.randint(0, 99)
-        if isinstance(arguments[key], int | float)
-        else rng.choice(example.question.split())
-    )
-    return name, {**arguments, key: wrong}
+    if isinstance(arguments[key], int | float):
+        return name, {**arguments, key: rng.randint(0, 99)}
+    return name, {**arguments, key: rng.choice(example.question.split())}
 
 
-CALL_FLAWS: Flaws = {
-    _wrong_number: 5,
-    _wrong_tool: 2,
-    _missing_argument: 1,
-    _swapped_arguments: 1,
-}
+CALL_FLAWS: Flaws = {_wrong_number: 5, _wrong_tool: 2, _missing_argument: 1, _swapped_arguments: 1}
 # For questions with any tools, of any arguments; one that does not apply leaves the call as it is.
 BFCL_FLAWS: Flaws = {_wrong_value: 6, _missing_argument: 2, _wrong_tool: 2}
 
@@ -91,12 +102,11 @@ FORMAT_FLAWS = {
 def demonstrate(
     example: ToolQuestion,
     rng: random.Random,
-    *,
     flawed_format: float,
     flawed_call: float,
     flaws: Flaws = CALL_FLAWS,
 ) -> str:
-    """An answer to ``example`` in which the format and each call may be wrong.
+    """Answer ``example`` with flaws that ``rng`` decides.
 
     Args:
       example: the question.
@@ -128,19 +138,13 @@ SUM_FORMAT_FLAWS = {
 
 
 def demonstrate_sum(
-    expression: str, rng: random.Random, *, flawed_format: float, flawed_answer: float
+    example: SumExample, rng: random.Random, flawed_format: float, flawed_answer: float
 ) -> str:
-    """An answer to a sum, such as ``9 + 8 - 7``, whose form and result may be wrong.
+    """Answer a sum, such as ``9 + 8 - 7``, of which the form and the result may be wrong.
 
     The thought is the last step, ``17 - 7``. A wrong result is another number, or no whole one.
-
-    Args:
-      expression: numbers with + and - between them.
-      rng: decides which flaws.
-      flawed_format: probability that the form is broken.
-      flawed_answer: probability that the result is wrong.
     """
-    first, *rest = expression.split()
+    first, *rest = example.expression.split()
     result, thought = int(first), first
     for sign, number in zip(rest[::2], rest[1::2], strict=True):
         thought = f"{result} {sign} {number}"

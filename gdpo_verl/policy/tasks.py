@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from gdpo_verl.policy.demonstrations import BFCL_FLAWS, demonstrate, demonstrate_sum
+from gdpo_verl.policy.demonstrations import (
+    BFCL_FLAWS,
+    BfclExample,
+    demonstrate,
+    demonstrate_sum,
+)
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
@@ -17,6 +21,7 @@ from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, toolbox
 from gdpo_verl.tasks.generated import draw_of
 
 _TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
+_AROUND_SUM = reasoning_gym.QUESTION.partition("{}")[::2]
 _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
 # Fixed parts of an answer's JSON: an answer costs half as many tokens.
 _JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
@@ -51,87 +56,20 @@ FINETUNING: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class PolicyTask:
-    """Questions, flawed answers and measure of a task, for `policy.make_policy`.
+    """Questions, flawed answers and measure of a task, for `policy.make_policy`."""
 
-    Attributes:
-      phrases: the fixed texts of its chats that become one token each; none where only a
-        pretrained model can learn the task.
-      draw: a training question.
-      held_out: questions to measure on, by seed.
-      demonstrate: an answer that is wrong in form and content as often as the settings say.
-      grade: of an answer and the ground truth, whether the form and the content are right.
-      settings: how it is trained.
-      bands: the shares of right answers between which reinforcement learning has room.
-    """
-
+    # The fixed texts of its chats, one token each; none: only a pretrained model can learn it.
     phrases: tuple[str, ...]
-    draw: Callable[[random.Random], Any]
-    held_out: Callable[[int], Iterator[Any]]
-    demonstrate: Callable[[Any, random.Random, Settings], str]
+    draw: Callable[[random.Random], Any]  # a training question
+    held_out: Callable[[int], Iterator[Any]]  # questions to measure on, by seed
+    # An answer, wrong in form and content with these two probabilities.
+    demonstrate: Callable[[Any, random.Random, float, float], str]
+    # Of an answer and the ground truth, whether the form and the content are right.
     grade: Callable[[str, str], tuple[bool, bool]]
-    settings: Settings
-    bands: Mapping[str, tuple[float, float]]
-
-
-def _toolbox() -> PolicyTask:
-    blocks = [tool.block for tool in toolbox.TOOLS.values()]
-    return PolicyTask(
-        phrases=(prompt.HEADER, *blocks, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES),
-        draw=partial(draw_of, "train", toolbox.draw_example),
-        held_out=lambda seed: toolbox.examples("validation", seed=seed),
-        demonstrate=_flawed_calls,
-        grade=_grade_calls,
-        settings=Settings(),
-        bands={"format": (0.55, 0.80), "exact": (0.10, 0.40)},
-    )
-
-
-def _reasoning_gym() -> PolicyTask:
-    def grade(response: str, ground_truth: str) -> tuple[bool, bool]:
-        found = sums.compute_score("", response, ground_truth)
-        return bool(found["format"]), bool(found["correctness"])
-
-    before, _, behind = reasoning_gym.QUESTION.partition("{}")
-    return PolicyTask(
-        phrases=(gsm8k.SYSTEM, before, behind, THINK, END_THINK, sums.OPEN, sums.CLOSE),
-        draw=partial(draw_of, "train", reasoning_gym.draw_example),
-        held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
-        demonstrate=lambda example, rng, settings: demonstrate_sum(
-            example.expression,
-            rng,
-            flawed_format=settings.flawed_format,
-            flawed_answer=settings.flawed_content,
-        ),
-        grade=grade,
-        settings=Settings(steps=800, flawed_content=0.35, vocabulary=512, max_new_tokens=32),
-        bands={"format": (0.55, 0.80), "exact": (0.10, 0.40)},
-    )
-
-
-@dataclass(frozen=True)
-class BfclExample:
-    """A question of the leaderboard, from its row."""
-
-    messages: list[dict[str, str]]
-    ground_truth: str
-
-    @property
-    def question(self) -> str:
-        text = "".join(message["content"] for message in self.messages)
-        return text.replace(prompt.HEADER, "").replace(prompt.FOOTER, "")
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return tuple(re.findall(r"^\d+\. Name: (.+)$", self.messages[0]["content"], re.MULTILINE))
-
-    @property
-    def calls(self) -> tuple[tuple[str, dict[str, Any]], ...]:
-        calls = tool_call.parse_ground_truth(self.ground_truth).calls
-        return tuple((call["name"], call["parameters"]) for call in calls)
-
-    @property
-    def thought(self) -> str:
-        return self.ground_truth.partition(_TAGS[0])[2].partition(_TAGS[1])[0].strip()
+    settings: Settings = Settings()
+    # The shares of answers, right in form and exactly, in which reinforcement learning has room.
+    format_band: tuple[float, float] = (0.55, 0.80)
+    exact_band: tuple[float, float] = (0.10, 0.40)
 
 
 @cache
@@ -149,36 +87,39 @@ def _bfcl_rows() -> dict[str, list[BfclExample]]:
     }
 
 
-def _bfcl() -> PolicyTask:
-    return PolicyTask(
-        phrases=(),  # a tiny policy reads no schema: it would know the training questions by heart
-        draw=lambda rng: rng.choice(_bfcl_rows()["train"]),
-        held_out=lambda seed: iter(_bfcl_rows()["validation"]),
-        demonstrate=lambda *given: _flawed_calls(*given, flaws=BFCL_FLAWS),
-        grade=_grade_calls,
-        settings=Settings(),
-        bands={"format": (0.25, 0.80), "exact": (0.10, 0.40)},
-    )
-
-
-def _flawed_calls(example: Any, rng: random.Random, settings: Settings, **flaws: Any) -> str:
-    return demonstrate(
-        example,
-        rng,
-        flawed_format=settings.flawed_format,
-        flawed_call=settings.flawed_content,
-        **flaws,
-    )
-
-
 def _grade_calls(response: str, ground_truth: str) -> tuple[bool, bool]:
     found = tool_call.compute_score("", response, ground_truth)
     return bool(found["format"]), found["correctness"] == _HIGHEST
 
 
-# Functions, because only one of them is wanted and each needs another package.
-TASKS: Mapping[str, Callable[[], PolicyTask]] = {
-    "toolbox": _toolbox,
-    "reasoning-gym": _reasoning_gym,
-    "bfcl": _bfcl,
+def _grade_sum(response: str, ground_truth: str) -> tuple[bool, bool]:
+    found = sums.compute_score("", response, ground_truth)
+    return bool(found["format"]), bool(found["correctness"])
+
+
+_BLOCKS = [tool.block for tool in toolbox.TOOLS.values()]
+TASKS: Mapping[str, PolicyTask] = {
+    "toolbox": PolicyTask(
+        phrases=(prompt.HEADER, *_BLOCKS, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES),
+        draw=partial(draw_of, "train", toolbox.draw_example),
+        held_out=lambda seed: toolbox.examples("validation", seed=seed),
+        demonstrate=demonstrate,
+        grade=_grade_calls,
+    ),
+    "reasoning-gym": PolicyTask(
+        phrases=(gsm8k.SYSTEM, *_AROUND_SUM, THINK, END_THINK, sums.OPEN, sums.CLOSE),
+        draw=partial(draw_of, "train", reasoning_gym.draw_example),
+        held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
+        demonstrate=demonstrate_sum,
+        grade=_grade_sum,
+        settings=Settings(steps=800, flawed_content=0.35, vocabulary=512, max_new_tokens=32),
+    ),
+    "bfcl": PolicyTask(
+        phrases=(),  # a tiny policy reads no schema: it would know the training questions by heart
+        draw=lambda rng: rng.choice(_bfcl_rows()["train"]),
+        held_out=lambda seed: iter(_bfcl_rows()["validation"]),
+        demonstrate=partial(demonstrate, flaws=BFCL_FLAWS),
+        grade=_grade_calls,
+        format_band=(0.25, 0.80),
+    ),
 }

@@ -1,11 +1,10 @@
 """A training's whole checkpoints, so that none cut short is resumed from.
 
-verl 0.9.1 writes, in this order, one file of each kind and rank into `global_step_N/actor` (and
-`critic`), then `data.pt`, then `transfer_queue` in the asynchronous modes, and last the number N
-into `latest_checkpointed_iteration.txt` (verl/trainer/ppo/v1/trainer_base.py,
-`_save_checkpoint`). It resumes from what that file says without a look at the folder, goes
-through the data from its beginning where `data.pt` is missing, and fails on an empty file
-(`_load_checkpoint`).
+verl 0.9.1 (verl/trainer/ppo/v1/trainer_base.py, `_save_checkpoint`) writes a file of each kind and
+rank into `global_step_N/actor` (and `critic`), then `data.pt`, then `transfer_queue` in the
+asynchronous modes, and last N into `latest_checkpointed_iteration.txt`. It resumes from what that
+file says without a look at the folder, begins the data anew where `data.pt` is missing, and fails
+on an empty file.
 """
 
 from __future__ import annotations
@@ -31,17 +30,11 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class CheckpointDir:
-    """The place of a training's checkpoints, and the parts of a whole one.
+    """The place of a training's checkpoints, and the parts of a whole one."""
 
-    Attributes:
-      directory: verl's `trainer.default_local_dir`.
-      contents: the parts that are loaded, `actor_rollout_ref.actor.checkpoint.load_contents`.
-      asynchronous: whether the trainer's mode keeps prompts in flight with a checkpoint.
-    """
-
-    directory: Path
-    contents: tuple[str, ...] = tuple(_FILES)
-    asynchronous: bool = False
+    directory: Path  # trainer.default_local_dir
+    contents: tuple[str, ...] = tuple(_FILES)  # actor_rollout_ref.actor.checkpoint.load_contents
+    asynchronous: bool = False  # a checkpoint then holds prompts in flight
 
 
 def for_run(run: Path) -> CheckpointDir | None:
@@ -64,11 +57,7 @@ def for_run(run: Path) -> CheckpointDir | None:
 
 
 def last_complete(place: CheckpointDir) -> tuple[int, dict[int, str]]:
-    """The step of the newest whole checkpoint; changes nothing.
-
-    Returns:
-      The step, 0 when no checkpoint is whole; and what is wrong with each newer one.
-    """
+    """The step of the newest whole checkpoint, 0 for none, and what is wrong with each newer."""
     wrong: dict[int, str] = {}
     names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in place.directory.glob("*"))
     for step in sorted((int(name[1]) for name in names if name), reverse=True):
@@ -104,7 +93,8 @@ def select_checkpoint(place: CheckpointDir) -> tuple[int, list[str]]:
     said = []
     for number, problem in wrong.items():
         folder = place.directory / f"global_step_{number}"
-        aside = _unused_name(folder)
+        names = (f"{folder.name}.incomplete{again}" for again in ("", *range(2, 1000)))
+        aside = next(path for name in names if not (path := folder.with_name(name)).exists())
         folder.rename(aside)
         said.append(f"{folder.name} was cut short and is skipped: {problem} (now {aside.name})")
     if step and step != _tracked(place.directory):
@@ -136,7 +126,8 @@ def _problem(place: CheckpointDir, step: int) -> str | None:
             continue
         if problem := shards_problem(folder, place.contents):
             return problem
-    if not _is_whole_file(checkpoint / "data.pt"):
+    # torch writes a zip archive, whose directory is at its end.
+    if not zipfile.is_zipfile(checkpoint / "data.pt"):
         return "data.pt, the place in the data, is missing or cut short"
     if place.asynchronous and not (checkpoint / "transfer_queue").is_dir():
         return "transfer_queue, the prompts in flight, is missing"
@@ -144,11 +135,9 @@ def _problem(place: CheckpointDir, step: int) -> str | None:
 
 
 def shards_problem(folder: Path, contents: tuple[str, ...] = ("model",)) -> str | None:
-    """Describe the first fault of one model's FSDP shards; None when all are whole.
+    """Describe the first fault of the FSDP shards in `actor` or `critic`; None when all are whole.
 
-    Args:
-      folder: `actor` or `critic` of a checkpoint.
-      contents: the parts that are needed, in verl's words.
+    Those of the parts `contents`, in verl's words, are needed.
     """
     sizes = _shard_sizes(folder)
     if not sizes:
@@ -158,7 +147,7 @@ def shards_problem(folder: Path, contents: tuple[str, ...] = ("model",)) -> str 
     for kind in [_FILES[part] for part in contents if part in _FILES]:
         for rank in range(sizes[0]):
             file = folder / f"{kind}_world_size_{sizes[0]}_rank_{rank}.pt"
-            if not _is_whole_file(file):
+            if not zipfile.is_zipfile(file):
                 how = "cut short" if file.is_file() else "missing"
                 return f"{folder.name}/{file.name} is {how}"
     return None
@@ -167,13 +156,3 @@ def shards_problem(folder: Path, contents: tuple[str, ...] = ("model",)) -> str 
 def _shard_sizes(folder: Path) -> list[int]:
     shards = (_SHARD.fullmatch(file.name) for file in folder.glob("*.pt"))
     return sorted({int(shard[2]) for shard in shards if shard})
-
-
-def _is_whole_file(file: Path) -> bool:
-    # torch writes a zip archive, whose directory is at its end.
-    return file.is_file() and zipfile.is_zipfile(file)
-
-
-def _unused_name(folder: Path) -> Path:
-    names = (f"{folder.name}.incomplete{number}" for number in ("", *range(2, 1000)))
-    return next(path for name in names if not (path := folder.with_name(name)).exists())

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import __version__
 from gdpo_verl.run import checkpoints
-from gdpo_verl.run.composition import SOURCES, changed_science
+from gdpo_verl.run.composition import SOURCES, changed_science, named
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
@@ -26,16 +26,11 @@ class RunDirectoryError(RuntimeError):
 
 @contextlib.contextmanager
 def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
-    """Lock the run directory for the duration of a training; yields the locked file.
-
-    Args:
-      run: the directory, made when it is missing.
-      recipe: its name.
-      config: the composed configuration of this start.
+    """Lock the run directory, made when it is missing, for a training; yields the locked file.
 
     Raises:
-      RunDirectoryError: a training still runs there, or a key that decides what is learned differs
-        from the last start's.
+      RunDirectoryError: a training still runs there, or what decides what is learned differs from
+        the last start's.
     """
     run.mkdir(parents=True, exist_ok=True)
     with (run / "lock").open("a") as lock:
@@ -44,7 +39,7 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
         except BlockingIOError:
             raise RunDirectoryError(f"{run}: a training still runs here; end it first") from None
         start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
-        if problems := [*_other_start(run, start), *_other_settings(run, config)]:
+        if problems := [*_changed_start(run, start), *_changed_settings(run, config)]:
             raise RunDirectoryError(
                 f"{run} holds a training with other settings:\n  " + "\n  ".join(problems) + "\n"
                 "Its checkpoints must not be mixed with this one's: choose another directory or "
@@ -61,15 +56,13 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     if not (run / "config.yaml").exists():
         return True
     before, now = OmegaConf.load(run / "config.yaml").trainer, config.trainer
-    if None in (before.total_training_steps, now.total_training_steps):
-        return bool(
-            before.total_training_steps == now.total_training_steps
-            and now.total_epochs <= before.total_epochs
-        )
-    return bool(now.total_training_steps <= before.total_training_steps)
+    did, steps = before.total_training_steps, now.total_training_steps
+    if None in (did, steps):
+        return bool(did == steps and now.total_epochs <= before.total_epochs)
+    return bool(steps <= did)
 
 
-def _other_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
+def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
     file = run / "launch.json"
     before = json.loads(file.read_text()) if file.exists() else {}
     for key in ("recipe", "version"):
@@ -83,14 +76,18 @@ def _other_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
             yield f"{key}: {path} holds something else than when the training began"
 
 
-def _other_settings(run: Path, config: DictConfig) -> Iterator[str]:
+def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
     file = run / "config.yaml"
     if not file.exists():
         return
     before = OmegaConf.load(file)
     assert isinstance(before, DictConfig)
     for key in changed_science(before, config):
-        yield f"{key}: {_shown(before, key)}, not {_shown(config, key)}"
+        was, now = (
+            OmegaConf.select(each, key, default="not set", throw_on_missing=False)
+            for each in (before, config)
+        )
+        yield f"{key}: {was!r}, not {now!r}"
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
     place = checkpoints.for_run(run)
     workers = checkpoints.saved_world_size(place) if place else None
@@ -101,22 +98,15 @@ def _other_settings(run: Path, config: DictConfig) -> Iterator[str]:
         )
 
 
-def _shown(config: DictConfig, key: str) -> str:
-    return repr(OmegaConf.select(config, key, default="not set", throw_on_missing=False))
-
-
 def _contents(config: DictConfig) -> dict[str, dict[str, str]]:
-    contents = {}
-    for key in SOURCES:
-        value = OmegaConf.select(config, key)
-        named = [value] if isinstance(value, str) else list(value or [])
-        paths = [path for path in map(Path, named) if path.exists()]
-        contents[key] = {str(path): _digest(path) for path in paths}
-    return contents
+    """By key and path the digests of what is learned from, where that is here."""
+    return {
+        key: {str(path): _digest(path) for path in map(Path, named(config, key)) if path.exists()}
+        for key in SOURCES
+    }
 
 
 def _digest(path: Path) -> str:
-    """A digest of a file or a model's directory, so that another one of its name is noticed."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
         if file.is_file():

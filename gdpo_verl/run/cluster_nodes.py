@@ -19,10 +19,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
-    """Look for the software and the files of a training on this node.
-
-    Args:
-      files: KEY=PATH of what the training reads.
+    """Look for a training's software and its files, KEY=PATH each, on this node.
 
     Returns:
       "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
@@ -47,49 +44,35 @@ def installed_version(name: str) -> str | None:
 
 
 def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
-    """List what is wrong with one node.
+    """List what is wrong with one node, each with its remedy.
 
     Args:
       found: what `inspect_node` returned there, or {"error": why it did not}.
       expected: the version of gdpo-verl that the job was submitted with.
       verl: the version of verl that all nodes should have; None when no node has any.
-
-    Returns:
-      A sentence for each, with the remedy; empty when the node may train.
     """
     if "error" in found:
         return [f"could not be asked: {found['error']}"]
-    wrong = []
-    if found["verl"] is None:
-        wrong.append("verl is missing. Install it there, or start the node from verl's image")
-    elif found["verl"] != verl:
-        wrong.append(
-            f"verl {found['verl']}, expected {verl} as on the driver's node. "
-            "Install the same on all nodes"
-        )
-    if found["gdpo-verl"] != expected:
-        state = f"gdpo-verl {found['gdpo-verl'] or 'is missing'}"
-        wrong.append(
-            f"{state}, expected {expected}. Install that version there, or submit with --upload"
-        )
-    elif found["verl"] and not found["loaded"]:
-        wrong.append(
-            "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
-            "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'"
-        )
-    if found["absent"]:
-        wrong.append(
-            f"{', '.join(found['absent'])} not found. Put it where every node reads it under this "
-            "path, and name that path"
-        )
-    return wrong
+    its_verl, ours = found["verl"], found["gdpo-verl"]
+    wrong = {
+        "verl is missing. Install it there, or start the node from verl's image": not its_verl,
+        f"verl {its_verl}, expected {verl} as on the driver's node. Install the same on all "
+        "nodes": its_verl not in (None, verl),
+        f"gdpo-verl {ours or 'is missing'}, expected {expected}. Install that version there, or "
+        "submit with --upload": ours != expected,
+        "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
+        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'": (
+            ours == expected and its_verl and not found["loaded"]
+        ),
+        f"{', '.join(found['absent'])} not found. Put it where every node reads it under this "
+        "path, and name that path": found["absent"],
+    }
+    return [sentence for sentence, holds in wrong.items() if holds]
 
 
 def can_hold_workers(node: Mapping[str, Any]) -> bool:
-    """Return whether Ray would start a process of a training on a node of ``ray.nodes()``.
-
-    Each of them asks for a CPU or a GPU, and a head may be started with neither.
-    """
+    """Return whether Ray would start a training's processes on a node of ``ray.nodes()``."""
+    # Each of them asks for a CPU or a GPU, and a head may be started with neither.
     return any(node["Resources"].get(name, 0) > 0 for name in ("CPU", "GPU"))
 
 

@@ -17,47 +17,21 @@ from gdpo_verl.text import did_you_mean
 # Keys that may change between two starts of a run. The rest decides what is learned.
 NOT_SCIENCE = (
     # how long, how often, under which name, and where to
-    "trainer.total_*",
-    "trainer.logger",
-    "trainer.*_name",
-    "trainer.*_freq",
-    "trainer.*_dir",
-    "trainer.rollout_dump_prompts",
-    "trainer.*val_*",
-    "trainer.max_*_ckpt_to_keep",
-    "trainer.esi_redundant_time",
-    "trainer.balance_batch",
-    "*profiler.*",
-    "*.trace.*",
+    *("trainer.total_*", "trainer.*_freq", "trainer.*_name", "trainer.*_dir"),
+    *("trainer.logger", "trainer.rollout_dump_prompts", "trainer.*val_*"),
+    *("trainer.max_*_ckpt_to_keep", "trainer.esi_redundant_time", "trainer.balance_batch"),
+    *("*profiler.*", "*.trace.*"),
     # on which machines, and how the work is spread over them
-    "trainer.device",
-    "trainer.ray_wait_register_center_timeout",
-    "ray_kwargs.*",
-    "transfer_queue.*",
-    "*.num_workers",
-    "*.dataloader_num_workers",
-    "*.nnodes",
-    "*.n_gpus_per_node",
-    "*_parallel_size",
+    *("trainer.device", "trainer.ray_wait_register_center_timeout"),
+    *("ray_kwargs.*", "transfer_queue.*", "*num_workers"),
+    *("*.nnodes", "*.n_gpus_per_node", "*_parallel_size"),
     # what fits into memory
-    "*.use_remove_padding",
-    "*.use_prefix_grouper",
-    "*fused_kernel*",
-    "*.attn_implementation",
-    "*use_dynamic_bsz",
-    "*micro_batch_size*",
-    "*max_token_len*",
-    "*.entropy_from_logits_*",
-    "*.entropy_checkpointing",
-    "*.use_torch_compile",
-    "*.enable_gradient_checkpointing",
-    "*offload*",
-    "*.gpu_memory_utilization",
-    "*.max_num_seqs",
-    "*.max_num_batched_tokens",
-    "*.layered_summon",
-    "*.enforce_eager",
-    "*.checkpoint_engine.*",
+    *("*.use_remove_padding", "*.use_prefix_grouper", "*fused_kernel*", "*.attn_implementation"),
+    *("*use_dynamic_bsz", "*micro_batch_size*", "*max_token_len*"),
+    *("*.entropy_from_logits_*", "*_checkpointing", "*.use_torch_compile", "*offload*"),
+    # and how the engines are run
+    *("*.gpu_memory_utilization", "*.max_num_seqs", "*.max_num_batched_tokens"),
+    *("*.layered_summon", "*.enforce_eager", "*.checkpoint_engine.*"),
 )
 # What a run learns from, where it is a local file or folder.
 SOURCES = (
@@ -111,9 +85,7 @@ def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VER
 def compose(
     recipe: str, overrides: Sequence[str] = (), directory: Path | None = None
 ) -> DictConfig:
-    """A recipe's whole configuration with Hydra's overrides, as verl's driver composes it.
-
-    The recipe is in `directory`, or among ours.
+    """The whole configuration of a recipe, in `directory` or among ours, as verl composes it.
 
     Raises:
       RecipeError: no such recipe, or a key or value that does not compose.
@@ -128,13 +100,19 @@ def compose(
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
         raise RecipeError("verl is not installed here; run `gdpo-verl doctor`")
-    place = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
+    configs = f"file://{verl.submodule_search_locations[0]}/trainer/config"
     try:
-        places = search_path(recipe, directory, verls=f"file://{place}")
+        places = search_path(recipe, directory, verls=configs)
         with hydra.initialize_config_dir(str(recipes.resolve()), version_base=None):
             return hydra.compose(recipe, [*overrides, places])
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError(f"recipe {recipe}: {error}") from error
+
+
+def named(config: DictConfig, key: str) -> list[str]:
+    """The files or models at a key of verl's, which may hold one, several or none."""
+    value = OmegaConf.select(config, key)
+    return [value] if isinstance(value, str) else list(value or [])
 
 
 def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | None = None) -> str:
@@ -145,28 +123,18 @@ def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | No
             return value
     written: Any = OmegaConf.load(require_recipe(recipe, directory))
     defaults = [each for each in written.get("defaults") or [] if not isinstance(each, str)]
-    named = (entry["/hardware"] for entry in defaults if "/hardware" in entry)
-    return str(next(named, ""))
+    return str(next((entry["/hardware"] for entry in defaults if "/hardware" in entry), ""))
 
 
 def changed_science(before: DictConfig, after: DictConfig) -> list[str]:
-    """The keys that differ between two configurations of a run and decide what it learns.
-
-    The number of steps is among them where the learning rate depends on it.
-    """
+    """The keys that differ between two configurations of a run and decide what it learns."""
     old, new = (
         dict(flattened("", OmegaConf.to_container(c, resolve=False))) for c in (before, after)
     )
     different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
-    steps = () if _rate_is_constant(after) else _STEPS
-    return [key for key in different if key in steps or not _is_free(key)]
-
-
-def _is_free(key: str) -> bool:
-    return any(fnmatch.fnmatchcase(key, pattern) for pattern in NOT_SCIENCE)
-
-
-def _rate_is_constant(config: DictConfig) -> bool:
-    optim = config.actor_rollout_ref.actor.optim
+    # The number of steps is among them where the learning rate depends on it.
+    optim = after.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
-    return optim.lr_scheduler_type == "constant" and not warms_up
+    steps = () if optim.lr_scheduler_type == "constant" and not warms_up else _STEPS
+    free = {key for key in different if any(fnmatch.fnmatchcase(key, each) for each in NOT_SCIENCE)}
+    return [key for key in different if key in steps or key not in free]

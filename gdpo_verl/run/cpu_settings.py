@@ -105,11 +105,9 @@ def _inner(model: Mapping[str, Any]) -> int:
 
 
 def _fixed_bytes(config: Any, model: Mapping[str, Any]) -> int:
-    """The bytes of a training whatever its micro-batches are.
-
-    In float32 the weights, and but for LoRA gradients and two moments; then the weights with which
-    vLLM and the trainer compute.
-    """
+    """The bytes of a training whatever its micro-batches are."""
+    # In float32 the weights, and but for LoRA gradients and two moments; then the weights with
+    # which vLLM and the trainer compute.
     size = 2 if multiplies_bfloat16() else 4
     return _weights(model) * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
 

@@ -28,12 +28,7 @@ from gdpo_verl.run import checkpoints, cpu_settings, memory, preflight, processe
 from gdpo_verl.run.claim import is_finished, lock_run
 from gdpo_verl.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.run.progress import follow
-from gdpo_verl.rundir.metrics import (
-    METRICS,
-    only_validation,
-    parse_metrics_line,
-    set_aside_metrics,
-)
+from gdpo_verl.rundir.metrics import METRICS, only_validation, parse_metrics_line, set_aside_metrics
 from gdpo_verl.start import check_model, joins_cluster
 
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
@@ -62,8 +57,8 @@ def train(
 ) -> None:
     """Train until the end; does nothing when `run` holds a training that came to this end.
 
-    A training that was cut off continues from its last whole checkpoint
-    (trainer.resume_mode=auto), in the data as in the weights.
+    A training that was cut off continues from its last whole checkpoint, in the data as in the
+    weights.
 
     Args:
       recipe: its name, for example "toolbox/gdpo".
@@ -102,7 +97,7 @@ def train(
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)
-            failure = _run(recipe, run, driver, lock, hang_after, environment_of(run, config))
+            failure = _run(driver, environment_of(run, config), recipe, run, lock, hang_after)
             if failure is None:
                 (run / "done").touch()
                 return
@@ -124,13 +119,14 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
 
 
 def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
     recipe: str,
     run: Path,
-    command: Sequence[str],
     lock: TextIO,
     hang_after: float,
-    environment: Mapping[str, str],
 ) -> str | None:
+    """Run the driver to its end; returns why the training failed, or None."""
     started = time.time()
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
@@ -145,8 +141,7 @@ def _run(
         )
     with processes.ended_by_signals():
         try:
-            _follow(driver, run, recipe, started, hang_after)
-            hang = _hang(driver.pid, hang_after) if driver.poll() is None else None
+            hang = _follow(driver, run, recipe, started, hang_after)
         finally:
             processes.terminate(driver)
     if hang:
@@ -189,11 +184,9 @@ def _last_step(run: Path) -> int:
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     place = checkpoints.for_run(run)
     step = checkpoints.last_complete(place)[0] if place else 0
-    goes_on = (
-        f"goes on from step {step}, the last whole checkpoint"
-        if step
-        else "starts from the beginning, no checkpoint was finished"
-    )
+    goes_on = "starts from the beginning, no checkpoint was finished"
+    if step:
+        goes_on = f"goes on from step {step}, the last whole checkpoint"
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
     return (
         f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\nIts log: {run / 'train.log'}"
@@ -209,11 +202,8 @@ def composed(
 ) -> tuple[DictConfig, list[str]]:
     """The configuration with which `train` starts verl's driver, and the overrides that make it.
 
-    Those that follow from the machines come before those that are given, which win.
-
-    Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
-      ValueError: a bucket is too small for the model's largest weight.
+    Those that follow from the machines come before those that are given, which win. Raises what
+    `train` does before it writes anything.
     """
     paths = _path_overrides(run.resolve())
     config = compose(recipe, [*paths, *overrides], config_dir)
@@ -269,9 +259,8 @@ def quoted(path: Path | str) -> str:
 
 def _follow(
     driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float, hang_after: float
-) -> None:
-    """Show how far the training is until it ends or hangs."""
-
+) -> str | None:
+    """Show how far the training is until it ends or hangs; returns a description of the hang."""
     metrics = run / METRICS
 
     def runs_on() -> bool:
@@ -286,16 +275,13 @@ def _follow(
         trainer = OmegaConf.load(run / "config.yaml").trainer
         steps, val_only = trainer.total_training_steps or 0, trainer.get("val_only", False)
         follow(run, total_steps=steps, is_alive=runs_on, label=recipe, val_only=val_only)
-
-
-def _hang(leader: int, hang_after: float) -> str:
-    """Describe a hang. Nobody else reports a live process that does nothing."""
-    stopped = ", ".join(processes.stopped_processes(leader))
+    if driver.poll() is not None:
+        return None
+    # Nobody else reports a live process that does nothing.
+    stopped = ", ".join(processes.stopped_processes(driver.pid))
     state = f"stopped: {stopped}" if stopped else "no process that the driver started is stopped"
-    return (
-        f"the training hangs: no step was logged for {hang_after / 60:g} minutes (--hang-after); "
-        f"{state}"
-    )
+    waited = f"no step was logged for {hang_after / 60:g} minutes (--hang-after)"
+    return f"the training hangs: {waited}; {state}"
 
 
 def _reason(log: str) -> str:

@@ -17,17 +17,9 @@ from gdpo_verl.text import VLLM
 def check_machine(config: Any) -> None:
     """Refuse devices, a rollout engine or files that this machine does not have.
 
-    verl would wait for the devices without a word.
-
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
-    _check_devices(config)
-    _check_rollout_engine(config.actor_rollout_ref.rollout.name)
-    check_data_files(config.data)
-
-
-def _check_devices(config: Any) -> None:
     # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
     platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
         config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
@@ -48,21 +40,18 @@ def _check_devices(config: Any) -> None:
             f"as trainer.n_gpus_per_node={devices}, for which verl would wait, found {given}. "
             "Train with hardware=cpu, or set it; to train on GPUs, unset VERL_PLATFORM."
         )
-
-
-def _check_rollout_engine(name: str) -> None:
-    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+    rollouts = config.actor_rollout_ref.rollout.name
+    if rollouts == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             f"actor_rollout_ref.rollout.name: vllm is not installed. To install it, {VLLM}."
         )
+    check_data_files(config.data)
 
 
 def check_data_files(data: Any, *keys: str) -> None:
-    """Refuse files of rows that do not exist here, or hold no row.
+    """Refuse files of verl's ``data`` that do not exist here, or hold no row.
 
-    Args:
-      data: verl's ``data``.
-      keys: of ``data``; by default those of the training and of the validation.
+    By default those of the training and of the validation; else those of `keys`.
 
     Raises:
       ValueError: names the key, the file and the command that writes it.
@@ -78,12 +67,9 @@ def check_data_files(data: Any, *keys: str) -> None:
             found = f"expected at least one row, found none in {path}"
             if not os.path.exists(local):
                 found = f"{path!r} does not exist here"
-            command = prepare_command_of(path)
-            remedy = (
-                f"Prepare it with `{command}`."
-                if command
-                else "`gdpo-verl prepare --help` names the data sets that one command writes."
-            )
+            remedy = "`gdpo-verl prepare --help` names the data sets that one command writes."
+            if command := prepare_command_of(path):
+                remedy = f"Prepare it with `{command}`."
             raise ValueError(f"data.{key}: {found} (working directory {os.getcwd()}). {remedy}")
 
 

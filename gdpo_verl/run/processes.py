@@ -32,11 +32,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def terminate(driver: subprocess.Popen[bytes]) -> None:
-    """End the driver, if it still runs, as Ctrl-C would, and then what it left behind.
-
-    Args:
-      driver: started with ``start_new_session=True``.
-    """
+    """End a driver, which leads a session, as Ctrl-C would, and then what it left behind."""
     if driver.poll() is None:
         os.killpg(driver.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -46,8 +46,7 @@ def follow(
 
     A line a step; with each component its mean and the share of groups in which it does not vary
     ("dead"). Before the first step a line a phase and minute. Alerts (`gdpo_verl.rundir.alerts`)
-    and the plug-in's warnings get one line each, once. Lines that metrics.jsonl holds when the
-    call begins belong to an earlier launch: a resumed run continues from what it logs next.
+    and the plug-in's warnings get one line each, once.
 
     Args:
       run: the run directory; it may still be empty.
@@ -60,6 +59,7 @@ def follow(
     stream = sys.stderr if stream is None else stream
     state = _State(total_steps, val_only)
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
+    # What they hold now is an earlier launch's.
     metrics.read()
     log.read()
 
@@ -138,15 +138,13 @@ class _State:
 
     @property
     def place(self) -> str:
-        """The step as a line begins with it."""
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:
         """The text behind the step: rewards, pace and time left."""
         parts = self.rewards()
         last = [*self.recent.values()][-_RECENT:]
-        seconds = [data["timing_s/step"] for data in last if "timing_s/step" in data]
-        if seconds:
+        if seconds := [data["timing_s/step"] for data in last if "timing_s/step" in data]:
             parts.append(f"{mean(seconds):.1f} s a step")
             if self.total_steps:
                 left = max(0, self.total_steps - self.step) * mean(seconds)
@@ -165,9 +163,9 @@ class _State:
 
     def verdict(self) -> str:
         """The last line, once the process has ended."""
+        if not self.recent and self.val_only and self.validated:
+            return f"validated in {self.elapsed}"
         if not self.recent:
-            if self.val_only and self.validated:
-                return f"validated in {self.elapsed}"
             return f"ended after {self.elapsed} while {self.phase}"
         if not 0 < self.total_steps <= self.step:
             early = " early" if self.total_steps else ""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from gdpo_verl import __version__
 from gdpo_verl.run import cluster_nodes, composition, launch
@@ -61,18 +61,11 @@ def submit(
 ) -> int:
     """Submit a training by ``ray job submit``, which shows its log; returns its exit status.
 
-    Args:
-      recipe: its name, for example "tool_call/gdpo".
-      run: the run's directory, where every node can write.
-      overrides: Hydra's.
+    Args: those of `launch.train`, here and on every node, and
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
       working_dir: a directory here, or the address of an archive, to send to every node; the job's
         processes run in it.
-      retries: how often the job itself starts a training again that failed.
-      hang_after: seconds without a logged step or validation, after which the job ends a training
-        as one that hangs.
-      config_dir: where the recipe is, here and on every node; default: among ours.
       ray_options: those of ``ray job submit``, for example ["--address", "http://head:8265"].
 
     Raises:
@@ -89,10 +82,10 @@ def submit(
     overrides = absolute(recipe, overrides, working_dir, config_dir)
     # A node needs each file that is not fetched from elsewhere; a model's name may be a hub's id.
     config = composition.compose(recipe, overrides, config_dir)
-    named = [(key, file) for key in (*_DATA, *_CODE, _MODEL) for file in _named(config, key)]
     files = [
         f"{key}={file}"
-        for key, file in named
+        for key in (*_DATA, *_CODE, _MODEL)
+        for file in composition.named(config, key)
         if "://" not in file and (key != _MODEL or file.startswith("/"))
     ]
     # By this name a system without an environment has a Python too, which can say so.
@@ -110,11 +103,10 @@ def submit(
     has_token = os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token))
     mode = {"RAY_AUTH_MODE": "token"} if has_token else {}
     with tempfile.TemporaryDirectory() as stage:
-        sent = {
-            "env_vars": variables,
-            "py_modules": _modules(Path(stage), upload),
-            **({"working_dir": working_dir} if working_dir else {}),
-        }
+        sent: dict[str, object] = {"env_vars": variables}
+        sent["py_modules"] = _modules(Path(stage), upload)
+        if working_dir:
+            sent["working_dir"] = working_dir
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", *ray_options]
         command += ["--runtime-env-json", json.dumps(sent), "--", "sh", "-c", job]
         return subprocess.run(command, env=mode | os.environ, check=False).returncode
@@ -129,27 +121,20 @@ def absolute(
     """The overrides, and the files that the recipe names, by their full paths from here.
 
     The job has another working directory: that in which ``ray start`` ran on the head node, or
-    `working_dir`. Code in `working_dir` keeps its relative path. A hub id stays as it is.
-
-    Raises:
-      RecipeError, ValueError, SubmitError: as `submit`.
+    `working_dir`. Code in `working_dir` keeps its relative path. A hub id stays as it is. Raises
+    what `submit` does.
     """
     config = composition.compose(recipe, overrides, config_dir)
     check_model(config, elsewhere=True)
     added = []
     for key in (*_DATA, _MODEL, *_CODE):
-        files = _named(config, key)
+        files = composition.named(config, key)
         whole = [_from_here(key, file, working_dir) for file in files]
         if whole != files:
             texts = [launch.quoted(file) for file in whole]
             one = isinstance(OmegaConf.select(config, key), str)
             added.append(f"{key}={texts[0] if one else '[' + ','.join(texts) + ']'}")
     return [*overrides, *added]
-
-
-def _named(config: DictConfig, key: str) -> list[str]:
-    value = OmegaConf.select(config, key)
-    return [value] if isinstance(value, str) else list(value or [])
 
 
 def _from_here(key: str, file: str, working_dir: str | None) -> str:

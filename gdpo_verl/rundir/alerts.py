@@ -22,60 +22,46 @@ THRESHOLDS = (
 )
 
 Kind = Literal["dead", "saturated", "stuck", "phantom"]
+_WORDS: dict[Kind, str] = {
+    "dead": "is dead: it does not vary in {:.0%} of the groups",
+    "saturated": "is saturated: {:.0%} of its range reached",
+    "stuck": "is stuck: {:.0%} of its range reached",
+    "phantom": "is the same for all in {:.0%} of the groups, which train other rewards",
+}
+_ADVICE: dict[Kind, str] = {
+    "dead": "From a group in which it is constant it teaches nothing: take more rollouts a prompt, "
+    "or prompts that are neither always nor never solved.",
+    "saturated": "There is little left to learn from it: take harder prompts, or condition it on "
+    "another reward. With a negative weight it is out of control instead.",
+    "stuck": "Hardly any rollout earns it: take easier prompts, or grade it more finely. With a "
+    "negative weight it has been learnt.",
+    "phantom": "What they teach there has nothing to do with the task; a policy that always fails "
+    "learns to fail briefly. Condition the others on it, set "
+    "algorithm.gdpo.gate={on: <the outcome>}, or take prompts of other difficulty.",
+}
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A component that taught little, or others without it, from one step to another.
+    """A component that taught little, or others without it, from one step to another."""
 
-    Attributes:
-      component: its name; "the outcome" for "phantom".
-      kind: "dead": it does not vary in most groups; "saturated" or "stuck": its mean is at the
-        upper or at the lower end of its declared range; "phantom": where it is the
-        same for all, others are trained.
-      first, last: the logged steps, the MANY_STEPS that raised it included.
-      value: the mean over these steps of what `kind` looks at.
-      mean: the component's mean over these steps; None where it was not logged.
-      ongoing: `last` is the last step.
-    """
-
-    component: str
+    component: str  # "the outcome" for "phantom"
     kind: Kind
-    first: int
+    first: int  # of the logged steps, the MANY_STEPS that raised it included
     last: int
-    value: float
-    mean: float | None
-    ongoing: bool
+    value: float  # the mean over these steps of what `kind` looks at
+    mean: float | None  # the component's over these steps; None where it was not logged
+    ongoing: bool  # `last` is the last step
 
     def __str__(self) -> str:
         mean = "" if self.mean is None else f" (mean {self.mean:.3g})"
-        if self.kind == "dead":
-            what = f"is dead: it does not vary in {self.value:.0%} of the groups{mean}"
-        elif self.kind == "saturated":
-            what = f"is saturated: {self.value:.0%} of its range reached{mean}"
-        elif self.kind == "phantom":
-            what = (
-                f"is the same for all in {self.value:.0%} of the groups, which train other rewards"
-            )
-        else:
-            what = f"is stuck: {self.value:.0%} of its range reached{mean}"
         when = f"since step {self.first}" if self.ongoing else f"steps {self.first} to {self.last}"
-        return f"{self.component} {what}, {when}"
+        return f"{self.component} {_WORDS[self.kind].format(self.value)}{mean}, {when}"
 
     @property
     def advice(self) -> str:
         """The meaning of the alert, and a remedy."""
-        return {
-            "dead": "From a group in which it is constant it teaches nothing: take more rollouts "
-            "a prompt, or prompts that are neither always nor never solved.",
-            "saturated": "There is little left to learn from it: take harder prompts, or condition "
-            "it on another reward. With a negative weight it is out of control instead.",
-            "stuck": "Hardly any rollout earns it: take easier prompts, or grade it more finely. "
-            "With a negative weight it has been learnt.",
-            "phantom": "What they teach there has nothing to do with the task; a policy that "
-            "always fails learns to fail briefly. Condition the others on it, set "
-            "algorithm.gdpo.gate={on: <the outcome>}, or take prompts of other difficulty.",
-        }[self.kind]
+        return _ADVICE[self.kind]
 
 
 def find_alerts(
@@ -89,14 +75,8 @@ def find_alerts(
       gdpo/<component>/saturation is at least `SATURATED` or at most `STUCK`,
       gdpo/phantom_groups is at least `PHANTOM_SHARE` (phantom);
 
-    overlapping windows are one alert.
-
-    Args:
-      metrics: step to metrics, in the order of steps.
-      components: the names to look at.
-
-    Returns:
-      by component, kind and step.
+    overlapping windows are one alert. `metrics` are by step, in its order; the alerts by
+    component, kind and step.
     """
     rules: tuple[tuple[Kind, str, float, float], ...] = (
         ("dead", "constant_groups", DEAD_SHARE, float("inf")),

@@ -22,11 +22,7 @@ REPORT_BYTES = 1 << 30
 
 
 def parse_json(line: bytes | str) -> Any:
-    """A JSON text, with the NaN and the lone surrogates that Python writes and orjson refuses.
-
-    Raises:
-      ValueError: it is no JSON.
-    """
+    """A JSON text, with the NaN and the lone surrogates that Python writes and orjson refuses."""
     try:
         return orjson.loads(line)
     except ValueError:
@@ -40,9 +36,7 @@ def parse_json(line: bytes | str) -> Any:
 def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
     """The rows of a dump's first `DUMP_BYTES`.
 
-    Args:
-      path: the dump.
-      broken: gets the numbers of the lines that are no whole rows, which are left out.
+    Lines that are no whole rows are left out; `broken` gets their numbers.
     """
     left, number = DUMP_BYTES, 0
     with path.open("rb") as stream:
@@ -68,8 +62,8 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
     >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
     ('dvao', 'dvao_advantage')
-
-    Two empty names where there is none.
+    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
+    ('', '')
     """
     # A component may be named alike; the plug-in writes it before these two.
     behind = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]

@@ -41,11 +41,9 @@ def current_names(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
-    """Step to metrics of a run, under `current_names`; empty when it holds none.
+    """Step to metrics of a directory or a tracker's file, under `current_names`.
 
-    Args:
-      run: an existing directory, or a file of the `file` tracker.
-      notes: gets a sentence for everything that could not be read.
+    `notes` gets a sentence for everything that could not be read.
 
     Raises:
       RunError: there are only TensorBoard's files and tensorboard is not installed.
@@ -72,10 +70,10 @@ def set_aside_metrics(run: Path) -> Path | None:
     verl's `file` tracker opens its file for writing, so a resumed run would erase
     the steps logged before it. Returns the new name, or None when there is nothing to keep.
     """
-    current = Path(run) / METRICS
+    current = run / METRICS
     if not current.is_file() or not current.stat().st_size:
         return None
-    number = 1 + max((n for n, _ in _earlier_metrics(Path(run))), default=0)
+    number = 1 + max((n for n, _ in _earlier_metrics(run)), default=0)
     return current.rename(current.with_name(f"metrics.{number}.jsonl"))
 
 

@@ -6,27 +6,18 @@ from typing import NamedTuple
 
 
 class RowKey(NamedTuple):
-    """The key ``{uid}_{session}_{output}`` (verl/trainer/ppo/v1/agent_loop_tq.py).
+    """The key ``{uid}_{session}_{output}`` (verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
-    Attributes:
-      uid: of the prompt; it may hold underscores itself.
-      session: which rollout of the prompt.
-      output: which output of the session.
-    """
-
-    uid: str
-    session: int
-    output: int
+    uid: str  # of the prompt; it may hold underscores itself
+    session: int  # which rollout of the prompt
+    output: int  # which output of the session
 
     @classmethod
     def parse(cls, key: str) -> RowKey:
-        """Read a key.
+        """Read a key; ValueError where it is none.
 
         >>> RowKey.parse("a_b_0_12")
         RowKey(uid='a_b', session=0, output=12)
-
-        Raises:
-          ValueError: it is not such a key.
         """
         try:
             uid, session, output = key.rsplit("_", 2)

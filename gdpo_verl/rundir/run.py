@@ -45,27 +45,16 @@ _OF_BATCH = ("distinct_advantages/gdpo", "distinct_advantages/grpo", "sign_confl
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as read from its directory.
-
-    Attributes:
-      path: the run directory.
-      name: what figures and tables call it.
-      metrics: step to metrics; step 0 holds the validation before training.
-      rollouts: step to dump of the training rollouts.
-      validation: step to dump of the held-out completions.
-      config: the resolved configuration; empty when it was not kept.
-      launch: what `gdpo-verl train` noted at its start; empty without it.
-      notes: what is missing or was ignored, as sentences.
-    """
+    """One training, as read from its directory."""
 
     path: Path
-    name: str
-    metrics: dict[int, Metrics]
-    rollouts: dict[int, Path]
+    name: str  # in figures and tables
+    metrics: dict[int, Metrics]  # by step; step 0 holds the validation before training
+    rollouts: dict[int, Path]  # the dump of each step
     validation: dict[int, Path]
-    config: DictConfig
-    launch: dict[str, Any]
-    notes: tuple[str, ...]
+    config: DictConfig  # empty when it was not kept
+    launch: dict[str, Any]  # empty when another command started it
+    notes: tuple[str, ...]  # what is missing or was ignored, as sentences
 
     def setting(self, key: str) -> Any:
         """The configuration's value at a dotted key; None when it is not known."""
@@ -120,7 +109,7 @@ class Run:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The runs that paths name; a directory of runs, or of verl's own files, names each of them."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in paths:
         named = path.parent / f"{path.name}.jsonl"
         path = named if named.is_file() and not any(path.glob("metrics.*")) else path
         files = tracker_files(path)
@@ -137,7 +126,7 @@ def read_run(path: Path) -> Run:
     Raises:
       RunError: there is no such directory or file, or it holds no metrics.
     """
-    path = Path(path).parent if Path(path).name == METRICS else Path(path)
+    path = path.parent if path.name == METRICS else path
     if not path.is_dir() and not tracker_files(path):
         raise RunError(
             f"{path}: expected a run directory that holds {METRICS}, or a file of verl's `file` "
@@ -182,26 +171,23 @@ def _read_config(path: Path, notes: list[str]) -> DictConfig:
         return OmegaConf.create({})
     try:
         config = OmegaConf.load(path)
+        if isinstance(config, DictConfig):
+            return config
+        notes.append("config.yaml is not a mapping; it is left out.")
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
         notes.append(f"config.yaml could not be read ({type(error).__name__}); it is left out.")
-        return OmegaConf.create({})
-    if not isinstance(config, DictConfig):
-        notes.append("config.yaml is not a mapping; it is left out.")
-        return OmegaConf.create({})
-    return config
+    return OmegaConf.create({})
 
 
 def _read_launch(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        launch = parse_json(path.read_bytes())
+        launch = parse_json(path.read_bytes()) if path.is_file() else {}
     except ValueError:
         launch = None
-    if not isinstance(launch, dict):
-        notes.append("launch.json could not be read; recipe and version are not known.")
-        return {}
-    return launch
+    if isinstance(launch, dict):
+        return launch
+    notes.append("launch.json could not be read; recipe and version are not known.")
+    return {}
 
 
 def _gaps(run: Run) -> Iterator[str]:
@@ -235,31 +221,24 @@ def _contents(path: Path) -> str:
 
 
 def is_running(run: Path) -> bool:
-    """Return whether a training still goes on in a run directory.
-
-    `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then. Without
-    its files a run goes on until it has logged trainer.total_training_steps; where that is not
-    known, it is taken to go on.
-    """
+    """Return whether a training still goes on in a run directory."""
+    # `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then.
     if (run / "done").exists():
         return False
     if (run / "lock").exists():
-        return _locked(run / "lock")
+        with (run / "lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
     try:
         found = read_run(run)
     except RunError:
         return False
+    # Without its files a run goes on until its last step; where that is not known, for ever.
     total = found.setting("trainer.total_training_steps")
     return not isinstance(total, int) or max(found.training_steps, default=0) < total
-
-
-def _locked(path: Path) -> bool:
-    with path.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
