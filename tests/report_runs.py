@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.report import write_report
+
 SCRIPT = "<script>alert('model')</script>"
 COMPONENTS = ["format", "correctness"]
 
@@ -93,7 +95,7 @@ def write_run(path: Path, estimator: str = "gdpo", *, gain: float = 1.0) -> Path
 
 
 class Page(HTMLParser):
-    """What a browser would do with the page without running its script.
+    """A page as a browser takes it, without running its script.
 
     Attributes:
       tags, references: of every element.
@@ -134,3 +136,8 @@ class Page(HTMLParser):
             self.scripts[self.script] = self.scripts.get(self.script, "") + data
         else:
             self.words.append(data)
+
+
+def page_of(out: Path, *runs: Path) -> Page:
+    """The report about runs, written into `out` and read again."""
+    return Page(write_report(runs, out).read_text(encoding="utf-8"))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,32 +20,13 @@ import pytest
 import torch
 from browser import browser as browser
 from browser import new_page
+from report_runs import Page
 from waiting import HANGS, wait_for
 
 from gdpo_verl.cli import main
 from gdpo_verl.explain import charts, compare, examples, phantom, study, toy, units
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
-
-
-class Elements(HTMLParser):
-    """The names of a page's elements, its text, and every address it refers to."""
-
-    def __init__(self, markup: str) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.text = ""
-        self.addresses: list[str] = []
-        self.feed(markup)
-
-    def handle_starttag(self, tag, attributes):
-        self.names.add(tag)
-        self.addresses += [
-            value or "" for name, value in attributes if name in ("src", "href", "xlink:href")
-        ]
-
-    def handle_data(self, data):
-        self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +38,16 @@ def static(tmp_path_factory):
 
 
 def test_the_static_page_holds_every_picture_and_asks_nobody(static):
-    found = Elements(static)
+    found = Page(static)
     # Five tasks, their 14 skills, three pictures of units and two of the phantom policy.
     assert static.count("<svg") == 5 + 14 + 3 + 2
     # Bars of twelve answers, seven calls, five rankings and eight answers that fail.
     assert static.count("data-rollout") == 12 + 7 + 5 + 8
     assert "No advantages" not in found.text
-    assert not {"script", "link", "img", "iframe"} & found.names
-    assert not any(name.startswith("marimo") for name in found.names)
+    assert not {"script", "link", "img", "iframe"} & set(found.tags)
+    assert not any(name.startswith("marimo") for name in found.tags)
     assert all(
-        re.fullmatch(r"#.*|https://arxiv\.org/abs/[\d.]+", address) for address in found.addresses
+        re.fullmatch(r"#.*|https://arxiv\.org/abs/[\d.]+", address) for address in found.references
     )
     assert "@import" not in static
 
@@ -83,8 +63,8 @@ def test_the_models_text_is_text():
         charts.folded(HOSTILE, HOSTILE, preformatted=True),
         charts.heading(2, HOSTILE),
     )
-    found = Elements(markup)
-    assert not {"script", "img"} & found.names
+    found = Page(markup)
+    assert not {"script", "img"} & set(found.tags)
     assert found.text.count(HOSTILE) == 12
 
 

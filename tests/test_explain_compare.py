@@ -33,25 +33,30 @@ def test_grpo_ties_are_marked_and_split_where_gdpo_tells_them_apart():
     assert sum(first.terms) - sum(second.terms) == pytest.approx(2 - math.sqrt(3), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "options"),
+    [
+        pytest.param([(1, 0), (1, 0), (0, 0)], {}, id="the same rewards"),
+        pytest.param([(1, 0), (0, 1), (0, 1), (0, 0)], {"weights": [2.0, 1.0]}, id="weights"),
+        pytest.param([(1, 0), (0, 1), (0, 1), (0, 0)],
+            {"conditions": {"reward 1": {"on": "reward 0", "at_least": 1.0}}}, id="conditions"),
+    ],
+)  # fmt: skip
+def test_where_rewards_are_the_same_or_enter_differently_there_is_no_tie(rewards, options):
+    group = group_of(*rewards, **options)
+    assert not group["a"].tie
+    if "conditions" in options:
+        assert group["b"].rewards == (0.0, 0.0)
+    if "weights" not in options:
+        assert not any(each.tie for each in group.values())
+
+
 def test_a_tie_of_rewards_that_vary_equally_is_one_for_gdpo_too():
     group = group_of((1, 0), (0, 1), (0, 0))
     # Each mean 1/3, each deviation 1/sqrt(3).
     expected = {"a": 1 / math.sqrt(3), "b": 1 / math.sqrt(3), "c": -2 / math.sqrt(3)}
     assert {each.name: each.gdpo for each in group.values()} == pytest.approx(expected, abs=1e-5)
     assert [(each.tie, each.split) for each in group.values()] == [("A", False)] * 2 + [("", False)]
-
-
-def test_rollouts_with_the_same_rewards_are_no_tie():
-    assert not any(each.tie for each in group_of((1, 0), (1, 0), (0, 0)).values())
-
-
-def test_conditions_and_weights_enter_before_ties_are_looked_for():
-    conditions = {"reward 1": {"on": "reward 0", "at_least": 1.0}}
-    rewards = ((1, 0), (0, 1), (0, 1), (0, 0))
-    conditioned = group_of(*rewards, conditions=conditions)
-    assert conditioned["b"].rewards == (0.0, 0.0)
-    assert not any(each.tie for each in conditioned.values())
-    assert not group_of(*rewards, weights=[2.0, 1.0])["a"].tie
 
 
 @pytest.mark.parametrize("variant", ["gdpo", "dvao", "gd2po", "saw"])

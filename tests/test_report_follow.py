@@ -207,17 +207,16 @@ def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path: Path) -> N
     assert "data-refresh" not in last
 
 
-def test_a_run_goes_on_while_its_lock_is_held(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(
+    tmp_path: Path,
+) -> None:
     run = write_run(tmp_path / "gdpo")
+    assert not is_running(run)
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert is_running(run)
     assert not is_running(run)
-
-
-def test_without_a_lock_a_run_goes_on_until_its_last_step(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    assert not is_running(run)
+    (run / "lock").unlink()
     write_lines(run / "metrics.jsonl", [training(1, 0.5, 0.0)])
     assert is_running(run)
     (run / "config.yaml").unlink()
@@ -233,11 +232,8 @@ def test_following_what_has_ended_writes_once(
     assert capsys.readouterr().out == f"{out / 'index.html'}\n"
 
 
-def test_following_without_a_pause_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
         follow_report([write_run(tmp_path / "gdpo")], tmp_path / "out", every=0)
-
-
-def test_following_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="found nothing"):
         follow_report([tmp_path / "none"], tmp_path / "out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import (
@@ -12,6 +13,7 @@ from report_runs import (
     COMPONENTS,
     Page,
     answer,
+    page_of,
     rollout,
     training,
     write_lines,
@@ -39,35 +41,25 @@ def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -
     ]
 
 
-def test_collapse_the_other_way_round_is_counted_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "counts", "said"),
+    [
+        # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
+        pytest.param([rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)],
+            (1, 0, 1), "cancel once each is normalised: in 1 of 1 groups", id="by GDPO"),
+        pytest.param(COLLAPSED[3:], (1, 0, 0), "None of the 1 dumped groups", id="none"),
+        pytest.param([row | {"format": None} for row in COLLAPSED[:2]], (1, 1, 0),
+            "1 not scored 1 +0.500 +0.900", id="one component unscored"),
+    ],
+)  # fmt: skip
+def test_the_page_says_how_many_groups_collapse(
+    rows: list[Any], counts: tuple[int, int, int], said: str, tmp_path: Path
+) -> None:
     run = write_run(tmp_path / "gdpo")
-    # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
-    rows = [rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)]
     write_lines(run / "rollouts/2.jsonl", rows)
     collapse = find_collapse(read_dumps([read_run(run)]))
-    assert (collapse.groups, collapse.collapsed, collapse.by_gdpo) == (1, 0, 1)
-    text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
-    assert "cancel once each is normalised: in 1 of 1 groups" in text
-
-
-def test_no_collapse_is_said(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    write_lines(run / "rollouts/2.jsonl", COLLAPSED[3:])
-    text = Page(write_report([run], tmp_path).read_text(encoding="utf-8")).text
-    assert "None of the 1 dumped groups" in text
-
-
-def test_unscored_components_do_not_hide_a_group(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    rows = [
-        rollout("a_0_0", 1.0, 1.0, 0.9, 0.5) | {"format": None},
-        rollout("a_1_0", 0.0, 2.0, -0.2, 0.5) | {"format": None},
-    ]
-    write_lines(run / "rollouts/2.jsonl", rows)
-    collapse = find_collapse(read_dumps([read_run(run)]))
-    assert (collapse.groups, collapse.collapsed) == (1, 1)
-    html = write_report([run], tmp_path).read_text(encoding="utf-8")
-    assert "<td>not scored</td>" in html
+    assert (collapse.groups, collapse.collapsed, collapse.by_gdpo) == counts
+    assert said in page_of(tmp_path, run).text
 
 
 def test_groups_in_which_nothing_varies_are_counted_by_their_rewards(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import Page, training, validation, write_lines, write_run
+from report_runs import page_of, training, validation, write_lines, write_run
 
-from gdpo_verl.report import write_report
 from gdpo_verl.report.panels import training_panels
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.report.summary import summarise_run, trend
@@ -39,20 +38,23 @@ def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("key", "values", "kind"),
     [
-        pytest.param([1.0] * 19, id="too few steps"),
-        pytest.param([0.79] * 40, id="below the threshold"),
-        pytest.param([1.0, 0.0] * 20, id="every other step"),
+        pytest.param("constant_groups", [0.8] * 20, "dead", id="exactly the threshold"),
+        pytest.param("constant_groups", [1.0] * 19, None, id="too few steps"),
+        pytest.param("constant_groups", [0.79] * 40, None, id="below the threshold"),
+        pytest.param("constant_groups", [1.0, 0.0] * 20, None, id="every other step"),
+        pytest.param("saturation", [0.95] * 20, "saturated", id="at the top"),
+        pytest.param("saturation", [0.94] * 20, None, id="below the top"),
+        pytest.param("saturation", [0.05] * 20, "stuck", id="at the bottom"),
+        pytest.param("saturation", [0.06] * 20, None, id="above the bottom"),
     ],
 )
-def test_less_than_that_raises_no_alert(values: list[float]) -> None:
-    assert find_alerts(logged("constant_groups", *values), ["style"]) == []
-
-
-def test_exactly_the_threshold_raises_an_alert() -> None:
-    (alert,) = find_alerts(logged("constant_groups", *[0.8] * 20), ["style"])
-    assert (alert.first, alert.last) == (1, 20)
+def test_an_alert_takes_twenty_steps_beyond_its_threshold(
+    key: str, values: list[float], kind: str | None
+) -> None:
+    found = find_alerts(logged(key, *values), ["style"])
+    assert [(each.kind, each.first, each.last) for each in found] == [(kind, 1, 20)] * bool(kind)
 
 
 def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
@@ -62,14 +64,6 @@ def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
     assert (first.first, first.last, first.ongoing) == (1, 24, False)
     assert str(first).endswith("steps 1 to 24")
     assert (second.first, second.last, second.ongoing) == (37, 60, True)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"), [(0.95, "saturated"), (0.94, None), (0.05, "stuck"), (0.06, None)]
-)
-def test_the_ends_of_the_declared_range_raise_alerts(value: float, kind: str | None) -> None:
-    found = find_alerts(logged("saturation", *[value] * 20), ["style"])
-    assert [alert.kind for alert in found] == ([kind] if kind else [])
 
 
 def test_a_curve_moves_when_its_last_quarters_differ_by_more_than_noise() -> None:
@@ -84,44 +78,40 @@ def test_a_curve_moves_when_its_last_quarters_differ_by_more_than_noise() -> Non
     assert trend([(step, 0.0) for step in range(7)]) is None
 
 
-def verdict_of(path: Path, *data: dict[str, Any]) -> tuple[str, ...]:
-    write_lines(path / "metrics.jsonl", list(data))
-    return summarise_run(read_dumps([read_run(path)])[0]).sentences
+STEADY = [training(i, 0.49 + 0.02 * (i % 2), float(i)) for i in range(1, 9)]
+# A reward from 0 to 10 whose means jump by 3.
+JUMPS = [
+    training(i, 4.0 + 3 * (i % 2), 0.0, **{"rewards/format/min": 0.0, "rewards/format/max": 10.0})
+    for i in range(1, 9)
+]
 
 
-def test_the_verdict_names_who_stopped_learning_with_numbers(tmp_path: Path) -> None:
-    # Format alternates around 0.5 all the time; correctness rises by 1 a step.
-    steps = [training(i, 0.49 + 0.02 * (i % 2), float(i)) for i in range(1, 9)]
-    format_, correctness = verdict_of(tmp_path, *steps)
-    # Eight steps compare 4 with 4: means 0.5 and 0.5; and 2.5 and 6.5. The last two against the
-    # two before: a change of 0 with an error of sqrt((0.0002 + 0.0002) / 2), which doubled is less
-    # than a tenth of 0.49 to 1; and of 2 with sqrt(0.5).
-    assert format_ == (
-        "format went from 0.5 to 0.5 and has stopped learning: +0 ± 0.014 over the last 4 steps, "
-        "within noise. It does not vary in 25% of the groups of the last 4 steps."
-    )
-    assert correctness == (
-        "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over the last 4 steps. It "
-        "does not vary in 50% of the groups of the last 4 steps."
-    )
-
-
-def test_the_verdict_claims_nothing_that_noise_hides(tmp_path: Path) -> None:
-    # A reward from 0 to 10 whose means jump by 3: an error of sqrt((4.5 + 4.5) / 2).
-    jumps = {"rewards/format/min": 0.0, "rewards/format/max": 10.0}
-    steps = [training(i, 4.0 + 3 * (i % 2), 0.0, **jumps) for i in range(1, 9)]
-    assert verdict_of(tmp_path, *steps)[0].startswith(
-        "format went from 5.5 to 5.5; nothing can be said of a trend, noise hides it: +0 ± 2.1 "
-        "over the last 4 steps."
-    )
-
-
-def test_the_verdict_of_a_short_run_claims_no_trend(tmp_path: Path) -> None:
-    (sentence, _) = verdict_of(tmp_path, training(1, 0.25, 0.0), training(2, 0.5, 0.0))
-    assert sentence == (
-        "format went from 0.25 to 0.5; 2 steps are too few to tell a trend from noise. It does "
-        "not vary in 25% of the groups of the last step."
-    )
+@pytest.mark.parametrize(
+    ("steps", "component", "sentence"),
+    [
+        # Eight steps compare 4 with 4, and the last two with the two before. Format alternates
+        # around 0.5: a change of 0 with an error of sqrt((0.0002 + 0.0002) / 2), which doubled is
+        # less than a tenth of 0.49 to 1. Correctness rises by 1 a step: 2 with sqrt(0.5).
+        pytest.param(STEADY, 0, "format went from 0.5 to 0.5 and has stopped learning: "
+            "+0 ± 0.014 over the last 4 steps, within noise. It does not vary in 25% of the groups "
+            "of the last 4 steps.", id="stopped"),
+        pytest.param(STEADY, 1, "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over "
+            "the last 4 steps. It does not vary in 50% of the groups of the last 4 steps.",
+            id="rises"),
+        # An error of sqrt((4.5 + 4.5) / 2).
+        pytest.param(JUMPS, 0, "format went from 5.5 to 5.5; nothing can be said of a trend, noise "
+            "hides it: +0 ± 2.1 over the last 4 steps. It does not vary in 25% of the groups of "
+            "the last 4 steps.", id="noise"),
+        pytest.param([training(1, 0.25, 0.0), training(2, 0.5, 0.0)], 0, "format went from 0.25 to "
+            "0.5; 2 steps are too few to tell a trend from noise. It does not vary in 25% of the "
+            "groups of the last step.", id="short"),
+    ],
+)  # fmt: skip
+def test_the_verdict_claims_no_more_than_the_numbers_say(
+    steps: list[Any], component: int, sentence: str, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "metrics.jsonl", steps)
+    assert summarise_run(read_dumps([read_run(tmp_path)])[0]).sentences[component] == sentence
 
 
 def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None:
@@ -144,19 +134,24 @@ def test_alerts_and_their_thresholds_are_on_the_page(tmp_path: Path) -> None:
     dead = {"gdpo/correctness/constant_groups": 0.9}
     steps = [training(step, 0.5, 1.0, **dead) for step in range(1, 21)]
     write_lines(tmp_path / "run/metrics.jsonl", steps)
-    page = Page(write_report([tmp_path / "run"], tmp_path).read_text(encoding="utf-8"))
+    page = page_of(tmp_path, tmp_path / "run")
     assert "Alert: correctness is dead: it does not vary in 90% of the groups" in page.text
     assert "Alerts look at 20 steps: dead from 80% of groups without variation" in page.text
     assert "- run: Alert: correctness is dead" in (tmp_path / "summary.md").read_text()
 
 
-def seeds(tmp_path: Path) -> list[Any]:
-    """Two seeds of GDPO, with gains of 1 and 2, and one of GRPO."""
+RUNS = ((1, "gdpo", 1.0), (2, "gdpo", 2.0), (1, "grpo", 0.5))
+
+
+def seeds(
+    place: Path, *runs: tuple[int, str, float], files: str = "/data/train.parquet"
+) -> list[Path]:
+    """Runs of seeds with an estimator and a gain; a seed may have files of its own."""
     paths = []
-    for seed, estimator, gain in ((1, "gdpo", 1.0), (2, "gdpo", 2.0), (1, "grpo", 0.5)):
-        path = write_run(tmp_path / f"seed{seed}" / estimator, estimator, gain=gain)
+    for seed, estimator, gain in runs:
+        path = write_run(place / f"seed{seed}" / estimator, estimator, gain=gain)
         with (path / "config.yaml").open("a") as config:
-            config.write(f"data: {{seed: {seed}, files: /data/{seed}/train.parquet}}\n")
+            config.write(f"data: {{seed: {seed}, files: {files.format(seed)}}}\n")
         launch = {"recipe": f"toolbox/{estimator}", "version": "0.1.0"}
         (path / "launch.json").write_text(json.dumps(launch))
         paths.append(path)
@@ -164,33 +159,22 @@ def seeds(tmp_path: Path) -> list[Any]:
 
 
 def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Path) -> None:
-    paths = seeds(tmp_path)
-    (paths[1] / "config.yaml").write_text(
-        (paths[1] / "config.yaml").read_text().replace("/data/2/", "/data/1/")
+    without = [tmp_path / "a", tmp_path / "b"]  # a configuration
+    for path in without:
+        write_lines(path / "metrics.jsonl", [training(1, 0.5, 0.0)])
+    same = seeds(tmp_path, *RUNS)
+    others = seeds(tmp_path / "others", *RUNS, files="/data/{}/train.parquet")
+    found, apart = (
+        group_by_recipe(list(map(read_run, paths))) for paths in ([*same, *without], others)
     )
-    found = group_by_recipe([read_run(path) for path in paths])
-    assert [(recipe.name, len(recipe.runs)) for recipe in found] == [
-        ("toolbox/gdpo", 2),
-        ("grpo", 1),
-    ]
-
-
-def test_runs_of_one_recipe_with_other_settings_stay_apart(tmp_path: Path) -> None:
-    # Their training files differ.
-    assert [
-        len(recipe.runs) for recipe in group_by_recipe(list(map(read_run, seeds(tmp_path))))
-    ] == [1, 1, 1]
-
-
-def test_runs_without_configuration_stay_alone(tmp_path: Path) -> None:
-    for name in "ab":
-        write_lines(tmp_path / name / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    runs = [read_run(tmp_path / name) for name in "ab"]
-    assert [recipe.name for recipe in group_by_recipe(runs)] == ["a", "b"]
+    groups = [(recipe.name, len(recipe.runs)) for recipe in found]
+    assert groups == [("toolbox/gdpo", 2), ("grpo", 1), ("a", 1), ("b", 1)]
+    assert [len(recipe.runs) for recipe in apart] == [1, 1, 1]
 
 
 def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_path: Path) -> None:
-    runs = [read_run(path) for path in seeds(tmp_path)]
+    paths = seeds(tmp_path, *RUNS, files="/data/{}/train.parquet")
+    runs = [read_run(path) for path in paths]
     differences = {row.quantity: row.cells for row in config_differences(runs)}
     assert differences == {
         "algorithm.adv_estimator": ("gdpo", "gdpo", "grpo"),
@@ -200,9 +184,7 @@ def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_pat
 
 
 def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
-    paths = seeds(tmp_path)
-    text = (paths[0] / "config.yaml").read_text().replace("seed: 1", "seed: 2")
-    (paths[1] / "config.yaml").write_text(text.replace("seed1", "seed2"))
+    paths = seeds(tmp_path, *RUNS)
     recipes = group_by_recipe([read_run(path) for path in paths])
     runs = [run for recipe in recipes for run in recipe.runs]
     names, rows = recipe_table(recipes, quantities(read_dumps(runs), ["correctness"]))
@@ -214,16 +196,11 @@ def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
     assert table["training correctness, first → last step"] == ends
     held_out = ("0.250 ± 0.000 → 1.500 ± 0.000", "0.250 → 1.500")
     assert table["held-out correctness, before → after"] == held_out
-    page = Page(write_report(paths, tmp_path / "out").read_text(encoding="utf-8"))
+    page = page_of(tmp_path / "out", *paths)
     assert "toolbox/gdpo (2 runs: seed1/gdpo, seed2/gdpo)" in page.text
     assert "2.000 ± 0.707" in (tmp_path / "out/summary.md").read_text(encoding="utf-8")
     assert "One seed" in page.text
-    assert "One seed" not in Page(write_report(paths[:2], tmp_path / "two").read_text("utf-8")).text
-
-
-def test_one_run_a_recipe_has_no_table_of_seeds(tmp_path: Path) -> None:
-    recipes = group_by_recipe([read_run(write_run(tmp_path / "a"))])
-    assert recipe_table(recipes, []) == (["a"], [])
+    assert "One seed" not in page_of(tmp_path / "two", *paths[:2]).text
 
 
 def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
@@ -258,12 +235,7 @@ def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_s
 
 
 def test_two_recipes_over_the_same_seeds_are_compared_by_pairs(tmp_path: Path) -> None:
-    paths = []
-    for seed, gains in ((1, (1.0, 0.5)), (2, (2.0, 1.0))):
-        for name, gain in zip(("gdpo", "grpo"), gains, strict=True):
-            paths.append(write_run(tmp_path / f"seed{seed}" / name, name, gain=gain))
-            with (paths[-1] / "config.yaml").open("a") as config:
-                config.write(f"data: {{seed: {seed}}}\n")
+    paths = seeds(tmp_path, *RUNS, (2, "grpo", 1.0))
     runs = [read_run(path) for path in paths]
     found = quantities(read_dumps(runs), ["correctness"])
     names, rows = recipe_table(group_by_recipe(runs), found)
@@ -276,5 +248,6 @@ def test_two_recipes_over_the_same_seeds_are_compared_by_pairs(tmp_path: Path) -
     assert table["groups in which correctness does not vary, first → last step"][2] == (
         "+0.0 ± 0.0 points"
     )
-    # Without the same seeds there is nothing to pair.
+    # Without the same seeds there is nothing to pair, and of one run each no spread.
     assert len(recipe_table(group_by_recipe(runs[:3]), found)[0]) == 2
+    assert recipe_table(group_by_recipe(runs[1:3]), found) == (["gdpo", "grpo"], [])

@@ -48,12 +48,7 @@ class CheckSource:
 
 
 def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None = None) -> Any:
-    """A training's configuration: a recipe's, or verl's own, with Hydra's overrides.
-
-    Args:
-      recipe: for example "toolbox/gdpo"; None for verl's `ppo_trainer`.
-      overrides: Hydra's.
-      directory: where the recipe is; default: gdpo-verl's recipes.
+    """A training's configuration: a recipe's, or verl's `ppo_trainer`, with Hydra's overrides.
 
     Raises:
       ValueError: it cannot be composed.
@@ -94,8 +89,6 @@ def check(
     """Score answers with the configured reward and look at what comes out.
 
     Args:
-      config: verl's whole configuration.
-      source: the answers'.
       rows: how many rows, spread evenly over data.train_files (default 64); with a file of
         answers how many of the prompts in it (default all).
       timeout: seconds that one answer may take.
@@ -143,7 +136,14 @@ def check(
     problems, _ = complaints(tried, settings, numbers_allowed=True)
     problems += reward.unloggable(config, [each.info for each in scored.results])
     problems += _estimator_problems(config, scored, scored.results[: len(chosen)])
-    notes = [_about_thought(config, prompts[opened[0]])] if opened else []
+    notes = []
+    if opened:
+        prompt = prompts[opened[0]]
+        in_front = (
+            f"the prompt ends in {opened_thought(prompt)!r}, so that answers start inside the "
+            f"thought; {reward.MANAGER_NAME} puts that in front of them for the reward"
+        )
+        notes.append(reward.opened_thought_warning(config, prompt) or in_front)
     return replace(
         report,
         problems=[*report.problems, *problems],
@@ -188,13 +188,6 @@ def _estimator_problems(config: Any, scored: Scored, results: Sequence[RewardRes
     except ValueError as error:
         return [str(error)]
     return []
-
-
-def _about_thought(config: Any, prompt: str) -> str:
-    return reward.opened_thought_warning(config, prompt) or (
-        f"the prompt ends in {opened_thought(prompt)!r}, so that answers start inside the thought; "
-        f"{reward.MANAGER_NAME} puts that in front of them for the reward"
-    )
 
 
 def _answers(
@@ -251,11 +244,8 @@ def _check_columns(config: Any, dataset: Any, key: str) -> None:
                 f"data.{key}: {reader} a column {column!r}, found only {sorted(found)} in "
                 f"{_files(config, key)}"
             )
-    if "reward_model" in wanted and key == "train_files":
-        _check_ground_truths(config, dataset)
-
-
-def _check_ground_truths(config: Any, dataset: Any) -> None:
+    if "reward_model" not in wanted or key != "train_files":
+        return
     truths = [answers.ground_truth(dataset[number]) for number in range(len(dataset))]
     known = "ground_truth" in (dataset[0].get("reward_model") or {})
     if None in truths and (not known or set(truths) != {None}):  # a judge may need none
@@ -266,32 +256,26 @@ def _check_ground_truths(config: Any, dataset: Any) -> None:
 
 
 def _about(config: Any, total: int, rows: int, chosen: Sequence[CheckedAnswer]) -> dict[str, str]:
-    function = config.reward.custom_reward_function
-    manager = config.reward.reward_manager
+    function, manager = config.reward.custom_reward_function, config.reward.reward_manager
     kinds = ", ".join(dict.fromkeys(answer.kind for answer in chosen))
-    path = model_path(config.actor_rollout_ref.model)
-    estimator = {"estimator": text} if (text := _estimator(config)) else {}
-    return {
-        "reward": f"{function.path}:{function.name}" if function.path else "the manager's own",
-        "manager": manager.name
-        if manager.source == "register"
-        else f"{manager.module.path}:{manager.name}",
-        "data": f"{_files(config)}: {rows} of {total} rows, {len(chosen)} answers ({kinds})",
-        **estimator,
-        "tokens": path or "bytes, for there is no actor_rollout_ref.model.path here",
-    }
-
-
-def _estimator(config: Any) -> str:
-    """The variant, gate and schedules of a GDPO run; empty for GDPO alone."""
+    file = "" if manager.source == "register" else f"{manager.module.path}:"
+    # What there is beside GDPO alone.
     settings = GdpoConfig.from_algorithm(config.algorithm)
-    parts = [] if settings.variant == "gdpo" else [settings.variant]
+    estimator = [] if settings.variant == "gdpo" else [settings.variant]
     if settings.options:
-        parts.append(", ".join(f"{key}={value}" for key, value in settings.options.items()))
+        estimator.append(", ".join(f"{key}={value}" for key, value in settings.options.items()))
     if settings.gate is not None:
-        parts.append(f"gate on {settings.gate['on']} ({settings.gate['when']})")
-    parts += [f"scheduled weight of {key}" for key in settings.schedule]
-    return "; ".join(parts)
+        estimator.append(f"gate on {settings.gate['on']} ({settings.gate['when']})")
+    estimator += [f"scheduled weight of {key}" for key in settings.schedule]
+    tokens = model_path(config.actor_rollout_ref.model)
+    about = {
+        "reward": f"{function.path}:{function.name}" if function.path else "the manager's own",
+        "manager": f"{file}{manager.name}",
+        "data": f"{_files(config)}: {rows} of {total} rows, {len(chosen)} answers ({kinds})",
+        "estimator": "; ".join(estimator),
+        "tokens": tokens or "bytes, for there is no actor_rollout_ref.model.path here",
+    }
+    return {heading: text for heading, text in about.items() if text}
 
 
 def _files(config: Any, key: str = "train_files") -> str:

@@ -82,12 +82,10 @@ def made_up(rows: Mapping[Any, Mapping[str, Any]]) -> list[CheckedAnswer]:
     text, and nothing.
     """
     rng = random.Random(0)
-    truths = {number: ground_truth(row) for number, row in rows.items()}
-    numbers = list(rows)
+    truths = [ground_truth(row) for row in rows.values()]
     answers = []
-    for place, number in enumerate(numbers):
-        truth = truths[number]
-        following = (truths[other] for other in numbers[place + 1 :] + numbers[:place])
+    for place, (number, truth) in enumerate(zip(rows, truths, strict=True)):
+        following = truths[place + 1 :] + truths[:place]
         other = next((each for each in following if each not in (None, truth)), None)
         texts: dict[str, str] = {}
         if truth is not None:

@@ -1,7 +1,7 @@
-"""Faults of a reward: a table for single answers, and two checks of all of them.
+"""Faults of a reward: a table for single answers, and checks of all of them together.
 
-Each returns problems and notes. Of all answers a fault is only noted where it may be that the
-made-up answers do not have the form that the reward asks for.
+Each returns problems and notes. A fault of all answers is only a note where the made-up ones may
+not have the form that the reward asks for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,6 @@ def complaints(
     """Problems and notes about single answers: for each the first one, and how many more.
 
     Args:
-      tried: the answers, in order.
       settings: the training's keys, weights and conditions.
       declared: the components that the reward declares.
       step_seconds: how long a training step takes.
@@ -89,41 +88,45 @@ def complaints(
     ]
     first_keys = sorted(dicts[0].result.info) if dicts else []
     longest = SHARE_OF_STEP * step_seconds
-    # By its name: among which answers, what is wrong with one, and how that is said.
-    problems: Mapping[str, _Check] = {
-        "unfinished": (tried, lambda each: each.result.error, "it {}"),
-        "not_a_dict": (
+    refused: dict[Any, ScoredAnswer] = {}  # one a row, whose fault it is
+    for each in dicts:
+        if each.result.info.get("parse_error") == _REFUSED:
+            refused.setdefault(each.answer.row, each)
+    # Among which answers, what is wrong with one, and how that is said.
+    problems: list[_Check] = [
+        (tried, lambda each: each.result.error, "it {}"),
+        (
             [] if numbers_allowed else finished,
             lambda each: not_a_dict(each.result.info, settings),
             "{}",
         ),
-        "no_score": (dicts, lambda each: score_problem(each.result.score), "{}"),
-        "refused_truth": (
-            _one_a_row(each for each in dicts if each.result.info.get("parse_error") == _REFUSED),
+        (dicts, lambda each: score_problem(each.result.score), "{}"),
+        (
+            list(refused.values()),
             lambda each: _REFUSED,
             "parse_error {}: the reward cannot read the row's ground truth and gives every answer "
             "the minimum. Correct it, or leave the row out of the data",
         ),
-        "unread_truth": (
+        (
             _read_truths(dicts),
             lambda each: each.parse_error,
             "parse_error {} with the row's own ground truth as the answer: correct the ground "
             "truth, or leave the row out of the data",
         ),
-        "out_of_range": (dicts, lambda each: _out_of_range(each, declared), "{}"),
-        "not_the_sum": (
+        (dicts, lambda each: _out_of_range(each, declared), "{}"),
+        (
             dicts,
             not_the_sum,
             "its score is {}. A GRPO control would optimise something else than GDPO decouples; "
             f"use reward.reward_manager.name={MANAGER_NAME}, or return the sum as 'score'",
         ),
-        "not_repeated": (
+        (
             finished,
             _not_repeated,
             "scored twice, in another order: {}. The reward of an answer must not depend on "
             "chance, on the time, or on the answers before it",
         ),
-        "too_slow": (
+        (
             [each for each in finished if each.least_seconds > longest],
             lambda each: (
                 f"{seconds_text(each.least_seconds)}, more than {SHARE_OF_STEP:.0%} of a step of "
@@ -132,25 +135,25 @@ def complaints(
             "it took {}, whose rewards wait for the slowest answer. Make it faster, or say with "
             "--step-seconds how long your steps are",
         ),
-    }
-    notes: Mapping[str, _Check] = {
-        "not_round_tripped": (
+    ]
+    notes: list[_Check] = [
+        (
             finished,
             lambda each: each.result.not_round_tripped,
             "the tokenizer gives back another text, which is what the reward saw",
         ),
-        "other_keys": (
+        (
             [each for each in dicts if sorted(each.result.info) != first_keys],
             lambda each: f"{sorted(each.result.info)} are not those of the first, {first_keys}",
             "the keys {}; where verl makes columns of them it takes the first answer's",
         ),
-    }
+    ]
     return _sentences(problems), _sentences(notes)
 
 
-def _sentences(table: Mapping[str, _Check]) -> list[str]:
+def _sentences(table: Sequence[_Check]) -> list[str]:
     said: list[str] = []
-    for answers, find, sentence in table.values():
+    for answers, find, sentence in table:
         found = [(each.answer.name, wrong) for each in answers if (wrong := find(each))]
         said += first_and_count([f"row {name}: {sentence.format(wrong)}" for name, wrong in found])
     return said
@@ -160,13 +163,6 @@ def first_and_count(sentences: Sequence[str]) -> list[str]:
     """The first sentence, and how many more there are; [] without any."""
     more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
     return [sentences[0] + more] if sentences else []
-
-
-def _one_a_row(answers: Iterable[ScoredAnswer]) -> list[ScoredAnswer]:
-    rows: dict[Any, ScoredAnswer] = {}
-    for each in answers:
-        rows.setdefault(each.answer.row, each)
-    return list(rows.values())
 
 
 def _read_truths(dicts: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
@@ -227,12 +223,10 @@ def no_variation(
     readable: Sequence[ScoredAnswer], batch: RewardBatch
 ) -> tuple[list[str], list[str]]:
     """Complain of rewards that do not vary within any group."""
-    several = [group for group, size in Counter(batch.group_ids).items() if size > 1]
+    several = sum(size > 1 for size in Counter(batch.group_ids).values())
     if not several or groups_that_vary(batch.rewards, batch.group_ids):
         return [], []
-    text = (
-        f"no component differs between two answers to one prompt, in any of {len(several)} prompts"
-    )
+    text = f"no component differs between two answers to one prompt, in any of {several} prompts"
     if truth_may_not_be_an_answer(readable):
         return [], [
             f"{text}. The answers were made up, and none may have the form that the reward asks "
@@ -276,7 +270,7 @@ def truth_not_preferred(
     return [f"{text}: the reward {fault}"], []
 
 
-def failing_pays(batch: RewardBatch) -> tuple[list[str], list[str]]:
+def failing_pays(batch: RewardBatch) -> list[str]:
     """Note conditions on a reward that can be negative: where they fail, it counts as 0."""
     objective, notes = batch.objective, []
     for name, condition in objective.config.conditions.items():
@@ -288,7 +282,7 @@ def failing_pays(batch: RewardBatch) -> tuple[list[str], list[str]]:
                 f"0 where {condition['on']!r} fails, so that failing pays more than a low "
                 f"{name!r}. Return it from 0 upwards"
             )
-    return [], notes
+    return notes
 
 
 def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) -> list[float]:

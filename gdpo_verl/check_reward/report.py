@@ -156,11 +156,7 @@ def measure(
 ) -> Report:
     """Summarise what the reward made of the answers, and say what is wrong.
 
-    Args:
-      answers: in the order of `scored.results`, which may end earlier.
-      scored: what the reward declares and returned.
-      settings: the training's keys, weights and conditions.
-      step_seconds: how long a training step takes, in seconds.
+    The answers are in the order of `scored.results`, which may end earlier.
     """
     tried = [
         ScoredAnswer(answer, result, scored.again.get(place))
@@ -186,7 +182,7 @@ def measure(
         found += [
             checks.no_variation(readable, batch),
             checks.truth_not_preferred(readable, batch),
-            checks.failing_pays(batch),
+            ([], checks.failing_pays(batch)),
         ]
         components = _summarise(batch, scored.declared)
     return Report(
@@ -230,63 +226,55 @@ def _read_components(
 
 
 def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[ComponentSummary]:
-    names = batch.objective.keys
-    metrics = component_metrics(batch.raw, batch.group_ids, names)
-    sizes = Counter(batch.group_ids)
-    several = [row for row, group in enumerate(batch.group_ids) if sizes[group] > 1]
-    grouped = component_metrics(
-        batch.raw[several], [batch.group_ids[row] for row in several], names
-    )
+    names, groups = batch.objective.keys, batch.group_ids
+
+    def statistics(rows: Sequence[int]) -> dict[str, float]:
+        found = component_metrics(batch.raw[rows], [groups[row] for row in rows], names)
+        return {key: float(value) for key, value in found.items()}  # without their weights
+
+    sizes = Counter(groups)
+    metrics = statistics(range(len(groups)))
+    grouped = statistics([row for row, group in enumerate(groups) if sizes[group] > 1])
     ranges = {component.name: (component.low, component.high) for component in declared}
     return [
         ComponentSummary(
             name=name,
             weight=weight,
             declared=ranges.get(name, (None, None)),
-            low=_plain(metrics.get(f"rewards/{name}/min")),
-            mean=_plain(metrics.get(f"rewards/{name}/mean")),
-            high=_plain(metrics.get(f"rewards/{name}/max")),
-            constant_groups=_plain(grouped.get(f"gdpo/{name}/constant_groups")),
-            unscored=float(metrics[f"gdpo/{name}/unscored"]),
+            low=metrics.get(f"rewards/{name}/min"),
+            mean=metrics.get(f"rewards/{name}/mean"),
+            high=metrics.get(f"rewards/{name}/max"),
+            constant_groups=grouped.get(f"gdpo/{name}/constant_groups"),
+            unscored=metrics[f"gdpo/{name}/unscored"],
         )
         for name, weight in zip(names, batch.objective.weights, strict=True)
     ]
 
 
-def _plain(statistic: float | None) -> float | None:
-    return None if statistic is None else float(statistic)
-
-
 def _kinds(dicts: Sequence[ScoredAnswer]) -> list[KindSummary]:
-    kinds: dict[str, list[tuple[float, int | None]]] = {}
-    for each in dicts:
-        if each.score is not None:
-            kinds.setdefault(each.answer.kind, []).append((each.score, each.parse_error))
+    scored = [each for each in dicts if each.score is not None]
     diagnosed = any(each.parse_error is not None for each in dicts)
     summaries = []
-    for kind, members in kinds.items():
-        scores, codes = zip(*members, strict=True)
-        unread = sum(map(bool, codes)) if diagnosed else None
+    for kind in dict.fromkeys(each.answer.kind for each in scored):
+        members = [each for each in scored if each.answer.kind == kind]
+        scores = [each.score or 0.0 for each in members]
+        unread = sum(bool(each.parse_error) for each in members) if diagnosed else None
         mean = sum(scores) / len(scores)
         summaries.append(KindSummary(kind, len(scores), min(scores), mean, max(scores), unread))
     return summaries
 
 
 def _constant(components: Sequence[ComponentSummary]) -> list[str]:
-    notes = []
-    for component in components:
-        if component.low is None:
-            notes.append(f"{component.name!r} is not scored in any answer")
-            continue
-        if component.low == component.high:
-            found = f"is {component.low:g} for every answer"
-        elif component.constant_groups == 1.0:
-            found = "never differs between two answers to one prompt"
-        else:
-            continue
-        notes.append(
-            f"{component.name!r} {found}: if that is so in the training it teaches nothing"
-        )
+    notes, nothing = [], "if that is so in the training it teaches nothing"
+    for each in components:
+        if each.low is None:
+            notes.append(f"{each.name!r} is not scored in any answer")
+        elif each.low == each.high:
+            notes.append(f"{each.name!r} is {each.low:g} for every answer: {nothing}")
+        elif each.constant_groups == 1.0:
+            notes.append(
+                f"{each.name!r} never differs between two answers to one prompt: {nothing}"
+            )
     return notes
 
 
@@ -330,8 +318,8 @@ def _facts(report: Report) -> Iterator[str]:
     if codes := record["parse_errors"]:
         counts = ", ".join(f"{code}: {count}" for code, count in codes.items())
         yield f"parse_error codes and their answers: {counts}"
-    if seconds := record["seconds"]:
-        median, p99, longest = map(seconds_text, seconds.values())
+    if times := record["seconds"]:
+        median, p99, longest = map(seconds_text, times.values())
         yield (
             f"time for one answer: median {median}, p99 {p99}, longest {longest}; first call "
             f"{seconds_text(record['first_call_seconds'])}; at most "
@@ -345,19 +333,15 @@ def _facts(report: Report) -> Iterator[str]:
     lowest = min(with_score, key=lambda each: each.score or 0.0, default=None)
     for title, found in (("slowest", slowest), ("lowest score", lowest)):
         if found is not None:
+            text, seconds = found.answer.text, seconds_text(found.result.seconds or 0)
+            shown = repr(text) if text.isprintable() else ascii(text)
+            if len(shown) > EXCERPT:
+                shown = f"{shown[:EXCERPT]}… ({len(text)} characters)"
             score = NOTHING if found.score is None else f"{found.score:g}"
-            yield (
-                f"{title}: row {found.answer.name}, {seconds_text(found.result.seconds or 0)}, "
-                f"score {score}: {_excerpt(found.answer.text)}"
-            )
+            yield f"{title}: row {found.answer.name}, {seconds}, score {score}: {shown}"
 
 
 def _range(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return NOTHING
     return f"{'any' if low is None else f'{low:g}'} to {'any' if high is None else f'{high:g}'}"
-
-
-def _excerpt(text: str) -> str:
-    shown = ascii(text) if not text.isprintable() else repr(text)
-    return shown if len(shown) <= EXCERPT else f"{shown[:EXCERPT]}… ({len(text)} characters)"

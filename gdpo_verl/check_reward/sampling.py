@@ -16,13 +16,9 @@ def sample(
 ) -> list[CheckedAnswer]:
     """`actor_rollout_ref.rollout.n` answers to each row, at the rollout's temperature.
 
-    transformers generates them, on a GPU where there is one; the training's own engine is not
-    started.
-
-    Args:
-      config: verl's configuration; the model is `actor_rollout_ref.model.path`, an answer has at
-        most `data.max_response_length` tokens.
-      tokenizer: the model's.
+    transformers generates them, on a GPU where there is one, with the model of
+    `actor_rollout_ref.model.path` and at most `data.max_response_length` tokens each; the
+    training's own engine is not started.
 
     Raises:
       OSError, ValueError: the model cannot be loaded.

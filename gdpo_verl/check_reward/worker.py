@@ -89,12 +89,10 @@ def score_twice(
 ) -> Scored:
     """Score the answers, and once more in another order and process, where nothing is remembered.
 
-    An answer that hangs or crashes is the last.
+    An answer that takes more than `timeout` seconds or crashes is the last.
 
     Args:
-      config: verl's whole configuration.
       rows: the columns of each row that an answer refers to.
-      timeout: seconds that one answer may take.
 
     Raises:
       ValueError: the reward function or the manager cannot be loaded.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ def future_value(principal: float, rate: float, years: float, per_year: int) -> 
     """The one tool: what a deposit has grown to."""
     return float(principal * (1 + rate / per_year) ** (per_year * years))
 
-
-TOOLS: Mapping[str, Callable[..., float]] = {"future_value": future_value}
 
 _THOUGHT = "<think>Compound interest: 3% is a rate of 0.03, and monthly is 12 a year.</think>\n"
 _ARGUMENTS = '"principal": 1000, "rate": 0.03, "years": 10, "per_year": 12'
@@ -60,7 +57,7 @@ def execute(answer: str) -> str:
         return "no call" if not reading.error else "cannot be read"
     (call,) = reading.calls
     try:
-        return f"returns {TOOLS[call['name']](**call['parameters']):,.2f}"
+        return f"returns {future_value(**call['parameters']):,.2f}"
     except TypeError as error:
         return f"refused: {str(error).removeprefix('future_value() ')}"
 

@@ -143,7 +143,12 @@ def bars(
     largest = max([1.0, *map(abs, known)])
     rows = []
     for each in group:
-        label = _label(each)
+        # A letter where GRPO takes it for equal to another.
+        told = "collapse" if each.split else "tie in both"
+        tie = Markup('<span class="tie">{} {}</span>').format(told, each.tie) if each.tie else ""
+        label = Markup("<strong>{}</strong> <code>{}</code>{}").format(
+            each.name, vector(each.rewards), tie
+        )
         lines = [_bar("grpo", "GRPO", each.grpo, largest), _bar("gdpo", "GDPO", each.gdpo, largest)]
         if each.name in others:
             lines.append(_bar("third", name, others[each.name], largest))
@@ -156,17 +161,6 @@ def bars(
             )
         )
     return Markup().join(rows)
-
-
-def _label(rollout: Rollout) -> Markup:
-    """Its name, its rewards, and whether GRPO takes it for equal to another."""
-    tie = Markup()
-    if rollout.tie:
-        told = "collapse" if rollout.split else "tie in both"
-        tie = Markup('<span class="tie">{} {}</span>').format(told, rollout.tie)
-    return Markup("<strong>{}</strong> <code>{}</code>{}").format(
-        rollout.name, vector(rollout.rewards), tie
-    )
 
 
 def _bar(kind: str, name: str, advantage: float, largest: float) -> Markup:

@@ -90,12 +90,7 @@ def estimate(
 
 
 def compare(names: Sequence[str], found: Estimation) -> list[Rollout]:
-    """Set both advantages of each rollout side by side, the highest GDPO advantage first.
-
-    Args:
-      names: one for each rollout.
-      found: the group's decomposition.
-    """
+    """Set both advantages of each named rollout side by side, the highest GDPO advantage first."""
     grpo, gdpo = found.grpo.tolist(), found.gdpo.tolist()
     rewards = [tuple(row) for row in found.rewards.tolist()]
     scores, terms = found.score.tolist(), (found.terms * found.largest_weight).tolist()
@@ -109,10 +104,7 @@ def compare(names: Sequence[str], found: Estimation) -> list[Rollout]:
 def find_ties(
     rewards: Sequence[tuple[float, ...]], grpo: Sequence[float], gdpo: Sequence[float]
 ) -> list[tuple[str, bool]]:
-    """Letter GRPO's ties, and tell which of them GDPO splits: `Rollout.tie` and `split` of each.
-
-    Which advantages are equal, `gdpo_verl.distinct` says.
-    """
+    """Letter GRPO's ties, and tell which of them GDPO splits: `Rollout.tie` and `split` of each."""
     by_grpo, by_gdpo = levels(grpo), levels(gdpo)
     ties = [("", False)] * len(rewards)
     letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -139,13 +131,10 @@ def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
 def gaps_of_a_trade(group_size: int) -> Tensor:
     """The gap between [1, 0, x] and [0, 1, x], in every group they can be in.
 
-    Only the counts of the first reward, n1, and of the second, n2, in the group matter.
+    Only the counts of the first reward, n1, and of the second, n2, in the group of G matter.
 
     >>> gaps_of_a_trade(4).round(decimals=4).tolist()
     [[0.0, 0.2679, 0.0], [-0.2679, 0.0, -0.2679], [0.0, 0.2679, 0.0]]
-
-    Args:
-      group_size: G, at least 2.
 
     Returns:
       float64, shape (G - 1, G - 1): GDPO's advantage of [1, 0, x] minus that of [0, 1, x],

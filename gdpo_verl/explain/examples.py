@@ -6,7 +6,6 @@ functions, two of which are those of the tool-calling task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, format_reward
@@ -58,35 +57,17 @@ ANSWERS = (
 )
 
 
-def correctness(answer: str) -> float:
-    """1 when the call is the one asked for: `tool_call.correctness_reward` at its highest."""
-    return float(correctness_reward(answer, GROUND_TRUTH) == HIGHEST)
-
-
-def style(answer: str) -> float:
-    """1 when the answer is a thought, then a call, and nothing else: `format_reward`."""
-    return format_reward(answer, GROUND_TRUTH)
-
-
-def conciseness(answer: str) -> float:
-    """1 when the answer has at most `CONCISE` characters."""
-    return float(len(answer) <= CONCISE)
-
-
-SCORERS: dict[str, Callable[[str], float]] = {
-    "correctness": correctness,
-    "style": style,
-    "conciseness": conciseness,
-}
-
-
 def score(answer: str) -> list[float]:
-    """The three rewards of an answer, in the order of `KEYS`.
+    """The three rewards of an answer, in the order of `KEYS`; each is 0 or 1.
 
     >>> score(GROUND_TRUTH)
     [1.0, 1.0, 1.0]
     """
-    return [SCORERS[key](answer) for key in KEYS]
+    return [
+        float(correctness_reward(answer, GROUND_TRUTH) == HIGHEST),  # the call asked for
+        format_reward(answer, GROUND_TRUTH),  # a thought, then a call, and nothing else
+        float(len(answer) <= CONCISE),
+    ]
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,17 @@ def introduction():
             "With several rewards, GRPO adds them and normalises the sum within the group of "
             "rollouts of one prompt. GDPO normalises each reward within the group, adds the "
             "results, and whitens the sum over the batch. Every advantage here comes from "
-            "gdpo_verl.advantage, and every number in a picture or a table is what this page "
-            "has just computed.",
+            "gdpo_verl.advantage, and every number in a picture or a table is what this page has "
+            "just computed.",
         )
     )
     return
+
+
+@app.function
+def show(name, *parts):
+    """One cell's output; see `charts.block`."""
+    return mo.Html(charts.block(name, *parts))
 
 
 @app.function
@@ -95,19 +101,16 @@ def answers_form():
             ),
         }
     )
-    mo.Html(
-        charts.block(
-            "answers-heading",
-            charts.heading(2, "1. Twelve answers, three rewards"),
-            f"The prompt is “{examples.PROMPT}” Twelve rollouts are scored for correctness (the "
-            "call is the one asked for), style (a thought, then a call, and nothing else) and "
-            f"conciseness (at most {examples.CONCISE} characters). Overrule any verdict; change "
-            "what a reward is worth, its weight, and what it depends on; and set another "
-            "estimator beside the two.",
-            "Rollouts with different rewards and one GRPO advantage share a letter: collapse "
-            "where GDPO tells them apart, a tie in both where it does not. What a reward is worth "
-            "moves GRPO's advantages, and not GDPO's: only a weight does.",
-        )
+    show(
+        "answers-heading",
+        charts.heading(2, "1. Twelve answers, three rewards"),
+        f"The prompt is “{examples.PROMPT}” Twelve rollouts are scored for correctness (the call "
+        "is the one asked for), style (a thought, then a call, and nothing else) and conciseness "
+        f"(at most {examples.CONCISE} characters). Overrule any verdict; change what a reward is "
+        "worth, its weight, and what it depends on; and set another estimator beside the two.",
+        "Rollouts with different rewards and one GRPO advantage share a letter: collapse where "
+        "GDPO tells them apart, a tie in both where it does not. What a reward is worth moves "
+        "GRPO's advantages, and not GDPO's: only a weight does.",
     )
     return answers_chosen, answers_names
 
@@ -118,7 +121,7 @@ def answers_widgets(answers_chosen, answers_names):
     for _name, _text in zip(answers_names, examples.ANSWERS, strict=True):
         _shown = charts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
         _answers += [
-            mo.Html(charts.block(f"answer-{_name}", _shown)),
+            show(f"answer-{_name}", _shown),
             row(answers_chosen["verdicts"][f"{_key} {_name}"] for _key in examples.KEYS),
         ]
     mo.vstack(
@@ -182,7 +185,7 @@ def answers_shown(answers_chosen, answers_names):
             "what the other wins on another.",
             charts.ties(_group, examples.KEYS),
         ]
-    mo.Html(charts.block("answers", *_parts))
+    show("answers", *_parts)
     return
 
 
@@ -194,20 +197,17 @@ def calls_form():
     calls_chosen = mo.ui.dictionary(
         {_key: slider(0, 8, 0.1, 1, f"weight of the {_key}") for _key in calls.KEYS}
     )
-    mo.Html(
-        charts.block(
-            "calls-heading",
-            charts.heading(2, "2. The same with real tool calls"),
-            f"“{calls.PROMPT}” There is one tool, future_value(principal, rate, years, per_year), "
-            "and seven answers. Their format (0 or 1) and correctness (−3 to 3) come from this "
-            "package's own reward for tool calls, and every call that can be read has been "
-            "executed.",
-            charts.table(*calls.table(), prose=True),
-            "With equal weights GRPO takes answers 2 and 3 for equal: the right arguments without "
-            "a thought, and a thought with a wrong rate. GDPO prefers answer 3 until correctness "
-            "weighs some five times as much as format. Which of the two is the better answer, no "
-            "estimator knows: say it with the weights.",
-        )
+    show(
+        "calls-heading",
+        charts.heading(2, "2. The same with real tool calls"),
+        f"“{calls.PROMPT}” There is one tool, future_value(principal, rate, years, per_year), and "
+        "seven answers. Their format (0 or 1) and correctness (−3 to 3) come from this package's "
+        "own reward for tool calls, and every call that can be read has been executed.",
+        charts.table(*calls.table(), prose=True),
+        "With equal weights GRPO takes answers 2 and 3 for equal: the right arguments without a "
+        "thought, and a thought with a wrong rate. GDPO prefers answer 3 until correctness weighs "
+        "some five times as much as format. Which of the two is the better answer, no estimator "
+        "knows: say it with the weights.",
     )
     return (calls_chosen,)
 
@@ -229,7 +229,7 @@ def calls_shown(calls_chosen):
         _parts = [f"No advantages: {_error}"]
     else:
         _parts = [charts.bars(_group, texts=_texts), charts.ties(_group, calls.KEYS)]
-    mo.Html(charts.block("calls", *_parts))
+    show("calls", *_parts)
     return
 
 
@@ -239,17 +239,15 @@ def calls_shown(calls_chosen):
 @app.cell
 def trades():
     _size = len(examples.ANSWERS)
-    mo.Html(
-        charts.block(
-            "trades",
-            charts.heading(2, "3. [1, 0, 1] and [0, 1, 1]: when they look the same"),
-            "Both sums are 2, and a sum is all that GRPO sees. To GDPO it matters how many of the "
-            f"{_size} rollouts earn the first reward, n₁, and the second, n₂: a reward that few "
-            "earn, or few miss, varies less and weighs more. The table holds GDPO's advantage of "
-            "[1, 0, 1] minus that of [0, 1, 1], before whitening.",
-            charts.gaps(compare.gaps_of_a_trade(_size)),
-            f"They are equal where n₁ = n₂ or n₁ + n₂ = {_size}: there both rewards vary equally.",
-        )
+    show(
+        "trades",
+        charts.heading(2, "3. [1, 0, 1] and [0, 1, 1]: when they look the same"),
+        "Both sums are 2, and a sum is all that GRPO sees. To GDPO it matters how many of the "
+        f"{_size} rollouts earn the first reward, n₁, and the second, n₂: a reward that few earn, "
+        "or few miss, varies less and weighs more. The table holds GDPO's advantage of [1, 0, 1] "
+        "minus that of [0, 1, 1], before whitening.",
+        charts.gaps(compare.gaps_of_a_trade(_size)),
+        f"They are equal where n₁ = n₂ or n₁ + n₂ = {_size}: there both rewards vary equally.",
     )
     return
 
@@ -269,16 +267,13 @@ def ranking_form():
             for _range, _value in zip(examples.RANGES, _values, strict=True)
         }
     )
-    mo.Html(
-        charts.block(
-            "ranking-heading",
-            charts.heading(2, "4. Rewards with different ranges"),
-            "Five rankings of the same videos, judged by relevance (NDCG, 0 to 1), rating "
-            "(1 to 5 stars) and watch time (0 to 60 minutes). Nobody has chosen weights: each "
-            "reward comes in its own unit, and the one whose numbers vary most weighs most in "
-            "GRPO's sum. The table counts the pairs that a method orders as one reward alone "
-            "would.",
-        )
+    show(
+        "ranking-heading",
+        charts.heading(2, "4. Rewards with different ranges"),
+        "Five rankings of the same videos, judged by relevance (NDCG, 0 to 1), rating (1 to 5 "
+        "stars) and watch time (0 to 60 minutes). Nobody has chosen weights: each reward comes in "
+        "its own unit, and the one whose numbers vary most weighs most in GRPO's sum. The table "
+        "counts the pairs that a method orders as one reward alone would.",
     )
     return (ranking_chosen,)
 
@@ -315,12 +310,10 @@ def ranking_shown(ranking_chosen):
         for _method, _values in _advantages.items()
     ]
     _pairs = len(_group) * (len(_group) - 1) // 2
-    mo.Html(
-        charts.block(
-            "ranking",
-            charts.bars(_group),
-            charts.table([f"of {_pairs} pairs, ordered as by", *_keys], _alike),
-        )
+    show(
+        "ranking",
+        charts.bars(_group),
+        charts.table([f"of {_pairs} pairs, ordered as by", *_keys], _alike),
     )
     return
 
@@ -348,15 +341,13 @@ def count_form():
             "rollouts": slider(2, 12, 1, 6, "rollouts"),
         }
     )
-    mo.Html(
-        charts.block(
-            "distinct",
-            charts.heading(2, "5. How many groups each method can tell apart"),
-            "Every group of binary rewards there is, order aside, and the number of different "
-            "advantages they get, before whitening. Counted by going through all of them.",
-            counts_table("2 rewards, rollouts:", {n: (2, n) for n in compare.ROLLOUTS}),
-            counts_table("4 rollouts, rewards:", {k: (k, 4) for k in compare.REWARDS}),
-        )
+    show(
+        "distinct",
+        charts.heading(2, "5. How many groups each method can tell apart"),
+        "Every group of binary rewards there is, order aside, and the number of different "
+        "advantages they get, before whitening. Counted by going through all of them.",
+        counts_table("2 rewards, rollouts:", {n: (2, n) for n in compare.ROLLOUTS}),
+        counts_table("4 rollouts, rewards:", {k: (k, 4) for k in compare.REWARDS}),
     )
     return (count_chosen,)
 
@@ -378,7 +369,7 @@ def count_shown(count_chosen):
         )
     else:
         _shown = counts_table(f"{_rewards} rewards, rollouts:", {_rollouts: (_rewards, _rollouts)})
-    mo.Html(charts.block("count", _shown))
+    show("count", _shown)
     return
 
 
@@ -397,16 +388,13 @@ def skills_form():
             "noise": slider(0.05, 2, 0.05, 0.1, "size of the coin flip", slow=True),
         }
     )
-    mo.Html(
-        charts.block(
-            "toy-heading",
-            charts.heading(2, "6. A toy policy, trained while you wait"),
-            "Three logits, three skills; an epoch draws one group of "
-            f"{toy.BATCH} rollouts and takes one step, {toy.EPOCHS} epochs in all. The curves show "
-            "probabilities, first of the slowest skill and then of each: the mean over the seeds "
-            "and a band of one standard deviation. With one group a batch, whitening does nothing "
-            "but set the scale.",
-        )
+    show(
+        "toy-heading",
+        charts.heading(2, "6. A toy policy, trained while you wait"),
+        f"Three logits, three skills; an epoch draws one group of {toy.BATCH} rollouts and takes "
+        f"one step, {toy.EPOCHS} epochs in all. The curves show probabilities, first of the "
+        "slowest skill and then of each: the mean over the seeds and a band of one standard "
+        "deviation. With one group a batch, whitening does nothing but set the scale.",
     )
     return (skills_chosen,)
 
@@ -439,45 +427,41 @@ def skills_shown(skills_chosen):
             for _k, _skill in enumerate(_case.skills)
         ]
         _each += [charts.heading(4, _case.name), curves.figures(_pictures, small=True)]
-    mo.Html(
-        charts.block(
-            "toy",
-            curves.figures(_slowest),
-            charts.folded("All numbers", charts.table(*study.case_table(cases))),
-            charts.heading(3, "Each reward by itself"),
-            *_each,
-            charts.heading(3, "The gap that whitening closes"),
-            "A page known for explaining GDPO trains this very policy on independent rewards and "
-            "leaves the whitening out. Unwhitened advantages spread wider than GRPO's, which is a "
-            "larger learning rate by another name: the last curve of each picture is GRPO with "
-            "its learning rate times that factor. Where it runs with the unwhitened curve, the "
-            "lead is no merit of the decoupling.",
-        )
+    show(
+        "toy",
+        curves.figures(_slowest),
+        charts.folded("All numbers", charts.table(*study.case_table(cases))),
+        charts.heading(3, "Each reward by itself"),
+        *_each,
+        charts.heading(3, "The gap that whitening closes"),
+        "A page known for explaining GDPO trains this very policy on independent rewards and "
+        "leaves the whitening out. Unwhitened advantages spread wider than GRPO's, which is a "
+        "larger learning rate by another name: the last curve of each picture is GRPO with its "
+        "learning rate times that factor. Where it runs with the unwhitened curve, the lead is no "
+        "merit of the decoupling.",
     )
     return (cases,)
 
 
 @app.cell
 def when(cases):
-    mo.Html(
-        charts.block(
-            "when",
-            charts.heading(2, "7. When to use which"),
-            "The slowest skill on each task: its mean over all epochs with GRPO, with GDPO, and "
-            "with GRPO at the larger learning rate of section 6. One of the first two is ahead "
-            "when they differ by more than 0.01 and two standard errors.",
-            charts.table(*study.verdict_table(cases)),
-            charts.listed(
-                [
-                    "Different scales: GDPO brings all rewards to one scale by itself, and it also "
-                    "undoes scales that were meant. Say what you mean with weights.",
-                    "A reward that is noise: GDPO brings it to the size of the others, whatever it "
-                    "is worth. Give a reward that measures nothing the weight 0.",
-                    "Where the faster GRPO is ahead of GDPO, a larger learning rate does more "
-                    "than the estimator.",
-                ]
-            ),
-        )
+    show(
+        "when",
+        charts.heading(2, "7. When to use which"),
+        "The slowest skill on each task: its mean over all epochs with GRPO, with GDPO, and with "
+        "GRPO at the larger learning rate of section 6. One of the first two is ahead when they "
+        "differ by more than 0.01 and two standard errors.",
+        charts.table(*study.verdict_table(cases)),
+        charts.listed(
+            [
+                "Different scales: GDPO brings all rewards to one scale by itself, and it also "
+                "undoes scales that were meant. Say what you mean with weights.",
+                "A reward that is noise: GDPO brings it to the size of the others, whatever it is "
+                "worth. Give a reward that measures nothing the weight 0.",
+                "Where the faster GRPO is ahead of GDPO, a larger learning rate does more than the "
+                "estimator.",
+            ]
+        ),
     )
     return
 
@@ -498,17 +482,15 @@ def units_form():
             )
         }
     )
-    mo.Html(
-        charts.block(
-            "units-heading",
-            charts.heading(2, "8. Units"),
-            f"Two skills that are equally hard; both start at {units.START}. A reward function may "
-            "count a success of the first as 1, as 10 points or as a tenth: the skill is the same. "
-            "Choose the unit, and a static weight on that reward for GRPO. "
-            f"Every number is a mean over {units.SEEDS} seeds.",
-            "GDPO does not see the unit. To GRPO the unit and the weight are one factor: a weight "
-            "that undoes the unit makes up for it, as long as nobody changes the unit.",
-        )
+    show(
+        "units-heading",
+        charts.heading(2, "8. Units"),
+        f"Two skills that are equally hard; both start at {units.START}. A reward function may "
+        "count a success of the first as 1, as 10 points or as a tenth: the skill is the same. "
+        "Choose the unit, and a static weight on that reward for GRPO. Every number is a mean over "
+        f"{units.SEEDS} seeds.",
+        "GDPO does not see the unit. To GRPO the unit and the weight are one factor: a weight that "
+        "undoes the unit makes up for it, as long as nobody changes the unit.",
     )
     return (units_chosen,)
 
@@ -532,13 +514,11 @@ def units_shown(units_chosen):
     _pictures.append(
         curves.advantage_by_unit("Other skill, mean of all epochs", "success", units.UNITS, _others)
     )
-    mo.Html(
-        charts.block(
-            "units",
-            curves.figures(_pictures),
-            charts.table(*units.table([_unit], _methods)),
-            charts.folded("Every unit in numbers", charts.table(*units.table(units.UNITS, _both))),
-        )
+    show(
+        "units",
+        curves.figures(_pictures),
+        charts.table(*units.table([_unit], _methods)),
+        charts.folded("Every unit in numbers", charts.table(*units.table(units.UNITS, _both))),
     )
     return
 
@@ -556,18 +536,16 @@ def phantom_form():
             ),
         }
     )
-    mo.Html(
-        charts.block(
-            "phantom-heading",
-            charts.heading(2, "9. Phantom gradients"),
-            "Eight answers to one prompt are scored for correctness and for brevity (1 minus the "
-            f"tokens over {phantom.LIMIT}). Where all are wrong, or all right, correctness says "
-            "nothing, and all of the advantage is brevity's: the shortest answer is praised for "
-            "its length alone.",
-            "Choose how many are right, the longest first, and a remedy: Eq. 8's condition lets "
-            "brevity count in correct answers alone, so that nothing is left where all are wrong; "
-            "the gate leaves out groups in which correctness is the same for all.",
-        )
+    show(
+        "phantom-heading",
+        charts.heading(2, "9. Phantom gradients"),
+        "Eight answers to one prompt are scored for correctness and for brevity (1 minus the "
+        f"tokens over {phantom.LIMIT}). Where all are wrong, or all right, correctness says "
+        "nothing, and all of the advantage is brevity's: the shortest answer is praised for its "
+        "length alone.",
+        "Choose how many are right, the longest first, and a remedy: Eq. 8's condition lets "
+        "brevity count in correct answers alone, so that nothing is left where all are wrong; the "
+        "gate leaves out groups in which correctness is the same for all.",
     )
     return (phantom_chosen,)
 
@@ -584,7 +562,7 @@ def phantom_shown(phantom_chosen):
     _found = compare.estimate(phantom.rewards(_right), phantom.KEYS)
     _third = None if _remedy == "none" else (_remedy, phantom.remedied(_right, _remedy))
     _group = compare.compare(phantom.NAMES, _found)
-    mo.Html(charts.block("phantom", charts.bars(_group, third=_third)))
+    show("phantom", charts.bars(_group, third=_third))
     return
 
 
@@ -598,16 +576,13 @@ def phantoms_form():
         }
     )
     _hard, _easy = (f"{_idea} and {_work}" for _idea, _work in (phantom.HARD, phantom.EASY))
-    mo.Html(
-        charts.block(
-            "phantoms-heading",
-            charts.heading(3, "A policy trained on such groups"),
-            "An answer is correct when it has the right idea and writes out the work, and brief "
-            f"when it leaves the work out. Of {phantom.PROMPTS} prompts, hard ones start with the "
-            f"probabilities {_hard}, the others with {_easy}. {phantom.SEEDS} seeds. The more "
-            "prompts are hard and the smaller the groups, the more groups fail as one and teach "
-            "brevity alone.",
-        )
+    show(
+        "phantoms-heading",
+        charts.heading(3, "A policy trained on such groups"),
+        "An answer is correct when it has the right idea and writes out the work, and brief when "
+        f"it leaves the work out. Of {phantom.PROMPTS} prompts, hard ones start with the "
+        f"probabilities {_hard}, the others with {_easy}. {phantom.SEEDS} seeds. The more prompts "
+        "are hard and the smaller the groups, the more groups fail as one and teach brevity alone.",
     )
     return (phantoms_chosen,)
 
@@ -648,25 +623,23 @@ def training():
         charts.link(f"{_title} (arXiv:{_number})", f"https://arxiv.org/abs/{_number}")
         for _number, _title in _references.items()
     ]
-    mo.Html(
-        charts.block(
-            "training",
-            charts.heading(2, "10. In your own training"),
-            "One override of verl's own command. The reward function returns one number for each "
-            "reward and declares their names.",
-            charts.command(
-                "python -m verl.trainer.main_ppo algorithm.adv_estimator=gdpo …   # instead of grpo"
-            ),
-            "The settings that this page plays with stand beside it:",
-            charts.command(
-                "'+algorithm.gdpo_reward_weights={correctness: 2.0}'\n"
-                "'+algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1.0}}'\n"
-                "'+algorithm.gdpo.gate={on: correctness}'\n"
-                "+algorithm.gdpo.variant=dvao"
-            ),
-            charts.heading(3, "References"),
-            charts.listed(_links),
-        )
+    show(
+        "training",
+        charts.heading(2, "10. In your own training"),
+        "One override of verl's own command. The reward function returns one number for each "
+        "reward and declares their names.",
+        charts.command(
+            "python -m verl.trainer.main_ppo algorithm.adv_estimator=gdpo …   # instead of grpo"
+        ),
+        "The settings that this page plays with stand beside it:",
+        charts.command(
+            "'+algorithm.gdpo_reward_weights={correctness: 2.0}'\n"
+            "'+algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1.0}}'\n"
+            "'+algorithm.gdpo.gate={on: correctness}'\n"
+            "+algorithm.gdpo.variant=dvao"
+        ),
+        charts.heading(3, "References"),
+        charts.listed(_links),
     )
     return
 

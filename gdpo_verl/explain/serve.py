@@ -9,9 +9,8 @@ import secrets
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PAGE = Path(__file__).with_name("notebook.py")
 
@@ -40,11 +39,8 @@ numbers; here they are left out.</p>
 def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
     """Run marimo's server on this machine until Ctrl-C; it prints the address.
 
-    The address carries a token: other users of the machine cannot reach the server.
-
-    Args:
-      port: default: marimo's first free one.
-      browser: whether to open the page.
+    The address carries a token: other users of the machine cannot reach the server. Without a
+    `port` it is marimo's first free one.
 
     Raises:
       ModuleNotFoundError: marimo is not installed.
@@ -63,11 +59,7 @@ def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
     os.write(writer, secrets.token_urlsafe(16).encode())
     os.close(writer)
     os.dup2(reader, 0)
-    _run_marimo(arguments)
-
-
-def _run_marimo(arguments: list[str]) -> NoReturn:
-    """`python -m marimo` in this process, so that signals reach it and nothing is left behind."""
+    # `python -m marimo` in this process, so that signals reach it and nothing is left behind.
     sys.argv = ["marimo", *arguments]
     status = 1
     try:
@@ -93,26 +85,17 @@ def export(path: Path) -> Path:
       ModuleNotFoundError: marimo is not installed.
     """
     _require_marimo()
+    import marimo
+
     from gdpo_verl.explain.notebook import app
 
-    outputs, _ = app.run()
-    body = "\n".join(_static_parts(outputs))
-    path = Path(path)
+    outputs: Any = app.run()[0]
+    parts = [marimo.as_html(output).text for output in outputs if output is not None]
+    # Pictures and text alone; widgets are marimo's own elements.
+    body = "\n".join(part for part in parts if "<marimo-" not in part)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_STATIC.format(body=body), encoding="utf-8")
     return path
-
-
-def _static_parts(outputs: object) -> Iterator[str]:
-    """The outputs that are pictures and text; widgets are marimo's own elements."""
-    import marimo
-
-    for output in outputs:  # type: ignore[attr-defined]
-        if output is None:
-            continue
-        markup = marimo.as_html(output).text
-        if "<marimo-" not in markup:
-            yield markup
 
 
 def _require_free(port: int) -> None:

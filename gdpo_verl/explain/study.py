@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from gdpo_verl.explain.charts import number
 from gdpo_verl.explain.toy import (
     GDPO,
@@ -38,10 +36,6 @@ class Case:
     setting: str
     task: Skills
     trainings: Mapping[Method, Training]
-
-    def slowest_throughout(self, method: Method) -> Tensor:
-        """The slowest skill's mean over all epochs, shape (S,): high for early, lasting success."""
-        return self.trainings[method].slowest.mean(dim=0)
 
     @property
     def skills(self) -> list[str]:
@@ -117,8 +111,10 @@ def verdict_table(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
     """Head and rows: who is ahead on the slowest skill's mean over all epochs."""
     rows = []
     for case in cases:
+        # High for early and lasting success.
         grpo, gdpo, faster = (
-            over_seeds(case.slowest_throughout(method)) for method in (GRPO, GDPO, case.faster)
+            over_seeds(case.trainings[method].slowest.mean(dim=0))
+            for method in (GRPO, GDPO, case.faster)
         )
         ahead = {1: "GDPO", 0: "neither", -1: "GRPO"}[verdict(gdpo, grpo)]
         rows.append([case.name, case.setting, *map(str, (grpo, gdpo, faster)), ahead])

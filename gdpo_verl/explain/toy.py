@@ -9,7 +9,11 @@ and moves the prompt's logits by
 which is the policy gradient of independent Bernoulli actions. All seeds are trained at once,
 each as a batch of its own.
 
-Dimensions: S seeds, P prompts, G rollouts in a group, N bits, K rewards.
+A task says where the bits' probabilities `start`: N numbers, or N for each prompt. Its `rewards`,
+shape (S, P, G, K), follow from bits (S, P, G, N) and as many uniform draws; its `quality`, the
+reported measures (S, Q) in [0, 1], from probabilities (S, P, N).
+
+Dimensions: S seeds, P prompts, G rollouts in a group, N bits, K rewards, Q measures.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,24 +30,6 @@ from gdpo_verl.advantage import NOISE_FLOOR, apply_conditions, decompose
 EPOCHS = 150
 BATCH = 32
 LEARNING_RATE = 0.15
-
-
-class Task(Protocol):
-    """The rewards of the bits, and the measure of success."""
-
-    @property
-    def start(self) -> Any:
-        """The bits' probabilities before training: N numbers, or N for each prompt."""
-
-    @property
-    def group(self) -> int:
-        """G."""
-
-    def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
-        """Rewards, shape (S, P, G, K), of bits (S, P, G, N) and as many uniform draws."""
-
-    def quality(self, p: Tensor) -> Tensor:
-        """Compute the reported measures, (S, Q) in [0, 1], of probabilities (S, P, N)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +86,9 @@ class CorrectOrShort:
         return torch.stack([p.prod(dim=2), 1.0 - p[..., 1]], dim=2).mean(dim=1)
 
 
+Task = Skills | CorrectOrShort
+
+
 @dataclass(frozen=True)
 class Method:
     """An estimator with its settings and the factor on its learning rate.
@@ -126,13 +114,11 @@ class Method:
         """
         rows = rewards.reshape(-1, rewards.shape[3])
         names = [str(k) for k in range(rewards.shape[3])]
-        condition = {"on": names[0], "at_least": 1.0}
+        on_first = {name: {"on": names[0], "at_least": 1.0} for name in names[1:]}
         found = decompose(
             rows,
             torch.arange(len(rows)) // rewards.shape[2],
-            conditioned=apply_conditions(
-                rows, names, dict.fromkeys(names[1:] if self.conditioned else (), condition)
-            ),
+            conditioned=apply_conditions(rows, names, on_first if self.conditioned else {}),
             weights=self.weights or None,
             gate=0 if self.gated else None,
         )
@@ -141,9 +127,7 @@ class Method:
 
     def advantages(self, combined: Tensor) -> Tensor:
         """Whiten what `combine` gave over each seed's batch: shape (S, P, G)."""
-        if self.whiten:
-            combined = whiten(combined)
-        return combined.nan_to_num(0.0)
+        return (whiten(combined) if self.whiten else combined).nan_to_num(0.0)
 
 
 GRPO = Method("GRPO", decoupled=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -98,7 +98,7 @@ def prompt_digest(prompt: str) -> bytes:
 
 def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
     """A row's components, None where it is not scored."""
-    return tuple(float(row[key]) if is_number(row.get(key)) else None for key in components)
+    return tuple(_number(row, key) for key in components)
 
 
 def constant_rewards(vectors: Sequence[Vector]) -> Vector:
@@ -171,6 +171,15 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     groups.sort(key=lambda group: (-group.collapsed_count, prompt_digest(group.prompt)))
     dead = [group for group in groups if group.dead is not None]
     compared = [group.patterns for group in groups if group.patterns is not None]
+    shown: list[dict[str, Any]] = []
+    used = 0
+    for group in groups:
+        found = _shown_group(group.members, group.patterns or (), components)
+        texts = [found["prompt"], found["expected"], *(row["text"] for row in found["rows"])]
+        used += sum(map(len, texts))
+        if shown and used > STEP_CHARACTERS:
+            break
+        shown.append(found)
     return DumpSummary(
         rows=rows,
         groups=sum(group.scored for group in groups),
@@ -183,7 +192,7 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
             for found in compared
         ),
         example=groups[0].patterns or () if groups and groups[0].collapsed_count else (),
-        shown=_shown(groups, components),
+        shown=tuple(shown),
         shown_of=len(groups),
         notes=tuple(notes),
     )
@@ -210,30 +219,16 @@ def _summarise_group(members: Sequence[Row], components: Sequence[str]) -> _Grou
     pairs = [(grpo, gdpo) for *_, grpo, gdpo in whole if grpo is not None and gdpo is not None]
     comparable = bool(components) and len(pairs) == len(members)
     patterns = reward_patterns(vectors, pairs) if comparable else None
-    constant = constant_rewards(vectors)
-    scored = [any(v is not None for v in column) for column in zip(*vectors, strict=True)]
-    varies = [known and value is None for known, value in zip(scored, constant, strict=True)]
+    values = [{v for v in column if v is not None} for column in zip(*vectors, strict=True)]
+    still = len(members) > 1 and any(values) and all(len(each) < 2 for each in values)
     return _Group(
         members=members,
         prompt=str(members[0].get("input", "")),
-        scored=any(scored),
-        dead=constant if len(members) > 1 and any(scored) and not any(varies) else None,
+        scored=any(values),
+        dead=constant_rewards(vectors) if still else None,
         patterns=patterns,
         collapsed_count=sum(each.collapsed for each in patterns or ()),
     )
-
-
-def _shown(groups: Iterable[_Group], components: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    shown: list[dict[str, Any]] = []
-    used = 0
-    for each in groups:
-        group = _shown_group(each.members, each.patterns or (), components)
-        used += len(group["prompt"]) + len(group["expected"])
-        used += sum(len(row["text"]) for row in group["rows"])
-        if shown and used > STEP_CHARACTERS:
-            break
-        shown.append(group)
-    return tuple(shown)
 
 
 def _shown_group(
@@ -279,6 +274,5 @@ def _shown_group(
     }
 
 
-def _number(row: Row, key: str) -> float | None:
-    value: Any = row.get(key)
-    return float(value) if is_number(value) else None
+def _number(row: Mapping[str, Any], key: str) -> float | None:
+    return float(row[key]) if is_number(row.get(key)) else None

@@ -62,10 +62,8 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         "training": training_panels(recipes),
     }
     numbers = quantities(dumps, components)
-    rows, (recipe_names, recipe_rows) = (
-        summary_table(found, numbers),
-        recipe_table(recipes, numbers),
-    )
+    rows = summary_table(found, numbers)
+    recipe_names, recipe_rows = recipe_table(recipes, numbers)
     summaries, differences = [summarise_run(each) for each in dumps], config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
@@ -74,41 +72,43 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
             f"curves.png shows boxes for {boxes}: no font of this machine has these characters (a "
             "browser draws the page in its own). Install one, for example Debian's fonts-noto-cjk."
         )
-    script = _environment().get_template("browser.js.j2").render()
-    page = (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            runs=found,
-            recipes=recipes,
-            components=components,
-            colors=recipe_colors(recipes),
-            facts=list(_facts(found)),
-            summaries=summaries,
-            notes=notes,
-            # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
-            figures={
-                name: [(panel.title, Markup(panel_svg(panel))) for panel in group]
-                for name, group in panels.items()
-            },
-            window=smoothing_window(found),
-            rows=rows,
-            recipe_names=recipe_names,
-            recipe_rows=recipe_rows,
-            differences=differences[:MOST_DIFFERENCES],
-            more_differences=max(0, len(differences) - MOST_DIFFERENCES),
-            samples=choose_samples(found, components),
-            collapse=find_collapse(dumps),
-            browser=browser_data(dumps),
-            limits=browser_limits(dumps),
-            links=[list(_links(run, out_dir)) for run in found],
-            refresh=refresh,
-            many_steps=MANY_STEPS,
-            thresholds=THRESHOLDS,
-            script=Markup(script),
-            # The browser runs this script and no other, whatever a completion holds.
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
+    templates = Environment(
+        loader=PackageLoader("gdpo_verl.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = templates.get_template("browser.js.j2").render()
+    page = templates.get_template("page.html.j2").render(
+        runs=found,
+        recipes=recipes,
+        colors=recipe_colors(recipes),
+        facts=list(_facts(found)),
+        summaries=summaries,
+        notes=notes,
+        # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
+        figures={
+            name: [(panel.title, Markup(panel_svg(panel))) for panel in group]
+            for name, group in panels.items()
+        },
+        window=smoothing_window(found),
+        rows=rows,
+        recipe_names=recipe_names,
+        recipe_rows=recipe_rows,
+        differences=differences[:MOST_DIFFERENCES],
+        more_differences=max(0, len(differences) - MOST_DIFFERENCES),
+        samples=choose_samples(found, components),
+        collapse=find_collapse(dumps),
+        browser=browser_data(dumps),
+        limits=browser_limits(dumps),
+        links=[list(_links(run, out_dir)) for run in found],
+        refresh=refresh,
+        many_steps=MANY_STEPS,
+        thresholds=THRESHOLDS,
+        script=Markup(script),
+        # The browser runs this script and no other, whatever a completion holds.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -138,28 +138,13 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     left_out = [f"Left out: {each}" for each in errors]
     for line in left_out:
         _log.warning(line)
-    return _distinct_names(found), left_out
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("gdpo_verl.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _distinct_names(runs: list[Run]) -> list[Run]:
-    """Runs whose directories share a name are called by their parents' too."""
-    names = [run.name for run in runs]
-    return [
-        replace(run, name=f"{run.path.resolve().parent.name}/{run.name}")
-        if names.count(run.name) > 1
-        else run
-        for run in runs
-    ]
+    names = [run.name for run in found]
+    # Runs whose directories share a name are called by their parents' too.
+    for place, run in enumerate(found):
+        if names.count(run.name) > 1:
+            name = f"{run.path.resolve().parent.name}/{run.name}"
+            found[place] = replace(run, name=name)
+    return found, left_out
 
 
 def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
@@ -199,12 +184,5 @@ def _links(run: Run, out_dir: Path) -> Iterator[tuple[str, str, str]]:
     )
     for what, path in places:
         if path.exists():
-            text = _relative(path, out_dir)
+            text = os.path.relpath(path.resolve(), out_dir.resolve())
             yield what, text, quote(text)
-
-
-def _relative(path: Path, start: Path) -> str:
-    try:
-        return Path(os.path.relpath(path.resolve(), start.resolve())).as_posix()
-    except ValueError:  # another drive
-        return path.resolve().as_posix()

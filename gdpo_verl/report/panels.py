@@ -40,13 +40,13 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
         ),
         _metric_panel(recipes, "Shift of 0 by whitening", "gdpo/whiten_shift"),
     ]
-    phantom, noise = "gdpo/phantom_groups", "gdpo/noise_floor"
-    if noise in _logged(recipes):
-        title = "Variance of the decoupled sum in a group"
-        panels.append(_metric_panel(recipes, title, noise))
-    if phantom in _logged(recipes):
-        title = "Groups that train without an outcome"
-        panels.append(_metric_panel(recipes, title, phantom, percent=True))
+    logged = _logged(recipes)
+    for title, key, percent in (
+        ("Variance of the decoupled sum in a group", "gdpo/noise_floor", False),
+        ("Groups that train without an outcome", "gdpo/phantom_groups", True),
+    ):
+        if key in logged:
+            panels.append(_metric_panel(recipes, title, key, percent=percent))
     return panels
 
 

@@ -22,7 +22,7 @@ _NAMES = {
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
 }
-NOT_SET = "–"
+NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def config_differences(runs: Sequence[Run]) -> list[Row]:
     return [
         Row(key, tuple(_shown(each, key) for each in settings))
         for key in keys
-        if len({each.get(key, NOT_SET) for each in settings if each}) > 1
+        if len({each.get(key, NOTHING) for each in settings if each}) > 1
     ]
 
 
@@ -110,6 +110,6 @@ def _settings(run: Run) -> dict[str, str]:
 def _shown(settings: Mapping[str, str], key: str) -> str:
     if not settings:
         return "no config.yaml"
-    value = settings.get(key, NOT_SET)
+    value = settings.get(key, NOTHING)
     # A path says where this machine keeps a file; its last part says which one it is.
     return f"…/{PurePosixPath(value).name}" if value.startswith("/") else value

@@ -57,22 +57,19 @@ def choose_samples(
     differs between the two validations of some run, then the first `unchanged` of the others.
     """
     usable = [run for run in runs if len(run.validation) > 1]
-    ends = {run.path: (min(run.validation), max(run.validation)) for run in usable}
-    answers = [_by_prompt(run, step) for run in usable for step in ends[run.path]]
-    if not answers:
-        return Samples((), 0, 0)
-    shared = set.intersection(*(set(each) for each in answers))
+    ends = [(run, pick(run.validation)) for run in usable for pick in (min, max)]
+    answers = [_by_prompt(run, step) for run, step in ends]
+    shared = set.intersection(*map(set, answers)) if answers else set()
     samples = []
     for prompt in sorted(shared, key=prompt_digest):
         rows = [each[prompt] for each in answers]
-        labels = [(run.name, f"step {step}") for run in usable for step in ends[run.path]]
-        pairs = zip(rows[::2], rows[1::2], strict=True)
-        differs = any(_scores(a, components) != _scores(b, components) for a, b in pairs)
+        scores = [_scores(row, components) for row in rows]
         completions = tuple(
-            Completion(name, when, shorten(row.get("output"), MOST), _scores(row, components))
-            for (name, when), row in zip(labels, rows, strict=True)
+            Completion(run.name, f"step {step}", shorten(row.get("output"), MOST), given)
+            for (run, step), row, given in zip(ends, rows, scores, strict=True)
         )
         expected = shorten(rows[0].get("gts"), TEXT_CHARACTERS)
+        differs = scores[::2] != scores[1::2]
         samples.append(Sample(shorten(prompt, MOST), expected, differs, completions))
     moved = [sample for sample in samples if sample.changed]
     still = [sample for sample in samples if not sample.changed]

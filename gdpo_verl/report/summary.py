@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import fmean, variance
 
 from gdpo_verl.report.groups import Vector
-from gdpo_verl.report.survey import RunDumps
+from gdpo_verl.report.survey import RunDumps, find_collapse
 from gdpo_verl.rundir.alerts import Alert, find_alerts
 from gdpo_verl.rundir.metrics import Series
 from gdpo_verl.rundir.run import Run
@@ -19,6 +19,7 @@ _FEWEST = 8
 # A change below this share of the range of a component's rewards is none.
 _STILL = 0.1
 _COMMONEST = 3
+_RECENT_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,12 @@ def _learning(run: Run, name: str) -> str:
     series = run.series(f"rewards/{name}/mean")
     if not series:
         return f"{name} is never scored."
-    values = [value for _, value in series]
-    few = max(1, min(5, len(values) // 2))
-    first, last = fmean(values[:few]), fmean(values[-few:])
+    few, first, last = _ends(series)
     went = f"{name} went from {first:.3g} to {last:.3g}"
-    constant = [value for _, value in run.series(f"gdpo/{name}/constant_groups")][-few:]
-    ends = f"{few} steps" if few > 1 else "step"
-    silent = (
-        f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
-        if constant
-        else ""
-    )
+    silent = ""
+    if constant := [value for _, value in run.series(f"gdpo/{name}/constant_groups")][-few:]:
+        ends = f"{few} steps" if few > 1 else "step"
+        silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
     found = trend(series)
     if found is None:
         return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
@@ -121,20 +117,23 @@ def _learning(run: Run, name: str) -> str:
     return f"{went}; nothing can be said of a trend, noise hides it: {numbers}.{silent}"
 
 
+def _ends(series: Series) -> tuple[int, float, float]:
+    """At most five steps, and the means over so many of the first and of the last."""
+    values = [value for _, value in series]
+    few = max(1, min(5, len(values) // 2))
+    return few, fmean(values[:few]), fmean(values[-few:])
+
+
 def _weights(run: Run) -> Iterator[str]:
-    ends = {}
-    for name in run.components:
-        shares = [value for _, value in run.series(f"gdpo/{name}/advantage_share")]
-        if shares:
-            few = max(1, min(5, len(shares) // 2))
-            ends[name] = (fmean(shares[:few]), fmean(shares[-few:]))
+    series = {name: run.series(f"gdpo/{name}/advantage_share") for name in run.components}
+    ends = {name: _ends(shares) for name, shares in series.items() if shares}
     if len(ends) > 1:
-        parts = (f"{name} {first:.0%} → {last:.0%}" for name, (first, last) in ends.items())
+        parts = (f"{name} {first:.0%} → {last:.0%}" for name, (_, first, last) in ends.items())
         yield f"Of the advantage, first → last steps: {', '.join(parts)}."
 
 
 def _dead_groups(dumps: RunDumps) -> Iterator[str]:
-    recent = dumps.recent()
+    recent = list(dumps.training.values())[-_RECENT_STEPS:]
     groups = sum(step.groups for step in recent)
     dead = sum((Counter(step.dead) for step in recent), Counter[Vector]())
     if not groups:
@@ -157,7 +156,7 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
 
 
 def _collapse(dumps: RunDumps) -> Iterator[str]:
-    found = dumps.collapse()
+    found = find_collapse([dumps])
     if found.groups:
         yield (
             f"In {found.collapsed} of {found.groups} groups ({found.collapsed / found.groups:.1%}) "

@@ -23,7 +23,6 @@ from gdpo_verl.rundir.run import Run
 
 # Steps in the page's browser, of all runs together.
 PAGE_STEPS = 400
-RECENT_STEPS = 10
 _MOST_NOTES = 5
 
 
@@ -64,14 +63,6 @@ class RunDumps:
     training: Mapping[int, DumpSummary]
     held_out: Mapping[int, DumpSummary]
     notes: tuple[str, ...]
-
-    def recent(self) -> list[DumpSummary]:
-        """The last `RECENT_STEPS` training dumps that were read."""
-        return list(self.training.values())[-RECENT_STEPS:]
-
-    def collapse(self) -> Collapse:
-        """The collapsed groups of this run."""
-        return find_collapse([self])
 
 
 def read_dumps(runs: Sequence[Run]) -> list[RunDumps]:

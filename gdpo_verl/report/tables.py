@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from pathlib import Path
 from statistics import fmean, median, stdev
 
-from gdpo_verl.report.recipes import Recipe, Row
-from gdpo_verl.report.survey import RunDumps
+from gdpo_verl.report.recipes import NOTHING, Recipe, Row
+from gdpo_verl.report.survey import RunDumps, find_collapse
 from gdpo_verl.rundir.dumps import read_rows
-from gdpo_verl.rundir.metrics import Series, is_number
+from gdpo_verl.rundir.metrics import is_number
 from gdpo_verl.rundir.run import Run
 from gdpo_verl.text import duration
 
-NOTHING = "–"
 _FEW = 5
 _PHASES = 7
 # Student's t for an interval of 95 %, by the number of pairs; the last one for more, too wide.
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 # A run's value at its start, where it has one, and at its end.
-Ends = tuple[float | None, float] | None
+Ends = tuple[float | None, float]
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Quantity:
 
     Attributes:
       label: the row's.
-      of: a run's value at its start and at its end; None where it is not known.
+      of: the ends of each run by its path, where they are known.
       form: a format such as ".3f" or ".1%".
     """
 
     label: str
-    of: Callable[[Run], Ends]
+    of: Mapping[Path, Ends]
     form: str = ".3f"
 
 
@@ -50,11 +50,16 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     few = max(1, min(_FEW, shortest // 2))
     where = f"first → last {few} steps" if few > 1 else "first → last step"
 
+    def series(key: str) -> dict[Path, list[float]]:
+        found = {run.path: run.series(key) for run in runs}
+        return {path: [value for _, value in each] for path, each in found.items() if each}
+
     def metric(label: str, key: str, form: str = ".3f") -> Quantity:
-        return Quantity(f"{label}, {where}", lambda run: _ends(run.series(key), few), form)
+        ends = {path: (fmean(v[:few]), fmean(v[-few:])) for path, v in series(key).items()}
+        return Quantity(f"{label}, {where}", ends, form)
 
     def mean(label: str, key: str, form: str = ".3f") -> Quantity:
-        return Quantity(label, lambda run: _mean(run.series(key)), form)
+        return Quantity(label, {path: (None, fmean(v)) for path, v in series(key).items()}, form)
 
     found = []
     for name in components:
@@ -65,12 +70,14 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     found.append(metric("KL to the reference policy", "actor/kl_loss"))
     for name in components:
         found += _held_out(runs, name)
-    for name in components:
-        label, key = f"groups in which {name} does not vary", f"gdpo/{name}/constant_groups"
-        found.append(metric(label, key, ".1%"))
-    for name in components:
-        label, key = f"share of {name} in the advantage", f"gdpo/{name}/advantage_share"
-        found.append(metric(label, key, ".1%"))
+    for label, key in (
+        ("groups in which {} does not vary", "gdpo/{}/constant_groups"),
+        ("share of {} in the advantage", "gdpo/{}/advantage_share"),
+    ):
+        # Not by `format`: a name may hold braces.
+        found += [
+            metric(label.replace("{}", name), key.replace("{}", name), ".1%") for name in components
+        ]
     found += [
         metric("rollouts whose rewards conflict", "gdpo/sign_conflicts", ".1%"),
         metric("answers that could not be read", "gdpo/parse_error/share", ".1%"),
@@ -78,7 +85,24 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
         mean("distinct advantages in a group by GDPO", "gdpo/distinct_advantages/gdpo", ".2f"),
         mean("distinct advantages in a group by GRPO", "gdpo/distinct_advantages/grpo", ".2f"),
     ]
-    return [*found, *_collapsed(dumps), *_times(runs)]
+    collapses = {each.run.path: find_collapse([each]) for each in dumps}
+    compared = {path: each for path, each in collapses.items() if each.groups}
+    found.append(
+        Quantity(
+            "groups, of all steps, in which GRPO gives the same advantage to rollouts that GDPO "
+            "tells apart",
+            {path: (None, each.collapsed / each.groups) for path, each in compared.items()},
+            ".1%",
+        )
+    )
+    reverse = {path: (None, each.by_gdpo / each.groups) for path, each in compared.items()}
+    found.append(Quantity("the other way round", reverse, ".1%"))
+    times = {run.path: seconds_by_phase([run]) for run in runs}
+    for phase in dict.fromkeys(phase for each in times.values() for phase in each):
+        seconds = {path: (None, each[phase]) for path, each in times.items() if phase in each}
+        found.append(Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f"))
+    medians = {path: (None, median(v)) for path, v in series("timing_s/step").items()}
+    return [*found, Quantity("seconds a step (median)", medians, ".1f")]
 
 
 def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
@@ -88,7 +112,7 @@ def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
         Row("training steps", tuple(map(_steps, runs))),
         Row("validated at steps, first → last", tuple(map(_validated, runs))),
         *(
-            Row(each.label, tuple(_arrow(each.of(run), each.form) for run in runs))
+            Row(each.label, tuple(_arrow(each.of.get(run.path), each.form) for run in runs))
             for each in found
         ),
         Row("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
@@ -111,17 +135,19 @@ def recipe_table(
     if all(len(recipe.runs) == 1 for recipe in recipes):
         return names, []
     pairs = _pairs(recipes)
-    rows = [Row("runs", tuple(str(len(recipe.runs)) for recipe in recipes))]
+    counts = [str(len(recipe.runs)) for recipe in recipes]
     if pairs:
-        rows[0] = Row("runs", (*rows[0].cells, f"{len(pairs)} pairs"))
+        counts.append(f"{len(pairs)} pairs")
         names.append(" − ".join(names))
+    rows = [Row("runs", tuple(counts))]
     for each in found:
-        cells = [_spread_of_ends(map(each.of, recipe.runs), each.form) for recipe in recipes]
+        known = [[each.of[r.path] for r in recipe.runs if r.path in each.of] for recipe in recipes]
+        cells = [_spread_of_ends(ends, each.form) for ends in known]
         if any(cell != NOTHING for cell in cells):
             if pairs:
-                ends = [(each.of(first), each.of(second)) for first, second in pairs]
-                differences = [a[1] - b[1] for a, b in ends if a and b]
-                whole = len(differences) == len(pairs)
+                lasts = {path: last for path, (_, last) in each.of.items()}
+                whole = all(run.path in lasts for pair in pairs for run in pair)
+                differences = [lasts[a.path] - lasts[b.path] for a, b in pairs] if whole else []
                 cells.append(_difference(differences, each.form) if whole else NOTHING)
             rows.append(Row(each.label, tuple(cells)))
     return names, rows
@@ -180,30 +206,17 @@ def half_interval(differences: Sequence[float]) -> float:
     return _T[min(count, max(_T))] * stdev(differences) / sqrt(count)
 
 
-def _ends(series: Series, few: int) -> Ends:
-    values = [value for _, value in series]
-    return (fmean(values[:few]), fmean(values[-few:])) if values else None
-
-
-def _mean(series: Series) -> Ends:
-    return (None, fmean(value for _, value in series)) if series else None
-
-
-def _before_after(series: Series) -> Ends:
-    if not series:
-        return None
-    return (series[0][1] if len(series) > 1 else None, series[-1][1])
-
-
 def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
-    sources = list(dict.fromkeys(s for run in runs for s in run.validation_series(component)))
-
-    def before_after(source: str) -> Callable[[Run], Ends]:
-        return lambda run: _before_after(run.validation_series(component).get(source, []))
-
+    by_source = {run.path: run.validation_series(component) for run in runs}
+    sources = dict.fromkeys(source for each in by_source.values() for source in each)
     for source in sources:
         where = f" ({source})" if len(sources) > 1 else ""
-        yield Quantity(f"held-out {component}{where}, before → after", before_after(source))
+        ends = {
+            path: (series[0][1] if len(series) > 1 else None, series[-1][1])
+            for path, each in by_source.items()
+            if (series := each.get(source))
+        }
+        yield Quantity(f"held-out {component}{where}, before → after", ends)
     # The share of held-out completions at the highest value that any run has seen.
     dumps = {run.path: _first_and_last(run, component) for run in runs}
     seen = {value for ends in dumps.values() for dump in ends for value in dump}
@@ -211,16 +224,13 @@ def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
     if seen <= {0, 1}:  # the mean says it already
         return
     best = max(seen)
-
-    def share(run: Run) -> Ends:
-        ends = dumps[run.path]
-        if len(ends) < 2 or not all(ends):
-            return None
-        before, after = (dump.count(best) / len(dump) for dump in ends)
-        return before, after
-
+    shares: dict[Path, Ends] = {
+        path: (ends[0].count(best) / len(ends[0]), ends[1].count(best) / len(ends[1]))
+        for path, ends in dumps.items()
+        if len(ends) == 2 and all(ends)
+    }
     label = f"held-out completions with {component} = {best:g}, the highest seen, before → after"
-    yield Quantity(label, share, ".1%")
+    yield Quantity(label, shares, ".1%")
 
 
 def _first_and_last(run: Run, component: str) -> list[list[float]]:
@@ -230,41 +240,6 @@ def _first_and_last(run: Run, component: str) -> list[list[float]]:
         [row[component] for row in read_rows(run.validation[step]) if is_number(row.get(component))]
         for step in ends
     ]
-
-
-def _collapsed(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
-    found = {each.run.path: each.collapse() for each in dumps}
-
-    def share(count: Callable[[Run], int]) -> Callable[[Run], Ends]:
-        def of(run: Run) -> Ends:
-            groups = found[run.path].groups
-            return (None, count(run) / groups) if groups else None
-
-        return of
-
-    yield Quantity(
-        "groups, of all steps, in which GRPO gives the same advantage to rollouts that GDPO "
-        "tells apart",
-        share(lambda run: found[run.path].collapsed),
-        ".1%",
-    )
-    yield Quantity("the other way round", share(lambda run: found[run.path].by_gdpo), ".1%")
-
-
-def _times(runs: Sequence[Run]) -> Iterator[Quantity]:
-    times = {run.path: seconds_by_phase([run]) for run in runs}
-
-    def seconds(phase: str) -> Callable[[Run], Ends]:
-        return lambda run: (None, times[run.path][phase]) if phase in times[run.path] else None
-
-    for phase in dict.fromkeys(phase for each in times.values() for phase in each):
-        yield Quantity(f"seconds a step in {phase} (mean)", seconds(phase), ".2f")
-
-    def step_seconds(run: Run) -> Ends:
-        values = [value for _, value in run.series("timing_s/step")]
-        return (None, median(values)) if values else None
-
-    yield Quantity("seconds a step (median)", step_seconds, ".1f")
 
 
 def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
@@ -279,15 +254,12 @@ def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
     return [(run, second[seed]) for seed, run in first.items()]
 
 
-def _arrow(ends: Ends, form: str) -> str:
-    if ends is None:
-        return NOTHING
-    return " → ".join(f"{value:{form}}" for value in ends if value is not None)
+def _arrow(ends: Ends | None, form: str) -> str:
+    return " → ".join(f"{value:{form}}" for value in ends or () if value is not None) or NOTHING
 
 
-def _spread_of_ends(ends: Iterable[Ends], form: str) -> str:
-    known = [each for each in ends if each is not None]
-    columns = zip(*known, strict=True)
+def _spread_of_ends(ends: Sequence[Ends], form: str) -> str:
+    columns = zip(*ends, strict=True)
     cells = [_spread([v for v in column if v is not None], form) for column in columns]
     return " → ".join(filter(None, cells)) or NOTHING
 
