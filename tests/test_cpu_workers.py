@@ -38,18 +38,17 @@ print([worker.wait() for worker in started])
 """
 
 
-@pytest.fixture
-def driver(tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "worker.py").write_text(WORKER)
-    (tmp_path / "slow_to_import.py").write_text("import os\nPROCESS = os.getpid()\n")
-    command = [sys.executable, "-c", DRIVER]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+def lines_of(driver: str, directory: Path, **files: str) -> list[str]:
+    """What a driver and its workers print in a directory with these modules."""
+    for name, text in files.items():
+        (directory / f"{name}.py").write_text(text)
+    command = [sys.executable, "-c", driver]
+    return subprocess.check_output(command, cwd=directory, text=True).splitlines()
 
 
-def test_workers_share_imports_and_nothing_else(
-    driver: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
-    address, *lines, statuses = driver.stdout.splitlines()
+def test_workers_share_imports_and_nothing_else(tmp_path: Path) -> None:
+    slow = "import os\nPROCESS = os.getpid()\n"
+    address, *lines, statuses = lines_of(DRIVER, tmp_path, worker=WORKER, slow_to_import=slow)
     assert json.loads(statuses) == [0, 7]
     first, second = sorted(map(json.loads, lines), key=lambda worker: worker["own"])
 
@@ -94,10 +93,8 @@ def test_workers_draw_ids_of_their_own_in_each_thread(
     """Two agent loops that name their calls alike end the engine that they call."""
     pytest.importorskip("verl")
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    (tmp_path / "drawing.py").write_text(DRAWING)
-    command = [sys.executable, "-c", DRAWERS]
-    made = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
-    first, second = (json.loads(line) for line in made.stdout.splitlines() if line.startswith("["))
+    lines = lines_of(DRAWERS, tmp_path, drawing=DRAWING)
+    first, second = (json.loads(line) for line in lines if line.startswith("["))
     assert len({*first, *second}) == 6
 
 
@@ -169,11 +166,8 @@ if __name__ == "__main__":
 def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "worker.py").write_text(SPAWNING)
-    (tmp_path / "slow_to_import.py").write_text("")
-    command = [sys.executable, "-c", DRIVER]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()[1:-1]]
+    _, *lines, _ = lines_of(DRIVER, tmp_path, worker=SPAWNING, slow_to_import="")
+    answers = [json.loads(line) for line in lines]
     assert {about[2] for about, *_ in answers} == {"a", "b"}
     assert {about[3] for about, *_ in answers} == {"VLLM::title"}
     for (parent, *_), server, left, *statuses in answers:

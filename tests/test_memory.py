@@ -19,7 +19,10 @@ from gdpo_verl.run.memory import Shape, load_shape, needs, remedy_for
 
 BILLION = Shape(10**9, 150_000)
 MODEL = "actor_rollout_ref.model"
-FSDP = "actor_rollout_ref.actor.fsdp_config"
+ACTOR = "actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
+ROWS = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+INFERS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 
 
 @pytest.mark.parametrize(
@@ -53,20 +56,9 @@ def test_state_of_a_billion_weights(
     [
         # The larger of the two limits, and one of 16,384 without overrides.
         ([], 16384, "actor.ppo_max_token_len_per_gpu"),
-        (
-            ["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32768"],
-            32768,
-            "rollout.log_prob_max_token_len_per_gpu",
-        ),
+        ([f"{INFERS}=32768"], 32768, "rollout.log_prob_max_token_len_per_gpu"),
         # Rows of 2,048 tokens in the prompt and 1,024 in the response.
-        (
-            [
-                "actor_rollout_ref.actor.use_dynamic_bsz=false",
-                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-            ],
-            2 * 3072,
-            "actor.ppo_micro_batch_size_per_gpu",
-        ),
+        ([f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=2"], 2 * 3072, ROWS.partition(".")[2]),
     ],
     ids=["update", "log-probabilities", "rows"],
 )

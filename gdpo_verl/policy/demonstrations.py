@@ -106,14 +106,9 @@ def demonstrate(
     flawed_call: float,
     flaws: Flaws = CALL_FLAWS,
 ) -> str:
-    """Answer ``example`` with flaws that ``rng`` decides.
+    """Answer a question; the form, and each call on its own, are wrong with these probabilities.
 
-    Args:
-      example: the question.
-      rng: decides which flaws.
-      flawed_format: probability that the form is broken.
-      flawed_call: probability, for each call on its own, that it is wrong.
-      flaws: in which ways, with their frequencies.
+    `flaws` are the ways in which a call may be wrong, with their frequencies.
     """
     calls: list[Call] = []
     for call in example.calls:

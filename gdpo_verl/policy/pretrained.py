@@ -86,7 +86,7 @@ def check_out(out_dir: Path) -> None:
 
 
 def save(out_dir: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
-    """Write everything into a directory beside ``out_dir``, then give it that name."""
+    """Write a checkpoint with its tokenizer and its record, whole or not at all."""
     disable_progress_bar()
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out_dir) as ready:

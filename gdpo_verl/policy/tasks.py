@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from gdpo_verl.policy.demonstrations import (
-    BFCL_FLAWS,
-    BfclExample,
-    demonstrate,
-    demonstrate_sum,
-)
+from gdpo_verl.policy.demonstrations import BFCL_FLAWS, BfclExample, demonstrate, demonstrate_sum
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK

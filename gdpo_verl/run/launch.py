@@ -31,7 +31,6 @@ from gdpo_verl.run.progress import follow
 from gdpo_verl.rundir.metrics import METRICS, only_validation, parse_metrics_line, set_aside_metrics
 from gdpo_verl.start import check_model, joins_cluster
 
-_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 _PER_NODE = (
     "reward.num_workers",
     "actor_rollout_ref.rollout.agent.num_workers",
@@ -188,9 +187,8 @@ def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     if step:
         goes_on = f"goes on from step {step}, the last whole checkpoint"
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
-    return (
-        f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\nIts log: {run / 'train.log'}"
-    )
+    log = f"Its log: {run / 'train.log'}"
+    return f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\n{log}"
 
 
 def print_status(text: str) -> None:
@@ -214,7 +212,8 @@ def composed(
             chosen |= cpu_settings.choose_settings(config)
     elif importlib.util.find_spec("flash_attn"):
         # It looks at the rows of a pack one by one; sdpa computes a dense mask over all of it.
-        chosen[_ATTENTION] = "flash_attention_2"
+        attention = "actor_rollout_ref.model.override_config.attn_implementation"
+        chosen[attention] = "flash_attention_2"
     if config.trainer.nnodes > 1:
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]

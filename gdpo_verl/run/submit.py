@@ -61,7 +61,9 @@ def submit(
 ) -> int:
     """Submit a training by ``ray job submit``, which shows its log; returns its exit status.
 
-    Args: those of `launch.train`, here and on every node, and
+    What is not named here is as for `launch.train`, with a `run` where every node can write.
+
+    Args:
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
       working_dir: a directory here, or the address of an archive, to send to every node; the job's

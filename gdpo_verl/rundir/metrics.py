@@ -60,7 +60,12 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
     metrics: dict[int, Metrics] = {}
     for path in files:
         for step, data in _records(path, notes):
-            _add(metrics, step, data)
+            # A step that was logged before means a resume: what followed it was done again.
+            for later in [known for known in metrics if known > step]:
+                del metrics[later]
+            # A resumed run first validates at the step of its checkpoint, trained before.
+            earlier = metrics.get(step, {}) if only_validation(data) else {}
+            metrics[step] = {**earlier, **data}
     return metrics
 
 
@@ -70,10 +75,10 @@ def set_aside_metrics(run: Path) -> Path | None:
     verl's `file` tracker opens its file for writing, so a resumed run would erase
     the steps logged before it. Returns the new name, or None when there is nothing to keep.
     """
-    current = run / METRICS
+    current = Path(run) / METRICS
     if not current.is_file() or not current.stat().st_size:
         return None
-    number = 1 + max((n for n, _ in _earlier_metrics(run)), default=0)
+    number = 1 + max((n for n, _ in _earlier_metrics(Path(run))), default=0)
     return current.rename(current.with_name(f"metrics.{number}.jsonl"))
 
 
@@ -136,15 +141,6 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
             notes.append(f"The last line of {path.name} is cut off and was ignored.")
         else:
             notes.append(f"Line {number} of {path.name} is not a metrics line; ignored.")
-
-
-def _add(metrics: dict[int, Metrics], step: int, data: Metrics) -> None:
-    """A step that was logged before means a resume: what followed it was done again."""
-    for later in [known for known in metrics if known > step]:
-        del metrics[later]
-    # A resumed run first validates at the step of its checkpoint, which was trained before.
-    earlier = metrics.get(step, {}) if only_validation(data) else {}
-    metrics[step] = {**earlier, **data}
 
 
 def _read_state(path: Path) -> dict[int, Metrics]:

@@ -109,7 +109,7 @@ class Run:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The runs that paths name; a directory of runs, or of verl's own files, names each of them."""
     found: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         named = path.parent / f"{path.name}.jsonl"
         path = named if named.is_file() and not any(path.glob("metrics.*")) else path
         files = tracker_files(path)
@@ -126,7 +126,7 @@ def read_run(path: Path) -> Run:
     Raises:
       RunError: there is no such directory or file, or it holds no metrics.
     """
-    path = path.parent if path.name == METRICS else path
+    path = Path(path).parent if Path(path).name == METRICS else Path(path)
     if not path.is_dir() and not tracker_files(path):
         raise RunError(
             f"{path}: expected a run directory that holds {METRICS}, or a file of verl's `file` "
