@@ -56,6 +56,7 @@ INVALID = [
     ("schedule", "3", ": expected"),
     (LENGTH, "3", ": expected"),
     (LENGTH, "{from: 0.0, to: 1.0}", r"\.steps: expected a number of steps above 0, found None"),
+    (LENGTH, "{from: 0.0, to: 1.0, steps: 0}", r"\.steps: expected .* above 0, found 0"),
     (LENGTH, "{from: 0.0, to: 1.0, step: 5}", r"\.step: unknown .* Did you mean 'steps'"),
     (LENGTH, "{from: 0.0, to: .inf, steps: 5}", r"\.to: expected a finite number"),
     (LENGTH, "{from: 0, to: 1, steps: 5, shape: cubic}", r"\.shape: expected linear or cosine"),

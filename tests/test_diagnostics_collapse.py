@@ -34,16 +34,6 @@ def test_distinct_advantages_by_hand(
     assert found == expected
 
 
-@pytest.mark.parametrize(("first", "second"), [(1.0, 0.0), (1.0, 1.0)], ids=["(0, 1)", "(0, 2)"])
-def test_grpo_gives_one_reward_and_two_the_same_advantages(first: float, second: float) -> None:
-    # The paper's example: two binary rewards, two rollouts.
-    found = decompose(torch.tensor([[0.0, 0.0], [first, second]]), [0, 0])
-    s = 0.5**0.5
-    assert found.grpo.tolist() == pytest.approx([-s, s], abs=1e-5)
-    both = (first + second) * s
-    assert found.combined.tolist() == pytest.approx([-both, both], abs=1e-5)
-
-
 def test_collapse_is_grpos_count_below_gdpos() -> None:
     # Each row earns one of two rewards, or none. GRPO sees sums 1, 1, 1, 0: two advantages.
     # GDPO sees z1 = 1.5, -0.5, -0.5, -0.5 and z2 = (-1, 1, 1, -1)·0.866: three.
