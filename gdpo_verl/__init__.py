@@ -29,8 +29,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import, and each of verl's processes imports this package.
-    if name in __all__:
-        from gdpo_verl import advantage, reward_dicts
+    if name == "advantages_of":
+        from gdpo_verl.reward_dicts import advantages_of
 
-        return getattr(reward_dicts if name == "advantages_of" else advantage, name)
+        return advantages_of
+    if name in __all__:
+        from gdpo_verl import advantage
+
+        return getattr(advantage, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

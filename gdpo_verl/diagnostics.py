@@ -270,7 +270,7 @@ def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str,
 def influence_metrics(
     decomposition: Estimation, advantage: Tensor, keys: Sequence[str]
 ) -> dict[str, float]:
-    """How an advantage moves each reward, and how noisy the decoupled sum is.
+    """Measure how an advantage moves each reward, and how noisy the decoupled sum is.
 
     Over the rows that carry an advantage:
 

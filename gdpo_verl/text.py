@@ -59,7 +59,7 @@ VLLM = (
 
 
 def install_extra(extra: str) -> str:
-    """How to get what one of the package's extras installs."""
+    """The command that installs one of the package's extras."""
     return f"Run in a clone of gdpo-verl: pip install '.[{extra}]'"
 
 

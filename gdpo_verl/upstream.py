@@ -1,4 +1,4 @@
-"""What another package has to have for us, held against its installed source.
+"""The parts of other packages that ours depends on, held against their installed source.
 
 Nothing is imported for it, so it is known before anything is wrapped.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-# A package without the module has nothing there that we could serve.
-OPTIONAL = {"experimental.separation.ray_trainer", "trainer.ppo.pre_advantage_hook"}
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,15 @@ def source_of(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def violations(root: Path, contract: Contract) -> list[str]:
-    """A sentence for each part of the contract that the package in directory `root` breaks."""
+def violations(root: Path, contract: Contract, optional: Container[str] = ()) -> list[str]:
+    """A sentence for each part of the contract that the package in directory `root` breaks.
+
+    Of the optional modules a package may have none: there is nothing that we could serve.
+    """
     return [
         f"{root.name}.{module}.{dependency.name} {problem}"
         for module, dependencies in contract.items()
-        if module not in OPTIONAL or _module(root.joinpath(*module.split("."))) is not None
+        if module not in optional or _module(root.joinpath(*module.split("."))) is not None
         for dependency in dependencies
         for problem in _compare(dependency, _find(module, dependency.name, root))
     ]

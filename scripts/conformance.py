@@ -355,36 +355,27 @@ def trls() -> Callable[..., list[float]]:
     """What TRL's trainer logs of a step of training on each vector (tests/trl_step.py)."""
     import pyarrow.parquet as pq
 
-    steps: dict[str, dict[str, Any]] = {}
+    asked: list[tuple[Any, ...]] = []
 
-    def take(rewards: Rows, size: int, weights: list[float]) -> list[float]:
-        """Ask for a step, under a name that says what it is."""
-        config = {
-            "reward_weights": weights,
-            "multi_objective_aggregation": "normalize_then_sum",
-        }
-        step = {"rewards": rewards, "group_size": size, "config": config}
-        steps[str(len(steps))] = step
-        raise NotImplementedError
+    def ask(*step: Any) -> list[float]:
+        asked.append(step)
+        raise NotImplementedError  # all are answered together, below
 
-    list(check(consecutive(take), "trl"))
-    out = Path(tempfile.mkdtemp())
-    (out / "steps.json").write_text(json.dumps(steps))
-    beside = f"{sys.prefix}/trl{os.pathsep}{ROOT}"
-    program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
-    subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
-
-    def found(rewards: Rows, size: int, weights: list[float]) -> list[float]:
-        name = next(
-            name
-            for name, step in steps.items()
-            if (step["rewards"], step["group_size"], step["config"]["reward_weights"])
-            == (rewards, size, weights)
-        )
-        (path,) = (out / name / "completions").glob("*.parquet")
-        return pq.read_table(path)["advantage"].to_pylist()  # type: ignore[no-any-return]
-
-    return consecutive(found)
+    list(check(consecutive(ask), "trl"))
+    gdpo = {"multi_objective_aggregation": "normalize_then_sum"}
+    steps = {
+        str(i): {"rewards": rewards, "group_size": size, "config": {"reward_weights": w, **gdpo}}
+        for i, (rewards, size, w) in enumerate(asked)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        (out / "steps.json").write_text(json.dumps(steps))
+        beside = f"{sys.prefix}/trl{os.pathsep}{ROOT}"
+        program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
+        subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
+        tables = [next((out / name / "completions").glob("*.parquet")) for name in steps]
+        found = [pq.read_table(table)["advantage"].to_pylist() for table in tables]
+    return consecutive(lambda *step: found[asked.index(step)])
 
 
 def as_nan(rewards: Rows) -> Rows:

@@ -20,7 +20,7 @@ from test_trl import GDPO, PARTLY_SCORED, TRL, WEIGHTS, random_rewards, run_besi
 from torch import Tensor
 
 from gdpo_verl import apply_conditions, gdpo_advantages
-from gdpo_verl.rundir.run import read_run
+from gdpo_verl.rundir.run import find_runs, read_run
 
 pytestmark = pytest.mark.skipif(
     not (TRL / "trl").is_dir(), reason=f"no TRL in {TRL}; test_trl.py says how to get it"
@@ -165,6 +165,8 @@ def test_the_report_reads_its_metrics_beside_trls(results: Path) -> None:
     assert 0 < found["gdpo/component_1/advantage_share"] < 1
     assert math.isfinite(found["gdpo/whiten_shift"])
     assert theirs.keys() < found.keys()
+    # Not a word of verl's keys.
+    assert ours.notes == ("Of TRL's run, trainer_state.json is read: no completions, no settings.",)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,7 @@ def test_the_example_trains_and_is_reported(tmp_path: Path, estimator: str) -> N
     example = str(Path(__file__).parents[1] / "examples/trl_gsm8k.py")
     output = run_beside_trl(example, estimator, *given)
     assert output.returncode == 0, output.stderr[-3000:]
+    assert find_runs([tmp_path]) == [tmp_path / "run"]
     run = read_run(tmp_path / "run")
     assert set(run.components) == {"correctness", "integer", "format"}
     assert run.training_steps == [1, 2]

@@ -53,8 +53,8 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
     if not files and (others := tracker_files(run)):
         notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
         files = others[-1:]
-    if not files and (states := [*run.glob(f"checkpoint-*/{STATE}"), *run.glob(STATE)]):
-        return _read_state(max(states, key=lambda state: state.stat().st_mtime))
+    if not files and (state := trainer_state(run)):
+        return _read_state(state)
     if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
         return _read_events(run, events, notes)
     metrics: dict[int, Metrics] = {}
@@ -67,6 +67,12 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
             earlier = metrics.get(step, {}) if only_validation(data) else {}
             metrics[step] = {**earlier, **data}
     return metrics
+
+
+def trainer_state(run: Path) -> Path | None:
+    """TRL's state in a run's directory, or that of its last checkpoint."""
+    states = [*run.glob(f"checkpoint-*/{STATE}"), *run.glob(STATE)]
+    return max(states, key=lambda state: state.stat().st_mtime, default=None)
 
 
 def set_aside_metrics(run: Path) -> Path | None:

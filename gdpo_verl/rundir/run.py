@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gdpo_verl.rundir.dumps import parse_json
 from gdpo_verl.rundir.metrics import (
     METRICS,
+    STATE,
     Metrics,
     RunError,
     Series,
@@ -34,6 +35,7 @@ from gdpo_verl.rundir.metrics import (
     only_validation,
     read_metrics,
     tracker_files,
+    trainer_state,
 )
 
 _COMPONENT = re.compile(r"rewards/(.+)/mean|gdpo/(.+)/unscored")
@@ -114,6 +116,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         path = named if named.is_file() and not any(path.glob("metrics.*")) else path
         files = tracker_files(path)
         inside = sorted([*files, *(file.parent for file in path.glob(f"*/{METRICS}"))])
+        inside += sorted({state.parents[1] for state in path.glob(f"*/checkpoint-*/{STATE}")})
         # RUN/<name>.jsonl, with its dumps beside it.
         alone = inside == files[:1] and not any(file.with_suffix("").is_dir() for file in files)
         found += [path] if alone or any(path.glob("metrics.*")) else inside
@@ -152,6 +155,9 @@ def read_run(path: Path) -> Run:
         launch=_read_launch(path / "launch.json", notes),
         notes=(),
     )
+    if not (path / METRICS).exists() and (state := trainer_state(path)):
+        where = state.relative_to(path).as_posix()
+        return replace(run, notes=(f"Of TRL's run, {where} is read: no completions, no settings.",))
     return replace(run, notes=(*notes, *_gaps(run)))
 
 
