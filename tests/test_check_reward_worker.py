@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,13 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(
         assert problem.endswith(f"rewards.py:{line})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
     assert "note     1 answers were not scored" in shown
+
+
+def test_a_crash_has_its_place_where_a_library_took_the_signal(check: Callable, work: Path) -> None:
+    taking = "import signal\nsignal.signal(signal.SIGSEGV, signal.SIG_DFL)\n"
+    (work / "late.py").write_text(f"{taking}from rewards import crashes as reward\n")
+    _, shown, _ = check(None, "--function", "late.py:reward", "--timeout", "60")
+    assert re.search(r"signal 11, Segm.*rewards\.py:\d+\)", shown)
 
 
 def test_a_module_that_crashes_when_it_is_loaded_is_named(check: Callable, work: Path) -> None:

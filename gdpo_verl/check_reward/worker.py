@@ -193,6 +193,7 @@ def _serve(
     asyncio.set_event_loop(asyncio.new_event_loop())
     # Where a reward hangs or crashes is written to this file, whatever holds the interpreter.
     with open(trace, "w") as file:
+        faulthandler.disable()  # enabled already, it would not take the signals again
         faulthandler.enable(file)
         faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=file)
         try:
@@ -207,6 +208,9 @@ def _serve(
             return
         connection.send(loaded)
         for number, answer in enumerate(answers):
+            # A library that was loaded since may have taken the signal: tvm_ffi, vLLM's, does.
+            faulthandler.disable()
+            faulthandler.enable(file)
             faulthandler.dump_traceback_later(timeout, exit=True, file=file)
             result = _result(config, tokenizer, manager, rows[answer.row], answer)
             faulthandler.cancel_dump_traceback_later()
