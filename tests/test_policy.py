@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl import policy
 from gdpo_verl.cli import main
+from gdpo_verl.policy.model import make_model
 from gdpo_verl.policy.tasks import TASKS, PolicyTask, Settings
 from gdpo_verl.tasks import toolbox
 
@@ -242,6 +243,16 @@ def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, token
     )
     assert kept["logits_to_keep"] < whole["input_ids"].shape[1]
     torch.testing.assert_close(model(**kept).loss, model(**whole).loss)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_every_step_sees_the_weights_of_the_last(tokenizer: Any, bfloat16: bool) -> None:
+    torch.manual_seed(0)
+    model, settings = make_model(tokenizer), replace(QUICK, steps=40)
+    batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=1))
+    before = model(**batch).loss.item()
+    policy.train(TOOLBOX, model, tokenizer, settings, seed=0, progress=False, bfloat16=bfloat16)
+    assert model(**batch).loss.item() < before / 2
 
 
 @pytest.mark.parametrize(

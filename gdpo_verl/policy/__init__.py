@@ -64,8 +64,9 @@ def train(
     *,
     seed: int,
     progress: bool,
+    bfloat16: bool = False,
 ) -> None:
-    """Train ``model`` in place on flawed demonstrations."""
+    """Train ``model`` in place on flawed demonstrations, its products in bfloat16 if asked."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
@@ -82,7 +83,9 @@ def train(
         mininterval=0.1 if sys.stderr.isatty() else 20.0,
     )
     for step, batch in enumerate(bar):
-        loss = model(**batch).loss
+        # Anew each step: within one context, autocast keeps its first copy of the weights.
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = model(**batch).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -181,8 +184,7 @@ def make_policy(
         else:
             tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
             model, dtype = make_model(tokenizer), torch.float32
-        with torch.autocast("cpu", torch.bfloat16, enabled=fast):
-            train(chosen, model, tokenizer, settings, seed=seed, progress=progress)
+        train(chosen, model, tokenizer, settings, seed=seed, progress=progress, bfloat16=fast)
         model.to(dtype if fast else torch.float32)
         examples = list(islice(chosen.held_out(seed), settings.evaluated))
         shares = {
