@@ -44,8 +44,8 @@ class Settings:
 
 # Of a pretrained model, in place of a task's own.
 FINETUNING: Mapping[str, Any] = {
-    **{"steps": 64, "batch_size": 4, "learning_rate": 5e-4},
-    **{"vocabulary": 0, "max_new_tokens": 96, "evaluated": 32},
+    **{"steps": 64, "batch_size": 4, "learning_rate": 2e-4},
+    **{"vocabulary": 0, "max_new_tokens": 96, "evaluated": 48},
 }
 
 
@@ -115,6 +115,7 @@ TASKS: Mapping[str, PolicyTask] = {
         held_out=lambda seed: iter(_bfcl_rows()["validation"]),
         demonstrate=partial(demonstrate, flaws=BFCL_FLAWS),
         grade=_grade_calls,
+        settings=Settings(flawed_content=0.20),
         format_band=(0.25, 0.80),
     ),
 }
