@@ -118,9 +118,9 @@ def test_a_misspelt_key_would_be_seen() -> None:
     assert found == ["actor_rollout_ref.rollout.temprature", "trainer.total_step"]
 
 
-def test_there_are_five_tasks_eighteen_recipes_and_five_kinds_of_hardware() -> None:
-    assert TASKS == ["code", "gsm8k", "math_length", "tool_call", "toolbox"]
-    assert len(NAMES) == 18
+def test_there_are_six_tasks_22_recipes_and_five_kinds_of_hardware() -> None:
+    assert TASKS == ["code", "gsm8k", "instructions", "math_length", "tool_call", "toolbox"]
+    assert len(NAMES) == 22
     assert HARDWARE == ["cluster", "cpu", "gpu1", "gpu24", "gpu8"]
 
 
@@ -154,11 +154,12 @@ def test_score_is_the_sum_that_gdpo_decouples(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "toolbox" not in name])
 def test_the_published_rules_are_the_default_and_the_strict_ones_a_sibling(name: str) -> None:
-    kwargs = compose(name, "gpu8").reward.custom_reward_function.reward_kwargs
-    if "math_length" in name:  # its rules are not published; conditions are its variant
-        conditions = (compose(name, "gpu8").algorithm.get("gdpo") or {}).get("conditions")
+    config = compose(name, "gpu8")
+    if name.startswith(("math_length/", "instructions/")):  # conditions are their variant
+        conditions = (config.algorithm.get("gdpo") or {}).get("conditions")
         assert bool(conditions) == name.endswith("_conditioned")
     else:
+        kwargs = config.reward.custom_reward_function.reward_kwargs
         assert kwargs.strict == name.endswith("_strict")
 
 

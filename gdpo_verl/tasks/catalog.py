@@ -19,8 +19,8 @@ class Task:
       module: in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare.
       max_prompt_length: the recipe's, in tokens; None where there are no rows to prepare.
       benchmark: the class of its `Benchmark`, behind another module and a colon if need be.
-      source: where the rows come from: published on the hub, ``given`` with ``--from``, or made
-        here (``own``).
+      source: where the rows come from: published on the hub, ``given`` with ``--from``, made
+        here (``own``), or either of the last two (``any``).
       trained: false for what is asked and never trained on: one split, all of it test.
       shots: it takes worked examples as earlier turns.
     """
@@ -28,7 +28,7 @@ class Task:
     module: str
     max_prompt_length: int | None = None
     benchmark: str | None = None
-    source: Literal["hub", "given", "own"] = "hub"
+    source: Literal["hub", "given", "own", "any"] = "hub"
     trained: bool = True
     shots: bool = False
 
@@ -39,6 +39,7 @@ TASKS = {
     "reasoning-gym": Task("reasoning_gym", 512, source="own", shots=True),
     "short-sums": Task("reasoning_gym", 512, source="own", shots=True),
     "gsm-symbolic": Task("reasoning_gym", 512, source="own", shots=True),
+    "instructions": Task("instructions", 512, source="any"),
     "rlla": Task("rlla", 2048, source="given"),
     "gsm8k": Task("gsm8k", 512, "Gsm8k", shots=True),
     "deepscaler": Task("deepscaler", 1024),

@@ -1,0 +1,202 @@
+"""Instructions: a short text about a topic, under one to three constraints that can be checked.
+
+    Write one or two sentences about the sea. In your entire response, refrain from the use of
+    any commas.
+
+Topics and constraints are drawn here; the constraints' sentences are IFEval's own (package
+if-verifiable, Apache-2.0). Or the rows of https://huggingface.co/datasets/allenai/RLVR-IFeval
+(ODC-BY), with ``--from``. For the rewards of `rewards.instructions`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.rewards import instructions as rewards
+from gdpo_verl.tasks import generated
+from gdpo_verl.tasks.build import build
+from gdpo_verl.tasks.rows import BadRow, Row, make_row, text_of
+from gdpo_verl.tasks.source import Record, open_source
+
+DATA_SOURCE = "instructions"
+TOPICS = (
+    *("the sea", "bicycles", "bread", "winter", "honey bees", "the moon", "trains", "gardens"),
+    *("coffee", "mountains", "music", "chess", "rivers", "libraries", "volcanoes", "dogs", "cats"),
+    *("the human heart", "bridges", "rain", "cheese", "paper", "clocks", "forests", "whales"),
+    *("football", "painting", "salt", "deserts", "computers", "kites", "mushrooms", "the sun"),
+    *("glass", "tea", "horses", "islands", "money", "dreams", "schools", "ants", "wind", "maps"),
+    *("apples", "electricity", "castles", "snow", "languages", "swimming", "the stars", "soap"),
+    *("owls", "potatoes", "windmills", "markets", "shoes", "lighthouses", "gold", "theatre"),
+)
+KEYWORDS = ("people", "water", "old", "time", "often", "small", "world", "because", "new", "years")
+ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
+
+
+def _draw_options(name: str, rng: random.Random) -> dict[str, Any]:
+    if name == "length_constraints:number_words":
+        relation = rng.choice(("at least", "less than"))
+        return {"num_words": rng.randrange(20, 45, 5), "relation": relation}
+    if name == "keywords:existence":
+        return {"keywords": sorted(rng.sample(KEYWORDS, 2))}
+    if name == "keywords:forbidden_words":
+        return {"forbidden_words": sorted(rng.sample(KEYWORDS, 2))}
+    if name == "startend:end_checker":
+        return {"end_phrase": rng.choice(ENDINGS)}
+    if name == "detectable_format:number_bullet_lists":
+        return {"num_bullets": rng.randint(2, 4)}
+    return {}
+
+
+CONSTRAINTS = (
+    "length_constraints:number_words",
+    "change_case:english_lowercase",
+    "change_case:english_capital",
+    "punctuation:no_comma",
+    "keywords:existence",
+    "keywords:forbidden_words",
+    "startend:end_checker",
+    "startend:quotation",
+    "detectable_format:number_bullet_lists",
+    "detectable_format:title",
+    "detectable_format:json_format",
+)
+
+# RLVR-IFeval's functions that a checker of IFEval judges alike, and the names of their arguments.
+FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "verify_keywords": ("keywords:existence", {"keywords": "keyword_list"}),
+    "validate_forbidden_words": (
+        "keywords:forbidden_words",
+        {"forbidden_words": "forbidden_words"},
+    ),
+    "validate_word_constraint": ("length_constraints:number_words", {"num_words": "N"}),
+    "verify_paragraph_count": ("length_constraints:number_paragraphs", {"num_paragraphs": "N"}),
+    "validate_paragraphs": (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": "N", "nth_paragraph": "i", "first_word": "first_word"},
+    ),
+    "verify_postscript": (
+        "detectable_content:postscript",
+        {"postscript_marker": "postscript_marker"},
+    ),
+    "validate_placeholders": ("detectable_content:number_placeholders", {"num_placeholders": "N"}),
+    "verify_bullet_points": ("detectable_format:number_bullet_lists", {"num_bullets": "N"}),
+    "validate_title": ("detectable_format:title", {}),
+    "validate_highlighted_sections": (
+        "detectable_format:number_highlighted_sections",
+        {"num_highlights": "N"},
+    ),
+    "validate_sections": (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "section_splitter", "num_sections": "N"},
+    ),
+    "validate_json_format": ("detectable_format:json_format", {}),
+    "validate_repeat_prompt": (
+        "combination:repeat_prompt",
+        {"prompt_to_repeat": "original_prompt"},
+    ),
+    "validate_two_responses": ("combination:two_responses", {}),
+    "validate_uppercase": ("change_case:english_capital", {}),
+    "validate_lowercase": ("change_case:english_lowercase", {}),
+    "validate_end": ("startend:end_checker", {"end_phrase": "end_phrase"}),
+    "validate_quotation": ("startend:quotation", {}),
+    "validate_no_commas": ("punctuation:no_comma", {}),
+}
+
+
+@dataclass(frozen=True)
+class InstructionExample:
+    """A topic and the constraints on a text about it: ids with their arguments."""
+
+    topic: str
+    constraints: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def question(self) -> str:
+        sentences = [f"Write one or two sentences about {self.topic}."]
+        for name, options in self.constraints.items():
+            sentences.append(rewards.registry()[name](name).build_description(**options))
+        return " ".join(sentences)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.question}]
+
+    @property
+    def ground_truth(self) -> str:
+        return ground_truth(self.topic, self.constraints)
+
+
+def ground_truth(topic: str, constraints: Mapping[str, Mapping[str, Any]]) -> str:
+    """What `rewards.instructions.parse_ground_truth` reads."""
+    names, options = list(constraints), list(constraints.values())
+    return json.dumps({"topic": topic, "instruction_id_list": names, "kwargs": options})
+
+
+def draw_example(rng: random.Random) -> InstructionExample:
+    """Draw a topic and one to three constraints of different kinds that one text can follow."""
+    from if_verifiable.ifeval.instructions_registry import INSTRUCTION_CONFLICTS, conflict_make
+
+    conflicts = conflict_make(INSTRUCTION_CONFLICTS)
+    chosen: dict[str, dict[str, Any]] = {}
+    wanted = rng.choice((1, 2, 2, 3))
+    for name in rng.sample(CONSTRAINTS, len(CONSTRAINTS)):
+        kind = name.partition(":")[0]
+        if all(name not in conflicts[other] and not other.startswith(kind) for other in chosen):
+            chosen[name] = _draw_options(name, rng)
+        if len(chosen) == wanted:
+            break
+    return InstructionExample(rng.choice(TOPICS), chosen)
+
+
+def convert(record: Record) -> Row:
+    """Convert a row of RLVR-IFeval; raises `BadRow` for a constraint that no checker judges."""
+    (message,) = record.values.get("messages") or [{}]
+    question = text_of(message, "content")
+    asked = json.loads(text_of(record.values, "ground_truth"))
+    function, quantifier = asked.get("func_name"), asked.get("quantifier")
+    if function not in FUNCTIONS or quantifier == "around":
+        about = f"{function} ({quantifier})" if quantifier else function
+        raise BadRow("constraint", f"expected a constraint that IFEval's checkers judge: {about}")
+    name, arguments = FUNCTIONS[function]
+    options = {argument: asked[key] for argument, key in arguments.items()}
+    if quantifier:  # "at most 9" is "less than 10"
+        least = quantifier == "at least"
+        options |= {"relation": quantifier if least else "less than"}
+        options["num_words"] += not least
+    if rewards.is_followed(name, options, "A text.") is None:
+        raise BadRow("constraint", f"expected a constraint that can be checked: {name} {options}")
+    return make_row(
+        DATA_SOURCE,
+        [{"role": "user", "content": question}],
+        ground_truth(question, {name: options}),
+        ability="instructions",
+        extra_info={"file": record.file, "row": record.row},
+    )
+
+
+def prepare(
+    out_dir: Path, *, source: str | None = None, validation: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """Write rows that are drawn here, or RLVR-IFeval's; `generated.write` and `build` tell more."""
+    rewards.registry()  # says how to install the packages
+    if source is not None:
+        about = {"data_source": DATA_SOURCE, "published": "allenai/RLVR-IFeval on the hub; ODC-BY"}
+        rows = open_source(source)
+        return build(out_dir, rows, convert, about=about, validation=validation, **options)
+    if validation is not None:
+        options["validation"] = validation
+    return generated.write(
+        out_dir,
+        DATA_SOURCE,
+        draw_example,
+        ability="instructions",
+        extra=lambda example: {"topic": example.topic},
+        source=f"topics and constraints drawn here, checkers of {rewards.REQUIREMENTS[0]}",
+        about={"topics": len(TOPICS), "constraints": list(CONSTRAINTS)},
+        **options,
+    )

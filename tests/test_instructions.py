@@ -1,0 +1,189 @@
+"""Instructions: rows that are drawn or read, and their rewards."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("if_verifiable")
+pytest.importorskip("wordllama")
+
+from gdpo_verl.cli import main
+from gdpo_verl.rewards import instructions as rewards
+from gdpo_verl.rewards.components import declared_components
+from gdpo_verl.tasks import generated, instructions
+
+SEA = "The ocean covers most of the planet. Fish and whales live in it; ships cross it every day."
+
+
+def judge(text: str, **constraints: dict[str, Any]) -> dict[str, Any]:
+    """The components that are scored, of constraints by the second part of their ids."""
+    known = {name.partition(":")[2]: name for name in rewards.registry()}
+    named = {known.get(name, name): options for name, options in constraints.items()}
+    found = rewards.compute_score("", text, instructions.ground_truth("the sea", named))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "followed", "missed"),
+    [
+        ("number_words", {"num_words": 20, "relation": "less than"}, "length", SEA, SEA * 2),
+        ("number_words", {"num_words": 20, "relation": "at least"}, "length", SEA * 2, SEA),
+        ("english_lowercase", {}, "case", SEA.lower(), SEA),
+        ("english_capital", {}, "case", SEA.upper(), SEA),
+        ("no_comma", {}, "punctuation", SEA, "Blue, wide and deep."),
+        ("existence", {"keywords": ["fish", "ships"]}, "keywords", SEA, "Fish swim."),
+        ("forbidden_words", {"forbidden_words": ["fish"]}, "keywords", "A fishery.", SEA),
+        ("end_checker", {"end_phrase": "The end."}, "start_end", f"{SEA} The end.", SEA),
+        ("quotation", {}, "start_end", f'"{SEA}"', f'"{SEA}'),
+        ("number_bullet_lists", {"num_bullets": 2}, "format", "* a\n* b", "* a\n* b\n* c"),
+        ("title", {}, "format", f"<<Waves>> {SEA}", f"# Waves\n{SEA}"),
+        ("json_format", {}, "format", '```json\n{"sea": "blue"}\n```', "{'sea': 'blue'}"),
+    ],
+)  # fmt: skip
+def test_a_kind_is_scored_by_its_checker(
+    name: str, options: dict[str, Any], kind: str, followed: str, missed: str
+) -> None:
+    for text, value in ((followed, 1.0), (missed, 0.0), ("", 0.0)):
+        found = judge(text, **{name: options})
+        assert found.pop(kind) == value
+        # Other kinds are not scored, and the score is the sum of those that are.
+        always = {"score", "relevance", "own_words", "unchecked", "parse_error"}
+        assert set(found) == always
+        assert found["score"] == value + found["relevance"] + found["own_words"]
+
+
+def test_two_constraints_of_a_kind_share_it() -> None:
+    both = {"title": {}, "number_bullet_lists": {"num_bullets": 2}}
+    assert judge("<<Waves>>\n* a\n* b", **both)["format"] == 1.0
+    assert judge("* a\n* b", **both)["format"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "relevance", "own_words"),
+    [
+        ("the sea the sea the sea the sea", (0.99, 1.0), 0.0),
+        (SEA, (0.5, 0.7), 1.0),
+        ("Bicycles have two wheels and a chain.", (0.0, 0.1), 0.0),
+        ("<think>the sea the sea</think>Bicycles.", (0.0, 0.1), 0.0),
+        ("<think>the sea the sea", (0.0, 0.0), 0.0),
+        ("", (0.0, 0.0), 0.0),
+    ],
+)
+def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
+    text: str, relevance: tuple[float, float], own_words: float
+) -> None:
+    found = judge(text)
+    assert relevance[0] <= found["relevance"] <= relevance[1]
+    assert found["own_words"] == own_words
+
+
+@pytest.mark.parametrize("text", [SEA, ""])
+def test_what_nobody_can_check_is_counted_and_not_scored(text: str) -> None:
+    found = judge(text, no_such={}, no_comma={"commas": 3}, title={})
+    assert found["unchecked"] == 2
+    assert "punctuation" not in found
+    assert found["format"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "\n" * 200_000 + "x", "*\n" * 50_000, "\ud800", "\0", "<<" * 9999]
+)
+def test_hostile_texts_are_judged(text: str) -> None:
+    bullets = {"num_bullets": 2}
+    found = judge(text, json_format={}, title={}, no_comma={}, number_bullet_lists=bullets)
+    assert {component.name for component in declared_components(rewards.compute_score)} >= {
+        key for key in found if key not in ("score", "unchecked", "parse_error")
+    }
+    assert 0 <= found["score"] <= 4
+
+
+@pytest.mark.parametrize("truth", ["", "{}", "[]", "[" * 9999, '{"topic": 1}', None])
+def test_a_damaged_ground_truth_is_told(truth: Any) -> None:
+    found = rewards.compute_score("", SEA, truth)
+    assert (found["parse_error"], found["score"]) == (9, 0.0)
+
+
+def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
+    examples = list(
+        islice(generated.examples("x", "train", instructions.draw_example, seed=0), 300)
+    )
+    used = set()
+    for example in examples:
+        kinds = [name.partition(":")[0] for name in example.constraints]
+        assert 1 <= len(kinds) == len(set(kinds)) <= 3
+        found = rewards.compute_score("", SEA, example.ground_truth)
+        assert found["unchecked"] == 0
+        assert sum(found[kind] is not None for kind in rewards.KINDS.values()) == len(kinds)
+        used |= set(example.constraints)
+    assert used == set(instructions.CONSTRAINTS)
+    rng = random.Random(0)
+    assert instructions.draw_example(rng) != instructions.draw_example(rng)
+
+
+EMPTY = dict.fromkeys(
+    ("N", "quantifier", "end_phrase", "keyword_list", "word", "forbidden_words", "letter", "i")
+)
+
+
+def published(function: str, **arguments: Any) -> dict[str, Any]:
+    """A row in RLVR-IFeval's columns."""
+    truth = json.dumps({"func_name": function, **EMPTY, **arguments})
+    return {"messages": [{"role": "user", "content": f"Write. {truth}"}], "ground_truth": truth}
+
+
+def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        published("validate_no_commas"),
+        published("validate_word_constraint", N=9, quantifier="at most"),
+        published("validate_word_constraint", N=9, quantifier="at least"),
+        published("validate_word_constraint", N=9, quantifier="around"),
+        published("verify_keywords", keyword_list=["fish"]),
+        published("verify_letter_frequency", letter="a", N=3),
+        published("verify_bullet_points", N=2),
+        {"messages": [], "ground_truth": "{}"},
+        published("validate_end", end_phrase="So."),
+        {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "no JSON"},
+    ]
+    file = tmp_path / "in.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "out"
+    arguments = ["--from", str(file), "--validation", "1", "--out", str(out)]
+    assert main(["prepare", "instructions", *arguments]) == 0
+    kept = {}
+    for split in ("train", "validation"):
+        for row in pq.read_table(out / f"{split}.parquet").to_pylist():
+            truth = json.loads(row["reward_model"]["ground_truth"])
+            assert truth["topic"] == row["prompt"][0]["content"]
+            kept[row["extra_info"]["row"]] = truth["instruction_id_list"], truth["kwargs"]
+    words = ["length_constraints:number_words"]
+    assert kept == {
+        0: (["punctuation:no_comma"], [{}]),
+        1: (words, [{"num_words": 10, "relation": "less than"}]),
+        2: (words, [{"num_words": 9, "relation": "at least"}]),
+        4: (["keywords:existence"], [{"keywords": ["fish"]}]),
+        6: (["detectable_format:number_bullet_lists"], [{"num_bullets": 2}]),
+        8: (["startend:end_checker"], [{"end_phrase": "So."}]),
+    }
+    told = capsys.readouterr().err
+    assert "4 rows rejected" in told
+    assert "validate_word_constraint (around)" in told
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "if_verifiable.ifeval.instructions_registry", None)
+    rewards.registry.cache_clear()
+    with pytest.raises(ModuleNotFoundError, match="with: pip install if-verifiable=="):
+        rewards.registry()
+    monkeypatch.setitem(sys.modules, "wordllama", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install if-verifiable=="):
+        rewards._embeddings.__wrapped__()
