@@ -87,9 +87,9 @@ def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
 
 @pytest.mark.parametrize("text", [SEA, ""])
 def test_what_nobody_can_check_is_counted_and_not_scored(text: str) -> None:
-    found = judge(text, no_such={}, no_comma={"commas": 3}, title={})
-    assert found["unchecked"] == 2
-    assert "punctuation" not in found
+    found = judge(text, no_such={}, no_comma={"commas": 3}, number_words={}, title={})
+    assert found["unchecked"] == 3
+    assert not {"punctuation", "length"} & set(found)
     assert found["format"] == 0.0
 
 
@@ -153,6 +153,10 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
         {"messages": [], "ground_truth": "{}"},
         published("validate_end", end_phrase="So."),
         {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "no JSON"},
+        {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "[]"},
+        published("verify_bullet_points"),
+        published("verify_paragraph_count", N=2),
+        published("validate_title"),
     ]
     file = tmp_path / "in.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -173,10 +177,12 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
         4: (["keywords:existence"], [{"keywords": ["fish"]}]),
         6: (["detectable_format:number_bullet_lists"], [{"num_bullets": 2}]),
         8: (["startend:end_checker"], [{"end_phrase": "So."}]),
+        12: (["length_constraints:number_paragraphs"], [{"num_paragraphs": 2}]),
+        13: (["detectable_format:title"], [{}]),
     }
     told = capsys.readouterr().err
-    assert "4 rows rejected" in told
-    assert "validate_word_constraint (around)" in told
+    assert "6 rows rejected" in told
+    assert "'quantifier': 'around'" in told
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

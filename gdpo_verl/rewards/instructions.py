@@ -124,8 +124,11 @@ def is_followed(name: str, options: dict[str, Any], text: str) -> bool | None:
     if name not in checkers:
         return None
     checker = checkers[name](name)
+    given = {key: value for key, value in options.items() if value is not None}
+    if set(given) != set(checker.get_instruction_args_keys()):  # it would draw what is missing
+        return None
     try:
-        checker.build_description(**{key: v for key, v in options.items() if v is not None})
+        checker.build_description(**given)
         # Nothing is no text without commas; whether it can be judged is the same for any text.
         return bool(checker.check_following(text or "Nothing.")) and bool(text)
     except RecursionError:  # brackets without an end, where JSON is asked for

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.tasks import generated
 from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import BadRow, Row, make_row, text_of
+from gdpo_verl.tasks.rows import BadRow, Row, check_messages, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "instructions"
@@ -37,34 +37,23 @@ KEYWORDS = ("people", "water", "old", "time", "often", "small", "world", "becaus
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
 
 
-def _draw_options(name: str, rng: random.Random) -> dict[str, Any]:
-    if name == "length_constraints:number_words":
-        relation = rng.choice(("at least", "less than"))
-        return {"num_words": rng.randrange(20, 45, 5), "relation": relation}
-    if name == "keywords:existence":
-        return {"keywords": sorted(rng.sample(KEYWORDS, 2))}
-    if name == "keywords:forbidden_words":
-        return {"forbidden_words": sorted(rng.sample(KEYWORDS, 2))}
-    if name == "startend:end_checker":
-        return {"end_phrase": rng.choice(ENDINGS)}
-    if name == "detectable_format:number_bullet_lists":
-        return {"num_bullets": rng.randint(2, 4)}
-    return {}
-
-
-CONSTRAINTS = (
-    "length_constraints:number_words",
-    "change_case:english_lowercase",
-    "change_case:english_capital",
-    "punctuation:no_comma",
-    "keywords:existence",
-    "keywords:forbidden_words",
-    "startend:end_checker",
-    "startend:quotation",
-    "detectable_format:number_bullet_lists",
-    "detectable_format:title",
-    "detectable_format:json_format",
-)
+# IFEval's ids, and how the arguments of each are drawn.
+CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
+    "length_constraints:number_words": lambda rng: {
+        "num_words": rng.randrange(20, 45, 5),
+        "relation": rng.choice(("at least", "less than")),
+    },
+    "change_case:english_lowercase": lambda rng: {},
+    "change_case:english_capital": lambda rng: {},
+    "punctuation:no_comma": lambda rng: {},
+    "keywords:existence": lambda rng: {"keywords": sorted(rng.sample(KEYWORDS, 2))},
+    "keywords:forbidden_words": lambda rng: {"forbidden_words": sorted(rng.sample(KEYWORDS, 2))},
+    "startend:end_checker": lambda rng: {"end_phrase": rng.choice(ENDINGS)},
+    "startend:quotation": lambda rng: {},
+    "detectable_format:number_bullet_lists": lambda rng: {"num_bullets": rng.randint(2, 4)},
+    "detectable_format:title": lambda rng: {},
+    "detectable_format:json_format": lambda rng: {},
+}
 
 # RLVR-IFeval's functions that a checker of IFEval judges alike, and the names of their arguments.
 FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -144,10 +133,10 @@ def draw_example(rng: random.Random) -> InstructionExample:
     conflicts = conflict_make(INSTRUCTION_CONFLICTS)
     chosen: dict[str, dict[str, Any]] = {}
     wanted = rng.choice((1, 2, 2, 3))
-    for name in rng.sample(CONSTRAINTS, len(CONSTRAINTS)):
+    for name in rng.sample(list(CONSTRAINTS), len(CONSTRAINTS)):
         kind = name.partition(":")[0]
         if all(name not in conflicts[other] and not other.startswith(kind) for other in chosen):
-            chosen[name] = _draw_options(name, rng)
+            chosen[name] = CONSTRAINTS[name](rng)
         if len(chosen) == wanted:
             break
     return InstructionExample(rng.choice(TOPICS), chosen)
@@ -155,25 +144,22 @@ def draw_example(rng: random.Random) -> InstructionExample:
 
 def convert(record: Record) -> Row:
     """Convert a row of RLVR-IFeval; raises `BadRow` for a constraint that no checker judges."""
-    (message,) = record.values.get("messages") or [{}]
-    question = text_of(message, "content")
+    messages = check_messages(record.values.get("messages"))
     asked = json.loads(text_of(record.values, "ground_truth"))
-    function, quantifier = asked.get("func_name"), asked.get("quantifier")
-    if function not in FUNCTIONS or quantifier == "around":
-        about = f"{function} ({quantifier})" if quantifier else function
-        raise BadRow("constraint", f"expected a constraint that IFEval's checkers judge: {about}")
-    name, arguments = FUNCTIONS[function]
-    options = {argument: asked[key] for argument, key in arguments.items()}
-    if quantifier:  # "at most 9" is "less than 10"
-        least = quantifier == "at least"
-        options |= {"relation": quantifier if least else "less than"}
-        options["num_words"] += not least
+    function = asked.get("func_name") if isinstance(asked, dict) else None
+    name, arguments = FUNCTIONS.get(str(function), ("", {}))
+    options = {argument: asked[key] for argument, key in arguments.items() if key in asked}
+    if name == "length_constraints:number_words":
+        relations = {"at least": ("at least", 0), "at most": ("less than", 1)}  # 9 at most: < 10
+        options["relation"], more = relations.get(str(asked.get("quantifier")), (None, 0))
+        options["num_words"] = int(options["num_words"] or 0) + more
     if rewards.is_followed(name, options, "A text.") is None:
-        raise BadRow("constraint", f"expected a constraint that can be checked: {name} {options}")
+        wanted = {key: value for key, value in asked.items() if value} if name else function
+        raise BadRow("constraint", f"expected a constraint of IFEval's checkers, found {wanted}")
     return make_row(
         DATA_SOURCE,
-        [{"role": "user", "content": question}],
-        ground_truth(question, {name: options}),
+        messages,
+        ground_truth(messages[-1]["content"], {name: options}),
         ability="instructions",
         extra_info={"file": record.file, "row": record.row},
     )
