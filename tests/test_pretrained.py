@@ -12,6 +12,7 @@ import pytest
 from conftest import run_cli
 
 from gdpo_verl.policy.pretrained import FILE, SHA256, make_smollm2
+from gdpo_verl.rewards.instructions import KINDS
 
 
 @pytest.fixture
@@ -72,22 +73,18 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.real
-def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> None:
-    sums, run = tmp_path / "sums", tmp_path / "run"
-    run_cli("prepare", "short-sums", "--shots", "2", "--out", str(sums))
-    command = [sys.executable, "-m", "gdpo_verl.cli", "train", "gsm8k/gdpo", "--run", str(run)]
-    lengths = ["data.max_prompt_length=192", "data.max_response_length=48"]
+def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -> list[dict]:
+    """Train two steps of a recipe without a GPU; the metrics of each."""
+    command = [sys.executable, "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
     ours = "actor_rollout_ref"
-    settings = ["hardware=cpu", *lengths, "data.train_batch_size=4", f"{ours}.rollout.n=4"]
-    settings += [f"{ours}.actor.ppo_mini_batch_size=4", f"{ours}.actor.optim.lr=1e-5"]
-    settings += [f"{ours}.actor.use_kl_loss=false", f"{ours}.model.path={smollm2}"]
-    settings += [f"data.train_files={sums}/train.parquet", f"data.val_files={sums}/train.parquet"]
-    settings += ["trainer.total_training_steps=2", "trainer.val_before_train=false"]
-    settings += ["trainer.test_freq=-1", "trainer.save_freq=-1"]
-    settings += ["algorithm.rollout_correction.bypass_mode=false"]  # else they are not compared
+    command += ["hardware=cpu", "data.max_prompt_length=192", "data.max_response_length=48"]
+    command += ["data.train_batch_size=4", f"{ours}.rollout.n=4", f"{ours}.actor.optim.lr=1e-5"]
+    command += [f"{ours}.actor.ppo_mini_batch_size=4", f"{ours}.actor.use_kl_loss=false"]
+    command += [f"{ours}.model.path={model}", "trainer.val_before_train=false"]
+    command += [f"data.train_files={data}/train.parquet", f"data.val_files={data}/train.parquet"]
+    command += ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
+    command += ["algorithm.rollout_correction.bypass_mode=false"]  # else they are not compared
     done = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stderr[-3000:]
     assert "each prompt once for its responses" in done.stderr
     assert "has no effect" not in (run / "train.log").read_text(errors="replace")
@@ -97,7 +94,36 @@ def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> N
         # In bfloat16 the engines differ by rounding alone; the wrong prompt would cost far more.
         assert step["training/rollout_probs_diff_mean"] < 0.02
         assert step["actor/grad_norm"] > 0
+    return steps
+
+
+@pytest.mark.real
+def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> None:
+    sums = tmp_path / "sums"
+    run_cli("prepare", "short-sums", "--shots", "2", "--out", str(sums))
+    for step in two_steps("gsm8k/gdpo", smollm2, sums, tmp_path / "run"):
         assert step["rewards/integer/mean"] > 0  # with worked examples it answers in numbers
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["gdpo_conditioned", "grpo"])
+def test_two_steps_of_the_instructions_recipe_train_it(
+    smollm2: Path, tmp_path: Path, arm: str
+) -> None:
+    pytest.importorskip("if_verifiable")
+    texts, run = tmp_path / "texts", tmp_path / "run"
+    run_cli("prepare", "instructions", "--out", str(texts))
+    steps = two_steps(f"instructions/{arm}", smollm2, texts, run)
+    rows = [json.loads(line) for line in (run / "rollouts" / "1.jsonl").read_text().splitlines()]
+    assert len(rows) == 16
+    for row in rows:
+        wanted = json.loads(row["gts"])["instruction_id_list"]
+        kinds = {KINDS[name.partition(":")[0]] for name in wanted}
+        assert {kind for kind in KINDS.values() if row[kind] is not None} == kinds
+    # What no prompt asks for has no statistics; the learned reward always has.
+    assert not any("rewards/combination/mean" in step for step in steps)
+    assert all(step["rewards/relevance/max"] > 0 for step in steps)
 
 
 @pytest.mark.slow
