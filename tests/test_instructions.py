@@ -87,10 +87,24 @@ def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
 
 @pytest.mark.parametrize("text", [SEA, ""])
 def test_what_nobody_can_check_is_counted_and_not_scored(text: str) -> None:
-    found = judge(text, no_such={}, no_comma={"commas": 3}, number_words={}, title={})
-    assert found["unchecked"] == 3
-    assert not {"punctuation", "length"} & set(found)
+    found = judge(
+        text,
+        no_such={},
+        no_comma={"commas": 3},
+        number_words={},
+        title={},
+        existence={"keywords": ["a("]},
+        capital_word_frequency={"capital_frequency": 1},
+    )
+    assert found["unchecked"] == 5
+    assert not {"punctuation", "length", "keywords", "case"} & set(found)
     assert found["format"] == 0.0
+
+
+def test_a_checker_without_its_data_does_not_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nltk.data.path", [])
+    asked = {"num_sentences": 2, "relation": "at least"}
+    assert judge(SEA, number_sentences=asked)["unchecked"] == 1
 
 
 @pytest.mark.parametrize(

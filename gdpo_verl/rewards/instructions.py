@@ -133,7 +133,7 @@ def is_followed(name: str, options: dict[str, Any], text: str) -> bool | None:
         return bool(checker.check_following(text or "Nothing.")) and bool(text)
     except RecursionError:  # brackets without an end, where JSON is asked for
         return False
-    except (TypeError, ValueError, LookupError):  # other arguments, or NLTK's data are not here
+    except (TypeError, ValueError, re.error, LookupError):  # bad arguments, or no data of NLTK's
         return None
 
 

@@ -36,7 +36,6 @@ TOPICS = (
 KEYWORDS = ("people", "water", "old", "time", "often", "small", "world", "because", "new", "years")
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
 
-
 # IFEval's ids, and how the arguments of each are drawn.
 CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "length_constraints:number_words": lambda rng: {
@@ -55,7 +54,7 @@ CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "detectable_format:json_format": lambda rng: {},
 }
 
-# RLVR-IFeval's functions that a checker of IFEval judges alike, and the names of their arguments.
+# RLVR-IFeval's functions whose constraint IFEval has, and the columns of its arguments.
 FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "verify_keywords": ("keywords:existence", {"keywords": "keyword_list"}),
     "validate_forbidden_words": (
@@ -121,7 +120,7 @@ class InstructionExample:
 
 
 def ground_truth(topic: str, constraints: Mapping[str, Mapping[str, Any]]) -> str:
-    """What `rewards.instructions.parse_ground_truth` reads."""
+    """Write a topic and its constraints as `rewards.instructions.parse_ground_truth` reads them."""
     names, options = list(constraints), list(constraints.values())
     return json.dumps({"topic": topic, "instruction_id_list": names, "kwargs": options})
 
@@ -181,7 +180,7 @@ def prepare(
         DATA_SOURCE,
         draw_example,
         ability="instructions",
-        extra=lambda example: {"topic": example.topic},
+        extra=lambda example: {},
         source=f"topics and constraints drawn here, checkers of {rewards.REQUIREMENTS[0]}",
         about={"topics": len(TOPICS), "constraints": list(CONSTRAINTS)},
         **options,
