@@ -19,6 +19,8 @@ from gdpo_verl.rundir.row_key import RowKey
 
 # Of a batch's responses, what may be without a reward before the training ends.
 MOST_REWARD_ERRORS = 0.5
+# A batch of fewer is taken as so many, of which a component's `most_unscored` is a share.
+FEWEST_RESPONSES = 20
 
 
 class RewardErrors(RuntimeError):
@@ -41,6 +43,7 @@ class RewardBatch:
       group_ids: the group of each session.
       parse_errors: of each session, the reward's diagnostic of that name; None without one.
       errors: the reasons of the sessions without a reward (`failed_judgement`).
+      judge_errors: for a judge's component its last error, '' without one.
     """
 
     def __init__(
@@ -65,6 +68,10 @@ class RewardBatch:
         self.group_ids = [group_ids[row] for row in last]
         self.parse_errors = [_parse_error_code(infos[row].get("parse_error")) for row in last]
         self.errors = [text for row in last if (text := failed_judgement(infos[row]))]
+        self.judge_errors = {
+            key: next(filter(None, (infos[row].get(f"{key}_error") for row in reversed(last))), "")
+            for key in objective.most_unscored
+        }
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
         names = [RowKey.parse(row_keys[row]) for row in rows]
@@ -84,7 +91,8 @@ class RewardBatch:
         """The share of the sessions without a reward.
 
         Raises:
-          RewardErrors: it is above `MOST_REWARD_ERRORS`.
+          RewardErrors: it is above `MOST_REWARD_ERRORS`, or that of the responses without a
+            component above the component's `most_unscored`.
         """
         sessions = len(self.last_rows)
         share = diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
@@ -94,6 +102,14 @@ class RewardBatch:
                 f"{MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports {self.errors[-1]!r}: "
                 "see to the judge that the reward asks, or to reward.timeout."
             )
+        for key, most in self.objective.most_unscored.items():
+            missing = int(self.raw[self.last_rows, self.objective.keys.index(key)].isnan().sum())
+            if missing > most * max(sessions, FEWEST_RESPONSES):
+                raise RewardErrors(
+                    f"{missing} of {sessions} responses of a batch have no {key!r}; of "
+                    f"{max(sessions, FEWEST_RESPONSES)} at most {most:.0%} may. See to the judge. "
+                    f"Its last error: {self.judge_errors[key] or 'in the log of the reward worker'}"
+                )
         return share
 
     def session_tokens(self, token_counts: Tensor) -> Tensor:
