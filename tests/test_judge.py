@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import math
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None
 class Server(BaseHTTPRequestHandler):
     """A judge that behaves as its model's name says, and writes down what it was asked."""
 
-    asked: list[dict[str, Any]] = []
+    asked: ClassVar[list[dict[str, Any]]] = []
     at_once, most_at_once = 0, 0
     lock = threading.Lock()
 
@@ -225,7 +226,7 @@ from gdpo_verl.rewards import Component, declares
 
 @declares(Component("short", 0, 1))
 def one(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    assert not kwargs, kwargs
+    assert kwargs.keys() <= {"reward_router_address", "reward_model_tokenizer"}, kwargs
     return {"short": float(len(solution_str) < 9)}
 
 @declares("judge")
@@ -242,20 +243,33 @@ def own(data_source, solution_str, ground_truth, extra_info=None, judge=None):
 KEY = "reward.custom_reward_function.reward_kwargs.judge"
 
 
+SERVED = {"reward_model.enable": True}
+NAIVE = {"reward_manager.name": "naive"}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Any:
+    return compose("toolbox/gdpo")
+
+
 @pytest.fixture
-def configured(tmp_path: Path) -> Callable[..., Any]:
+def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def build(function: str, *overrides: str, **judge: Any) -> Any:
-        settings = ASK | {"url": "http://a.host/v1", "model": "m"} | judge
-        config = compose(
-            "toolbox/gdpo",
-            f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
-            f"reward.custom_reward_function.name={function}",
-            *overrides,
-        )
+    def build(
+        function: str, reward: dict[str, Any] | None = None, algorithm: Any = None, **judge: Any
+    ) -> Any:
+        config = copy.deepcopy(recipe)
         OmegaConf.set_struct(config, False)
-        config.reward.custom_reward_function.reward_kwargs = {"judge": settings}
+        settings = ASK | {"url": "http://a.host/v1", "model": "m"} | judge
+        config.reward.custom_reward_function = {
+            "path": str(tmp_path / "rewards.py"),
+            "name": function,
+            "reward_kwargs": {"judge": settings},
+        }
+        for key, value in (reward or {}).items():
+            OmegaConf.update(config.reward, key, value)
+        config.algorithm.update(algorithm or {})
         return config
 
     return build
@@ -266,55 +280,50 @@ def test_a_judge_is_declared_beside_the_functions_components(configured: Callabl
     declared = declared_reward(config)
     assert declared == (Component("short", 0, 1), Component("helpful", 0, 1, most_unscored=0.25))
     assert unnamed_arguments(config) == []
-    named = configured("undeclared", "+algorithm.gdpo_reward_keys=[short,judge]", name="judge")
+    named = configured("undeclared", algorithm={"gdpo_reward_keys": ["short", "judge"]})
     assert declared_reward(named) == (Component("judge", 0, 1, most_unscored=0.1),)
 
 
 def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> None:
-    config = configured("own", "reward.reward_manager.name=naive", scale="anything")
+    config = configured("own", NAIVE, scale="anything")
     assert declared_reward(config) == (Component("short"),)
     assert unnamed_arguments(config) == []
 
 
 @pytest.mark.parametrize(
-    ("function", "judge", "overrides", "message"),
+    ("function", "judge", "reward", "message"),
     [
-        ("one", {"question": None}, [], r"\.question: expected a text with {response}.*found None"),
-        ("one", {"question": "Is it?"}, [], r"\.question: expected a text with {response}"),
-        ("one", {"scale": None}, [], r"\.scale: expected two or more words or numbers"),
-        ("one", {"scale": [3]}, [], r"\.scale: .*, found \[3\]"),
-        ("one", {"scale": "12345"}, [], r"\.scale: .*, found '12345'"),
-        ("one", {"scale": [1, 3, 2]}, [], r"\.scale: .* in order"),
-        ("one", {"scale": [1, 1.0]}, [], r"\.scale: "),
-        ("one", {"scale": ["No", "no"]}, [], r"\.scale: "),
-        ("one", {"scale": [False, True]}, [], r"\.scale: "),
-        ("one", {"scale": ["bad", "very good"]}, [], r"\.scale: "),
-        ("one", {"url": "a.host:8000"}, [], r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
-        ("one", {"model": None}, [], r"\.model: expected a name with url, none without"),
-        ("one", {"url": None, "model": None}, [], r"\.url: not set, and verl serves no model"),
-        (
-            "one",
-            {"url": None, "model": None},
-            ["reward.reward_model.enable=true"],
-            r"\.url: not set.*enable_resource_pool to true",
-        ),
-        ("one", {"secods": 3}, [], r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
-        ("one", {"seconds": 0}, [], r"\.seconds: expected a number from 0.001 to .*, found 0"),
-        ("one", {"requests": 0}, [], r"\.requests: expected a number from 1 to"),
-        ("one", {"repeats": "2"}, [], r"\.repeats: expected a number from 0 to 16, found '2'"),
-        ("one", {"most_failed": 10}, [], r"\.most_failed: expected a number from 0 to 1, found 10"),
-        ("one", {"request": ["a"]}, [], r"\.request: expected a mapping"),
-        ("one", {"name": "score"}, [], r"\.name: 'score' cannot be the name of a component"),
-        ("two", {}, [], r"\.name: expected distinct names of components"),
-        ("undeclared", {}, [], r": the reward function declares no components beside the judge's"),
-        ("one", {}, ["reward.reward_manager.name=naive"], r": .*=naive asks none\. Set it to gdpo"),
+        ("one", {"question": None}, {}, r"\.question: expected a text with {response}.*found None"),
+        ("one", {"question": "Is it?"}, {}, r"\.question: expected a text with {response}"),
+        ("one", {"scale": None}, {}, r"\.scale: expected two or more words or numbers"),
+        ("one", {"scale": [3]}, {}, r"\.scale: .*, found \[3\]"),
+        ("one", {"scale": "12345"}, {}, r"\.scale: .*, found '12345'"),
+        ("one", {"scale": [1, 3, 2]}, {}, r"\.scale: .* in order"),
+        ("one", {"scale": [1, 1.0]}, {}, r"\.scale: "),
+        ("one", {"scale": ["No", "no"]}, {}, r"\.scale: "),
+        ("one", {"scale": [False, True]}, {}, r"\.scale: "),
+        ("one", {"scale": ["bad", "very good"]}, {}, r"\.scale: "),
+        ("one", {"url": "a.host:8000"}, {}, r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
+        ("one", {"model": None}, {}, r"\.model: expected a name with url, none without"),
+        ("one", {"url": None, "model": None}, {}, r"\.url: not set, and verl serves no model"),
+        ("one", {"url": None, "model": None}, SERVED, r"\.url: .*\.enable_resource_pool to true"),
+        ("one", {"secods": 3}, {}, r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
+        ("one", {"seconds": 0}, {}, r"\.seconds: expected a number from 0.001 to .*, found 0"),
+        ("one", {"requests": 0}, {}, r"\.requests: expected a number from 1 to"),
+        ("one", {"repeats": "2"}, {}, r"\.repeats: expected a number from 0 to 16, found '2'"),
+        ("one", {"most_failed": 10}, {}, r"\.most_failed: expected a number from 0 to 1, found 10"),
+        ("one", {"request": ["a"]}, {}, r"\.request: expected a mapping"),
+        ("one", {"name": "score"}, {}, r"\.name: 'score' cannot be the name of a component"),
+        ("two", {}, {}, r"\.name: expected distinct names of components"),
+        ("undeclared", {}, {}, r": the reward function declares no components beside the judge's"),
+        ("one", {}, NAIVE, r": .*=naive asks none\. Set it to gdpo"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key(
-    configured: Callable, function: str, judge: dict, overrides: list[str], message: str
+    configured: Callable, function: str, judge: dict, reward: dict, message: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
-        declared_reward(configured(function, *overrides, **judge))
+        declared_reward(configured(function, reward, **judge))
 
 
 # ---------------------------------------------------------------- in verl's reward manager
@@ -339,8 +348,9 @@ def scored(config: Any, **options: Any) -> dict[str, Any]:
 
 def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str) -> None:
     question = "{prompt} {ground_truth}: {response}?"
-    weights = "+algorithm.gdpo_reward_weights={judge: 2.0}"
-    info = scored(configured("one", weights, url=url, model="good", question=question))
+    weights = {"gdpo_reward_weights": {"judge": 2.0}}
+    settings = {"url": url, "model": "good", "question": question}
+    info = scored(configured("one", algorithm=weights, **settings))
     assert info.pop("judge") == pytest.approx(0.85)
     assert info.pop("score") == pytest.approx(1.0 + 2 * 0.85)
     assert info == {"short": 1.0, "judge_said": "4", "judge_error": ""}
@@ -348,8 +358,8 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
 
 
 def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:
-    config = configured("one", "reward.reward_model.enable=true", url=None, model=None)
-    config.reward.reward_model.update(enable_resource_pool=True, model_path="served")
+    pool = {"reward_model.enable_resource_pool": True, "reward_model.model_path": "served"}
+    config = configured("one", SERVED | pool, url=None, model=None)
     address = url.removeprefix("http://").removesuffix("/v1")
     info = scored(config, reward_router_address=address, reward_model_tokenizer=None)
     assert info["judge"] == pytest.approx(0.85)
@@ -367,9 +377,9 @@ def test_a_failing_judge_is_not_scored_and_warned_of_once(
 
 
 def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable, url: str) -> None:
-    keys = "+algorithm.gdpo_reward_keys=[short,judge]"
+    keys = {"gdpo_reward_keys": ["short", "judge"]}
     with pytest.raises(ValueError, match=r"judge\.name: the reward function returns {'judge'}"):
-        scored(configured("undeclared", keys, url=url, model="good"))
+        scored(configured("undeclared", algorithm=keys, url=url, model="good"))
 
 
 # ---------------------------------------------------------------- in the training
