@@ -53,9 +53,9 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
         pytest.param(FIVE, answer("4, not 5"), 0.75, id="the first word"),
         pytest.param(FIVE, answer("<think>1 or 2?</think>3"), 0.5, id="behind a thought"),
         pytest.param(WORDS, answer("Partly, yes"), 0.5, id="words by their place"),
-        pytest.param([0, 1, 4], answer("1"), 0.25, id="numbers by their size"),
-        pytest.param([5, 3, 1], answer("3"), 0.5, id="school marks, 5 the worst"),
-        pytest.param([-1, -0.5, 1], answer("-0.5"), 0.25, id="negative numbers"),
+        pytest.param([0, 1, 4], answer("1"), 0.5, id="equally spaced"),
+        pytest.param([5, 3, 1], answer("1"), 1.0, id="school marks, 5 the worst"),
+        pytest.param([-1, -0.5, 1], answer("-0.5"), 0.5, id="negative numbers"),
         pytest.param(FIVE, answer("Between 2 and 4"), None, id="two of the scale"),
         pytest.param(FIVE, answer("1.1.1.1."), None, id="no word of it"),
         pytest.param(FIVE, answer("2024"), None, id="part of a word"),
@@ -74,8 +74,8 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
         # A tokenizer that writes 10 as 1 and 0 ...
         pytest.param(TEN, answer("10", {"1": 0.9, "5": 0.1}, {"0": 1.0}), 1.0, id="in two pieces"),
         pytest.param(TEN, answer("1", {"1": 0.9, "5": 0.1}), 0.0, id="perhaps a piece"),
-        # ... and one that has it as a token: (0.5 · 0 + 0.25 · 4/9 + 0.25 · 1) / 1
-        pytest.param(TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 13 / 36, id="no piece"),
+        # ... and one that has it as a token: (0.5 · 0 + 0.25 · 0.5 + 0.25 · 1) / 1
+        pytest.param(TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375, id="no piece"),
         # The tokens of a number that is not of the scale are.
         pytest.param(FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None, id="digits of another"),
         pytest.param(FIVE, answer("3", {"3": 1.0}) | {"logprobs": {"content": None}}, 0.5, id="-"),
@@ -165,9 +165,9 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
         ({"model": "fails"}, None, None, "HTTP 500 from http://127.0.0.1:", 3),
         ({"model": "fails", "repeats": 0}, None, None, "'out of memory'", 1),
         ({"model": "slow", "seconds": 0.1, "repeats": 1}, None, None, "within 0.1 s: ReadTim", 2),
-        ({"model": "refuses"}, None, None, "HTTP 404 from", 1),  # another try would not help
-        ({"model": "no json"}, None, None, "'<html>busy</html>'", 1),
-        ({"model": "no choice"}, None, None, "HTTP 200 from", 1),
+        ({"model": "refuses"}, None, None, "HTTP 404 from", 3),
+        ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
+        ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
     ],
     ids=lambda each: each["model"] if isinstance(each, dict) else None,
 )
@@ -298,8 +298,7 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ("one", {"scale": None}, {}, r"\.scale: expected two or more words or numbers"),
         ("one", {"scale": [3]}, {}, r"\.scale: .*, found \[3\]"),
         ("one", {"scale": "12345"}, {}, r"\.scale: .*, found '12345'"),
-        ("one", {"scale": [1, 3, 2]}, {}, r"\.scale: .* in order"),
-        ("one", {"scale": [1, 1.0]}, {}, r"\.scale: "),
+        ("one", {"scale": [1, 2, 1]}, {}, r"\.scale: "),
         ("one", {"scale": ["No", "no"]}, {}, r"\.scale: "),
         ("one", {"scale": [False, True]}, {}, r"\.scale: "),
         ("one", {"scale": ["bad", "very good"]}, {}, r"\.scale: "),
@@ -415,6 +414,6 @@ def test_a_judge_that_fails_too_often_ends_the_training(
     if not ends:
         assert found.error_share() == 0.0
         return
-    text = rf"{failed} of {of} responses of a batch have no 'judge'; of {max(of, 20)} at most"
-    with pytest.raises(RewardErrors, match=rf"{text} {most:.0%} may.*last error: down {of - 1}$"):
+    text = rf"{failed} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
+    with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down {of - 1}$"):
         found.error_share()

@@ -136,7 +136,6 @@ def complaints(
             "--step-seconds how long your steps are",
         ),
     ]
-    errors = [f"{each.name}_error" for each in declared if each.most_unscored is not None]
     notes: list[_Check] = [
         (
             finished,
@@ -147,11 +146,6 @@ def complaints(
             [each for each in dicts if sorted(each.result.info) != first_keys],
             lambda each: f"{sorted(each.result.info)} are not those of the first, {first_keys}",
             "the keys {}; where verl makes columns of them it takes the first answer's",
-        ),
-        (
-            dicts,
-            lambda each: next(filter(None, (each.result.info.get(key) for key in errors)), None),
-            "the judge gave no value: {}",
         ),
     ]
     return _sentences(problems), _sentences(notes)

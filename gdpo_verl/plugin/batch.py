@@ -43,7 +43,6 @@ class RewardBatch:
       group_ids: the group of each session.
       parse_errors: of each session, the reward's diagnostic of that name; None without one.
       errors: the reasons of the sessions without a reward (`failed_judgement`).
-      judge_errors: for a judge's component its last error, '' without one.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class RewardBatch:
         row_keys: Sequence[str],
         padding: Sequence[bool] | None = None,
     ) -> None:
-        self.objective = objective
+        self.objective, self.infos = objective, infos
         padding = padding or [False] * len(row_keys)
         rows = [row for row, pad in enumerate(padding) if not pad]
         self.real = torch.tensor(rows, dtype=torch.int64)
@@ -68,10 +67,6 @@ class RewardBatch:
         self.group_ids = [group_ids[row] for row in last]
         self.parse_errors = [_parse_error_code(infos[row].get("parse_error")) for row in last]
         self.errors = [text for row in last if (text := failed_judgement(infos[row]))]
-        self.judge_errors = {
-            key: next(filter(None, (infos[row].get(f"{key}_error") for row in reversed(last))), "")
-            for key in objective.most_unscored
-        }
 
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
         names = [RowKey.parse(row_keys[row]) for row in rows]
@@ -103,12 +98,13 @@ class RewardBatch:
                 "see to the judge that the reward asks, or to reward.timeout."
             )
         for key, most in self.objective.most_unscored.items():
-            missing = int(self.raw[self.last_rows, self.objective.keys.index(key)].isnan().sum())
-            if missing > most * max(sessions, FEWEST_RESPONSES):
+            unscored = self.raw[:, self.objective.keys.index(key)].isnan()
+            missing = self.last_rows[unscored[self.last_rows]].tolist()
+            if len(missing) > most * max(sessions, FEWEST_RESPONSES):
+                error = self.infos[missing[-1]].get(f"{key}_error", "in the reward workers' log")
                 raise RewardErrors(
-                    f"{missing} of {sessions} responses of a batch have no {key!r}; of "
-                    f"{max(sessions, FEWEST_RESPONSES)} at most {most:.0%} may. See to the judge. "
-                    f"Its last error: {self.judge_errors[key] or 'in the log of the reward worker'}"
+                    f"{len(missing)} of {sessions} responses of a batch have no {key!r}; at most "
+                    f"{most:.0%} may. See to the judge. The last error: {error}"
                 )
         return share
 

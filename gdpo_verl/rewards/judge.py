@@ -13,6 +13,7 @@ text. A judge that fails has given no reward: the component is None, *not scored
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from gdpo_verl.text import did_you_mean, first_line
 
 JUDGE = "reward.custom_reward_function.reward_kwargs.judge"
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
+_PLACE = re.compile(r"\{(\w+)\}")
 _WORD = re.compile(r"-?\w+(?:\.\w+)*")
 # A short answer, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
 _REQUEST = {"temperature": 0, "max_tokens": 16, "logprobs": True, "top_logprobs": 20}
@@ -41,7 +43,7 @@ class Judge:
     model: str | None = None  # its name there
     requests: int = 64  # in flight at a time, from all reward workers together
     seconds: float = 60.0  # the deadline of a request
-    repeats: int = 2  # further tries where the server is out of reach, busy or failing
+    repeats: int = 2  # further tries where the server gives no answer
     most_failed: float = 0.1  # the largest share of a batch that may be without a value
     request: Mapping[str, Any] = field(default_factory=dict)  # added to its body; null removes
 
@@ -61,7 +63,7 @@ class Judge:
         asks = isinstance(judge.question, str) and "{response}" in judge.question
         checks: list[tuple[str, Any, str]] = [
             ("question", asks, "a text with {response}, and {prompt} or {ground_truth} as needed"),
-            ("scale", judge.values, "two or more words or numbers in order, the worst first"),
+            ("scale", judge.values, "two or more words or numbers, the worst first"),
             ("url", str(judge.url or "http").startswith("http"), "http://HOST:PORT/v1"),
             ("model", bool(judge.model) == bool(judge.url), "a name with url, none without"),
             ("request", isinstance(judge.request, Mapping), "a mapping"),
@@ -78,22 +80,15 @@ class Judge:
 
     @cached_property
     def values(self) -> dict[str, float]:
-        """The value of each word of the scale, by a number's size, else by place; {} of no scale.
+        """The value of each word of the scale, equally spaced; {} of what is no scale.
 
         YAML reads a yes or no without quotes as a boolean, which is no word.
         """
         scale = self.scale if isinstance(self.scale, list) else []
         words = [str(each).casefold() for each in scale if not isinstance(each, bool)]
-        try:
-            numbers = [float(word) for word in words]
-        except ValueError:
-            numbers = [float(place) for place in range(len(words))]
-        if len(words) < 2 or not all(map(_WORD.fullmatch, words)):
+        if not len({*words}) == len(scale) > 1 or not all(map(_WORD.fullmatch, words)):
             return {}
-        span = (numbers[-1] - numbers[0]) or -1.0
-        found = {w: (n - numbers[0]) / span for w, n in zip(words, numbers, strict=True)}
-        orders = [*found.values()] == sorted({*found.values()}) and len(found) == len(scale)
-        return found if orders else {}
+        return {word: place / (len(words) - 1) for place, word in enumerate(words)}
 
     async def ask(self, **texts: str) -> dict[str, Any]:
         """Have a response judged.
@@ -105,12 +100,10 @@ class Judge:
           Under the component's name its value, None where the judge failed; under `<name>_said`
           the judge's text, None where none came; under `<name>_error` why there is no value.
         """
-        value = said = None
-        fill = re.compile(r"\{(\w+)\}").sub
-        choice, error = await self._answer(fill(lambda m: texts.get(m[1], m[0]), self.question))
-        if choice:
-            value, said = self.value_of(choice), choice["message"]["content"] or ""
-            error = f"expected one of {[*self.values]}, found {said!r}" if value is None else ""
+        question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
+        body = {"messages": [{"role": "user", "content": question}], "model": self.model}
+        body = {k: v for k, v in {**body, **_REQUEST, **self.request}.items() if v is not None}
+        value, said, error = await self._answer(body)
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
     @cached_property
@@ -123,29 +116,25 @@ class Judge:
         timeout = httpx.Timeout(self.seconds, pool=None)  # without the time before its turn
         return httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout)
 
-    async def _answer(self, question: str) -> tuple[dict[str, Any] | None, str]:
-        """The first choice of a chat completion; else None, and why the last try failed."""
+    async def _answer(self, body: dict[str, Any]) -> tuple[float | None, str | None, str]:
+        """The value, the text and the error that `ask` returns."""
         import httpx
 
-        body = {"messages": [{"role": "user", "content": question}], "model": self.model}
-        body = {k: v for k, v in {**body, **_REQUEST, **self.request}.items() if v is not None}
         error = ""
-        for repeat in range(int(self.repeats) + 1):
-            await asyncio.sleep(BACKOFF * 2 ** (repeat - 1) if repeat else 0)
+        for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
+            await asyncio.sleep(seconds)
             try:
                 reply = await self._client.post("chat/completions", json=body)
             except httpx.HTTPError as failure:
                 error = f"no answer from {self.url} within {self.seconds} s: {first_line(failure)}"
                 continue
-            try:
-                choice: dict[str, Any] = reply.json()["choices"][0]
-                self.value_of(choice)
-                return choice, ""
-            except (ValueError, LookupError, TypeError, AttributeError):
-                error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
-            if reply.status_code < 500 and reply.status_code not in (408, 429):
-                break
-        return None, error
+            error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                choice = reply.json()["choices"][0]
+                value, said = self.value_of(choice), choice["message"]["content"] or ""
+                unknown = f"expected one of {[*self.values]}, found {said!r}"
+                return value, said, unknown if value is None else ""
+        return None, None, error
 
     def value_of(self, choice: Mapping[str, Any]) -> float | None:
         """The value of an answer; None where it names no word of the scale, or several.
