@@ -15,8 +15,8 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 from reward_checks import check as check
-from reward_checks import write_data
 from reward_checks import work as work
+from reward_checks import write_data
 
 from gdpo_verl.check_reward import compose as compose_for_check
 from gdpo_verl.cli import _parser, main
