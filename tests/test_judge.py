@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import declared_reward, single_row_batch, unnamed_arguments
+from gdpo_verl.plugin.validation import objective_of
 from gdpo_verl.rewards import judge as module
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.judge import Judge
@@ -382,6 +383,18 @@ def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable,
 
 
 # ---------------------------------------------------------------- in the training
+
+
+def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: Callable) -> None:
+    config, row = configured("one"), {"score": 1.0, "short": 1.0, "judge": None}
+    silent = row | {"judge_said": None, "judge_error": "no answer from http://a.host/v1"}
+    with pytest.raises(ValueError, match=rf"^{KEY}: row 0: no answer from http://a.host/v1$"):
+        objective_of(config, {"0": silent})
+    # To an empty answer a judge may say anything.
+    astonished = row | {"judge_said": "There is none.", "judge_error": "expected one of …"}
+    found = objective_of(config, {"0": astonished})
+    assert found is not None
+    assert found.most_unscored == {"judge": 0.1}
 
 
 def batch(values: list[float | None], most: float = 0.1) -> RewardBatch:
