@@ -191,6 +191,7 @@ def test_a_server_that_is_down_is_named() -> None:
 
 def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
     question = 'Of {prompt} is {response} right, as {ground_truth} and {"json": 1} {other} are?'
     extra = {"max_tokens": 512, "top_logprobs": None, "chat_template_kwargs": {"a": False}}
     ask(url=url, model="good", question=question, request=extra)
@@ -324,6 +325,13 @@ def test_what_cannot_work_is_refused_with_its_key(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
         declared_reward(configured(function, reward, **judge))
+
+
+def test_what_is_no_mapping_is_refused(configured: Callable) -> None:
+    config = configured("one")
+    config.reward.custom_reward_function.reward_kwargs.judge = 5
+    with pytest.raises(ValueError, match=rf"^{KEY}: expected a mapping of .*'scale'.*, found 5"):
+        declared_reward(config)
 
 
 # ---------------------------------------------------------------- in verl's reward manager

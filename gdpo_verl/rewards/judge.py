@@ -48,13 +48,15 @@ class Judge:
     request: Mapping[str, Any] = field(default_factory=dict)  # added to its body; null removes
 
     @classmethod
-    def read(cls, node: Mapping[str, Any]) -> Judge:
+    def read(cls, node: Any) -> Judge:
         """Read the settings.
 
         Raises:
           ValueError: names the key in full, what was found and what is expected.
         """
         known = [each.name for each in fields(cls)]
+        if not isinstance(node, Mapping):
+            raise ValueError(f"{JUDGE}: expected a mapping of {known}, found {node!r}")
         for key in node:
             if key not in known:
                 near = did_you_mean(key, known)
@@ -111,10 +113,13 @@ class Judge:
         import httpx
 
         key, url = os.environ.get("OPENAI_API_KEY"), str(self.url)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=int(self.requests))
-        timeout = httpx.Timeout(self.seconds, pool=None)  # without the time before its turn
-        return httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout)
+        return httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx.Limits(max_connections=int(self.requests)),
+            timeout=httpx.Timeout(self.seconds, pool=None),  # without the time before its turn
+            trust_env=url.startswith("https"),  # a proxy is for what lies outside the cluster
+        )
 
     async def _answer(self, body: dict[str, Any]) -> tuple[float | None, str | None, str]:
         """The value, the text and the error that `ask` returns."""
