@@ -23,7 +23,7 @@ from gdpo_verl.cpu.patches import unused_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-QUESTION = "{prompt}\n\nAnswer: {response}\n\nRate it from 1 to 5. Reply with the number alone."
+QUESTION = "Question: {prompt} Answer: {response} Rate it, 1 to 5. Reply with the number alone."
 JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
 
 
