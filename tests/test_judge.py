@@ -50,7 +50,9 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
     [
         pytest.param(FIVE, answer("4"), 0.75, id="a number"),
         pytest.param(FIVE, answer(" **2**\n"), 0.25, id="in markdown"),
-        pytest.param(FIVE, answer("Score: 5."), 1.0, id="the only one of the scale"),
+        pytest.param(FIVE, answer("Score: 5."), 1.0, id="the last word"),
+        pytest.param(FIVE, answer("Score: 4/5"), None, id="the last of two"),
+        pytest.param(FIVE, answer("My tools:\n1. Name: add"), None, id="in the midst"),
         pytest.param(FIVE, answer("4, not 5"), 0.75, id="the first word"),
         pytest.param(FIVE, answer("<think>1 or 2?</think>3"), 0.5, id="behind a thought"),
         pytest.param(WORDS, answer("Partly, yes"), 0.5, id="words by their place"),

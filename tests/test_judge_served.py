@@ -23,7 +23,7 @@ from gdpo_verl.cpu.patches import unused_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-QUESTION = "Question: {prompt} Answer: {response} Rate it, 1 to 5. Reply with the number alone."
+QUESTION = "Rate this answer from 1 (bad) to 5 (good). Answer with the number alone. {response}"
 JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
 
 
@@ -66,7 +66,8 @@ def test_the_model_that_verl_serves_judges_a_training(
 def served(smollm2: Path, tmp_path: Path) -> Iterator[str]:
     """The model at an address, by vLLM's own command, in float32."""
     port = unused_port()
-    server = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(smollm2)]
+    # `vllm serve` asks for the version of a distribution `vllm`, which the CPU's is not called.
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2)]
     options = ["--port", str(port), "--dtype", "float32", "--enforce-eager"]
     options += ["--max-model-len", "1024", "--served-model-name", "small"]
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
@@ -126,9 +127,7 @@ def test_check_reward_asks_vllm_at_an_address(
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     found = 0
     for each in report["answers"]:
-        number = 11 * (each["row"] + 1)
-        prompt = f"what is {number} + {number}?"
-        question = QUESTION.replace("{prompt}", prompt).replace("{response}", each["answer"])
+        question = QUESTION.replace("{response}", each["answer"])
         expected = expected_value(model, tokenizer, question)
         value, said = each["returned"]["judge"], each["returned"]["judge_said"]
         if expected is not None and value is not None and said[1:2] in ("", ".", "\n", " "):

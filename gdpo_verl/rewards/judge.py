@@ -144,19 +144,19 @@ class Judge:
     def value_of(self, choice: Mapping[str, Any]) -> float | None:
         """The value of an answer; None where it names no word of the scale, or several.
 
-        The word is the first of the text, else the only one of the scale in it. Where the first
-        token is that word, the value is the expected one. But 1 may be a tokenizer's first piece
-        of 10: its probability counts only if 10 is found as a token beside it.
+        The word is the first of the text, else the last and the only one of the scale in it. Where
+        the first token is that word, the value is the expected one. But 1 may be a tokenizer's
+        first piece of 10: its probability counts only if 10 is found as a token beside it.
 
         Args:
           choice: the first of a chat completion's `choices`.
         """
         text = (choice["message"]["content"] or "").rpartition("</think>")[2].casefold()
         words, values = _WORD.findall(text), self.values
-        named = {*words[:1]} & {*values} or {*words} & {*values}
-        if len(named) != 1:
+        only = words[-1:] if len({*words} & {*values}) == 1 else []
+        word = next((word for word in words[:1] + only if word in values), None)
+        if word is None:
             return None
-        word = named.pop()
         tokens = (choice.get("logprobs") or {}).get("content") or []
         first: Any = next((token for token in tokens if token["token"].strip()), {"token": ""})
         found: dict[str, float] = {}
