@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -28,9 +29,11 @@ JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
 
 
 def override(**settings: Any) -> str:
-    question = json.dumps(QUESTION)
-    others = "".join(f", {key}: {value}" for key, value in settings.items())
-    return f"{JUDGE}={{question: {question}, scale: [1, 2, 3, 4, 5]{others}}}"
+    # So small a model does not always answer with a number of its own.
+    request = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
+    node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5], "request": request} | settings
+    keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))  # as Hydra wants them
+    return f"{JUDGE}={keys_bare}"
 
 
 def test_the_model_that_verl_serves_judges_a_training(
@@ -38,7 +41,7 @@ def test_the_model_that_verl_serves_judges_a_training(
 ) -> None:
     run = train(
         "toolbox/gdpo",
-        override(most_failed=0.9),  # so small a model does not always answer with a number
+        override(),
         "reward.reward_model.enable=true",
         "reward.reward_model.enable_resource_pool=true",
         f"reward.reward_model.model_path={smollm2}",
@@ -50,16 +53,16 @@ def test_the_model_that_verl_serves_judges_a_training(
     assert sorted(run.metrics()) == [0, 1, 2]
     for step in (1, 2):
         rows, metrics = run.rollouts(step), run.metrics()[step]
-        values = [row["judge"] for row in rows if row["judge"] is not None]
-        assert len({*values}) > len(rows) / 4  # expected values, not five words
+        values = [row["judge"] for row in rows]
+        assert len({*values}) > len(rows) / 2  # expected values, not five numbers
         assert 0 < min(values) < max(values) < 1
         assert metrics["rewards/judge/mean"] == pytest.approx(mean(values), abs=1e-6)
-        assert metrics["gdpo/judge/unscored"] == pytest.approx(1 - len(values) / len(rows))
+        assert metrics["gdpo/judge/unscored"] == 0
         assert metrics["gdpo/judge/advantage_share"] > 0
     held_out = (tmp_path / "validation" / "0.jsonl").read_text().splitlines()
     for row in map(json.loads, held_out):
-        assert row["judge_said"]
-        assert (row["judge"] is None) == row["judge_error"].startswith("expected one of ['1', '2'")
+        assert row["judge_said"] in "12345"
+        assert row["judge_error"] == ""
 
 
 @pytest.fixture
@@ -93,8 +96,8 @@ def served(smollm2: Path, tmp_path: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def expected_value(model: Any, tokenizer: Any, question: str) -> float | None:
-    """The expected value by Transformers; None where its likeliest token is no number."""
+def expected_value(model: Any, tokenizer: Any, question: str) -> float:
+    """The expected value by Transformers: of the next token, which is a number from 1 to 5."""
     import torch
 
     turn = [{"role": "user", "content": question}]
@@ -103,13 +106,9 @@ def expected_value(model: Any, tokenizer: Any, question: str) -> float | None:
     )
     with torch.no_grad():
         logits = model(**prompt).logits[0, -1]
-    shares = logits.double().softmax(0)
-    likeliest = set(shares.topk(20).indices.tolist())
     digits = [tokenizer.convert_tokens_to_ids(str(digit)) for digit in range(1, 6)]
-    if int(shares.argmax()) not in digits:
-        return None
-    weights = [float(shares[token]) * (token in likeliest) for token in digits]
-    return sum(w * place / 4 for place, w in enumerate(weights)) / sum(weights)
+    shares = logits[digits].double().softmax(0)
+    return float(shares @ torch.arange(5, dtype=torch.float64) / 4)
 
 
 def test_check_reward_asks_vllm_at_an_address(
@@ -119,18 +118,14 @@ def test_check_reward_asks_vllm_at_an_address(
 
     settings = [
         "reward.reward_manager.name=gdpo_components",
-        override(url=served, model="small", most_failed=1.0),
+        override(url=served, model="small"),
     ]
     _, output, report = check("good", *settings)
     assert "scored twice" not in output
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    found = 0
+    assert len(report["answers"]) > 20
     for each in report["answers"]:
         question = QUESTION.replace("{response}", each["answer"])
         expected = expected_value(model, tokenizer, question)
-        value, said = each["returned"]["judge"], each["returned"]["judge_said"]
-        if expected is not None and value is not None and said[1:2] in ("", ".", "\n", " "):
-            assert value == pytest.approx(expected, abs=2e-3), (each, expected)
-            found += 1
-    assert found > len(report["answers"]) / 2
+        assert each["returned"]["judge"] == pytest.approx(expected, abs=1e-3), each
