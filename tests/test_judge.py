@@ -128,8 +128,14 @@ class Server(BaseHTTPRequestHandler):
         with self.lock:
             Server.at_once -= 1
         self.send_response(status)
-        self.send_header("Content-Length", str(len(reply)))
+        self.send_header("Content-Length", str(len(reply) + 1000 * (model == "drips")))
         self.end_headers()
+        while model == "drips":  # as gateways do that keep a connection alive
+            time.sleep(0.05)
+            try:
+                self.wfile.write(b"\n")
+            except OSError:
+                return
         self.wfile.write(reply.encode())
 
     def log_message(self, *_: object) -> None:
@@ -167,7 +173,8 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
         ({"model": "recovers"}, 0.85, "4", "", 3),
         ({"model": "fails"}, None, None, "HTTP 500 from http://127.0.0.1:", 3),
         ({"model": "fails", "repeats": 0}, None, None, "'out of memory'", 1),
-        ({"model": "slow", "seconds": 0.1, "repeats": 1}, None, None, "within 0.1 s: ReadTim", 2),
+        ({"model": "slow", "seconds": 0.1, "repeats": 1}, None, None, "within 0.1 s: TimeoutE", 2),
+        ({"model": "drips", "seconds": 0.3, "repeats": 0}, None, None, "within 0.3 s: Time", 1),
         ({"model": "refuses"}, None, None, "HTTP 404 from", 3),
         ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
         ({"model": "no choice"}, None, None, "HTTP 200 from", 3),

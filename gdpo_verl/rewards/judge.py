@@ -109,6 +109,10 @@ class Judge:
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
     @cached_property
+    def _slots(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(int(self.requests))
+
+    @cached_property
     def _client(self) -> Any:
         import httpx
 
@@ -116,8 +120,8 @@ class Judge:
         return httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=int(self.requests)),
-            timeout=httpx.Timeout(self.seconds, pool=None),  # without the time before its turn
+            limits=httpx.Limits(max_connections=None),
+            timeout=None,
             trust_env=url.startswith("https"),  # a proxy is for what lies outside the cluster
         )
 
@@ -129,8 +133,10 @@ class Judge:
         for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
             await asyncio.sleep(seconds)
             try:
-                reply = await self._client.post("chat/completions", json=body)
-            except httpx.HTTPError as failure:
+                async with self._slots:  # the wait for one is not of the request's seconds
+                    asked = self._client.post("chat/completions", json=body)
+                    reply = await asyncio.wait_for(asked, self.seconds)
+            except (asyncio.TimeoutError, httpx.HTTPError) as failure:
                 error = f"no answer from {self.url} within {self.seconds} s: {first_line(failure)}"
                 continue
             error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
