@@ -15,8 +15,8 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 from reward_checks import check as check
-from reward_checks import scores, write_data
 from reward_checks import work as work
+from reward_checks import write_data
 
 from gdpo_verl.check_reward import compose as compose_for_check
 from gdpo_verl.cli import _parser, main
@@ -153,13 +153,13 @@ def test_verl_s_own_configuration_takes_the_settings_for_the_cpu() -> None:
 
 
 class Judge(BaseHTTPRequestHandler):
-    """A reward model that likes long answers."""
+    """A judge that likes the answer 2222 and no other."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"score": min(len(asked["text"]), 100) / 100}).encode()
+        text = "5" if "Answer: 2222\n" in asked["messages"][0]["content"] else "1"
+        answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
         self.send_response(200)
-        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
@@ -172,24 +172,38 @@ class Judge(BaseHTTPRequestHandler):
 def judge() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/score"
+        yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
 
 
-def test_reward_model_behind_an_address_is_asked(check: Callable, work: Path, judge: str) -> None:
-    section = (
-        (ROOT / "docs/rewards.md").read_text().partition("## A reward model by its address")[2]
-    )
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    (work / "judge.py").write_text(code)
-    write_data(work / "rows.parquet", truths=["z" * 25] * 3)
-    (named,) = re.findall(r"\+reward\S+address=", section)
-    _, output, report = check(
-        None, "--function", "judge.py:compute_score", "--data", "rows.parquet", f"{named}{judge}"
-    )
+def judge_recipe(work: Path, address: str) -> list[str]:
+    """The page's settings in a recipe, and the options that check it."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
+    (work / "mine").mkdir()
+    head = "# @package _global_\ndefaults: [/ppo_trainer, /hardware: cpu, _self_]\n"
+    head += "hydra: {searchpath: [pkg://verl.trainer.config, pkg://gdpo_verl.recipes]}\n"
+    (work / "mine/gdpo.yaml").write_text(head + text.replace("http://HOST:8000/v1", address))
+    write_data(work / "rows.parquet", truths=["2222"] * 3)
+    options = ["--config-dir", str(work), "--recipe", "mine/gdpo", "--data", "rows.parquet"]
+    return [*options, "actor_rollout_ref.model.path=null"]
+
+
+def test_the_judge_of_the_page_is_asked(check: Callable, work: Path, judge: str) -> None:
+    _, output, report = check(None, *judge_recipe(work, judge))
     assert "raised" not in output
-    assert scores(report)["ground truth"] == [1.25] * 3
-    assert scores(report)["empty"] == [1.0] * 3
+    returned = {each["kind"]: each["returned"] for each in report["answers"]}
+    assert (returned["ground truth"]["judge"], returned["empty"]["judge"]) == (1.0, 0.0)
+    (row,) = [each for each in report["components"] if each["name"] == "judge"]
+    assert (row["declared"], row["unscored"]) == ([0, 1], 0.0)
+
+
+def test_a_judge_that_is_down_is_a_problem(check: Callable, work: Path) -> None:
+    again = "reward.custom_reward_function.reward_kwargs.judge.repeats=0"
+    status, output, _ = check(None, *judge_recipe(work, "http://127.0.0.1:9/v1"), f"+{again}")
+    assert status == 1
+    assert re.search(
+        r"(\d+) of \1 responses .* no 'judge'; at most 10% may\. .*127\.0\.0\.1:9", output
+    )
 
 
 def test_the_quickstarts_policies_and_data_are_known_by_their_names() -> None:

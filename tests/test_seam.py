@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,32 @@ def test_a_judge_that_is_down_ends_treatment_and_control(queue: Any, estimator: 
     with pytest.raises(RewardErrors, match=r"have no reward.*'no quota'"):
         trainer_of(recipe(estimator))._compute_advantage(batch, {})
     queue.kv_clear(keys=batch.keys, partition_id="train")
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_judge_above_its_share_of_failures_ends_treatment_and_control(
+    queue: Any, estimator: str
+) -> None:
+    from gdpo_verl.plugin.batch import RewardErrors
+
+    config = recipe(estimator)
+    judge = {"question": "{response}?", "scale": [1, 2], "url": "http://a.host/v1", "model": "m"}
+    with open_dict(config):
+        config.reward.custom_reward_function.reward_kwargs = {"judge": judge}
+    failed = {"judge": None, "judge_error": "HTTP 503"}
+    for failures, ends in ((2, False), (5, True)):
+        judged = [{"judge": 0.5}] * (len(ROWS) - failures) + [failed] * failures
+        rows = [(key, mask, old | new) for (key, mask, old), new in zip(ROWS, judged, strict=True)]
+        rows = [row for row in rows if row[0] != "a_1_0"]  # not the last output of its session
+        batch, metrics = put(queue, rows), dict[str, float]()
+        step = functools.partial(trainer_of(config)._compute_advantage, batch, metrics)
+        if ends:
+            with pytest.raises(RewardErrors, match=r"^4 of 6 responses.*at most 10% may.*HTTP 503"):
+                step()
+        else:
+            step()
+            assert metrics["gdpo/judge/unscored"] == pytest.approx(1 / 6)
+        queue.kv_clear(keys=batch.keys, partition_id="train")
 
 
 def test_sessions_that_failed_are_warned_of_once_and_summed_up_in_the_end(

@@ -24,6 +24,7 @@ from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import RewardResult, Scored, score_twice
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import reward, validation
+from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.rewards.thought import THINK, opened_thought
 from gdpo_verl.run import composition
 from gdpo_verl.run.preflight import check_data_files
@@ -101,7 +102,8 @@ def check(
     if config.reward.reward_model.enable:
         raise ValueError(
             "reward.reward_model.enable: expected false, found true. A reward model needs the "
-            "training's devices; check a rule-based reward here."
+            "training's devices; check a rule-based reward here. A judge can be asked at an "
+            f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
         )
     numbers = {"--rows": rows, "--timeout": timeout, "--step-seconds": step_seconds}
     for name, number in numbers.items():

@@ -16,7 +16,7 @@ from gdpo_verl.check_reward.checks import SHARE_OF_STEP, ScoredAnswer
 from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.reward_dicts import read_components
 from gdpo_verl.rewards.components import Component
@@ -216,6 +216,10 @@ def _read_components(
         [tried[place].answer.group for place in readable],
         [str(RowKey("answer", number, 0)) for number in range(len(readable))],
     )
+    try:
+        batch.error_share()
+    except RewardErrors as error:
+        errors.append(str(error))
     sums = batch.score().tolist()
     for place, row, total, code in zip(
         readable, batch.raw.tolist(), sums, batch.parse_errors, strict=True

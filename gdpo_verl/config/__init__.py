@@ -142,8 +142,10 @@ class GdpoConfig:
                 f"algorithm.gdpo.gate.on: {self.gate['on']!r} is not among the reward components "
                 f"{list(keys)}.{did_you_mean(self.gate['on'], keys)}"
             )
+        most = {c.name: c.most_unscored for c in declared if c.most_unscored is not None}
+        most = {key: most[key] for key in keys if key in most}
         objective = Objective(
-            keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self
+            keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self, most
         )
         self._check_variant(objective)
         return objective
@@ -169,6 +171,7 @@ class Objective:
 
     Attributes:
       ranges: low and high, in reward units, of the components that declare both.
+      most_unscored: the share of a batch that may be without a component, where one is declared.
     """
 
     keys: tuple[str, ...]
@@ -176,6 +179,7 @@ class Objective:
     optional: frozenset[str]
     ranges: Mapping[str, tuple[float, float]]
     config: GdpoConfig
+    most_unscored: Mapping[str, float] = field(default_factory=dict)
 
     def weights_at(self, step: int) -> tuple[float, ...]:
         """The weights at a global step: the scheduled ones, and the others as they are."""

@@ -19,6 +19,8 @@ from gdpo_verl.rundir.row_key import RowKey
 
 # Of a batch's responses, what may be without a reward before the training ends.
 MOST_REWARD_ERRORS = 0.5
+# A batch of fewer is taken as so many, of which a component's `most_unscored` is a share.
+FEWEST_RESPONSES = 20
 
 
 class RewardErrors(RuntimeError):
@@ -51,7 +53,7 @@ class RewardBatch:
         row_keys: Sequence[str],
         padding: Sequence[bool] | None = None,
     ) -> None:
-        self.objective = objective
+        self.objective, self.infos = objective, infos
         padding = padding or [False] * len(row_keys)
         rows = [row for row, pad in enumerate(padding) if not pad]
         self.real = torch.tensor(rows, dtype=torch.int64)
@@ -84,7 +86,8 @@ class RewardBatch:
         """The share of the sessions without a reward.
 
         Raises:
-          RewardErrors: it is above `MOST_REWARD_ERRORS`.
+          RewardErrors: it is above `MOST_REWARD_ERRORS`, or that of the responses without a
+            component above the component's `most_unscored`.
         """
         sessions = len(self.last_rows)
         share = diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
@@ -94,6 +97,15 @@ class RewardBatch:
                 f"{MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports {self.errors[-1]!r}: "
                 "see to the judge that the reward asks, or to reward.timeout."
             )
+        for key, most in self.objective.most_unscored.items():
+            unscored = self.raw[:, self.objective.keys.index(key)].isnan()
+            missing = self.last_rows[unscored[self.last_rows]].tolist()
+            if len(missing) > most * max(sessions, FEWEST_RESPONSES):
+                error = self.infos[missing[-1]].get(f"{key}_error", "in the reward workers' log")
+                raise RewardErrors(
+                    f"{len(missing)} of {sessions} responses of a batch have no {key!r}; at most "
+                    f"{most:.0%} may. See to the judge. The last error: {error}"
+                )
         return share
 
     def session_tokens(self, token_counts: Tensor) -> Tensor:

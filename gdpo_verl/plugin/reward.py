@@ -25,7 +25,9 @@ import numpy as np
 import torch
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.rewards.components import RESERVED, Component, declared_components
+from gdpo_verl.config.parsing import plain
+from gdpo_verl.rewards.components import RESERVED, Component, check_names, declared_components
+from gdpo_verl.rewards.judge import JUDGE, Judge
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.text import did_you_mean
 
@@ -68,11 +70,12 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
 
     function = config.reward.get("custom_reward_function") or {}
     path, name = function.get("path"), function.get("name")
-    components: tuple[Component, ...] = ()
+    loaded: Any = None
     if path:
         try:
             with random_state_kept():
-                components = declared_components(load_extern_object(path, str(name)))
+                loaded = load_extern_object(path, str(name))
+                declared_components(loaded)
         except (Exception, SystemExit) as error:
             raise ValueError(
                 f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
@@ -87,7 +90,45 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
             known = f", only {sorted(REWARD_MANAGER)}.{did_you_mean(named, REWARD_MANAGER)}"
         raise ValueError(f"reward.reward_manager: {error}{known}") from error
     # A custom function takes the place of the manager's own rewards.
-    return components if path else declared_components(manager)
+    return components_of(loaded, config) if path else declared_components(manager)
+
+
+def components_of(function: Any, config: Any) -> tuple[Component, ...]:
+    """The components that a reward function declares, and that of the judge in `reward_kwargs`."""
+    declared, judge = declared_components(function), judge_of(function, config)
+    own = () if judge is None else (Component(judge.name, 0, 1, most_unscored=judge.most_failed),)
+    return (*declared, *own)
+
+
+def judge_of(function: Any, config: Any) -> Judge | None:
+    """The judge in `reward_kwargs`; None without, and where the function itself has the argument.
+
+    Raises:
+      ValueError: names the key of a setting that is wrong.
+    """
+    settings = config.reward
+    node = plain(settings.custom_reward_function.get("reward_kwargs")).get("judge")
+    if node is None or "judge" in inspect.signature(function).parameters:
+        return None
+    if (manager := settings.reward_manager.name) != MANAGER_NAME:
+        raise ValueError(
+            f"{JUDGE}: reward.reward_manager.name={manager} asks none. Set it to {MANAGER_NAME}."
+        )
+    judge, names = Judge.read(node), [each.name for each in declared_components(function)]
+    check_names([*names, judge.name], f"{JUDGE}.name")
+    if not names and config.algorithm.get("gdpo_reward_keys") is None:
+        raise ValueError(
+            f"{JUDGE}: the reward function declares no components beside the judge's. Declare them "
+            "with gdpo_verl.rewards.declares, or name all in algorithm.gdpo_reward_keys."
+        )
+    model = settings.reward_model
+    if not (judge.url or (model.enable and model.enable_resource_pool)):
+        # Without a pool verl calls no function with a ground truth (`_compute_reward_colocate`).
+        raise ValueError(
+            f"{JUDGE}.url: not set, and verl serves no model. Set it and .model; or set "
+            "reward.reward_model.enable and .enable_resource_pool to true, and .model_path."
+        )
+    return judge
 
 
 @random_state_kept()
@@ -283,6 +324,8 @@ def unnamed_arguments(config: Any) -> list[str]:
     try:
         loaded: Any = load_extern_object(function.path, str(function.name))
         signature = inspect.signature(loaded)
+        if judge_of(loaded, config):
+            del given["judge"]
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p.name for p in signature.parameters.values() if p.kind in kinds]
         for key in [key for key in given if key not in named]:

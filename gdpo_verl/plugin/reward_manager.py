@@ -5,7 +5,7 @@ the response's length in tokens (`extra_info['response_length']`) and, as verl's
 the experiment's name, it makes the score the weighted sum of the components that GDPO decouples,
 from the same configuration, and where the prompt itself opens the thought it puts that end of the
 prompt in front of the response, so that the function judges the assistant's whole turn. The
-function may be sync or async.
+function may be sync or async. A judge among the `reward_kwargs` is asked besides.
 
 A row whose components cannot be read keeps the function's own score: verl does not tell a manager
 that it is a validation's, whose data may have other rewards, and an exception would only take the
@@ -14,10 +14,13 @@ session away. The seam raises for such a row of the training, and names it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,9 +30,9 @@ from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.reward import MANAGER_NAME
+from gdpo_verl.plugin.reward import MANAGER_NAME, components_of, judge_of
 from gdpo_verl.reward_dicts import score_of, unnested
-from gdpo_verl.rewards.components import declared_components
+from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -48,15 +51,23 @@ class ComponentsRewardManager(NaiveRewardManager):
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
         # verl wraps a custom function in a partial.
         function = getattr(compute_score, "args", [compute_score])[0]
+        self.declared, self.judge = components_of(function, config), judge_of(function, config)
+        if judge := self.judge:
+            del compute_score.args[1]["judge"]  # verl's copy of the reward_kwargs
+            self.judge = replace(
+                judge,
+                url=judge.url or f"http://{kwargs.get('reward_router_address')}/v1",
+                model=judge.model or config.reward.reward_model.model_path,
+                requests=math.ceil(judge.requests / config.reward.num_workers),
+            )
         settings = _sandbox_settings(function, config.reward.get("sandbox_fusion") or {})
         compute_score = _may_lack_score(partial(compute_score, **settings))
         super().__init__(config, tokenizer, compute_score, **kwargs)
         gdpo = GdpoConfig.from_algorithm(config.algorithm)
-        self.declared = declared_components(function)
         # Without components it is a function with a score alone, for another estimator than GDPO.
         named = self.declared or gdpo.reward_keys is not None
         self.objective: Objective | None = gdpo.resolve(self.declared) if named else None
-        self.own_scores: set[str] = set()  # the data sources of which a warning spoke
+        self.warned: set[str] = set()  # of which data sources, and of the judge
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one session by its last output."""
@@ -67,8 +78,17 @@ class ComponentsRewardManager(NaiveRewardManager):
         extra_info |= data[0].non_tensor_batch.get("extra_info") or {}
         column = np.array([extra_info | {"response_length": length}], dtype=object)
         data.non_tensor_batch["extra_info"] = column
-        result = await super().run_single(data)
+        judged: dict[str, Any]
+        result: dict[str, Any]
+        result, judged = await asyncio.gather(super().run_single(data), self._judge(data[0]))
         info = result["reward_extra_info"]
+        if own := judged.keys() & info.keys():
+            raise ValueError(f"{JUDGE}.name: the reward function returns {own} itself")
+        info.update(judged)
+        if self.judge and judged[f"{self.judge.name}_error"] and JUDGE not in self.warned:
+            self.warned.add(JUDGE)
+            text = "%s: a response is not scored, others are counted in gdpo/%s/unscored: %s"
+            logger.warning(text, JUDGE, self.judge.name, judged[f"{self.judge.name}_error"])
         if self.objective is not None:
             source = data[0].non_tensor_batch["data_source"]
             try:
@@ -77,12 +97,23 @@ class ComponentsRewardManager(NaiveRewardManager):
             except ValueError as error:
                 if result["reward_score"] is None:
                     raise
-                if source not in self.own_scores:
-                    self.own_scores.add(source)
+                if source not in self.warned:
+                    self.warned.add(source)
                     logger.warning("the reward's own score is kept, as in a validation: %s", error)
         elif result["reward_score"] is None:
             raise KeyError("score")
         return result
+
+    async def _judge(self, row: Any) -> Any:
+        """Have the judge rate the only row's response; {} without a judge."""
+        if self.judge is None:
+            return {}
+        columns = row.non_tensor_batch
+        return await self.judge.ask(
+            prompt="\n\n".join(str(turn["content"]) for turn in columns.get("raw_prompt", ())),
+            response=self.tokenizer.decode(row.batch["responses"], skip_special_tokens=True),
+            ground_truth=str(columns["reward_model"].get("ground_truth")),
+        )
 
     def _put_opened_thought_in_front(self, data: Any) -> None:
         prompt = data.batch["prompts"][0]

@@ -16,6 +16,7 @@ from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract, reward, shared_prompts
 from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
+from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.start import check_model, joins_cluster
 from gdpo_verl.text import did_you_mean
 
@@ -275,6 +276,9 @@ def objective_of(
                 f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
                 "that the reward asks, or to reward.timeout."
             )
+        for name in (each.name for each in declared if each.most_unscored is not None):
+            if info.get(f"{name}_error") and info.get(f"{name}_said") is None:
+                raise ValueError(f"{JUDGE}: row {row}: {info[f'{name}_error']}")
         if problem := reward.not_a_dict(info, settings):
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
         read_components([info], settings.resolve(declared, list(unnested(info))), [row])

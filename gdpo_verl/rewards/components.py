@@ -24,6 +24,8 @@ class Component:
     high: float | None = None  # the largest value it can take; None when unbounded
     # The key may be missing for some data sources: a missing, None or NaN value is *not scored*.
     optional: bool = False
+    # The share of a batch's answers above which missing values end the training; None: never.
+    most_unscored: float | None = None
 
 
 def declares(*components: Component | str) -> Callable[[F], F]:

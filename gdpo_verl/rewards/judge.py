@@ -1,0 +1,175 @@
+"""A judge: a language model that rates each response, as a reward component from 0 to 1.
+
+It is asked over the chat completions of an OpenAI-compatible server, as vLLM is. The component is
+the expected value of its answer: with the value v(w) from 0 to 1 of each word w of the scale, and
+its probability p(w) as the first token,
+
+    r = sum_w p(w) v(w) / sum_w p(w)
+
+(https://arxiv.org/abs/2303.16634). Without probabilities it is v of the word that stands in the
+text. A judge that fails has given no reward: the component is None, *not scored*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from gdpo_verl.text import did_you_mean, first_line
+
+JUDGE = "reward.custom_reward_function.reward_kwargs.judge"
+BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
+_PLACE = re.compile(r"\{(\w+)\}")
+_WORD = re.compile(r"-?\w+(?:\.\w+)*")
+# A short answer, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
+_REQUEST = {"temperature": 0, "max_tokens": 16, "logprobs": True, "top_logprobs": 20}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A judge: its settings, as they stand under `JUDGE`, and the client of its server."""
+
+    question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
+    scale: Any = None  # the words or numbers that it may answer, the worst first
+    name: str = "judge"
+    url: str | None = None  # of its server, up to /v1; None is the reward model that verl serves
+    model: str | None = None  # its name there
+    requests: int = 64  # in flight at a time, from all reward workers together
+    seconds: float = 60.0  # the deadline of a request
+    repeats: int = 2  # further tries where the server gives no answer
+    most_failed: float = 0.1  # the largest share of a batch that may be without a value
+    request: Mapping[str, Any] = field(default_factory=dict)  # added to its body; null removes
+
+    @classmethod
+    def read(cls, node: Any) -> Judge:
+        """Read the settings.
+
+        Raises:
+          ValueError: names the key in full, what was found and what is expected.
+        """
+        known = [each.name for each in fields(cls)]
+        if not isinstance(node, Mapping):
+            raise ValueError(f"{JUDGE}: expected a mapping of {known}, found {node!r}")
+        for key in node:
+            if key not in known:
+                near = did_you_mean(key, known)
+                raise ValueError(f"{JUDGE}.{key}: unknown key; known are {known}.{near}")
+        judge = cls(**node)
+        asks = isinstance(judge.question, str) and "{response}" in judge.question
+        checks: list[tuple[str, Any, str]] = [
+            ("question", asks, "a text with {response}, and {prompt} or {ground_truth} as needed"),
+            ("scale", judge.values, "two or more words or numbers, the worst first"),
+            ("url", str(judge.url or "http").startswith("http"), "http://HOST:PORT/v1"),
+            ("model", bool(judge.model) == bool(judge.url), "a name with url, none without"),
+            ("request", isinstance(judge.request, Mapping), "a mapping"),
+        ]
+        limits = {"requests": (1, 4096), "seconds": (0.001, 86_400), "repeats": (0, 16)}
+        for key, (low, high) in {**limits, "most_failed": (0, 1)}.items():
+            number = getattr(judge, key)
+            fits = type(number) in (int, float) and low <= number <= high
+            checks.append((key, fits, f"a number from {low} to {high}"))
+        for key, valid, wanted in checks:
+            if not valid:
+                raise ValueError(f"{JUDGE}.{key}: expected {wanted}, found {getattr(judge, key)!r}")
+        return judge
+
+    @cached_property
+    def values(self) -> dict[str, float]:
+        """The value of each word of the scale, equally spaced; {} of what is no scale.
+
+        YAML reads a yes or no without quotes as a boolean, which is no word.
+        """
+        scale = self.scale if isinstance(self.scale, list) else []
+        words = [str(each).casefold() for each in scale if not isinstance(each, bool)]
+        if not len({*words}) == len(scale) > 1 or not all(map(_WORD.fullmatch, words)):
+            return {}
+        return {word: place / (len(words) - 1) for place, word in enumerate(words)}
+
+    async def ask(self, **texts: str) -> dict[str, Any]:
+        """Have a response judged.
+
+        Args:
+          texts: `prompt`, `response` and `ground_truth`.
+
+        Returns:
+          Under the component's name its value, None where the judge failed; under `<name>_said`
+          the judge's text, None where none came; under `<name>_error` why there is no value.
+        """
+        question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
+        body = {"messages": [{"role": "user", "content": question}], "model": self.model}
+        body = {k: v for k, v in {**body, **_REQUEST, **self.request}.items() if v is not None}
+        value, said, error = await self._answer(body)
+        return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
+
+    @cached_property
+    def _slots(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(int(self.requests))
+
+    @cached_property
+    def _client(self) -> Any:
+        import httpx
+
+        key, url = os.environ.get("OPENAI_API_KEY"), str(self.url)
+        return httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx.Limits(max_connections=None),
+            timeout=None,
+            trust_env=url.startswith("https"),  # a proxy is for what lies outside the cluster
+        )
+
+    async def _answer(self, body: dict[str, Any]) -> tuple[float | None, str | None, str]:
+        """The value, the text and the error that `ask` returns."""
+        import httpx
+
+        error = ""
+        for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
+            await asyncio.sleep(seconds)
+            try:
+                async with self._slots:  # the wait for one is not of the request's seconds
+                    asked = self._client.post("chat/completions", json=body)
+                    reply = await asyncio.wait_for(asked, self.seconds)
+            except (asyncio.TimeoutError, httpx.HTTPError) as failure:
+                error = f"no answer from {self.url} within {self.seconds} s: {first_line(failure)}"
+                continue
+            error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                choice = reply.json()["choices"][0]
+                value, said = self.value_of(choice), choice["message"]["content"] or ""
+                unknown = f"expected one of {[*self.values]}, found {said!r}"
+                return value, said, unknown if value is None else ""
+        return None, None, error
+
+    def value_of(self, choice: Mapping[str, Any]) -> float | None:
+        """The value of an answer; None where it names no word of the scale, or several.
+
+        The word is the first of the text, else the last and the only one of the scale in it. Where
+        the first token is that word, the value is the expected one. But 1 may be a tokenizer's
+        first piece of 10: its probability counts only if 10 is found as a token beside it.
+
+        Args:
+          choice: the first of a chat completion's `choices`.
+        """
+        text = (choice["message"]["content"] or "").rpartition("</think>")[2].casefold()
+        words, values = _WORD.findall(text), self.values
+        only = words[-1:] if len({*words} & {*values}) == 1 else []
+        word = next((word for word in words[:1] + only if word in values), None)
+        if word is None:
+            return None
+        tokens = (choice.get("logprobs") or {}).get("content") or []
+        first: Any = next((token for token in tokens if token["token"].strip()), {"token": ""})
+        found: dict[str, float] = {}
+        for token in first.get("top_logprobs") or []:
+            if (other := token["token"].strip().casefold()) in values:
+                found[other] = found.get(other, 0.0) + math.exp(token["logprob"])
+        pieces = any(w.startswith(part) for part in found for w in {*values} - {*found})
+        if first["token"].strip().casefold() != word or word not in found or pieces:
+            return values[word]
+        return sum(share * values[w] for w, share in found.items()) / sum(found.values())

@@ -1,0 +1,449 @@
+"""The judge as a component: what its answers are worth, its server at its worst, its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from fake_verl import compose, word_tokenizer
+from omegaconf import OmegaConf
+
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
+from gdpo_verl.plugin.reward import declared_reward, single_row_batch, unnamed_arguments
+from gdpo_verl.plugin.validation import objective_of
+from gdpo_verl.rewards import judge as module
+from gdpo_verl.rewards.components import Component
+from gdpo_verl.rewards.judge import Judge
+
+ASK = {"question": "Is {response} right? 1 to 5.", "scale": [1, 2, 3, 4, 5]}
+FIVE, TEN, WORDS = [1, 2, 3, 4, 5], [1, 5, 10], ["no", "partly", "yes"]
+
+
+def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
+    """A choice of a chat completion; of each token its alternatives with their probabilities."""
+    content = [
+        {
+            "token": next(iter(each)),
+            "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in each.items()],
+        }
+        for each in tokens
+    ]
+    return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
+
+
+# ---------------------------------------------------------------- what an answer is worth
+
+
+@pytest.mark.parametrize(
+    ("scale", "choice", "expected"),
+    [
+        pytest.param(FIVE, answer("4"), 0.75, id="a number"),
+        pytest.param(FIVE, answer(" **2**\n"), 0.25, id="in markdown"),
+        pytest.param(FIVE, answer("Score: 5."), 1.0, id="the last word"),
+        pytest.param(FIVE, answer("Score: 4/5"), None, id="the last of two"),
+        pytest.param(FIVE, answer("My tools:\n1. Name: add"), None, id="in the midst"),
+        pytest.param(FIVE, answer("4, not 5"), 0.75, id="the first word"),
+        pytest.param(FIVE, answer("<think>1 or 2?</think>3"), 0.5, id="behind a thought"),
+        pytest.param(WORDS, answer("Partly, yes"), 0.5, id="words by their place"),
+        pytest.param([0, 1, 4], answer("1"), 0.5, id="equally spaced"),
+        pytest.param([5, 3, 1], answer("1"), 1.0, id="school marks, 5 the worst"),
+        pytest.param([-1, -0.5, 1], answer("-0.5"), 0.5, id="negative numbers"),
+        pytest.param(FIVE, answer("Between 2 and 4"), None, id="two of the scale"),
+        pytest.param(FIVE, answer("1.1.1.1."), None, id="no word of it"),
+        pytest.param(FIVE, answer("2024"), None, id="part of a word"),
+        pytest.param(FIVE, answer("I cannot say."), None, id="prose"),
+        pytest.param(FIVE, answer(None), None, id="nothing"),
+        # (0.6 · 0.75 + 0.2 · 1 + 0.2 · 0) / 1
+        pytest.param(FIVE, answer("4", {"4": 0.6, "5": 0.2, "1": 0.2}), 0.65, id="expected"),
+        # (0.3 · 0.25 + 0.1 · 0.75) / 0.4, whatever else the model would have said
+        pytest.param(FIVE, answer("2", {"2": 0.3, "The": 0.6, "4": 0.1}), 0.375, id="of the scale"),
+        # " yes", "Yes" and "yes" are one word: (0.5 · 1 + 0.25 · 0) / 0.75
+        pytest.param(
+            WORDS, answer("Yes", {"Yes": 0.25, " yes": 0.25, "no": 0.25}), 2 / 3, id="spellings"
+        ),
+        pytest.param(FIVE, answer("\n4", {"\n": 0.9}, {"4": 0.5, "5": 0.5}), 0.875, id="a newline"),
+        pytest.param(FIVE, answer("Score: 4", {"Score": 0.9, "1": 0.1}), 0.75, id="in a sentence"),
+        # A tokenizer that writes 10 as 1 and 0 ...
+        pytest.param(TEN, answer("10", {"1": 0.9, "5": 0.1}, {"0": 1.0}), 1.0, id="in two pieces"),
+        pytest.param(TEN, answer("1", {"1": 0.9, "5": 0.1}), 0.0, id="perhaps a piece"),
+        # ... and one that has it as a token: (0.5 · 0 + 0.25 · 0.5 + 0.25 · 1) / 1
+        pytest.param(TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375, id="no piece"),
+        # The tokens of a number that is not of the scale are.
+        pytest.param(FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None, id="digits of another"),
+        pytest.param(FIVE, answer("3", {"3": 1.0}) | {"logprobs": {"content": None}}, 0.5, id="-"),
+    ],
+)
+def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None) -> None:
+    found = Judge.read(ASK | {"scale": scale}).value_of(choice)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+# ---------------------------------------------------------------- its server
+
+
+class Server(BaseHTTPRequestHandler):
+    """A judge that behaves as its model's name says, and writes down what it was asked."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+    at_once, most_at_once = 0, 0
+    lock = threading.Lock()
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.lock:
+            Server.asked.append(body | {"path": self.path, "key": self.headers["Authorization"]})
+            Server.at_once += 1
+            Server.most_at_once = max(Server.most_at_once, Server.at_once)
+        model = body["model"]
+        failing = len(Server.asked) <= 2 if model == "recovers" else model == "fails"
+        choice: Any = answer("4", {"4": 0.6, "5": 0.4})
+        if model == "slow":
+            time.sleep(1.0)
+        if model == "measured":
+            time.sleep(0.05)
+        if model == "nonsense":
+            choice = answer("As a model I like all answers.")
+        if model == "without":
+            choice = answer("4")
+        status, reply = 200, json.dumps({"choices": [choice]})
+        if failing:
+            status, reply = 500, "out of memory"
+        if model == "refuses":
+            status, reply = 404, "no such model"
+        if model == "no json":
+            reply = "<html>busy</html>"
+        if model == "no choice":
+            reply = '{"choices": []}'
+        with self.lock:
+            Server.at_once -= 1
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(reply) + 1000 * (model == "drips")))
+        self.end_headers()
+        while model == "drips":  # as gateways do that keep a connection alive
+            time.sleep(0.05)
+            try:
+                self.wfile.write(b"\n")
+            except OSError:
+                return
+        self.wfile.write(reply.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(module, "BACKOFF", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    Server.asked, Server.most_at_once = [], 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
+    judge = Judge.read(ASK | settings)
+
+    async def all_at_once() -> list[dict[str, Any]]:
+        texts = {"prompt": "2 + 2?", "response": "four {prompt}", "ground_truth": "4"}
+        return await asyncio.gather(*(judge.ask(**texts) for _ in range(times)))
+
+    return asyncio.run(all_at_once())
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "said", "error", "requests"),
+    [
+        ({"model": "good"}, 0.85, "4", "", 1),  # 0.6 · 0.75 + 0.4 · 1
+        ({"model": "without"}, 0.75, "4", "", 1),
+        ({"model": "nonsense"}, None, "As a model I like all answers.", "expected one of ['1',", 1),
+        ({"model": "recovers"}, 0.85, "4", "", 3),
+        ({"model": "fails"}, None, None, "HTTP 500 from http://127.0.0.1:", 3),
+        ({"model": "fails", "repeats": 0}, None, None, "'out of memory'", 1),
+        ({"model": "slow", "seconds": 0.1, "repeats": 1}, None, None, "within 0.1 s: TimeoutE", 2),
+        ({"model": "drips", "seconds": 0.3, "repeats": 0}, None, None, "within 0.3 s: Time", 1),
+        ({"model": "refuses"}, None, None, "HTTP 404 from", 3),
+        ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
+        ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
+    ],
+    ids=lambda each: each["model"] if isinstance(each, dict) else None,
+)
+def test_a_server_at_its_worst_costs_a_value_and_no_more(
+    url: str, settings: dict, value: float | None, said: str | None, error: str, requests: int
+) -> None:
+    (found,) = ask(url=url, name="helpful", **settings)
+    assert found["helpful"] == (None if value is None else pytest.approx(value))
+    assert found["helpful_said"] == said
+    assert error in found["helpful_error"]
+    assert bool(error) == bool(found["helpful_error"])
+    assert len(Server.asked) == requests
+
+
+def test_a_server_that_is_down_is_named() -> None:
+    (found,) = ask(url="http://127.0.0.1:9/v1", model="any", repeats=0)
+    assert (found["judge"], found["judge_said"]) == (None, None)
+    assert "no answer from http://127.0.0.1:9/v1 within 60.0 s: All connect" in found["judge_error"]
+
+
+def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
+    question = 'Of {prompt} is {response} right, as {ground_truth} and {"json": 1} {other} are?'
+    extra = {"max_tokens": 512, "top_logprobs": None, "chat_template_kwargs": {"a": False}}
+    ask(url=url, model="good", question=question, request=extra)
+    (asked,) = Server.asked
+    # What a response says in braces stays as it is.
+    text = 'Of 2 + 2? is four {prompt} right, as 4 and {"json": 1} {other} are?'
+    assert asked == {
+        "path": "/v1/chat/completions",
+        "key": "Bearer mine",
+        "model": "good",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 512,
+        "logprobs": True,
+        "chat_template_kwargs": {"a": False},
+    }
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(
+    url: str, requests: int
+) -> None:
+    found = ask(12, url=url, model="measured", requests=requests, seconds=0.5)
+    assert [each["judge_error"] for each in found] == [""] * 12
+    assert len(Server.asked) == 12
+    assert Server.most_at_once == requests
+
+
+# ---------------------------------------------------------------- its settings
+
+
+REWARDS = """
+from gdpo_verl.rewards import Component, declares
+
+@declares(Component("short", 0, 1))
+def one(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    assert kwargs.keys() <= {"reward_router_address", "reward_model_tokenizer"}, kwargs
+    return {"short": float(len(solution_str) < 9)}
+
+@declares("judge")
+def two(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"judge": 1.0}
+
+def undeclared(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 1.0, "short": 1.0, "judge": 1.0}
+
+@declares("short")
+def own(data_source, solution_str, ground_truth, extra_info=None, judge=None):
+    return {"short": float(len(judge["question"]))}
+"""
+KEY = "reward.custom_reward_function.reward_kwargs.judge"
+
+
+SERVED = {"reward_model.enable": True}
+NAIVE = {"reward_manager.name": "naive"}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Any:
+    return compose("toolbox/gdpo")
+
+
+@pytest.fixture
+def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+
+    def build(
+        function: str, reward: dict[str, Any] | None = None, algorithm: Any = None, **judge: Any
+    ) -> Any:
+        config = copy.deepcopy(recipe)
+        OmegaConf.set_struct(config, False)
+        settings = ASK | {"url": "http://a.host/v1", "model": "m"} | judge
+        config.reward.custom_reward_function = {
+            "path": str(tmp_path / "rewards.py"),
+            "name": function,
+            "reward_kwargs": {"judge": settings},
+        }
+        for key, value in (reward or {}).items():
+            OmegaConf.update(config.reward, key, value)
+        config.algorithm.update(algorithm or {})
+        return config
+
+    return build
+
+
+def test_a_judge_is_declared_beside_the_functions_components(configured: Callable) -> None:
+    config = configured("one", name="helpful", most_failed=0.25)
+    declared = declared_reward(config)
+    assert declared == (Component("short", 0, 1), Component("helpful", 0, 1, most_unscored=0.25))
+    assert unnamed_arguments(config) == []
+    named = configured("undeclared", algorithm={"gdpo_reward_keys": ["short", "judge"]})
+    assert declared_reward(named) == (Component("judge", 0, 1, most_unscored=0.1),)
+
+
+def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> None:
+    config = configured("own", NAIVE, scale="anything")
+    assert declared_reward(config) == (Component("short"),)
+    assert unnamed_arguments(config) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "judge", "reward", "message"),
+    [
+        ("one", {"question": None}, {}, r"\.question: expected a text with {response}.*found None"),
+        ("one", {"question": "Is it?"}, {}, r"\.question: expected a text with {response}"),
+        ("one", {"scale": None}, {}, r"\.scale: expected two or more words or numbers"),
+        ("one", {"scale": [3]}, {}, r"\.scale: .*, found \[3\]"),
+        ("one", {"scale": "12345"}, {}, r"\.scale: .*, found '12345'"),
+        ("one", {"scale": [1, 2, 1]}, {}, r"\.scale: "),
+        ("one", {"scale": ["No", "no"]}, {}, r"\.scale: "),
+        ("one", {"scale": [False, True]}, {}, r"\.scale: "),
+        ("one", {"scale": ["bad", "very good"]}, {}, r"\.scale: "),
+        ("one", {"url": "a.host:8000"}, {}, r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
+        ("one", {"model": None}, {}, r"\.model: expected a name with url, none without"),
+        ("one", {"url": None, "model": None}, {}, r"\.url: not set, and verl serves no model"),
+        ("one", {"url": None, "model": None}, SERVED, r"\.url: .*\.enable_resource_pool to true"),
+        ("one", {"secods": 3}, {}, r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
+        ("one", {"seconds": 0}, {}, r"\.seconds: expected a number from 0.001 to .*, found 0"),
+        ("one", {"requests": 0}, {}, r"\.requests: expected a number from 1 to"),
+        ("one", {"repeats": "2"}, {}, r"\.repeats: expected a number from 0 to 16, found '2'"),
+        ("one", {"most_failed": 10}, {}, r"\.most_failed: expected a number from 0 to 1, found 10"),
+        ("one", {"request": ["a"]}, {}, r"\.request: expected a mapping"),
+        ("one", {"name": "score"}, {}, r"\.name: 'score' cannot be the name of a component"),
+        ("two", {}, {}, r"\.name: expected distinct names of components"),
+        ("undeclared", {}, {}, r": the reward function declares no components beside the judge's"),
+        ("one", {}, NAIVE, r": .*=naive asks none\. Set it to gdpo"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_key(
+    configured: Callable, function: str, judge: dict, reward: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
+        declared_reward(configured(function, reward, **judge))
+
+
+def test_what_is_no_mapping_is_refused(configured: Callable) -> None:
+    config = configured("one")
+    config.reward.custom_reward_function.reward_kwargs.judge = 5
+    with pytest.raises(ValueError, match=rf"^{KEY}: expected a mapping of .*'scale'.*, found 5"):
+        declared_reward(config)
+
+
+# ---------------------------------------------------------------- in verl's reward manager
+
+
+def scored(config: Any, **options: Any) -> dict[str, Any]:
+    """What verl's loader and our manager make of one row."""
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    tokenizer = word_tokenizer("<pad>", "<eos>", "<unk>", "right", "wrong")
+    manager: Any = load_reward_manager(config, tokenizer, **options)
+    row = {
+        "data_source": "mine",
+        "reward_model": {"ground_truth": "42"},
+        "raw_prompt": [{"role": "user", "content": "6 times 7?"}],
+    }
+    data = single_row_batch([2], [3, 1], row)
+    result = manager.loop.run_until_complete(manager.run_single(data))
+    assert result["reward_score"] == result["reward_extra_info"]["score"]
+    return dict(result["reward_extra_info"])
+
+
+def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str) -> None:
+    question = "{prompt} {ground_truth}: {response}?"
+    weights = {"gdpo_reward_weights": {"judge": 2.0}}
+    settings = {"url": url, "model": "good", "question": question}
+    info = scored(configured("one", algorithm=weights, **settings))
+    assert info.pop("judge") == pytest.approx(0.85)
+    assert info.pop("score") == pytest.approx(1.0 + 2 * 0.85)
+    assert info == {"short": 1.0, "judge_said": "4", "judge_error": ""}
+    assert Server.asked[0]["messages"][0]["content"] == "6 times 7? 42: right?"
+
+
+def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:
+    pool = {"reward_model.enable_resource_pool": True, "reward_model.model_path": "served"}
+    config = configured("one", SERVED | pool, url=None, model=None)
+    address = url.removeprefix("http://").removesuffix("/v1")
+    info = scored(config, reward_router_address=address, reward_model_tokenizer=None)
+    assert info["judge"] == pytest.approx(0.85)
+    assert Server.asked[0]["model"] == "served"
+
+
+def test_a_failing_judge_is_not_scored_and_warned_of_once(
+    configured: Callable, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = scored(configured("one", url=url, model="nonsense"))
+    assert (info["judge"], info["short"], info["score"]) == (None, 1.0, 1.0)
+    (message,) = caplog.messages
+    assert message.startswith(f"{KEY}: a response is not scored, others are counted in gdpo/judge")
+    assert message.endswith("found 'As a model I like all answers.'")
+
+
+def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable, url: str) -> None:
+    keys = {"gdpo_reward_keys": ["short", "judge"]}
+    with pytest.raises(ValueError, match=r"judge\.name: the reward function returns {'judge'}"):
+        scored(configured("undeclared", algorithm=keys, url=url, model="good"))
+
+
+# ---------------------------------------------------------------- in the training
+
+
+def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: Callable) -> None:
+    config, row = configured("one"), {"score": 1.0, "short": 1.0, "judge": None}
+    silent = row | {"judge_said": None, "judge_error": "no answer from http://a.host/v1"}
+    with pytest.raises(ValueError, match=rf"^{KEY}: row 0: no answer from http://a.host/v1$"):
+        objective_of(config, {"0": silent})
+    # To an empty answer a judge may say anything.
+    astonished = row | {"judge_said": "There is none.", "judge_error": "expected one of …"}
+    found = objective_of(config, {"0": astonished})
+    assert found is not None
+    assert found.most_unscored == {"judge": 0.1}
+
+
+def batch(values: list[float | None], most: float = 0.1) -> RewardBatch:
+    declared = [Component("short", 0, 1), Component("judge", 0, 1, most_unscored=most)]
+    rows = [
+        {"short": 1.0, "judge": value, "judge_error": "" if value else f"down {place}"}
+        for place, value in enumerate(values)
+    ]
+    names = [f"u_{row}_0" for row in range(len(rows))]
+    return RewardBatch(GdpoConfig().resolve(declared), rows, ["u"] * len(rows), names)
+
+
+@pytest.mark.parametrize(
+    ("failed", "of", "most", "ends"),
+    [
+        (3, 30, 0.1, False),
+        (4, 30, 0.1, True),
+        (2, 8, 0.1, False),  # of fewer than 20 as many as of 20
+        (3, 8, 0.1, True),
+        (0, 20, 0.0, False),
+        (1, 20, 0.0, True),
+        (20, 20, 1.0, False),
+    ],
+)
+def test_a_judge_that_fails_too_often_ends_the_training(
+    failed: int, of: int, most: float, ends: bool
+) -> None:
+    found = batch([0.5] * (of - failed) + [None] * failed, most)
+    assert int(np.isnan(found.raw[:, 1]).sum()) == failed
+    if not ends:
+        assert found.error_share() == 0.0
+        return
+    text = rf"{failed} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
+    with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down {of - 1}$"):
+        found.error_share()

@@ -1,0 +1,131 @@
+"""A real model judges: served by verl in a training, and by vLLM at an address."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from conftest import Training
+from reward_checks import check as check
+from reward_checks import work as work
+from test_pretrained import smollm2 as smollm2
+from waiting import wait_for
+
+from gdpo_verl.cpu.patches import unused_port
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+QUESTION = "Rate this answer from 1 (bad) to 5 (good). Answer with the number alone. {response}"
+JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
+
+
+def override(**settings: Any) -> str:
+    # So small a model does not always answer with a number of its own.
+    request = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
+    node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5], "request": request} | settings
+    keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))  # as Hydra wants them
+    return f"{JUDGE}={keys_bare}"
+
+
+def test_the_model_that_verl_serves_judges_a_training(
+    train: Callable[..., Training], smollm2: Path, tmp_path: Path
+) -> None:
+    run = train(
+        "toolbox/gdpo",
+        override(),
+        "reward.reward_model.enable=true",
+        "reward.reward_model.enable_resource_pool=true",
+        f"reward.reward_model.model_path={smollm2}",
+        "reward.reward_model.rollout.max_model_len=512",
+        "ray_kwargs.ray_init.num_gpus=2",
+        "trainer.val_before_train=true",
+        f"trainer.validation_data_dir={tmp_path / 'validation'}",
+    )
+    assert sorted(run.metrics()) == [0, 1, 2]
+    for step in (1, 2):
+        rows, metrics = run.rollouts(step), run.metrics()[step]
+        values = [row["judge"] for row in rows]
+        assert len({*values}) > len(rows) / 2  # expected values, not five numbers
+        assert 0 < min(values) < max(values) < 1
+        assert metrics["rewards/judge/mean"] == pytest.approx(mean(values), abs=1e-6)
+        assert metrics["gdpo/judge/unscored"] == 0
+        assert metrics["gdpo/judge/advantage_share"] > 0
+    held_out = (tmp_path / "validation" / "0.jsonl").read_text().splitlines()
+    for row in map(json.loads, held_out):
+        assert row["judge_said"] in "12345"
+        assert row["judge_error"] == ""
+
+
+@pytest.fixture
+def served(smollm2: Path, tmp_path: Path) -> Iterator[str]:
+    """The model at an address, by vLLM's own command, in float32."""
+    port = unused_port()
+    # `vllm serve` asks for the version of a distribution `vllm`, which the CPU's is not called.
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2)]
+    options = ["--port", str(port), "--dtype", "float32", "--enforce-eager"]
+    options += ["--max-model-len", "1024", "--served-model-name", "small"]
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    log = tmp_path / "serve.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*server, *options], stdout=out, stderr=out, env=os.environ | variables
+        )
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    try:
+        wait_for(answers)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def expected_value(model: Any, tokenizer: Any, question: str) -> float:
+    """The expected value by Transformers: of the next token, which is a number from 1 to 5."""
+    import torch
+
+    turn = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(
+        turn, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad():
+        logits = model(**prompt).logits[0, -1]
+    digits = [tokenizer.convert_tokens_to_ids(str(digit)) for digit in range(1, 6)]
+    shares = logits[digits].double().softmax(0)
+    return float(shares @ torch.arange(5, dtype=torch.float64) / 4)
+
+
+def test_check_reward_asks_vllm_at_an_address(
+    check: Callable, served: str, smollm2: Path, work: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = [
+        "reward.reward_manager.name=gdpo_components",
+        override(url=served, model="small"),
+    ]
+    _, output, report = check("good", *settings)
+    assert "scored twice" not in output
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    assert len(report["answers"]) > 20
+    for each in report["answers"]:
+        question = QUESTION.replace("{response}", each["answer"])
+        expected = expected_value(model, tokenizer, question)
+        assert each["returned"]["judge"] == pytest.approx(expected, abs=1e-3), each
