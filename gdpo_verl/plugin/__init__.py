@@ -6,7 +6,6 @@ waits until verl itself imports the module concerned.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from typing import Any
@@ -49,21 +48,6 @@ def _register_estimator(core_algos: Any) -> None:
     core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = (
         estimator.gdpo if reason is None else estimator.unsupported(reason)
     )
-
-
-@when_imported("verl.experimental.agent_loop.agent_loop")
-def _find_tools_by_their_module(agent_loop: Any) -> None:
-    # As in a reward's path; verl/utils/import_utils.py, `resolve_config_path`, knows files alone.
-    def resolve(original: Any, path: str) -> Any:
-        if not path.startswith("pkg://"):
-            return original(path)
-        spec = importlib.util.find_spec(path.removeprefix("pkg://"))
-        if spec is None or spec.origin is None:
-            key = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
-            raise ValueError(f"{key}: expected a module or a file, found no module {path!r}")
-        return spec.origin
-
-    wrap(agent_loop, "resolve_config_path", resolve)
 
 
 @when_imported("verl.utils.config")

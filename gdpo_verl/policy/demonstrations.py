@@ -210,6 +210,8 @@ def demonstrate_turn(
         again = turns[-2]["content"] if turns else wrong
         (text,) = rng.choices((wrong, refused, again), (6, 2, 2))
     if rng.random() < flawed_format:
-        tags = re.compile(rf"{OPEN}|{CLOSE}|\n{CALL_CLOSE}")
-        text = rng.choice((f"{text} Done.", tags.sub("", text)))
+        without_tags = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
+        # verl makes the first call of a turn alone.
+        too_much = f"{text}\n{text}" if CALL_OPEN in text else f"{text} Done."
+        text = rng.choice((without_tags, too_much))
     return text

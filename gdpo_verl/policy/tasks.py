@@ -102,8 +102,8 @@ def _grade_sum(response: str, ground_truth: str) -> tuple[bool, bool]:
 
 
 def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
-    tags = f"{prompt.CALL_OPEN}.*{prompt.CALL_CLOSE}", f"{sums.OPEN}.*{sums.CLOSE}"
-    return any(re.fullmatch(tag, turn, re.DOTALL) for tag in tags), ground_truth in turn
+    tags = f"{prompt.CALL_OPEN}[^<]*{prompt.CALL_CLOSE}|{sums.OPEN}[^<]*{sums.CLOSE}"
+    return re.fullmatch(tags, turn) is not None, ground_truth in turn
 
 
 def _held_out_turns(seed: int) -> Iterator[NextTurn]:
@@ -134,7 +134,7 @@ TASKS: Mapping[str, PolicyTask] = {
         held_out=_held_out_turns,
         demonstrate=demonstrate_turn,
         grade=_grade_turn,
-        settings=Settings(steps=960, flawed_format=0.1, flawed_content=0.25),
+        settings=Settings(steps=640, flawed_format=0.1, flawed_content=0.25),
         format_band=(0.80, 0.98),  # of one turn of several
         exact_band=(0.45, 0.85),
     ),

@@ -44,8 +44,9 @@ def compute_score(
       correctness, 1 when the last answer is the number, by the strict rules of `gsm8k`; executed,
       the share of the calls that ran to their end; economy, the calls it takes by those that ran,
       1 at most; both 0 when none ran; format, 1 when a tool was given each call, and one answer
-      stands at the end; score, their sum. How many `calls` were written, `failed`, `timed_out`
-      and were `cut`; `parse_error`, a `ParseError`.
+      stands at the end; score, their sum. How many `calls` were written, and how many `failed`.
+      `parse_error`, a `ParseError`: of the answer, but `TIMEOUT` or `OUTPUT` where a call timed
+      out or a tool's words were cut.
 
     >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
     2.0
@@ -68,14 +69,14 @@ def compute_score(
     )
     if error == ParseError.GROUND_TRUTH:
         values = 4 * (0.0,)
+    elif TIMED_OUT in outcomes or CUT in outcomes:
+        error = ParseError.TIMEOUT if TIMED_OUT in outcomes else ParseError.OUTPUT
     rewards = dict(zip(_NAMES, values, strict=True))
     return {
         "score": sum(rewards.values()),
         **rewards,
         "calls": calls,
         "failed": calls - ran,
-        "timed_out": outcomes.count(TIMED_OUT),
-        "cut": outcomes.count(CUT),
         "parse_error": int(error),
     }
 

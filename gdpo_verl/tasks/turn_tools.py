@@ -110,7 +110,7 @@ def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
     try:
         text, outcome = str(getattr(importlib.import_module(module), name)(**arguments)), EXECUTED
     except Exception as error:
-        text, outcome = f"{ERROR}{error or type(error).__name__}", RAISED
+        text, outcome = f"{ERROR}{str(error) or type(error).__name__}", RAISED
     if len(text) > most:
         text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
         outcome = min(outcome, CUT)
