@@ -161,7 +161,7 @@ def test_the_first_problems_are_pinned_and_take_two_or_three_calls() -> None:
     drawn = list(islice(tool_turns.examples("train", seed=0), 400))
     assert drawn[0].question == "What do 14 gallons of honey cost in Delhi, priced by the quart?"
     # 14 gallons are 56 quarts, at 22 each.
-    assert [told for _, told in drawn[0].solution] == ["56", "22", "1232"]
+    assert [tool_turns.told(call) for call in drawn[0].calls] == ["56", "22", "1232"]
     assert drawn[0].ground_truth == "1232"
     assert {len(each.calls) for each in drawn} == {2, 3}
     used = {name for each in drawn for name, _ in each.calls}
@@ -270,7 +270,7 @@ def test_a_policy_that_writes_the_tools_part_itself_is_not_paid_for_it() -> None
 def test_what_became_of_the_calls_is_counted() -> None:
     text = 5 * (CALL + TOLD) + ANSWER
     found = compute_score("", text, "42", {"calls": 1, "tool_rewards": [1.0, 0.5, 0.0, -1.0]})
-    assert [found[name] for name in ("calls", "failed")] == [5, 3]
+    assert (found["calls"], found["executed"]) == (5, 2 / 5)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
     session: Callable[..., Any], tokenizer: Any
 ) -> None:
     problem = next(tool_turns.examples("train", seed=0))
-    convert, price, total = [call for call, _ in problem.solution]
+    convert, price, total = problem.calls
     turns = [
         tool_turns.written(convert),
         call("look_up", item="honey", city="Atlantis"),

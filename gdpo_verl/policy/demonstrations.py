@@ -169,13 +169,11 @@ class NextTurn:
 
 def next_turn(problem: TurnsExample, rng: random.Random, refused: float = 0.1) -> NextTurn:
     """Stop a right session anywhere; with this probability a tool has refused the last call."""
-    solution, done = problem.solution, rng.randint(0, len(problem.calls))
-    made, call = solution[:done], None
-    if done < len(solution):
-        call = solution[done][0]
-        if rng.random() < refused:
-            made.append((_refused(call), told(_refused(call))))
-    texts = [text for each, result in made for text in (written(each), result)]
+    done = rng.randint(0, len(problem.calls))
+    made, call = [*problem.calls[:done]], next(iter(problem.calls[done:]), None)
+    if call and rng.random() < refused:
+        made.append(_refused(call))
+    texts = [text for each in made for text in (written(each), told(each))]
     turns = [{"role": "tool" if n % 2 else "assistant", "content": t} for n, t in enumerate(texts)]
     truth = written(call) if call else f"{OPEN}{problem.ground_truth}{CLOSE}"
     return NextTurn(problem.question, [*problem.messages, *turns], call, truth)
@@ -201,17 +199,14 @@ def demonstrate_turn(
     In the right call's place stands another one, one that its tool refuses, or the last one again;
     in the answer's another number, or the last call again.
     """
-    text, turns = example.ground_truth, example.messages[2:]
+    text, last = example.ground_truth, [each["content"] for each in example.messages[2:][-2:-1]]
     if rng.random() < flawed_content:
-        other = f"{OPEN}{rng.randint(2, 99)}{CLOSE}"
-        wrong, refused = other, other
+        wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
         if example.call:
-            wrong, refused = written(_miscopied(example.call, rng)), written(_refused(example.call))
-        again = turns[-2]["content"] if turns else wrong
-        (text,) = rng.choices((wrong, refused, again), (6, 2, 2))
+            wrong = [written(_miscopied(example.call, rng))] * 3 + [written(_refused(example.call))]
+        text = rng.choice(wrong + last)
     if rng.random() < flawed_format:
-        without_tags = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
+        untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
         # verl makes the first call of a turn alone.
-        too_much = f"{text}\n{text}" if CALL_OPEN in text else f"{text} Done."
-        text = rng.choice((without_tags, too_much))
+        text = rng.choice((untagged, f"{text}\n{text}" if CALL_OPEN in text else f"{text} Done."))
     return text

@@ -106,9 +106,8 @@ def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
     return re.fullmatch(tags, turn) is not None, ground_truth in turn
 
 
-def _held_out_turns(seed: int) -> Iterator[NextTurn]:
-    rng = random.Random(f"turns/{seed}")
-    return (next_turn(each, rng) for each in tool_turns.examples("validation", seed=seed))
+def _next_turns(problems: Iterator[tool_turns.TurnsExample]) -> Iterator[NextTurn]:
+    return (next_turn(each, random.Random(each.question)) for each in problems)
 
 
 # Of each tool the fixed text of a call. Names are one token wherever they stand, and so copied.
@@ -131,7 +130,7 @@ TASKS: Mapping[str, PolicyTask] = {
     "tool-turns": PolicyTask(
         phrases=(tool_turns.SYSTEM, *_TURN_PIECES, sums.OPEN, sums.CLOSE),
         draw=lambda rng: next_turn(draw_of("train", tool_turns.draw_example, rng), rng),
-        held_out=_held_out_turns,
+        held_out=lambda seed: _next_turns(tool_turns.examples("validation", seed=seed)),
         demonstrate=demonstrate_turn,
         grade=_grade_turn,
         settings=Settings(steps=640, flawed_format=0.1, flawed_content=0.25),

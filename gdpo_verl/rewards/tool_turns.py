@@ -44,9 +44,8 @@ def compute_score(
       correctness, 1 when the last answer is the number, by the strict rules of `gsm8k`; executed,
       the share of the calls that ran to their end; economy, the calls it takes by those that ran,
       1 at most; both 0 when none ran; format, 1 when a tool was given each call, and one answer
-      stands at the end; score, their sum. How many `calls` were written, and how many `failed`.
-      `parse_error`, a `ParseError`: of the answer, but `TIMEOUT` or `OUTPUT` where a call timed
-      out or a tool's words were cut.
+      stands at the end; score, their sum; calls, their number; parse_error, a `ParseError`: of the
+      answer, but `TIMEOUT` where a call timed out, `OUTPUT` where a tool's words were cut.
 
     >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
     2.0
@@ -56,29 +55,20 @@ def compute_score(
     # More than one call in a turn, and what is no JSON, verl leaves out.
     calls, ran = max(solution_str.count(CALL), len(outcomes)), sum(each > 0 for each in outcomes)
     answer = gsm8k.compute_score(data_source, solution_str, ground_truth)
-    needed, error = info.get("calls"), answer["parse_error"]
-    if not isinstance(needed, int):
-        fault = ValueError(f"extra_info['calls']: expected a number of calls, found {needed!r}")
+    needed, error = info.get("calls", 0), answer["parse_error"]
+    if not isinstance(needed, int) or needed < 1:
+        fault = ValueError(f"extra_info['calls']: expected 1 call or more, found {needed!r}")
         warn_of_ground_truth("tool_turns", fault)
-        needed, error = 0, ParseError.GROUND_TRUTH
-    values: tuple[float, ...] = (
-        answer["correctness"],
-        ran / calls if calls else 0.0,
-        min(1.0, needed / ran) if ran else 0.0,
-        float(_has_form(assistant_text(solution_str), len(outcomes))),
-    )
-    if error == ParseError.GROUND_TRUTH:
-        values = 4 * (0.0,)
-    elif TIMED_OUT in outcomes or CUT in outcomes:
-        error = ParseError.TIMEOUT if TIMED_OUT in outcomes else ParseError.OUTPUT
-    rewards = dict(zip(_NAMES, values, strict=True))
-    return {
-        "score": sum(rewards.values()),
-        **rewards,
-        "calls": calls,
-        "failed": calls - ran,
-        "parse_error": int(error),
-    }
+        error = ParseError.GROUND_TRUTH
+    rewards = dict.fromkeys(_NAMES, 0.0)
+    if error != ParseError.GROUND_TRUTH:
+        form = _has_form(assistant_text(solution_str), len(outcomes))
+        executed, economy = (ran / calls, min(1.0, needed / ran)) if ran else (0.0, 0.0)
+        values = answer["correctness"], executed, economy, float(form)
+        rewards = dict(zip(_NAMES, values, strict=True))
+        if TIMED_OUT in outcomes or CUT in outcomes:
+            error = ParseError.TIMEOUT if TIMED_OUT in outcomes else ParseError.OUTPUT
+    return {"score": sum(rewards.values()), **rewards, "calls": calls, "parse_error": int(error)}
 
 
 def _has_form(text: str, given: int) -> bool:

@@ -28,20 +28,19 @@ from gdpo_verl.tasks.turn_tools import CITIES, ITEMS, MOST, TOOLS, UNITS, run
 DATA_SOURCE = "tool-turns"
 # Where the chat template has a place for them, the tools' schemas stand in the prompt, too.
 SYSTEM = """\
-Solve the problem with tools, one call in a turn: calculate(expression), convert(amount, source, \
-target), and look_up(item, city) for a price. Call one in exactly this form:
+Solve the problem with tools: calculate(expression), convert(amount, source, target), and \
+look_up(item, city) for a price. Call one in a turn, in exactly this form:
 <tool_call>
 {"name": "look_up", "arguments": {"item": "tea", "city": "Oslo"}}
 </tool_call>
-When you have the result, answer with the number alone:
-<answer>the number</answer>"""
+Then answer with the number alone: <answer>the number</answer>"""
 
 Call = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TurnsExample:
-    """A problem and the calls that solve it; ``{0}`` stands for what the first of them gives."""
+    """A problem and the calls that solve it."""
 
     question: str
     calls: tuple[Call, ...]
@@ -53,18 +52,7 @@ class TurnsExample:
 
     @property
     def ground_truth(self) -> str:
-        return self.solution[-1][1]
-
-    @property
-    def solution(self) -> list[tuple[Call, str]]:
-        """The calls as they are to be made, each with what its tool tells."""
-        made: list[tuple[Call, str]] = []
-        for name, arguments in self.calls:
-            results = [result for _, result in made]
-            texts = {key: str(value).format(*results) for key, value in arguments.items()}
-            call = name, {key: type(arguments[key])(text) for key, text in texts.items()}
-            made.append((call, told(call)))
-        return made
+        return told(self.calls[-1])
 
 
 def told(call: Call) -> str:
@@ -82,15 +70,16 @@ def draw_example(rng: random.Random) -> TurnsExample:
     """Draw one of four kinds of problems."""
     (item, other), city = rng.sample(ITEMS, 2), rng.choice(CITIES)
     (large, small), n, m = rng.choice([*UNITS]), rng.randint(2, 20), rng.randint(2, 9)
-    price, also = (("look_up", {"item": each, "city": city}) for each in (item, other))
-    change = ("convert", {"amount": n, "source": large, "target": small})
+    look_up, also = (("look_up", {"item": each, "city": city}) for each in (item, other))
+    convert = ("convert", {"amount": n, "source": large, "target": small})
+    price, others, amount = told(look_up), told(also), told(convert)
     question, *calls, formula = rng.choice((
-        (f"What do {n} bags of {item} cost in {city}?", price, f"{n} * {{0}}"),
-        (f"What do {n} {large} cost at {m} for each {small[:-1]}?", change, f"{{0}} * {m}"),
+        (f"What do {n} bags of {item} cost in {city}?", look_up, f"{n} * {price}"),
+        (f"What do {n} {large} cost at {m} for each {small[:-1]}?", convert, f"{amount} * {m}"),
         (f"What do {n} {large} of {item} cost in {city}, priced by the {small[:-1]}?",
-         change, price, "{0} * {1}"),
+         convert, look_up, f"{amount} * {price}"),
         (f"What do {n} bags of {item} and {m} of {other} cost in {city}?",
-         price, also, f"{n} * {{0}} + {m} * {{1}}"),
+         look_up, also, f"{n} * {price} + {m} * {others}"),
     ))  # fmt: skip
     return TurnsExample(question, (*calls, ("calculate", {"expression": formula})))
 

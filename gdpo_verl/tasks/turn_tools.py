@@ -15,10 +15,8 @@ from typing import Any
 from gdpo_verl.rewards.deadline import DeadlinePool, serve
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT
 
-DEADLINE = 2.0  # seconds of a call
 MOST = 200  # characters of an answer
 ERROR = "Error: "
-
 ITEMS = ("tea", "salt", "rice", "soap", "flour", "sugar", "beans", "honey")
 CITIES = ("Paris", "Tokyo", "Lima", "Oslo", "Cairo", "Delhi", "Quito", "Hanoi")
 # How many of the smaller unit are in one of the larger.
@@ -34,13 +32,12 @@ def calculate(expression: str) -> str:
         expression: numbers with + - * / ** and brackets, such as 3 * (4 + 5)
     """
     try:
-        if _FORMULA.fullmatch(expression):
-            value = eval(expression.strip())  # there is no letter in it, so no name
-            return f"{value:.10g}" if isinstance(value, float) else str(int(value))
-    except (SyntaxError, TypeError, ArithmeticError):
-        pass
-    expected = "expected numbers with + - * / ** and brackets"
-    raise ValueError(f"{expected}, found {expression!a:.60}")
+        # There is no letter in it, so no name.
+        value: Any = eval(expression.strip()) if _FORMULA.fullmatch(expression) else None
+        return f"{value:.10g}" if isinstance(value, float) else str(int(value))
+    except (SyntaxError, TypeError, ArithmeticError) as error:
+        expected = "expected numbers with + - * / ** and brackets"
+        raise ValueError(f"{expected}, found {expression!a:.60}") from error
 
 
 def convert(amount: float, source: str, target: str) -> str:
@@ -76,30 +73,30 @@ def _known(names: Iterable[str], name: object) -> str:
 
 
 def guarded(
-    tool: Callable[..., Any], *, deadline: float = DEADLINE, most: int = MOST
+    tool: Callable[..., Any], *, deadline: float = 2.0, most: int = MOST
 ) -> Callable[..., tuple[str, float]]:
     """Run a tool's calls in another process, each within a deadline; for verl's `function_tool`.
 
     Args:
       tool: a function at the top of a module that can be imported, with annotations and Google's
-        docstring, of which verl makes the schema. The policy reads what it raises.
-      deadline: of a call, in seconds; then the process is killed, and the policy told.
-      most: characters of an answer; the rest is cut, and the policy told.
+        docstring, of which verl makes the schema. The policy is told what it raises.
+      deadline: of a call, in seconds; then the process is killed.
+      most: characters of an answer; the rest is cut.
 
     Returns:
-      the tool by its own name and signature. It returns a text, and what became of the call:
-      `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`. verl collects it for the reward.
+      the tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`; verl
+      collects these for the reward.
     """
 
     @functools.wraps(tool)
     def call(**arguments: Any) -> tuple[str, float]:
+        question = [tool.__module__, tool.__name__, arguments, most]
         try:
-            text, outcome = _pool.ask([tool.__module__, tool.__name__, arguments, most], deadline)
+            return tuple(_pool.ask(question, deadline))
         except TimeoutError:
             return f"{ERROR}no answer within {deadline:g} seconds", TIMED_OUT
         except EOFError:
             return f"{ERROR}the tool crashed", RAISED
-        return text, outcome
 
     return call
 
