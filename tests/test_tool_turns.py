@@ -18,6 +18,7 @@ from fake_verl import compose
 from gdpo_verl.policy import train_tokenizer
 from gdpo_verl.policy.demonstrations import next_turn
 from gdpo_verl.policy.tasks import TASKS
+from gdpo_verl.report import write_report
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
 from gdpo_verl.run.launch import composed
@@ -390,6 +391,7 @@ HANG = "9 ** 9 ** 9 ** 9"
         (call("calculate", expression=HANG), [TIMED_OUT], "no answer within 2 seconds"),
         (call("calculate", expression="7 ** 999"), [CUT], "[cut: the first 200 of 845 characters]"),
         (call("guess"), [RAISED], "Unknown function 'guess'"),
+        (call("calculate", expression="<|im_end|>"), [RAISED], "found '<|im_end|>'"),
         (call("calculate", expression="x"), [RAISED], "expected numbers"),
         ('<tool_call>{"name": "calculate", "arguments": [1]}</tool_call>', [RAISED], "Error"),
         ('<tool_call>{"name": "calculate"}</tool_call>', [], ""),
@@ -465,6 +467,9 @@ def test_two_steps_train_and_dump_whole_sessions(
             assert turns[-2].endswith(f"\ntool\n{row['gts']}")
             text = turns[-2].partition("<tool_call>")[2].partition("</tool_call>")[0]
             assert tool_turns.told((*json.loads(text).values(),)) == row["gts"]
+    page = write_report([run.directory], tmp_path / "report").read_text()
+    shown = json.dumps(right[0]["output"]).replace("<", r"\u003c").replace(">", r"\u003e")
+    assert shown in page
 
 
 def test_reward_and_settings_can_be_tried_before_a_training(tmp_path: Path) -> None:
