@@ -156,6 +156,22 @@ def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_t
     pool.close()
 
 
+def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapped(
+    tmp_path: Path,
+) -> None:
+    from verl.tools.function_tool import load_function_tools_from_path
+
+    def tool() -> str: ...
+
+    with pytest.raises(ImportError, match=r"tool: expected a function at the top of a module on"):
+        guarded(tool)
+    # verl loads a file under a name of its own; what is defined in it, nobody else can import.
+    imports = "from gdpo_verl.tasks.turn_tools import guarded\n"
+    (tmp_path / "tools.py").write_text(f"{imports}{USERS_TOOLS}\nguarded(flood)\n")
+    with pytest.raises(ImportError, match="No module named '_verl_function_tools_"):
+        load_function_tools_from_path(str(tmp_path / "tools.py"))
+
+
 # --- the problems ---------------------------------------------------------------------
 
 

@@ -86,7 +86,15 @@ def guarded(
     Returns:
       the tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`; verl
       collects these for the reward.
+
+    Raises:
+      ImportError: another process does not find it.
     """
+    where = {"module": tool.__module__, "name": tool.__name__}
+    text, outcome = _pool.ask([__name__, "find", where, MOST], 60)
+    if outcome == RAISED:
+        expected = "expected a function at the top of a module on PYTHONPATH"
+        raise ImportError(f"{tool.__name__}: {expected}; {text}")
 
     @functools.wraps(tool)
     def call(**arguments: Any) -> tuple[str, float]:
@@ -101,11 +109,16 @@ def guarded(
     return call
 
 
+def find(module: str, name: str) -> Any:
+    """Import the tool of this name."""
+    return getattr(importlib.import_module(module), name)
+
+
 def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
     """Run one call: module and name of its tool, its arguments, the characters of an answer."""
     module, name, arguments, most = question
     try:
-        text, outcome = str(getattr(importlib.import_module(module), name)(**arguments)), EXECUTED
+        text, outcome = str(find(module, name)(**arguments)), EXECUTED
     except Exception as error:
         text, outcome = f"{ERROR}{str(error) or type(error).__name__}", RAISED
     if len(text) > most:
