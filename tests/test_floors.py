@@ -110,13 +110,13 @@ MOST_LINES = {
     "evaluate": 1380,
     "explain": 2040,
     "plugin": 2600,
-    "policy": 820,
+    "policy": 820,  # turns of a session with tools
     "report": 1765,
-    "rewards": 2160,
+    "rewards": 2160,  # those of such a session
     "run": 1655,
     "rundir": 725,
     "sandbox": 1370,
-    "tasks": 3050,
+    "tasks": 3065,  # tools that run, and a deadline for them
 }
 
 
