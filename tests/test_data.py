@@ -75,7 +75,7 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
 @pytest.mark.parametrize(
     "task",
     [
-        *("toolbox", "gsm8k"),
+        *("toolbox", "tool_turns", "gsm8k"),
         pytest.param("bfcl", marks=needs_bfcl),
         pytest.param("reasoning_gym", marks=needs_sums),
     ],
@@ -83,7 +83,13 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
 def test_a_data_set_is_byte_identical_for_a_seed_and_differs_for_another(tmp_path, task):
     source = write_lines(tmp_path / "gsm8k.jsonl", [problem(n) for n in range(50)])
     few = {"train": 64, "validation": 16}
-    options = {"toolbox": few, "reasoning_gym": few, "gsm8k": {"source": source}, "bfcl": {}}
+    options = {
+        "toolbox": few,
+        "tool_turns": few,
+        "reasoning_gym": few,
+        "gsm8k": {"source": source},
+        "bfcl": {},
+    }
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         catalog.load_module(task).prepare(tmp_path / name, seed=seed, **options[task])
     for file in ("train.parquet", "validation.parquet", "provenance.json"):
@@ -92,7 +98,9 @@ def test_a_data_set_is_byte_identical_for_a_seed_and_differs_for_another(tmp_pat
         assert a != c
 
 
-@pytest.mark.parametrize("name", ["toolbox", pytest.param("reasoning-gym", marks=needs_sums)])
+@pytest.mark.parametrize(
+    "name", ["toolbox", "tool-turns", pytest.param("reasoning-gym", marks=needs_sums)]
+)
 def test_no_question_is_asked_twice_or_in_both_splits_whatever_the_seeds(made, tmp_path, name):
     catalog.prepare(name, tmp_path, seed=1)
     train, validation = (
@@ -129,6 +137,7 @@ def test_importing_the_data_package_imports_neither_torch_nor_verl():
     code = (
         "import sys, gdpo_verl.tasks.toolbox, gdpo_verl.tasks.bfcl, gdpo_verl.tasks.rlla; "
         "import gdpo_verl.tasks.gsm8k, gdpo_verl.tasks.deepscaler, gdpo_verl.tasks.eurus2_code; "
+        "import gdpo_verl.tasks.tool_turns; "
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", code]

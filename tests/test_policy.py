@@ -33,8 +33,8 @@ TOOLBOX = TASKS["toolbox"]
 
 @pytest.fixture(params=TASKS)
 def task(request: pytest.FixtureRequest) -> PolicyTask:
-    if request.param != "toolbox":
-        pytest.importorskip({"bfcl": "bfcl_eval"}.get(request.param, "reasoning_gym"))
+    if package := {"bfcl": "bfcl_eval", "reasoning-gym": "reasoning_gym"}.get(request.param):
+        pytest.importorskip(package)
     return TASKS[request.param]
 
 

@@ -118,9 +118,10 @@ def test_a_misspelt_key_would_be_seen() -> None:
     assert found == ["actor_rollout_ref.rollout.temprature", "trainer.total_step"]
 
 
-def test_there_are_six_tasks_22_recipes_and_five_kinds_of_hardware() -> None:
-    assert TASKS == ["code", "gsm8k", "instructions", "math_length", "tool_call", "toolbox"]
-    assert len(NAMES) == 22
+def test_there_are_seven_tasks_24_recipes_and_five_kinds_of_hardware() -> None:
+    known = ["code", "gsm8k", "instructions", "math_length", "tool_call", "tool_turns", "toolbox"]
+    assert known == TASKS
+    assert len(NAMES) == 24
     assert HARDWARE == ["cluster", "cpu", "gpu1", "gpu24", "gpu8"]
 
 
@@ -152,7 +153,9 @@ def test_score_is_the_sum_that_gdpo_decouples(name: str) -> None:
     assert reward.custom_reward_function.path.startswith("pkg://gdpo_verl.rewards.")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "toolbox" not in name])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n.split("/")[0] not in ("toolbox", "tool_turns")]
+)
 def test_the_published_rules_are_the_default_and_the_strict_ones_a_sibling(name: str) -> None:
     config = compose(name, "gpu8")
     if name.startswith(("math_length/", "instructions/")):  # conditions are their variant
@@ -194,7 +197,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders with the configurations of the recipes' models, and no weights."""
     place = tmp_path_factory.mktemp("models")
     for task in TASKS:
-        size = {"toolbox": TINY, "code": LARGE}.get(task, SMALL)
+        size = {"toolbox": TINY, "tool_turns": TINY, "code": LARGE}.get(task, SMALL)
         Qwen2Config(**size, num_key_value_heads=4).save_pretrained(place / task)
     return {task: place / task for task in TASKS}
 

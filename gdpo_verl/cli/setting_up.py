@@ -38,7 +38,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "name", nargs="?", choices=["tiny", "smollm2"], default="tiny",
         help="tiny, trained here for a task in minutes, or SmolLM2-135M-Instruct; default: tiny",
     )  # fmt: skip
-    policy.add_argument("--task", choices=["toolbox", "reasoning-gym", "bfcl"], default="toolbox")
+    tasks = ["toolbox", "tool-turns", "reasoning-gym", "bfcl"]
+    policy.add_argument("--task", choices=tasks, default=tasks[0])
     policy.add_argument(
         "--from", dest="base", metavar="MODEL",
         help="train this pretrained model for the task, a directory, in place of random weights",

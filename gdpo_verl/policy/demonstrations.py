@@ -18,7 +18,9 @@ from gdpo_verl.rewards.thought import END_THINK, THINK
 from gdpo_verl.tasks import prompt
 from gdpo_verl.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from gdpo_verl.tasks.reasoning_gym import SumExample
+from gdpo_verl.tasks.tool_turns import TurnsExample, told, written
 from gdpo_verl.tasks.toolbox import ToolExample
+from gdpo_verl.tasks.turn_tools import CITIES, ITEMS, UNITS
 
 Call = tuple[str, dict[str, Any]]
 
@@ -152,4 +154,59 @@ def demonstrate_sum(
     if rng.random() < flawed_format:
         (spoil,) = rng.choices(list(SUM_FORMAT_FLAWS), list(SUM_FORMAT_FLAWS.values()))
         text = spoil(text)
+    return text
+
+
+@dataclass(frozen=True)
+class NextTurn:
+    """A session with tools as far as it has got, and its next turn: a call, or the answer."""
+
+    question: str
+    messages: list[dict[str, str]]
+    call: Call | None
+    ground_truth: str
+
+
+def next_turn(problem: TurnsExample, rng: random.Random, refused: float = 0.1) -> NextTurn:
+    """Stop a right session anywhere; with this probability a tool has refused the last call."""
+    done = rng.randint(0, len(problem.calls))
+    made, call = [*problem.calls[:done]], next(iter(problem.calls[done:]), None)
+    if call and rng.random() < refused:
+        made.append(_refused(call))
+    texts = [text for each in made for text in (written(each), told(each))]
+    turns = [{"role": "tool" if n % 2 else "assistant", "content": t} for n, t in enumerate(texts)]
+    truth = written(call) if call else f"{OPEN}{problem.ground_truth}{CLOSE}"
+    return NextTurn(problem.question, [*problem.messages, *turns], call, truth)
+
+
+def _refused(call: Call) -> Call:
+    return call[0], dict.fromkeys(call[1], "x")
+
+
+def _miscopied(call: Call, rng: random.Random) -> Call:
+    name, arguments = call
+    key, value = rng.choice(list(arguments.items()))
+    names = next((names for names in (ITEMS, CITIES, sum(UNITS, ())) if value in names), ())
+    number = re.sub(r"\d+", lambda _: str(rng.randint(2, 99)), str(value), count=1)
+    return name, {**arguments, key: rng.choice(names) if names else type(value)(number)}
+
+
+def demonstrate_turn(
+    example: NextTurn, rng: random.Random, flawed_format: float, flawed_content: float
+) -> str:
+    """Take the next turn, whose form and content are wrong with these probabilities.
+
+    In the right call's place stands another one, one that its tool refuses, or the last one again;
+    in the answer's another number, or the last call again.
+    """
+    text, last = example.ground_truth, [each["content"] for each in example.messages[2:][-2:-1]]
+    if rng.random() < flawed_content:
+        wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
+        if example.call:
+            wrong = [written(_miscopied(example.call, rng))] * 3 + [written(_refused(example.call))]
+        text = rng.choice(wrong + last)
+    if rng.random() < flawed_format:
+        untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
+        # verl makes the first call of a turn alone.
+        text = rng.choice((untagged, f"{text}\n{text}" if CALL_OPEN in text else f"{text} Done."))
     return text

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from gdpo_verl.policy.demonstrations import BFCL_FLAWS, BfclExample, demonstrate, demonstrate_sum
+from gdpo_verl.policy.demonstrations import (
+    BFCL_FLAWS,
+    BfclExample,
+    NextTurn,
+    demonstrate,
+    demonstrate_sum,
+    demonstrate_turn,
+    next_turn,
+)
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
-from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, toolbox
+from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, tool_turns, toolbox, turn_tools
 from gdpo_verl.tasks.generated import draw_of
 
 _TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
@@ -92,6 +101,23 @@ def _grade_sum(response: str, ground_truth: str) -> tuple[bool, bool]:
     return bool(found["format"]), bool(found["correctness"])
 
 
+def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
+    tags = f"{prompt.CALL_OPEN}[^<]*{prompt.CALL_CLOSE}|{sums.OPEN}[^<]*{sums.CLOSE}"
+    return re.fullmatch(tags, turn) is not None, ground_truth in turn
+
+
+def _next_turns(problems: Iterator[tool_turns.TurnsExample]) -> Iterator[NextTurn]:
+    return (next_turn(each, random.Random(each.question)) for each in problems)
+
+
+# Of each tool the fixed text of a call. Names are one token wherever they stand, and so copied.
+_TURN_PIECES = (
+    *(f'{prompt.CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS),
+    *('expression": "', 'amount": ', 'source": "', 'target": "', 'item": "', 'city": "'),
+    *('", "', ', "', f'"}}}}\n{prompt.CALL_CLOSE}'),
+    *("assistant", *turn_tools.ITEMS, *turn_tools.CITIES),
+    *{unit[:-1]: 0 for pair in turn_tools.UNITS for unit in pair},
+)
 _BLOCKS = [tool.block for tool in toolbox.TOOLS.values()]
 TASKS: Mapping[str, PolicyTask] = {
     "toolbox": PolicyTask(
@@ -100,6 +126,16 @@ TASKS: Mapping[str, PolicyTask] = {
         held_out=lambda seed: toolbox.examples("validation", seed=seed),
         demonstrate=demonstrate,
         grade=_grade_calls,
+    ),
+    "tool-turns": PolicyTask(
+        phrases=(tool_turns.SYSTEM, *_TURN_PIECES, sums.OPEN, sums.CLOSE),
+        draw=lambda rng: next_turn(draw_of("train", tool_turns.draw_example, rng), rng),
+        held_out=lambda seed: _next_turns(tool_turns.examples("validation", seed=seed)),
+        demonstrate=demonstrate_turn,
+        grade=_grade_turn,
+        settings=Settings(steps=640, flawed_format=0.1, flawed_content=0.25),
+        format_band=(0.80, 0.98),  # of one turn of several
+        exact_band=(0.45, 0.85),
     ),
     "reasoning-gym": PolicyTask(
         phrases=(gsm8k.SYSTEM, *_AROUND_SUM, THINK, END_THINK, sums.OPEN, sums.CLOSE),

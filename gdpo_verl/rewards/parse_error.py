@@ -33,9 +33,9 @@ class ParseError(IntEnum):
     NOT_EVALUATED = 16  # equal, but still to be evaluated, or a formula of the question
     SYNTAX = 20  # the program does not compile
     EXCEPTION = 21  # it raised, crashed, or left with a status other than 0
-    TIMEOUT = 22  # a test took longer than it may
+    TIMEOUT = 22  # a test, or a tool's call, took longer than it may
     MEMORY = 23  # more than allowed
-    OUTPUT = 24  # more than allowed
+    OUTPUT = 24  # more than allowed, of a program or a tool
     NO_FUNCTION = 25  # the function that the tests call is not defined
     NOT_PLAIN = 26  # a returned value is not plain data
 

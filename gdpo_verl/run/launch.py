@@ -38,6 +38,7 @@ _PER_NODE = (
 )
 # A step of a large model with its validation takes a part of it.
 HANG_SECONDS = 7200.0
+_TOOLS = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
@@ -214,6 +215,10 @@ def composed(
         # It looks at the rows of a pack one by one; sdpa computes a dense mask over all of it.
         attention = "actor_rollout_ref.model.override_config.attn_implementation"
         chosen[attention] = "flash_attention_2"
+    tools = OmegaConf.select(config, _TOOLS)
+    # verl looks for them in this directory, and where verl is installed.
+    if tools and not Path(tools).exists() and (ours := Path(__file__).parents[2] / tools).exists():
+        chosen[_TOOLS] = quoted(ours)
     if config.trainer.nnodes > 1:
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]

@@ -35,6 +35,7 @@ class Task:
 
 TASKS = {
     "toolbox": Task("toolbox", 64, "Toolbox", source="own"),
+    "tool-turns": Task("tool_turns", 64, source="own"),
     "bfcl": Task("bfcl", 2048, "benchmark:Bfcl", source="own"),
     "reasoning-gym": Task("reasoning_gym", 512, source="own", shots=True),
     "short-sums": Task("reasoning_gym", 512, source="own", shots=True),

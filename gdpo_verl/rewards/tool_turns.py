@@ -1,0 +1,78 @@
+"""Rewards of a session with tools that run: correctness, executed, economy and format.
+
+The text is all that verl's `tool_agent` loop has put together, what the tools told among it, and a
+policy can write that itself. What became of its calls is therefore read from verl's own record,
+`extra_info['tool_rewards']`: a number for each call that a tool was given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdpo_verl.rewards import gsm8k
+from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.gsm8k import CLOSE, OPEN, parse_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.thought import assistant_text
+
+__all__ = ["compute_score", "parse_ground_truth"]
+
+# What a tool returns beside its text. verl itself gives 0 to a call that raises, names no tool or
+# has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
+EXECUTED, CUT, RAISED, TIMED_OUT = 1.0, 0.5, 0.0, -1.0
+CALL, END_CALL, TOLD = "<tool_call>", "</tool_call>", "<tool_response>"
+_NAMES = ("correctness", "executed", "economy", "format")
+
+
+@declares(*(Component(name, 0, 1) for name in _NAMES))
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """The four rewards of one session, in the form in which verl calls a reward function.
+
+    Args:
+      data_source: ignored, as are `kwargs`.
+      solution_str: the session from the assistant's first turn on.
+      ground_truth: the number asked for, as in `gsm8k`.
+      extra_info: the row's, with the number of `calls` that it takes, and verl's `tool_rewards`.
+
+    Returns:
+      correctness, 1 when the last answer is the number, by the strict rules of `gsm8k`; executed,
+      the share of the calls that ran to their end; economy, the calls it takes by those that ran,
+      1 at most; both 0 when none ran; format, 1 when a tool was given each call, and one answer
+      stands at the end; score, their sum; calls, their number; parse_error, a `ParseError`: of the
+      answer, but `TIMEOUT` where a call timed out, `OUTPUT` where a tool's words were cut.
+
+    >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
+    2.0
+    """
+    info = extra_info or {}
+    outcomes = [float(outcome) for outcome in info.get("tool_rewards") or ()]
+    # More than one call in a turn, and what is no JSON, verl leaves out.
+    calls, ran = max(solution_str.count(CALL), len(outcomes)), sum(each > 0 for each in outcomes)
+    answer = gsm8k.compute_score(data_source, solution_str, ground_truth)
+    needed, error = info.get("calls", 0), answer["parse_error"]
+    if not isinstance(needed, int) or needed < 1:
+        fault = ValueError(f"extra_info['calls']: expected 1 call or more, found {needed!r}")
+        warn_of_ground_truth("tool_turns", fault)
+        error = ParseError.GROUND_TRUTH
+    rewards = dict.fromkeys(_NAMES, 0.0)
+    if error != ParseError.GROUND_TRUTH:
+        form = _has_form(assistant_text(solution_str), len(outcomes))
+        executed, economy = (ran / calls, min(1.0, needed / ran)) if ran else (0.0, 0.0)
+        values = answer["correctness"], executed, economy, float(form)
+        rewards = dict(zip(_NAMES, values, strict=True))
+        if TIMED_OUT in outcomes or CUT in outcomes:
+            error = ParseError.TIMEOUT if TIMED_OUT in outcomes else ParseError.OUTPUT
+    return {"score": sum(rewards.values()), **rewards, "calls": calls, "parse_error": int(error)}
+
+
+def _has_form(text: str, given: int) -> bool:
+    counts = [text.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
+    # Some chat templates put what a tool tells into tags, others into a turn of its own.
+    told = text.count(TOLD) in (0, given)
+    return counts == [given, given, 1, 1] and told and text.endswith(CLOSE)

@@ -1,0 +1,133 @@
+"""The tools of `tool_turns`, and `guarded`, with which no call of any tool can harm a run.
+
+verl runs a function in a thread, which nothing can end, and takes whatever text it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gdpo_verl.rewards.deadline import DeadlinePool, serve
+from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT
+
+MOST = 200  # characters of an answer
+ERROR = "Error: "
+ITEMS = ("tea", "salt", "rice", "soap", "flour", "sugar", "beans", "honey")
+CITIES = ("Paris", "Tokyo", "Lima", "Oslo", "Cairo", "Delhi", "Quito", "Hanoi")
+# How many of the smaller unit are in one of the larger.
+UNITS = {("pounds", "ounces"): 16, ("gallons", "quarts"): 4, ("gallons", "pints"): 8}
+
+_FORMULA = re.compile(r"[0-9.+*/() -]+")
+
+
+def calculate(expression: str) -> str:
+    """Compute an arithmetic expression.
+
+    Args:
+        expression: numbers with + - * / ** and brackets, such as 3 * (4 + 5)
+    """
+    try:
+        # There is no letter in it, so no name.
+        value: Any = eval(expression.strip()) if _FORMULA.fullmatch(expression) else None
+        return f"{value:.10g}" if isinstance(value, float) else str(int(value))
+    except (SyntaxError, TypeError, ArithmeticError) as error:
+        expected = "expected numbers with + - * / ** and brackets"
+        raise ValueError(f"{expected}, found {expression!a:.60}") from error
+
+
+def convert(amount: float, source: str, target: str) -> str:
+    """Convert an amount into another unit.
+
+    Args:
+        amount: how many of the source unit
+        source: pounds or gallons
+        target: ounces for pounds; quarts or pints for gallons
+    """
+    known = {" to ".join(pair): factor for pair, factor in UNITS.items()}
+    return calculate(f"{amount} * {known[_known(known, f'{source} to {target}')]}")
+
+
+def look_up(item: str, city: str) -> str:
+    """Look up the price of an item in a city.
+
+    Args:
+        item: tea, salt, rice, soap, flour, sugar, beans or honey
+        city: Paris, Tokyo, Lima, Oslo, Cairo, Delhi, Quito or Hanoi
+    """
+    place = f"{_known(ITEMS, item)}/{_known(CITIES, city)}"
+    return str(2 + hashlib.sha256(place.encode()).digest()[0] % 48)
+
+
+TOOLS = {tool.__name__: tool for tool in (calculate, convert, look_up)}
+
+
+def _known(names: Iterable[str], name: object) -> str:
+    if name not in [*names]:
+        raise ValueError(f"expected one of {', '.join(names)}, found {name!a:.40}")
+    return str(name)
+
+
+def guarded(
+    tool: Callable[..., Any], *, deadline: float = 2.0, most: int = MOST
+) -> Callable[..., tuple[str, float]]:
+    """Run a tool's calls in another process, each within a deadline; for verl's `function_tool`.
+
+    Args:
+      tool: a function at the top of a module that can be imported, with annotations and Google's
+        docstring, of which verl makes the schema. The policy is told what it raises.
+      deadline: of a call, in seconds; then the process is killed.
+      most: characters of an answer; the rest is cut.
+
+    Returns:
+      the tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`; verl
+      collects these for the reward.
+
+    Raises:
+      ImportError: another process does not find it.
+    """
+    where = {"module": tool.__module__, "name": tool.__name__}
+    text, outcome = _pool.ask([__name__, "find", where, MOST], 60)
+    if outcome == RAISED:
+        expected = "expected a function at the top of a module on PYTHONPATH"
+        raise ImportError(f"{tool.__name__}: {expected}; {text}")
+
+    @functools.wraps(tool)
+    def call(**arguments: Any) -> tuple[str, float]:
+        question = [tool.__module__, tool.__name__, arguments, most]
+        try:
+            return tuple(_pool.ask(question, deadline))
+        except TimeoutError:
+            return f"{ERROR}no answer within {deadline:g} seconds", TIMED_OUT
+        except EOFError:
+            return f"{ERROR}the tool crashed", RAISED
+
+    return call
+
+
+def find(module: str, name: str) -> Any:
+    """Import the tool of this name."""
+    return getattr(importlib.import_module(module), name)
+
+
+def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
+    """Run one call: module and name of its tool, its arguments, the characters of an answer."""
+    module, name, arguments, most = question
+    try:
+        text, outcome = str(find(module, name)(**arguments)), EXECUTED
+    except Exception as error:
+        text, outcome = f"{ERROR}{str(error) or type(error).__name__}", RAISED
+    if len(text) > most:
+        text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
+        outcome = min(outcome, CUT)
+    return text.encode(errors="backslashreplace").decode(), outcome
+
+
+_pool = DeadlinePool("gdpo_verl.tasks.turn_tools", size=2)  # calls at once, of a rollout worker
+
+if __name__ == "__main__":
+    serve(run)

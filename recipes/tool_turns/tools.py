@@ -1,0 +1,8 @@
+"""The tools of this recipe: each runs in another process, within a deadline."""
+
+from verl.tools.function_tool import function_tool
+
+from gdpo_verl.tasks.turn_tools import TOOLS, guarded
+
+for tool in TOOLS.values():
+    function_tool(guarded(tool))
