@@ -26,7 +26,7 @@ from gdpo_verl.run.launch import composed
 from gdpo_verl.tasks import tool_turns, turn_tools
 from gdpo_verl.tasks.turn_tools import TOOLS, guarded
 
-TOOLS_FILE = RECIPES / "tool_turns" / "tools.py"
+TOOLS_FILE = Path(turn_tools.__file__).with_name("function_tools.py")
 
 # --- the tools ------------------------------------------------------------------------
 

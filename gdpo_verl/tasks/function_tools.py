@@ -1,4 +1,4 @@
-"""The tools of this recipe: each runs in another process, within a deadline."""
+"""The tools of tool turns as verl has them: each runs in another process, within a deadline."""
 
 from verl.tools.function_tool import function_tool
 
