@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import run_cli
 
 pytest.importorskip("if_verifiable")
 pytest.importorskip("wordllama")
@@ -197,6 +198,25 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
     told = capsys.readouterr().err
     assert "6 rows rejected" in told
     assert "'quantifier': 'around'" in told
+
+
+def test_check_reward_shows_that_repeating_the_topic_is_paid_nothing(tmp_path: Path) -> None:
+    run_cli("prepare", "instructions", "--out", str(tmp_path))
+    rows, answers, report = (tmp_path / name for name in ("train.parquet", "answers", "report"))
+    truth = pq.read_table(rows).to_pylist()[0]["reward_model"]["ground_truth"]
+    repeated = f"{json.loads(truth)['topic']} " * 8
+    lines = [json.dumps({"index": 0, "answer": text}) for text in (SEA, repeated)]
+    answers.write_text("\n".join(lines))
+    files = ["--data", str(rows), "--answers", str(answers), "--json", str(report)]
+    recipe = ("--recipe", "instructions/gdpo_conditioned", "actor_rollout_ref.model.path=null")
+    run_cli("check-reward", *files, *recipe)
+    found = json.loads(report.read_text())
+    assert found["problems"] == []
+    own, topic = ({**each["returned"], "score": each["score"]} for each in found["answers"])
+    for answer, paid in ((own, own["relevance"]), (topic, 0.0)):
+        kinds = [answer[kind] for kind in rewards.KINDS.values() if answer[kind] is not None]
+        assert answer["score"] == pytest.approx(sum(kinds) + paid)
+    assert topic["relevance"] > 0.9 > own["relevance"] > 0
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
