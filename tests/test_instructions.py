@@ -72,12 +72,16 @@ def test_two_constraints_of_a_kind_share_it() -> None:
     [
         ("the sea the sea the sea the sea", (0.99, 1.0), 0.0),
         (SEA, (0.5, 0.7), 1.0),
+        # What SmolLM2 wrote after twenty steps that paid relevance whatever the text.
+        (f"The sea covers most of the planet. The sea has fish and whales. The sea {SEA}",
+         (0.7, 0.9), 0.0),
+        (f"The sea has fish. {SEA} Ships like the sea.", (0.6, 0.8), 1.0),
         ("Bicycles have two wheels and a chain.", (0.0, 0.1), 0.0),
         ("<think>the sea the sea</think>Bicycles.", (0.0, 0.1), 0.0),
         ("<think>the sea the sea", (0.0, 0.0), 0.0),
         ("", (0.0, 0.0), 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
     text: str, relevance: tuple[float, float], own_words: float
 ) -> None:

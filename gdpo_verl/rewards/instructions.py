@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,10 @@ KINDS = {
     "combination": "combination",
     "language": "language",
 }
-OWN_WORDS = 10
-"""The different words beside the topic's that make a text one's own."""
+# In a text of one's own, different words that the topic lacks; and how often it may name one of
+# the topic's: the number, or that share of its words, whichever is more.
+OWN_WORDS, TOPIC_NAMED, TOPIC_SHARE = 10, 2, 0.05
+_FUNCTION_WORDS = {"a", "an", "and", "for", "in", "of", "on", "the", "to", "with"}
 
 # On a run of empty lines some of the checkers' expressions take quadratic time.
 _EMPTY_LINES = re.compile(r"\n\s+\n")
@@ -63,8 +65,9 @@ def compute_score(
     Returns:
       for each kind the share of its constraints that are followed, None where there is none;
       relevance, the cosine to the topic, at least 0; own_words, 1 for a text with `OWN_WORDS`
-      different words that the topic lacks; score, the sum of these; unchecked, the constraints
-      that no checker knows or that lacks its data; parse_error. An empty text gets 0 for all.
+      different words that the topic lacks and without a word of the topic again and again; score,
+      the sum of these; unchecked, the constraints that no checker knows or that lacks its data;
+      parse_error. An empty text gets 0 for all.
     """
     found: dict[str, float | None] = dict.fromkeys([*KINDS.values(), "unchecked"])
     error, verdicts, unchecked = ParseError.NONE, defaultdict(list), 0
@@ -88,7 +91,7 @@ def compute_score(
         if text:
             topic = wanted["topic"]
             relevance = min(1.0, max(0.0, float(_embeddings().similarity(topic, text))))
-            own_words = float(len(_words(text) - _words(topic)) >= OWN_WORDS)
+            own_words = float(_is_own(_words(text), {*_words(topic)}))
     found |= {kind: sum(each) / len(each) for kind, each in verdicts.items()}
     found |= {"relevance": relevance, "own_words": own_words}
     score = sum(value for value in found.values() if value is not None)
@@ -167,5 +170,11 @@ def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
     )
 
 
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.lower()))
+def _words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.lower()))
+
+
+def _is_own(words: Counter[str], topic: set[str]) -> bool:
+    most = max(TOPIC_NAMED, TOPIC_SHARE * words.total())
+    repeated = any(words[word] > most for word in topic - _FUNCTION_WORDS)
+    return len(words.keys() - topic) >= OWN_WORDS and not repeated
