@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib
 from markupsafe import Markup
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -61,7 +60,9 @@ def curves(
       size: in inches.
     """
 
-    def draw(axes: Axes) -> None:
+    with matplotlib.rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
         for method, style in styles(lines).items():
             epochs = range(0, len(lines[method]), EVERY)
             values = lines[method][::EVERY]
@@ -70,42 +71,10 @@ def curves(
             axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
             axes.plot(epochs, mean.tolist(), label=method.name, **style)
         axes.set_xlabel("epoch")
-
-    return _picture(title, ylabel, draw, of=of, size=size)
-
-
-def advantage_by_unit(
-    title: str, ylabel: str, units: Sequence[float], lines: Mapping[Method, Sequence[float]]
-) -> Markup:
-    """Values from 0 to 1 for each unit that a reward is counted in."""
-
-    def draw(axes: Axes) -> None:
-        for method, style in styles(lines).items():
-            axes.plot(units, lines[method], marker="o", markersize=4, label=method.name, **style)
-        axes.set_xscale("log")
-        axes.set_xticks(units, [f"{unit:.2g}" for unit in units])
-        axes.minorticks_off()
-        axes.set_xlabel("unit of the first reward")
-
-    return _picture(title, ylabel, draw)
-
-
-def _picture(
-    title: str,
-    ylabel: str,
-    draw: Callable[[Axes], None],
-    *,
-    of: str = "",
-    size: tuple[float, float] = SIZE,
-) -> Markup:
-    name = ", ".join(filter(None, (of, title, ylabel)))
-    with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
         axes.set_title(title, loc="left", fontweight="bold", fontsize="medium")
         axes.set_ylabel(ylabel)
         axes.set_ylim(0, 1)
         axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
+        name = ", ".join(filter(None, (of, title, ylabel)))
         return Markup(f"<div>{inline_svg(figure, name, _COLORS)}</div>")
