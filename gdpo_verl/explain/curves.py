@@ -16,14 +16,12 @@ from gdpo_verl.report.svg import BLUE, GRID, VERMILION, inline_svg
 from gdpo_verl.report.svg import STYLE as FIGURE_STYLE
 
 _COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
-SIZE, SMALL = (4.6, 3.3), (2.7, 2.3)  # inches
 EVERY = 3  # epochs from point to point: a third of the markup, and no eye sees the difference
 
 
-def figures(pictures: Iterable[Markup], *, small: bool = False) -> Markup:
+def figures(pictures: Iterable[Markup]) -> Markup:
     """Pictures side by side where there is room."""
-    kind = "figures small" if small else "figures"
-    return Markup('<div class="{}">{}</div>').format(kind, Markup().join(pictures))
+    return Markup('<div class="figures">{}</div>').format(Markup().join(pictures))
 
 
 _STYLES: tuple[dict[str, Any], ...] = (
@@ -44,24 +42,16 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
     return found
 
 
-def curves(
-    title: str,
-    ylabel: str,
-    lines: Mapping[Method, Tensor],
-    *,
-    of: str = "",
-    size: tuple[float, float] = SIZE,
-) -> Markup:
+def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
     """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
 
     Args:
-      title, ylabel, of: together unlike any other picture's of the page; `of` is read aloud alone.
+      title, ylabel: together unlike any other picture's of the page.
       lines: each method's values, shape (epochs, seeds).
-      size: in inches.
     """
 
     with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         axes = figure.subplots()
         for method, style in styles(lines).items():
             epochs = range(0, len(lines[method]), EVERY)
@@ -76,5 +66,4 @@ def curves(
         axes.set_ylim(0, 1)
         axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
-        name = ", ".join(filter(None, (of, title, ylabel)))
-        return Markup(f"<div>{inline_svg(figure, name, _COLORS)}</div>")
+        return Markup(f"<div>{inline_svg(figure, f'{title}, {ylabel}', _COLORS)}</div>")

@@ -337,9 +337,9 @@ def skills_form():
         "toy-heading",
         charts.heading(2, "6. A toy policy, trained while you wait"),
         f"Three logits, three skills; an epoch draws one group of {toy.BATCH} rollouts and takes "
-        f"one step, {toy.EPOCHS} epochs in all. The curves show probabilities, first of the "
-        "slowest skill and then of each: the mean over the seeds and a band of one standard "
-        "deviation. With one group a batch, whitening does nothing but set the scale.",
+        f"one step, {toy.EPOCHS} epochs in all. The curves show the probability of the slowest "
+        "skill: the mean over the seeds and a band of one standard deviation. With one group a "
+        "batch, whitening does nothing but set the scale.",
         form=[row(skills_chosen.elements.values())],
     )
     return (skills_chosen,)
@@ -354,25 +354,10 @@ def skills_shown(skills_chosen):
         )
         for _case in cases
     ]
-    _each = []
-    for _case in cases:
-        _pictures = [
-            curves.curves(
-                _skill,
-                "probability",
-                {_m: _case.trainings[_m].each(_k) for _m in (toy.GRPO, toy.GDPO)},
-                of=_case.name,
-                size=curves.SMALL,
-            )
-            for _k, _skill in enumerate(_case.skills)
-        ]
-        _each += [charts.heading(4, _case.name), curves.figures(_pictures, small=True)]
     show(
         "toy",
         curves.figures(_slowest),
         charts.folded("All numbers", charts.table(*study.case_table(cases))),
-        charts.heading(3, "Each reward by itself"),
-        *_each,
         charts.heading(3, "The gap that whitening closes"),
         "A page known for explaining GDPO trains this very policy on independent rewards and "
         "leaves the whitening out. Unwhitened advantages spread wider than GRPO's, which is a "
