@@ -58,14 +58,6 @@ def test_gdpo_does_not_see_the_scales_of_the_rewards():
     assert toy.train(scaled, toy.GRPO).slowest[149].max() < 0.8
 
 
-def test_rewards_that_show_another_skill_alone_teach_no_skill_of_their_own():
-    skill = toy.train(toy.Skills(correlation=1.0), toy.GDPO).quality[149].mean(dim=0)
-    assert skill[0] > 0.95
-    torch.testing.assert_close(
-        skill[1:], torch.full((2,), 0.5, dtype=torch.float64), atol=0.05, rtol=0
-    )
-
-
 def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_three():
     case = study.study("even", "", toy.Skills(), seeds=20, learning_rate=0.15)
     assert case.faster.lr_factor == pytest.approx(math.sqrt(3), abs=0.01)
