@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from report_runs import page_of, training, validation, write_lines, write_run
 
-from gdpo_verl.report.panels import training_panels
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.report.summary import summarise_run, trend
 from gdpo_verl.report.survey import read_dumps
@@ -42,12 +41,10 @@ def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
     [
         pytest.param("constant_groups", [0.8] * 20, "dead", id="exactly the threshold"),
         pytest.param("constant_groups", [1.0] * 19, None, id="too few steps"),
-        pytest.param("constant_groups", [0.79] * 40, None, id="below the threshold"),
         pytest.param("constant_groups", [1.0, 0.0] * 20, None, id="every other step"),
         pytest.param("saturation", [0.95] * 20, "saturated", id="at the top"),
-        pytest.param("saturation", [0.94] * 20, None, id="below the top"),
         pytest.param("saturation", [0.05] * 20, "stuck", id="at the bottom"),
-        pytest.param("saturation", [0.06] * 20, None, id="above the bottom"),
+        pytest.param("saturation", [0.06] * 10 + [0.94] * 10, None, id="between both"),
     ],
 )
 def test_an_alert_takes_twenty_steps_beyond_its_threshold(
@@ -175,8 +172,7 @@ def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Pa
 def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_path: Path) -> None:
     paths = seeds(tmp_path, *RUNS, files="/data/{}/train.parquet")
     runs = [read_run(path) for path in paths]
-    differences = {row.quantity: row.cells for row in config_differences(runs)}
-    assert differences == {
+    assert dict(config_differences(runs)) == {
         "algorithm.adv_estimator": ("gdpo", "gdpo", "grpo"),
         "data.files": ("…/train.parquet",) * 3,
         "data.seed": ("1", "2", "1"),
@@ -188,7 +184,7 @@ def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
     recipes = group_by_recipe([read_run(path) for path in paths])
     runs = [run for recipe in recipes for run in recipe.runs]
     names, rows = recipe_table(recipes, quantities(read_dumps(runs), ["correctness"]))
-    table = {row.quantity: row.cells for row in rows}
+    table = dict(rows)
     assert names == ["toolbox/gdpo", "grpo"]
     assert table["runs"] == ("2", "1")
     # 0.5 + gains of 1 and 2: mean 2, unbiased deviation sqrt(0.5).
@@ -214,14 +210,6 @@ def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
     assert seconds_by_phase([]) == {}
 
 
-def test_kl_is_that_to_the_reference_policy_where_it_is_logged(tmp_path: Path) -> None:
-    for name, key in (("with", "actor/kl_loss"), ("without", "actor/ppo_kl")):
-        write_lines(tmp_path / name / "metrics.jsonl", [training(1, 0.5, 0.0, **{key: 0.1})])
-        panels = training_panels(group_by_recipe([read_run(tmp_path / name)]))
-        titles = {"with": "KL to the reference policy", "without": "KL over the updates of a step"}
-        assert titles[name] in [panel.title for panel in panels]
-
-
 def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_set() -> None:
     metrics = {step: {"gdpo/phantom_groups": 0.4} for step in range(1, 21)}
     (alert,) = find_alerts(metrics, ["style"])
@@ -239,7 +227,7 @@ def test_two_recipes_over_the_same_seeds_are_compared_by_pairs(tmp_path: Path) -
     runs = [read_run(path) for path in paths]
     found = quantities(read_dumps(runs), ["correctness"])
     names, rows = recipe_table(group_by_recipe(runs), found)
-    table = {row.quantity: row.cells for row in rows}
+    table = dict(rows)
     assert len(names) == 3
     assert "−" in names[2]
     assert table["runs"] == ("2", "2", "2 pairs")
