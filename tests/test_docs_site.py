@@ -158,15 +158,11 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [pytest.param("light", 1300, marks=pytest.mark.slow), ("dark", 390)],
-)
+@pytest.mark.parametrize("width", [pytest.param(1300, marks=pytest.mark.slow), 390])
 def test_a_browser_opens_every_page_and_asks_no_other_host(
-    browser: Any, site: Path, address: str, scheme: str, width: int
+    browser: Any, site: Path, address: str, width: int
 ) -> None:
-    size = {"width": width, "height": 800}
-    page = new_page(browser, color_scheme=scheme, viewport=size, service_workers="block")
+    page = new_page(browser, viewport={"width": width, "height": 800}, service_workers="block")
     requests: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: requests.append(request.url))

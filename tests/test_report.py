@@ -108,23 +108,16 @@ def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
         assert text in page.text
 
 
-def test_text_from_the_model_is_shown_and_never_run(page: Page) -> None:
+def test_text_from_the_model_is_shown_and_never_run(written: Path, page: Page) -> None:
+    digest = base64.b64encode(hashlib.sha256(page.scripts[""].encode()).digest()).decode()
+    allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert allowed in written.read_text(encoding="utf-8")
     assert SCRIPT in page.text
     # The page's own script, and data that no browser runs.
     assert page.tags.count("script") == len(page.scripts)
     assert SCRIPT not in "".join(page.scripts.values())
-    (group,) = (
-        group
-        for group in json.loads(page.scripts["r0-held-out-0"])["groups"]
-        if group["prompt"] == "add 1"
-    )
-    assert group["rows"][0]["text"] == SCRIPT
-
-
-def test_the_page_allows_its_own_script_alone(written: Path, page: Page) -> None:
-    html, script = written.read_text(encoding="utf-8"), page.scripts[""]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
+    groups = json.loads(page.scripts["r0-held-out-0"])["groups"]
+    assert SCRIPT in [group["rows"][0]["text"] for group in groups]
 
 
 def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> None:
@@ -295,9 +288,6 @@ def test_strange_names_of_components_are_read_like_any_other(tmp_path: Path) -> 
     (group,) = read_step(run.rollouts[1], run.components).shown
     assert (group["keys"], group["variant"]) == (STRANGE, "")
     assert group["rows"][0]["scores"] == tuple(numbers.values())
-    table = table_of(tmp_path)
-    assert table["held-out style/tone, before → after"] == ("0.100",)
-    assert table["validated at steps, first → last"] == ("1",)
 
 
 @pytest.mark.real  # verl's trainer takes long to import

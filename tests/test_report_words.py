@@ -121,19 +121,14 @@ def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None
         "1 of 3 groups of the dumped step (33%) are dead, nothing varies in them: 1 with format "
         "1, correctness 1. For example: “Why?”"
     ) in sentences
-    assert (
-        "In 1 of 3 groups (33.3%) GRPO gives the same advantage to rollouts that GDPO tells "
-        "apart; the other way round in 0."
-    ) in sentences
 
 
-def test_alerts_and_their_thresholds_are_on_the_page(tmp_path: Path) -> None:
+def test_alerts_are_on_the_page(tmp_path: Path) -> None:
     dead = {"gdpo/correctness/constant_groups": 0.9}
     steps = [training(step, 0.5, 1.0, **dead) for step in range(1, 21)]
     write_lines(tmp_path / "run/metrics.jsonl", steps)
     page = page_of(tmp_path, tmp_path / "run")
     assert "Alert: correctness is dead: it does not vary in 90% of the groups" in page.text
-    assert "Alerts look at 20 steps: dead from 80% of groups without variation" in page.text
     assert "- run: Alert: correctness is dead" in (tmp_path / "summary.md").read_text()
 
 
