@@ -189,12 +189,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     """Facts about the runs, as far as they know them; values that differ are all named."""
-    sources = (
-        source
-        for run in runs
-        for component in run.components
-        for source in run.validation_series(component)
-    )
+    sources = [s for run in runs for name in run.components for s in run.validation_series(name)]
     yield "held-out data", ", ".join(dict.fromkeys(sources))
     for label, key in (
         ("policy", "actor_rollout_ref.model.path"),

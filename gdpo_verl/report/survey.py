@@ -21,12 +21,9 @@ _MOST_NOTES = 5
 
 @dataclass(frozen=True)
 class Collapse:
-    """The number of groups in which one estimator gives fewer advantages than the other.
+    """The collapsed among the groups that can be compared, see `DumpSummary`, and an example.
 
     Attributes:
-      groups: groups whose rows have components and both advantages.
-      collapsed: those in which only GRPO gives one advantage to different rewards.
-      by_gdpo: those in which only GDPO does: components that cancel when normalised.
       patterns: the group with the most patterns that GRPO takes for equal to another; of several
         the first by run and step.
       run, step, components: where it is from, and what its rewards are called.

@@ -69,14 +69,10 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     found.append(metric("KL to the reference policy", "actor/kl_loss"))
     for name in components:
         found += _held_out(runs, name)
-    for label, key in (
-        ("groups in which {} does not vary", "gdpo/{}/constant_groups"),
-        ("share of {} in the advantage", "gdpo/{}/advantage_share"),
-    ):
-        # Not by `format`: a name may hold braces.
-        found += [
-            metric(label.replace("{}", name), key.replace("{}", name), ".1%") for name in components
-        ]
+    for name in components:
+        constant, share = f"gdpo/{name}/constant_groups", f"gdpo/{name}/advantage_share"
+        found.append(metric(f"groups in which {name} does not vary", constant, ".1%"))
+        found.append(metric(f"share of {name} in the advantage", share, ".1%"))
     found += [
         metric("rollouts whose rewards conflict", "gdpo/sign_conflicts", ".1%"),
         metric("answers that could not be read", "gdpo/parse_error/share", ".1%"),
