@@ -117,8 +117,7 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
             found = [run.validation_series(component).get(source, []) for run in recipe.runs]
             if points := band(found):
                 steps, low, middle, high = zip(*points, strict=True)
-                style = {"color": color, "marker": marker, "markeredgecolor": "white"}
-                axes.plot(steps, middle, linestyle=":", markersize=7, zorder=4, **style)
+                axes.plot(steps, middle, f"{marker}:", color=color, mec="white", ms=7, zorder=4)
                 axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
 
 
