@@ -132,25 +132,6 @@ def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> No
     assert last.startswith("gdpo: step 12/12: done in 0 s: format 0.100")
 
 
-def test_progress_reads_on_where_metrics_are_appended(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [training(5, 0.9, 0.0)])
-    steps = iter([training(6, 0.1, 0.0), training(7, 0.2, 0.0)])
-
-    def is_alive() -> bool:
-        record = next(steps, None)
-        with (tmp_path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n" if record else "")
-        return record is not None
-
-    stream = io.StringIO()
-    follow(tmp_path, total_steps=7, is_alive=is_alive, label="gdpo", stream=stream)
-    assert [line.split(" (")[0] for line in stream.getvalue().splitlines()] == [
-        "gdpo: step 6/7: format 0.100",
-        "gdpo: step 7/7: format 0.200",
-        "gdpo: step 7/7: done in 0 s: format 0.200",
-    ]
-
-
 def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Path) -> None:
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
     assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
