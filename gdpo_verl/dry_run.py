@@ -103,7 +103,7 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
     name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     rows = "packed" if model.use_remove_padding else "padded to the longest of their micro-batch"
     if name == "sdpa" and model.use_remove_padding:
-        rows += ": its time grows with max_token_len_per_gpu squared, flash-attn's does not"
+        rows += ": its time grows with max_token_len_per_gpu squared, unlike flash-attn's"
     yield (
         f"software gdpo-verl {__version__}, verl {version('verl')}; attention {name}, rows {rows}"
     )

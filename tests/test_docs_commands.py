@@ -33,7 +33,7 @@ VERL = "python -m verl.trainer.main_ppo"
 
 
 def commands(page: Path) -> list[str]:
-    """What stands in a page's blocks of bash, each command in one line."""
+    """The lines of a page's blocks of bash, each command in one."""
     text = page.read_text(encoding="utf-8")
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     return re.sub(r" *\\\n *", " ", blocks).splitlines()

@@ -30,7 +30,7 @@ REWARDS = ["tool_call", "gsm8k", "math_length", "code"]
 
 
 class Reader(HTMLParser):
-    """What a browser would fetch for a page, its anchors, its text and its title."""
+    """A page's references that a browser would fetch, its anchors, its text and its title."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the dumps of a run show: collapsed and dead groups, and the page's rollout browser."""
+"""The dumps of a run: collapsed and dead groups, and the page's rollout browser."""
 
 from __future__ import annotations
 

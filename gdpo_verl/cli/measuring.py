@@ -1,4 +1,4 @@
-"""What measures and what shows: check-reward, evaluate, compare, report, explain."""
+"""Commands that measure or show: check-reward, evaluate, compare, report, explain."""
 
 from __future__ import annotations
 
