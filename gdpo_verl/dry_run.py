@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +24,6 @@ from gdpo_verl.run.preflight import check_data_files
 from gdpo_verl.start import check_model
 from gdpo_verl.tasks.rows import tokenizer_of
 
-# GiB that nvidia-smi reports for the smallest card of each size (an L4 or A10G; an H100).
-CARDS = {"gpu24": 22.4, "gpu1": 79.5, "gpu8": 79.5, "cluster": 79.5}
 # Answers that the reward is tried on; each prompt gets several.
 PROBED_ROWS = 4
 _GIB = 1 << 30
@@ -67,13 +62,10 @@ def dry_run(
     """Compose a training and check all of it that needs no device.
 
     Args:
-      recipe: its name, for example "tool_call/gdpo".
-      run: the run's directory; nothing is written to it.
-      overrides: Hydra's.
+      recipe, run, overrides, config_dir: as for `launch.train`; nothing is written.
       card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
         is for.
       elsewhere: the training runs on other machines, whose files need not be here.
-      config_dir: where the recipe is; default: among ours.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
@@ -97,35 +89,23 @@ def dry_run(
 
 def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[str]:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    yield f"recipe   {recipe}: {config.algorithm.adv_estimator} on {_machines(config)}"
+    machines = f"{trainer.nnodes} node(s) × {trainer.n_gpus_per_node} GPU(s)"
+    if trainer.device == "cpu":
+        machines = f"the cores of this machine, as {trainer.n_gpus_per_node} device(s)"
+    yield f"recipe   {recipe}: {config.algorithm.adv_estimator} on {machines}"
     yield f"command  {shlex.join(command)}"
     steps = trainer.total_training_steps
     yield (
         f"steps    {steps if steps else f'{trainer.total_epochs} times through the data'}, each of "
         f"{config.data.train_batch_size} prompts × {rollout.n} responses"
     )
-    yield f"software gdpo-verl {__version__}, verl {version('verl')}; {_attention(config)}"
-
-
-def _machines(config: DictConfig) -> str:
-    trainer = config.trainer
-    if trainer.device == "cpu":
-        return f"the cores of this machine, as {trainer.n_gpus_per_node} device(s)"
-    return f"{trainer.nnodes} node(s) × {trainer.n_gpus_per_node} GPU(s)"
-
-
-def _attention(config: DictConfig) -> str:
     model = config.actor_rollout_ref.model
     name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
-    if not model.use_remove_padding:
-        return f"attention {name}, rows padded to the longest of their micro-batch"
-    if name != "sdpa":
-        return f"attention {name}, rows packed"
-    installed = importlib.util.find_spec("flash_attn") is not None
-    advice = "" if installed else "; with flash-attn installed the cost is that of the rows alone"
-    return (
-        "attention sdpa, rows packed: computed densely over each pack, so that its time grows with "
-        f"max_token_len_per_gpu squared{advice}"
+    rows = "packed" if model.use_remove_padding else "padded to the longest of their micro-batch"
+    if name == "sdpa" and model.use_remove_padding:
+        rows += ": its time grows with max_token_len_per_gpu squared, unlike flash-attn's"
+    yield (
+        f"software gdpo-verl {__version__}, verl {version('verl')}; attention {name}, rows {rows}"
     )
 
 
@@ -200,28 +180,26 @@ def _files(config: DictConfig) -> list[str]:
 
 
 def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None) -> Iterator[str]:
+    import torch
+
+    total: float
     if config.trainer.device == "cpu":
-        total: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         source = f"this machine, for {config.trainer.n_gpus_per_node} device(s)"
+    elif card is not None:
+        total, source = card * _GIB, "one GPU, by --card"
+    elif torch.cuda.is_available():
+        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        total, source = min(each.total_memory for each in cards), "this machine's smallest GPU"
     else:
-        total, source = _card(hardware, card)
+        # An L4 or A10G, and an H100, as nvidia-smi reports them.
+        total = (22.4 if hardware == "gpu24" else 79.5) * _GIB
+        source = f"the smallest GPU of hardware={hardware}"
     yield (
         f"memory   {shape.weights / 1e9:.2f} billion weights; {source}: {_gib(total)}. Each device "
         "holds, with activations on top (for information: nothing is refused by these numbers)"
     )
     yield from (f"  {what}: {_gib(size)}" for what, size in needs(config, shape))
-
-
-def _card(hardware: str, card: float | None) -> tuple[float, str]:
-    if card is not None:
-        return card * _GIB, "one GPU, by --card"
-    if shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        mebibytes = [int(line) for line in answer.stdout.split() if line.isdecimal()]
-        if answer.returncode == 0 and mebibytes:
-            return min(mebibytes) << 20, "this machine's smallest GPU"
-    return CARDS.get(hardware, 79.5) * _GIB, f"the smallest GPU of hardware={hardware}"
 
 
 def _gib(size: float) -> str:

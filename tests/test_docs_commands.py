@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -36,7 +33,7 @@ VERL = "python -m verl.trainer.main_ppo"
 
 
 def commands(page: Path) -> list[str]:
-    """What stands in a page's blocks of bash, each command in one line."""
+    """The lines of a page's blocks of bash, each command in one."""
     text = page.read_text(encoding="utf-8")
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     return re.sub(r" *\\\n *", " ", blocks).splitlines()
@@ -152,54 +149,19 @@ def test_verl_s_own_configuration_takes_the_settings_for_the_cpu() -> None:
         assert OmegaConf.select(config, key) == OmegaConf.select(recipe, key)
 
 
-class Judge(BaseHTTPRequestHandler):
-    """A judge that likes the answer 2222 and no other."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = "5" if "Answer: 2222\n" in asked["messages"][0]["content"] else "1"
-        answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def judge() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
-def judge_recipe(work: Path, address: str) -> list[str]:
-    """The page's settings in a recipe, and the options that check it."""
+def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(
+    check: Callable, work: Path
+) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
     (work / "mine").mkdir()
     head = "# @package _global_\ndefaults: [/ppo_trainer, /hardware: cpu, _self_]\n"
     head += "hydra: {searchpath: [pkg://verl.trainer.config, pkg://gdpo_verl.recipes]}\n"
-    (work / "mine/gdpo.yaml").write_text(head + text.replace("http://HOST:8000/v1", address))
+    (work / "mine/gdpo.yaml").write_text(head + text.replace("HOST:8000", "127.0.0.1:9"))
     write_data(work / "rows.parquet", truths=["2222"] * 3)
     options = ["--config-dir", str(work), "--recipe", "mine/gdpo", "--data", "rows.parquet"]
-    return [*options, "actor_rollout_ref.model.path=null"]
-
-
-def test_the_judge_of_the_page_is_asked(check: Callable, work: Path, judge: str) -> None:
-    _, output, report = check(None, *judge_recipe(work, judge))
-    assert "raised" not in output
-    returned = {each["kind"]: each["returned"] for each in report["answers"]}
-    assert (returned["ground truth"]["judge"], returned["empty"]["judge"]) == (1.0, 0.0)
-    (row,) = [each for each in report["components"] if each["name"] == "judge"]
-    assert (row["declared"], row["unscored"]) == ([0, 1], 0.0)
-
-
-def test_a_judge_that_is_down_is_a_problem(check: Callable, work: Path) -> None:
+    options += ["actor_rollout_ref.model.path=null"]
     again = "reward.custom_reward_function.reward_kwargs.judge.repeats=0"
-    status, output, _ = check(None, *judge_recipe(work, "http://127.0.0.1:9/v1"), f"+{again}")
+    status, output, _ = check(None, *options, f"+{again}")
     assert status == 1
     assert re.search(
         r"(\d+) of \1 responses .* no 'judge'; at most 10% may\. .*127\.0\.0\.1:9", output

@@ -47,25 +47,6 @@ def test_a_batch_without_variation_is_whitened_to_zero():
     assert not toy.GDPO.advantages(combined).any()
 
 
-def test_gdpo_does_not_see_the_scales_of_the_rewards():
-    scaled = toy.Skills(scales=(10.0, 1.0, 0.1))
-    torch.testing.assert_close(
-        toy.train(scaled, toy.GDPO).quality,
-        toy.train(toy.Skills(), toy.GDPO).quality,
-        atol=1e-3,
-        rtol=0,
-    )
-    assert toy.train(scaled, toy.GRPO).slowest[149].max() < 0.8
-
-
-def test_rewards_that_show_another_skill_alone_teach_no_skill_of_their_own():
-    skill = toy.train(toy.Skills(correlation=1.0), toy.GDPO).quality[149].mean(dim=0)
-    assert skill[0] > 0.95
-    torch.testing.assert_close(
-        skill[1:], torch.full((2,), 0.5, dtype=torch.float64), atol=0.05, rtol=0
-    )
-
-
 def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_three():
     case = study.study("even", "", toy.Skills(), seeds=20, learning_rate=0.15)
     assert case.faster.lr_factor == pytest.approx(math.sqrt(3), abs=0.01)

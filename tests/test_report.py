@@ -25,7 +25,7 @@ from report_runs import (
 )
 
 from gdpo_verl.report import write_report
-from gdpo_verl.report.figures import _legend, recipe_colors
+from gdpo_verl.report.figures import recipe_colors
 from gdpo_verl.report.groups import read_step
 from gdpo_verl.report.recipes import Recipe
 from gdpo_verl.report.samples import choose_samples
@@ -53,32 +53,22 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def table_of(*paths: Path) -> dict[str, tuple[str, ...]]:
     found = [read_run(path) for path in paths]
-    return {
-        row.quantity: row.cells
-        for row in summary_table(found, quantities(read_dumps(found), found[0].components))
-    }
+    return dict(summary_table(found, quantities(read_dumps(found), found[0].components)))
 
 
-def test_table_holds_the_numbers_of_the_runs(runs: list[Path]) -> None:
+def test_table_holds_the_numbers_of_the_runs(runs: list[Path], tmp_path: Path) -> None:
     table = table_of(*runs)
     assert table["advantage estimator"] == ("gdpo", "grpo")
     assert table["training steps"] == ("3 of 3", "3 of 3")
     # Three steps allow one at each end.
     assert table["training correctness, first → last step"] == ("0.500 → 1.500", "0.500 → 1.000")
     assert table["held-out format, before → after"] == ("0.600 → 0.900",) * 2
-    # One of two prompts has correctness 3 before, both have it after.
-    share = "held-out completions with correctness = 3, the highest seen, before → after"
-    assert table[share] == ("50.0% → 100.0%",) * 2
-    assert (
-        table["groups in which format does not vary, first → last step"] == ("25.0% → 25.0%",) * 2
-    )
+    constant = "groups in which format does not vary, first → last step"
+    assert table[constant] == ("25.0% → 25.0%",) * 2
     assert table["seconds a step (median)"] == ("2.0", "2.0")
     # 3 steps of 2 s and one validation of 4 s.
     assert table["time in steps and validation, without start-up"] == ("10 s", "10 s")
     assert not any("distinct advantages" in quantity for quantity in table)
-
-
-def test_ten_steps_are_compared_by_fives(tmp_path: Path) -> None:
     write_lines(tmp_path / "metrics.jsonl", [training(i, i / 10, 0.0) for i in range(1, 11)])
     # (1+2+3+4+5)/50 and (6+7+8+9+10)/50
     assert table_of(tmp_path)["training format, first → last 5 steps"] == ("0.300 → 0.800",)
@@ -104,40 +94,30 @@ def test_report_writes_page_pictures_and_tables(written: Path) -> None:
 
 def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
     assert page.open == []
-    # Two components, four panels of the collapse, four of the training.
-    assert page.tags.count("svg") == 10
+    # Two components, two panels of what is logged of groups, four of the training.
+    assert page.tags.count("svg") == 8
     for text in (
         "gdpo and grpo",
         "policy tiny",
-        "mean reward",
         "0.500 → 1.500",
         "Of 2 prompts, 1 changed a score",
         "gdpo , step 0: format 0, correctness -3",
         "gdpo , step 3: format 1, correctness 3 now right",
-        "call for add 1",
         "In 2 of 4 dumped groups",
-        "proves nothing",
     ):
         assert text in page.text
 
 
-def test_text_from_the_model_is_shown_and_never_run(page: Page) -> None:
+def test_text_from_the_model_is_shown_and_never_run(written: Path, page: Page) -> None:
+    digest = base64.b64encode(hashlib.sha256(page.scripts[""].encode()).digest()).decode()
+    allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert allowed in written.read_text(encoding="utf-8")
     assert SCRIPT in page.text
     # The page's own script, and data that no browser runs.
     assert page.tags.count("script") == len(page.scripts)
     assert SCRIPT not in "".join(page.scripts.values())
-    (group,) = (
-        group
-        for group in json.loads(page.scripts["r0-held-out-0"])["groups"]
-        if group["prompt"] == "add 1"
-    )
-    assert group["rows"][0]["text"] == SCRIPT
-
-
-def test_the_page_allows_its_own_script_alone(written: Path, page: Page) -> None:
-    html, script = written.read_text(encoding="utf-8"), page.scripts[""]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
+    groups = json.loads(page.scripts["r0-held-out-0"])["groups"]
+    assert SCRIPT in [group["rows"][0]["text"] for group in groups]
 
 
 def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> None:
@@ -166,9 +146,7 @@ def test_page_asks_no_other_host_for_anything(written: Path, page: Page) -> None
     html = written.read_text(encoding="utf-8")
     assert "://" not in html
     assert not re.search(r"url\((?!#)|@import|//\w", html)
-    outside = {ref for ref in page.references if not ref.startswith("#")}
-    assert outside > {"../../gdpo/metrics.jsonl", "../../gdpo/train.log", "../../grpo/saved"}
-    assert all((written.parent / ref).exists() for ref in outside)
+    assert [ref for ref in page.references if not ref.startswith("#")] == []
     assert str(written.parents[2]) not in html
 
 
@@ -195,24 +173,22 @@ def test_a_broken_line_is_ignored_and_named(
 
 
 def test_missing_pieces_are_named_on_the_page(tmp_path: Path) -> None:
-    write_lines(tmp_path / "run/metrics.jsonl", [training(2, 0.5, 0.0)])
-    text = page_of(tmp_path, tmp_path / "run").text
+    run = tmp_path / "run"
+    write_lines(run / "metrics.jsonl", [training(2, 0.5, 0.0)])
+    notes = "\n".join(read_run(run).notes)
     for missing in (
         "No run/rollouts/<step>.jsonl: set trainer.rollout_data_dir",
-        "No run/validation/<step>.jsonl: set trainer.validation_data_dir",
         "No config.yaml",
         "The metrics begin at step 2",
         "No held-out correctness in the metrics: set trainer.test_freq.",
-        "No prompt has completions from two validations",
-        "no groups with components and both advantages",
+        "Not in the metrics, perhaps of another version: gdpo/format/advantage_share, gdpo/corr",
     ):
-        assert missing in text
-
-
-def test_metrics_without_components_still_give_a_page(tmp_path: Path) -> None:
+        assert missing in notes
+    text = page_of(tmp_path, run).text
+    assert "No config.yaml" in text
     line = {"step": 1, "data": {"critic/score/mean": 0.5, "timing_s/step": 2.0}}
-    write_lines(tmp_path / "run/metrics.jsonl", [line])
-    text = page_of(tmp_path, tmp_path / "run").text
+    write_lines(run / "metrics.jsonl", [line])
+    text = page_of(tmp_path, run).text
     assert "No rewards/<component>/mean in the metrics" in text
     assert "seconds a step (median) 2.0" in text
 
@@ -245,9 +221,6 @@ def test_metrics_set_aside_before_a_resume_are_read_first(tmp_path: Path) -> Non
         pytest.param(lambda path: path.write_text(""), "found another file", id="a file"),
         pytest.param(lambda path: path.mkdir(), "found it empty", id="empty"),
         pytest.param(
-            lambda path: write_lines(path / "train.log", ["x"]), "found train.log", id="only a log"
-        ),
-        pytest.param(
             lambda path: write_lines(path / "metrics.jsonl", [], end='{"step"'),
             "no whole line in metrics.jsonl",
             id="no whole line",
@@ -273,24 +246,13 @@ def test_a_directory_without_a_run_among_others_is_named(
     assert "typo: expected a run directory" in caplog.text
 
 
-def test_report_of_no_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="at least one run directory"):
-        write_report([], tmp_path)
-
-
-@pytest.mark.parametrize("text", ["a: [", "- a list", "a: ${unknown:1}", ""])
+@pytest.mark.parametrize("text", ["a: [", "- a list", "a: ${unknown:1}"])
 def test_unusable_configuration_does_not_stop_the_report(text: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "metrics.jsonl", [training(1, 0.5, 0.0)])
     (tmp_path / "config.yaml").write_text(text)
     run = read_run(tmp_path)
     assert run.setting("a.b") is None
     assert run.estimator == tmp_path.name
-
-
-def test_runs_of_the_same_name_get_their_parents(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / seed / "gdpo") for seed in ("seed1", "seed2")]
-    text = page_of(tmp_path, *paths).text
-    assert "seed1/gdpo and seed2/gdpo" in text
 
 
 def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path: Path) -> None:
@@ -326,9 +288,6 @@ def test_strange_names_of_components_are_read_like_any_other(tmp_path: Path) -> 
     (group,) = read_step(run.rollouts[1], run.components).shown
     assert (group["keys"], group["variant"]) == (STRANGE, "")
     assert group["rows"][0]["scores"] == tuple(numbers.values())
-    table = table_of(tmp_path)
-    assert table["held-out style/tone, before → after"] == ("0.100",)
-    assert table["validated at steps, first → last"] == ("1",)
 
 
 @pytest.mark.real  # verl's trainer takes long to import
@@ -419,15 +378,6 @@ def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(
     assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1)]
 
 
-def test_event_file_that_is_cut_off_gives_what_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_events(tmp_path, monkeypatch)
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[:-7])
-    assert read_run(tmp_path).metrics[1] == {"rewards/format/mean": 0.5}
-
-
 def test_event_files_without_tensorboard_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,12 +425,8 @@ def test_files_under_verls_own_names_are_runs(given: list[str], mine: Path) -> N
 def test_the_report_of_a_project_is_about_all_of_its_runs(mine: Path) -> None:
     text = page_of(mine.parent, mine).text
     assert "What each reward did: gdpo and grpo" in text
-    assert "0.500 → 1.500 0.500 → 1.000" in text
-    assert "algorithm.adv_estimator gdpo grpo" in text
     assert "In 2 of 4 dumped groups" in text
-    assert "metrics mine/gdpo.jsonl" in text
     assert "Left out" not in text
-    assert "/<step>.jsonl" not in text
 
 
 def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
@@ -518,13 +464,6 @@ def test_the_quickstart_prints_what_the_report_reads(
     assert not [note for note in run.notes if "Not in the metrics" not in note]
 
 
-def test_metrics_of_another_version_are_named(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    (note,) = (note for note in read_run(tmp_path).notes if note.startswith("Not in the metrics"))
-    assert "gdpo/format/advantage_share, gdpo/correctness/advantage_share" in note
-    assert "gdpo/format/constant_groups" not in note
-
-
 def test_runs_of_mixed_versions_are_named(runs: list[Path], tmp_path: Path) -> None:
     for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
         (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
@@ -551,15 +490,6 @@ def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path: Path) -> None:
     write_lines(run / "validation/0.jsonl", before[::-1])
     write_lines(run / "validation/3.jsonl", after[::-1])
     assert choose_samples([read_run(run)], COMPONENTS) == samples
-
-
-def test_the_legend_names_what_is_drawn(tmp_path: Path) -> None:
-    runs = tuple(read_run(write_run(tmp_path / name)) for name in ("a", "b"))
-    one, two = Recipe("one", runs[:1]), Recipe("two", runs)
-    held_out = "held-out prompts"
-    assert _legend([one])[1] == ["one", "each step", held_out]
-    assert _legend([two])[1] == ["two", "range of the runs", held_out]
-    assert _legend([one, two])[1][2:] == ["each step", "range of the runs", held_out]
 
 
 def test_no_two_of_six_runs_share_a_colour(tmp_path: Path) -> None:

@@ -104,16 +104,6 @@ def test_every_step_and_group_shows_what_its_dump_holds(page: SimpleNamespace) -
     assert page.page.inner_text("#browse-step") == "step 5"
 
 
-def test_bars_show_sign_and_size_of_both_advantages(page: SimpleNamespace) -> None:
-    page.page.locator("#browse-slider").fill("1")  # step 2
-    widths = page.page.eval_on_selector_all(
-        ".rollout .fill", "bars => bars.map(bar => [bar.style.left, bar.style.width])"
-    )
-    # GDPO's are 0.5, 0 and -0.5, GRPO's -0.5, 0 and 0.5: the largest fills its half.
-    full, none, left = ["50%", "50%"], ["50%", "0%"], ["0%", "50%"]
-    assert widths == [full, left, none, none, left, full]
-
-
 def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
     run = write_run(tmp_path / "gdpo")
     rows = [
@@ -191,33 +181,12 @@ def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
     opened.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_sticks_out_and_text_is_readable(
-    browser: Any, report: Path, scheme: str, width: int
-) -> None:
-    opened = new_page(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
+def test_nothing_sticks_out(browser: Any, report: Path, width: int) -> None:
+    opened = new_page(browser, viewport={"width": width, "height": 800})
     opened.goto((report / "index.html").as_uri())
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    ink, paper = opened.evaluate(
-        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
-    )
-    assert contrast(ink, paper) > 7  # WCAG 2, level AAA
     opened.context.close()
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG 2's contrast ratio of two CSS colours, rgb(r, g, b)."""
-
-    def luminance(color: str) -> float:
-        parts = [int(part) / 255 for part in color[4:-1].split(",")]
-        red, green, blue = (
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser: Any, tmp_path: Path) -> None:

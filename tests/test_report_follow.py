@@ -24,15 +24,14 @@ from gdpo_verl.rundir.metrics import RunError
 from gdpo_verl.rundir.run import is_running
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between two looks, and a clock that stands."""
     monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=id, monotonic=lambda: 0.0))
 
 
-def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iterator[None]:
-    """A training as `follow` meets it, one thing between two looks; verl's tracker
-    empties its file."""
+def launch(run: Path, records: list[dict[str, Any]], log_line: str) -> Iterator[None]:
+    """A training, one thing between two looks of `follow`; verl's tracker empties its file."""
     run.mkdir(exist_ok=True)
     yield
     with (run / "train.log").open("a") as log:
@@ -63,7 +62,6 @@ def follow_launch(
     return stream.getvalue()
 
 
-@pytest.mark.usefixtures("_quick")
 def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
     first = {"step": 0, "data": validation(0.5, 0.0)}
@@ -80,7 +78,6 @@ def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("_quick")
 def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
     import gdpo_verl.plugin  # noqa: F401  its handler writes the line
 
@@ -95,7 +92,6 @@ def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("_quick")
 def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path: Path) -> None:
     run = tmp_path / "run"
     lines = follow_launch(run, [training(1, 0.5, 1.0)], total_steps=0).splitlines()
@@ -107,7 +103,6 @@ def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path: Path) -
     assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
 
 
-@pytest.mark.usefixtures("_quick")
 def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
     records = [
         training(step, 0.5, 1.0, **{"gdpo/correctness/constant_groups": 0.9})
@@ -123,7 +118,6 @@ def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("_quick")
 def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_lines(run / "metrics.jsonl", [training(step, 0.9, 0.0) for step in range(1, 10)])
@@ -138,27 +132,6 @@ def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> No
     assert last.startswith("gdpo: step 12/12: done in 0 s: format 0.100")
 
 
-@pytest.mark.usefixtures("_quick")
-def test_progress_reads_on_where_metrics_are_appended(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [training(5, 0.9, 0.0)])
-    steps = iter([training(6, 0.1, 0.0), training(7, 0.2, 0.0)])
-
-    def is_alive() -> bool:
-        record = next(steps, None)
-        with (tmp_path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n" if record else "")
-        return record is not None
-
-    stream = io.StringIO()
-    follow(tmp_path, total_steps=7, is_alive=is_alive, label="gdpo", stream=stream)
-    assert [line.split(" (")[0] for line in stream.getvalue().splitlines()] == [
-        "gdpo: step 6/7: format 0.100",
-        "gdpo: step 7/7: format 0.200",
-        "gdpo: step 7/7: done in 0 s: format 0.200",
-    ]
-
-
-@pytest.mark.usefixtures("_quick")
 def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Path) -> None:
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
     assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
@@ -166,7 +139,6 @@ def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Pa
     assert text.endswith("gdpo: ended after 0 s while validating or taking the first step\n")
 
 
-@pytest.mark.usefixtures("_quick")
 def test_run_that_only_validates_is_complete(tmp_path: Path) -> None:
     run, first = tmp_path / "run", {"step": 0, "data": validation(0.5, 0.0)}
     after = "(TaskRunner pid=7) Initial validation metrics: {}\n"

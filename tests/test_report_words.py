@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from report_runs import page_of, training, validation, write_lines, write_run
 
-from gdpo_verl.report.panels import training_panels
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.report.summary import summarise_run, trend
 from gdpo_verl.report.survey import read_dumps
@@ -42,12 +41,10 @@ def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
     [
         pytest.param("constant_groups", [0.8] * 20, "dead", id="exactly the threshold"),
         pytest.param("constant_groups", [1.0] * 19, None, id="too few steps"),
-        pytest.param("constant_groups", [0.79] * 40, None, id="below the threshold"),
         pytest.param("constant_groups", [1.0, 0.0] * 20, None, id="every other step"),
         pytest.param("saturation", [0.95] * 20, "saturated", id="at the top"),
-        pytest.param("saturation", [0.94] * 20, None, id="below the top"),
         pytest.param("saturation", [0.05] * 20, "stuck", id="at the bottom"),
-        pytest.param("saturation", [0.06] * 20, None, id="above the bottom"),
+        pytest.param("saturation", [0.06] * 10 + [0.94] * 10, None, id="between both"),
     ],
 )
 def test_an_alert_takes_twenty_steps_beyond_its_threshold(
@@ -66,15 +63,12 @@ def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
     assert (second.first, second.last, second.ongoing) == (37, 60, True)
 
 
-def test_a_curve_moves_when_its_last_quarters_differ_by_more_than_noise() -> None:
+def test_a_trend_compares_the_last_two_quarters() -> None:
     # Quarters of two: (0, 2) and (10, 12), each of variance 2, so an error of sqrt(4 / 2).
     found = trend(list(enumerate([9.0, 9.0, 9.0, 9.0, 0.0, 2.0, 10.0, 12.0])))
     assert found is not None
-    assert (found.steps, found.change, found.moving) == (4, 10.0, True)
+    assert (found.steps, found.change) == (4, 10.0)
     assert found.error == pytest.approx(2**0.5)
-    flat = trend(list(enumerate([9.0, 9.0, 9.0, 9.0, 0.0, 2.0, 1.0, 3.0])))
-    assert flat is not None
-    assert (flat.change, flat.moving) == (1.0, False)
     assert trend([(step, 0.0) for step in range(7)]) is None
 
 
@@ -124,19 +118,14 @@ def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None
         "1 of 3 groups of the dumped step (33%) are dead, nothing varies in them: 1 with format "
         "1, correctness 1. For example: “Why?”"
     ) in sentences
-    assert (
-        "In 1 of 3 groups (33.3%) GRPO gives the same advantage to rollouts that GDPO tells "
-        "apart; the other way round in 0."
-    ) in sentences
 
 
-def test_alerts_and_their_thresholds_are_on_the_page(tmp_path: Path) -> None:
+def test_alerts_are_on_the_page(tmp_path: Path) -> None:
     dead = {"gdpo/correctness/constant_groups": 0.9}
     steps = [training(step, 0.5, 1.0, **dead) for step in range(1, 21)]
     write_lines(tmp_path / "run/metrics.jsonl", steps)
     page = page_of(tmp_path, tmp_path / "run")
     assert "Alert: correctness is dead: it does not vary in 90% of the groups" in page.text
-    assert "Alerts look at 20 steps: dead from 80% of groups without variation" in page.text
     assert "- run: Alert: correctness is dead" in (tmp_path / "summary.md").read_text()
 
 
@@ -175,8 +164,7 @@ def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Pa
 def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_path: Path) -> None:
     paths = seeds(tmp_path, *RUNS, files="/data/{}/train.parquet")
     runs = [read_run(path) for path in paths]
-    differences = {row.quantity: row.cells for row in config_differences(runs)}
-    assert differences == {
+    assert dict(config_differences(runs)) == {
         "algorithm.adv_estimator": ("gdpo", "gdpo", "grpo"),
         "data.files": ("…/train.parquet",) * 3,
         "data.seed": ("1", "2", "1"),
@@ -188,7 +176,7 @@ def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
     recipes = group_by_recipe([read_run(path) for path in paths])
     runs = [run for recipe in recipes for run in recipe.runs]
     names, rows = recipe_table(recipes, quantities(read_dumps(runs), ["correctness"]))
-    table = {row.quantity: row.cells for row in rows}
+    table = dict(rows)
     assert names == ["toolbox/gdpo", "grpo"]
     assert table["runs"] == ("2", "1")
     # 0.5 + gains of 1 and 2: mean 2, unbiased deviation sqrt(0.5).
@@ -214,14 +202,6 @@ def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
     assert seconds_by_phase([]) == {}
 
 
-def test_kl_is_that_to_the_reference_policy_where_it_is_logged(tmp_path: Path) -> None:
-    for name, key in (("with", "actor/kl_loss"), ("without", "actor/ppo_kl")):
-        write_lines(tmp_path / name / "metrics.jsonl", [training(1, 0.5, 0.0, **{key: 0.1})])
-        panels = training_panels(group_by_recipe([read_run(tmp_path / name)]))
-        titles = {"with": "KL to the reference policy", "without": "KL over the updates of a step"}
-        assert titles[name] in [panel.title for panel in panels]
-
-
 def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_set() -> None:
     metrics = {step: {"gdpo/phantom_groups": 0.4} for step in range(1, 21)}
     (alert,) = find_alerts(metrics, ["style"])
@@ -239,7 +219,7 @@ def test_two_recipes_over_the_same_seeds_are_compared_by_pairs(tmp_path: Path) -
     runs = [read_run(path) for path in paths]
     found = quantities(read_dumps(runs), ["correctness"])
     names, rows = recipe_table(group_by_recipe(runs), found)
-    table = {row.quantity: row.cells for row in rows}
+    table = dict(rows)
     assert len(names) == 3
     assert "−" in names[2]
     assert table["runs"] == ("2", "2", "2 pairs")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from gdpo_verl import __version__
-from gdpo_verl.cli import measuring, pages, setting_up, training
+from gdpo_verl.cli import measuring, setting_up, training
 from gdpo_verl.text import install_extra
 
 
@@ -45,6 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(takes_overrides=False, takes_ray_options=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for kind in (setting_up, training, measuring, pages):
+    for kind in (setting_up, training, measuring):
         kind.add_commands(commands)
     return parser

@@ -1,8 +1,9 @@
-"""A reward or a model measured: check-reward, evaluate, compare."""
+"""Commands that measure or show: check-reward, evaluate, compare, report, explain."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,14 +28,11 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     given = check.add_mutually_exclusive_group()
     given.add_argument("--answers", metavar="FILE", type=Path, help="JSON lines, or a rollout dump")
     given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
-    check.add_argument("--timeout", type=float, default=60.0, help="seconds for one answer")
-    check.add_argument(
-        "--step-seconds",
-        metavar="S",
-        type=float,
-        default=60.0,
-        help="of a training step, of which an answer may take 5 %%; default: 60",
-    )
+    for option, about in (
+        ("--timeout", "seconds for one answer; default: 60"),
+        ("--step-seconds", "of a training step, of which an answer may take 5 %%; default: 60"),
+    ):
+        check.add_argument(option, metavar="S", type=float, default=60.0, help=about)
     check.add_argument(
         "--json", metavar="FILE", type=Path, help="write the report with each answer"
     )
@@ -56,33 +54,29 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         help="questions in place of the benchmark's own, for example data/bfcl/validation.parquet",
     )
     evaluate.add_argument(
-        "--limit", metavar="N", type=int, help="evaluate only N questions, evenly spaced"
-    )
-    for option, kind, about in (
-        ("--samples", int, "answers to each question; default: 1"),
-        ("--temperature", float, "default: that of the recipe's validation"),
-        ("--top-p", float, "default: that of the recipe's validation"),
-        ("--max-tokens", int, "of an answer; default: the recipe's"),
-        ("--seed", int, "of the sampling; default: 0"),
-    ):
-        evaluate.add_argument(option, type=kind, help=about)
-    evaluate.add_argument(
-        "--chat-template", metavar="FILE", type=Path, help="in place of the model's own"
+        "--allow-unprotected",
+        action="store_true",
+        help="run the model's programs even where nothing protects this machine",
     )
     evaluate.add_argument(
         "--prompt-from",
         metavar="FILE",
         help="training rows whose prompt to ask bfcl or gsm8k with; default: those of the run",
     )
-    evaluate.add_argument(
-        "--allow-unprotected",
-        action="store_true",
-        help="run the model's programs even where nothing protects this machine",
-    )
-    evaluate.add_argument("--dtype", help="default: float32 on CPU, else vLLM's for the model")
-    evaluate.add_argument("--tensor-parallel-size", metavar="GPUS", type=int, default=1)
-    evaluate.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9)
-    evaluate.set_defaults(command=_evaluate)
+    for option, kind, metavar, about in (
+        ("--limit", int, "N", "evaluate only N questions, evenly spaced"),
+        ("--samples", int, None, "answers to each question; default: 1"),
+        ("--temperature", float, None, "default: that of the recipe's validation"),
+        ("--top-p", float, None, "default: that of the recipe's validation"),
+        ("--max-tokens", int, None, "of an answer; default: the recipe's"),
+        ("--seed", int, None, "of the sampling; default: 0"),
+        ("--chat-template", Path, "FILE", "in place of the model's own"),
+        ("--dtype", str, None, "default: float32 on CPU, else vLLM's for the model"),
+        ("--tensor-parallel-size", int, "GPUS", "default: 1"),
+        ("--gpu-memory-utilization", float, "SHARE", "default: 0.9"),
+    ):
+        evaluate.add_argument(option, metavar=metavar, type=kind, help=about)
+    evaluate.set_defaults(command=_evaluate, tensor_parallel_size=1, gpu_memory_utilization=0.9)
 
     compare = commands.add_parser(
         "compare",
@@ -96,6 +90,25 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     compare.add_argument("--json", metavar="FILE", type=Path, help="write all the numbers")
     compare.set_defaults(command=_compare)
+
+    report = commands.add_parser("report", help="runs to pictures and a page")
+    report.add_argument("runs", type=Path, nargs="+")
+    report.add_argument("--out", type=Path, default=Path("report"), help="default: report")
+    report.add_argument(
+        "--follow", action="store_true", help="keep it current until the runs have ended"
+    )
+    report.add_argument(
+        "--every", metavar="SECONDS", type=float, default=30.0, help="with --follow; default: 30"
+    )
+    report.set_defaults(command=_report)
+
+    explain = commands.add_parser("explain", help="play with GDPO and GRPO in the browser")
+    explain.add_argument("--port", type=int, help="default: a free one")
+    explain.add_argument("--no-browser", action="store_true", help="print the address only")
+    explain.add_argument(
+        "--static", metavar="FILE", type=Path, help="write the page without widgets and end"
+    )
+    explain.set_defaults(command=_explain)
 
 
 def _check_reward(options: argparse.Namespace) -> int:
@@ -171,3 +184,22 @@ def _compare(options: argparse.Namespace) -> None:
     print(to_text(found))
     if options.json:
         options.json.write_text(to_json(found), encoding="utf-8")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from gdpo_verl.report import follow_report, write_report
+
+    if options.follow:
+        say = functools.partial(print, flush=True)
+        follow_report(options.runs, options.out, every=options.every, say=say)
+    else:
+        print(write_report(options.runs, options.out))
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from gdpo_verl.explain import serve
+
+    if options.static:
+        print(serve.export(options.static))
+    else:
+        serve.serve(port=options.port, browser=not options.no_browser)

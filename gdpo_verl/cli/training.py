@@ -15,7 +15,6 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
     train.add_argument("recipe", help="for example toolbox/gdpo")
-    _add_config_dir(train)
     train.add_argument("--run", type=Path, help="default: runs/RECIPE")
     train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
     _add_run_options(train)
@@ -28,7 +27,6 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "[-- OPTIONS OF ray job submit]",
     )
     submit.add_argument("recipe", help="for example tool_call/gdpo")
-    _add_config_dir(submit)
     submit.add_argument(
         "--run", type=Path, required=True, help="a directory that every node can write"
     )
@@ -49,13 +47,10 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     submit.set_defaults(command=_submit, takes_overrides=True, takes_ray_options=True)
 
 
-def _add_config_dir(command: argparse.ArgumentParser) -> None:
+def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config-dir", metavar="DIR", type=Path, help="where the recipe is, if not in gdpo-verl"
     )
-
-
-def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retries",
         metavar="N",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
+from gdpo_verl.rewards.tool_call import compute_score
 from gdpo_verl.rewards.tool_text import read
 
 KEYS = ("format", "correctness")
@@ -62,30 +60,10 @@ def execute(answer: str) -> str:
         return f"refused: {str(error).removeprefix('future_value() ')}"
 
 
-def arguments(answer: str) -> str:
-    """Hold an answer's arguments against those asked for.
-
-    >>> arguments(GROUND_TRUTH)
-    'as asked'
-    """
-    calls = read(answer).calls
-    if not calls:
-        return "–"
-    given: dict[str, Any] = calls[0]["parameters"]
-    asked: dict[str, Any] = parse_ground_truth(GROUND_TRUTH).calls[0]["parameters"]
-    faults = {
-        "redundant": [name for name in given if name not in asked],
-        "missing": [name for name in asked if name not in given],
-        "wrong": [name for name in asked if name in given and given[name] != asked[name]],
-    }
-    told = [f"{fault}: {', '.join(names)}" for fault, names in faults.items() if names]
-    return "; ".join(told) or "as asked"
-
-
 def table() -> tuple[list[str], list[list[str]]]:
-    """Head and rows: each answer's rewards, its arguments, and what its call does."""
+    """Head and rows: each answer's rewards, and what its call does."""
     rows = [
-        [str(i), *[f"{value:.4g}" for value in scores], arguments(answer), execute(answer)]
+        [str(i), *[f"{value:.4g}" for value in scores], execute(answer)]
         for i, (answer, scores) in enumerate(zip(ANSWERS, rewards().tolist(), strict=True), 1)
     ]
-    return ["answer", *KEYS, "arguments", "executed"], rows
+    return ["answer", *KEYS, "executed"], rows

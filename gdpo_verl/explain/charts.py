@@ -25,7 +25,6 @@ STYLE = """<style>
 .gx h1 { font-size: 1.7rem; line-height: 1.25; font-weight: 700; padding-right: 2.5rem; }
 .gx h2 { font-size: 1.3rem; font-weight: 700; margin: 1.5rem 0 .5rem; }
 .gx h3 { font-size: 1.05rem; font-weight: 700; margin: 1.2rem 0 .4rem; }
-.gx h4 { font-size: 1rem; font-weight: 600; margin: .8rem 0 .2rem; }
 .gx p { max-width: 46rem; margin: .6rem 0; }
 .gx table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .gx th, .gx td { border-bottom: 1px solid var(--gx-grid); padding: .25rem .6rem .25rem 0;
@@ -54,7 +53,6 @@ STYLE = """<style>
 .gx .figures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
 .gx .figures > div { max-width: 34rem; }
-.gx .figures.small { grid-template-columns: repeat(auto-fill, minmax(max(10.5rem, 30%), 1fr)); }
 .gx a { color: var(--gx-gdpo); text-decoration: underline; }
 .gx svg { width: 100%; height: auto; display: block; }
 .gx .gaps td, .gx .gaps th { border: 0; padding: .1rem; text-align: center; font-size: .72rem; }

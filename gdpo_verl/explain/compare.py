@@ -6,10 +6,8 @@ Every advantage here is one of `gdpo_verl.advantage`'s.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,12 +15,6 @@ from torch import Tensor
 
 from gdpo_verl.advantage import VARIANTS, Estimation, apply_conditions, decompose
 from gdpo_verl.distinct import levels
-
-# The columns of the two tables: rollouts of 2 rewards, and rewards of 4 rollouts.
-ROLLOUTS = (2, 3, 4, 6, 8, 10)
-REWARDS = (1, 2, 3, 4, 5)
-# The most groups that the page goes through when asked to: about a second's work.
-MOST_GROUPS = 60_000
 
 
 @dataclass(frozen=True)
@@ -165,16 +157,6 @@ class Counts:
     gdpo: int
 
 
-def group_count(components: int, group_size: int) -> int:
-    """Unordered groups of `group_size` rollouts with `components` binary rewards.
-
-    >>> group_count(2, 2)
-    10
-    """
-    return math.comb(2**components + group_size - 1, group_size)
-
-
-@lru_cache(maxsize=64)
 def count_distinct(components: int, group_size: int) -> Counts:
     """Distinct groups of advantages, by enumeration of all groups of binary rewards.
 

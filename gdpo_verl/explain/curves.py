@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib
 from markupsafe import Markup
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -17,14 +16,12 @@ from gdpo_verl.report.svg import BLUE, GRID, VERMILION, inline_svg
 from gdpo_verl.report.svg import STYLE as FIGURE_STYLE
 
 _COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
-SIZE, SMALL = (4.6, 3.3), (2.7, 2.3)  # inches
 EVERY = 3  # epochs from point to point: a third of the markup, and no eye sees the difference
 
 
-def figures(pictures: Iterable[Markup], *, small: bool = False) -> Markup:
+def figures(pictures: Iterable[Markup]) -> Markup:
     """Pictures side by side where there is room."""
-    kind = "figures small" if small else "figures"
-    return Markup('<div class="{}">{}</div>').format(kind, Markup().join(pictures))
+    return Markup('<div class="figures">{}</div>').format(Markup().join(pictures))
 
 
 _STYLES: tuple[dict[str, Any], ...] = (
@@ -45,23 +42,17 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
     return found
 
 
-def curves(
-    title: str,
-    ylabel: str,
-    lines: Mapping[Method, Tensor],
-    *,
-    of: str = "",
-    size: tuple[float, float] = SIZE,
-) -> Markup:
+def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
     """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
 
     Args:
-      title, ylabel, of: together unlike any other picture's of the page; `of` is read aloud alone.
+      title, ylabel: together unlike any other picture's of the page.
       lines: each method's values, shape (epochs, seeds).
-      size: in inches.
     """
 
-    def draw(axes: Axes) -> None:
+    with matplotlib.rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=(4.6, 3.3), layout="constrained")
+        axes = figure.subplots()
         for method, style in styles(lines).items():
             epochs = range(0, len(lines[method]), EVERY)
             values = lines[method][::EVERY]
@@ -70,42 +61,9 @@ def curves(
             axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
             axes.plot(epochs, mean.tolist(), label=method.name, **style)
         axes.set_xlabel("epoch")
-
-    return _picture(title, ylabel, draw, of=of, size=size)
-
-
-def advantage_by_unit(
-    title: str, ylabel: str, units: Sequence[float], lines: Mapping[Method, Sequence[float]]
-) -> Markup:
-    """Values from 0 to 1 for each unit that a reward is counted in."""
-
-    def draw(axes: Axes) -> None:
-        for method, style in styles(lines).items():
-            axes.plot(units, lines[method], marker="o", markersize=4, label=method.name, **style)
-        axes.set_xscale("log")
-        axes.set_xticks(units, [f"{unit:.2g}" for unit in units])
-        axes.minorticks_off()
-        axes.set_xlabel("unit of the first reward")
-
-    return _picture(title, ylabel, draw)
-
-
-def _picture(
-    title: str,
-    ylabel: str,
-    draw: Callable[[Axes], None],
-    *,
-    of: str = "",
-    size: tuple[float, float] = SIZE,
-) -> Markup:
-    name = ", ".join(filter(None, (of, title, ylabel)))
-    with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
         axes.set_title(title, loc="left", fontweight="bold", fontsize="medium")
         axes.set_ylabel(ylabel)
         axes.set_ylim(0, 1)
         axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
-        return Markup(f"<div>{inline_svg(figure, name, _COLORS)}</div>")
+        return Markup(f"<div>{inline_svg(figure, f'{title}, {ylabel}', _COLORS)}</div>")

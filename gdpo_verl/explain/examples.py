@@ -6,8 +6,6 @@ functions, two of which are those of the tool-calling task.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, format_reward
 
 KEYS = ("correctness", "style", "conciseness")
@@ -70,21 +68,11 @@ def score(answer: str) -> list[float]:
     ]
 
 
-@dataclass(frozen=True)
-class Range:
-    """A reward of the ranking example and the interval it lives in, in its own unit."""
-
-    name: str
-    unit: str
-    low: float
-    high: float
-    step: float
-
-
+# The rewards of the ranking example: name, unit, lowest and highest value, a slider's step.
 RANGES = (
-    Range("relevance", "NDCG", 0, 1, 0.05),
-    Range("rating", "stars", 1, 5, 0.1),
-    Range("watch time", "minutes", 0, 60, 1),
+    ("relevance", "NDCG", 0, 1, 0.05),
+    ("rating", "stars", 1, 5, 0.1),
+    ("watch time", "minutes", 0, 60, 1),
 )
 # Five rankings of the same videos: how relevant, how well rated, how long watched.
 RANKINGS = {

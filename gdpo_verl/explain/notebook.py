@@ -5,8 +5,8 @@
 # mypy: allow-untyped-defs
 """GRPO and GDPO side by side: the notebook behind `gdpo-verl explain`.
 
-A section has a cell for its text and its form, one that lays the form's widgets out, and one that
-shows what follows from them. The static page leaves out the cells that show widgets.
+A section has a cell for its text and its form, and one that shows what follows from the form. The
+static page leaves the widgets out.
 """
 
 import marimo
@@ -52,9 +52,10 @@ def introduction():
 
 
 @app.function
-def show(name, *parts):
-    """One cell's output; see `charts.block`."""
-    return mo.Html(charts.block(name, *parts))
+def show(name, *parts, form=()):
+    """One cell's output, see `charts.block`, and below it widgets where they can be moved."""
+    text = mo.Html(charts.block(name, *parts))
+    return mo.vstack([text, *form]) if form and mo.running_in_notebook() else text
 
 
 @app.function
@@ -101,6 +102,15 @@ def answers_form():
             ),
         }
     )
+    _answers = [mo.Html(charts.STYLE)]  # the page's own style does not reach into an accordion
+    for _name, _text in zip(answers_names, examples.ANSWERS, strict=True):
+        _shown = charts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
+        _answers += [
+            show(f"answer-{_name}", _shown),
+            row(answers_chosen["verdicts"][f"{_key} {_name}"] for _key in examples.KEYS),
+        ]
+    _others = [*answers_chosen["conditions"].elements.values()]
+    _others += [answers_chosen["whiten"], answers_chosen["variant"]]
     show(
         "answers-heading",
         charts.heading(2, "1. Twelve answers, three rewards"),
@@ -111,34 +121,14 @@ def answers_form():
         "Rollouts with different rewards and one GRPO advantage share a letter: collapse where "
         "GDPO tells them apart, a tie in both where it does not. What a reward is worth moves "
         "GRPO's advantages, and not GDPO's: only a weight does.",
-    )
-    return answers_chosen, answers_names
-
-
-@app.cell
-def answers_widgets(answers_chosen, answers_names):
-    _answers = [mo.Html(charts.STYLE)]  # the page's own style does not reach into an accordion
-    for _name, _text in zip(answers_names, examples.ANSWERS, strict=True):
-        _shown = charts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
-        _answers += [
-            show(f"answer-{_name}", _shown),
-            row(answers_chosen["verdicts"][f"{_key} {_name}"] for _key in examples.KEYS),
-        ]
-    mo.vstack(
-        [
+        form=[
             mo.accordion({"The twelve answers and their verdicts": mo.vstack(_answers)}),
             row(answers_chosen["worth"].elements.values()),
             row(answers_chosen["weights"].elements.values()),
-            row(
-                [
-                    *answers_chosen["conditions"].elements.values(),
-                    answers_chosen["whiten"],
-                    answers_chosen["variant"],
-                ]
-            ),
-        ]
+            row(_others),
+        ],
     )
-    return
+    return answers_chosen, answers_names
 
 
 @app.cell
@@ -208,14 +198,9 @@ def calls_form():
         "thought, and a thought with a wrong rate. GDPO prefers answer 3 until correctness weighs "
         "some five times as much as format. Which of the two is the better answer, no estimator "
         "knows: say it with the weights.",
+        form=[row(calls_chosen.elements.values())],
     )
     return (calls_chosen,)
-
-
-@app.cell
-def calls_widgets(calls_chosen):
-    row(calls_chosen.elements.values())
-    return
 
 
 @app.cell
@@ -256,15 +241,11 @@ def trades():
 def ranking_form():
     ranking_chosen = mo.ui.dictionary(
         {
-            f"{_name} {_range.name}": slider(
-                _range.low,
-                _range.high,
-                _range.step,
-                _value,
-                f"{_name}: {_range.name} ({_range.unit})",
-            )
+            f"{_name} {_key}": slider(_low, _high, _step, _value, f"{_name}: {_key} ({_unit})")
             for _name, _values in examples.RANKINGS.items()
-            for _range, _value in zip(examples.RANGES, _values, strict=True)
+            for (_key, _unit, _low, _high, _step), _value in zip(
+                examples.RANGES, _values, strict=True
+            )
         }
     )
     show(
@@ -274,24 +255,17 @@ def ranking_form():
         "stars) and watch time (0 to 60 minutes). Nobody has chosen weights: each reward comes in "
         "its own unit, and the one whose numbers vary most weighs most in GRPO's sum. The table "
         "counts the pairs that a method orders as one reward alone would.",
+        form=[
+            row(ranking_chosen[f"{_name} {_key}"] for _key, *_ in examples.RANGES)
+            for _name in examples.RANKINGS
+        ],
     )
     return (ranking_chosen,)
 
 
 @app.cell
-def ranking_widgets(ranking_chosen):
-    mo.vstack(
-        [
-            row(ranking_chosen[f"{_name} {_range.name}"] for _range in examples.RANGES)
-            for _name in examples.RANKINGS
-        ]
-    )
-    return
-
-
-@app.cell
 def ranking_shown(ranking_chosen):
-    _keys = [_range.name for _range in examples.RANGES]
+    _keys = [_key for _key, *_ in examples.RANGES]
     _rewards = torch.tensor(
         [
             [ranking_chosen.value[f"{_name} {_key}"] for _key in _keys]
@@ -318,58 +292,29 @@ def ranking_shown(ranking_chosen):
     return
 
 
-@app.function
-def counts_table(title, columns):
-    """Count the groups that each method tells apart, a column for each (rewards, rollouts)."""
-    counts = [compare.count_distinct(*pair) for pair in columns.values()]
-    return charts.table(
-        [title, *map(str, columns)],
-        [
-            ["different groups", *[each.groups for each in counts]],
-            ["GRPO", *[each.grpo for each in counts]],
-            ["GRPO without σ", *[each.grpo_unscaled for each in counts]],
-            ["GDPO", *[each.gdpo for each in counts]],
-        ],
-    )
-
-
 @app.cell
-def count_form():
-    count_chosen = mo.ui.dictionary(
-        {
-            "rewards": slider(1, 5, 1, 3, "rewards"),
-            "rollouts": slider(2, 12, 1, 6, "rollouts"),
-        }
-    )
+def distinct():
+    def _counts(title, columns):
+        """Count the groups that each method tells apart, a column for each (rewards, rollouts)."""
+        counts = [compare.count_distinct(*pair) for pair in columns.values()]
+        return charts.table(
+            [title, *map(str, columns)],
+            [
+                ["different groups", *[each.groups for each in counts]],
+                ["GRPO", *[each.grpo for each in counts]],
+                ["GRPO without σ", *[each.grpo_unscaled for each in counts]],
+                ["GDPO", *[each.gdpo for each in counts]],
+            ],
+        )
+
     show(
         "distinct",
         charts.heading(2, "5. How many groups each method can tell apart"),
         "Every group of binary rewards there is, order aside, and the number of different "
         "advantages they get, before whitening. Counted by going through all of them.",
-        counts_table("2 rewards, rollouts:", {n: (2, n) for n in compare.ROLLOUTS}),
-        counts_table("4 rollouts, rewards:", {k: (k, 4) for k in compare.REWARDS}),
+        _counts("2 rewards, rollouts:", {n: (2, n) for n in (2, 3, 4, 6, 8, 10)}),
+        _counts("4 rollouts, rewards:", {k: (k, 4) for k in (1, 2, 3, 4, 5)}),
     )
-    return (count_chosen,)
-
-
-@app.cell
-def count_widgets(count_chosen):
-    row(count_chosen.elements.values())
-    return
-
-
-@app.cell
-def count_shown(count_chosen):
-    _rewards, _rollouts = count_chosen.value["rewards"], count_chosen.value["rollouts"]
-    _groups = compare.group_count(_rewards, _rollouts)
-    if _groups > compare.MOST_GROUPS:
-        _shown = (
-            f"{_groups:,} different groups: more than the {compare.MOST_GROUPS:,} that this page "
-            "goes through."
-        )
-    else:
-        _shown = counts_table(f"{_rewards} rewards, rollouts:", {_rollouts: (_rewards, _rollouts)})
-    show("count", _shown)
     return
 
 
@@ -392,17 +337,12 @@ def skills_form():
         "toy-heading",
         charts.heading(2, "6. A toy policy, trained while you wait"),
         f"Three logits, three skills; an epoch draws one group of {toy.BATCH} rollouts and takes "
-        f"one step, {toy.EPOCHS} epochs in all. The curves show probabilities, first of the "
-        "slowest skill and then of each: the mean over the seeds and a band of one standard "
-        "deviation. With one group a batch, whitening does nothing but set the scale.",
+        f"one step, {toy.EPOCHS} epochs in all. The curves show the probability of the slowest "
+        "skill: the mean over the seeds and a band of one standard deviation. With one group a "
+        "batch, whitening does nothing but set the scale.",
+        form=[row(skills_chosen.elements.values())],
     )
     return (skills_chosen,)
-
-
-@app.cell
-def skills_widgets(skills_chosen):
-    row(skills_chosen.elements.values())
-    return
 
 
 @app.cell
@@ -414,25 +354,10 @@ def skills_shown(skills_chosen):
         )
         for _case in cases
     ]
-    _each = []
-    for _case in cases:
-        _pictures = [
-            curves.curves(
-                _skill,
-                "probability",
-                {_m: _case.trainings[_m].each(_k) for _m in (toy.GRPO, toy.GDPO)},
-                of=_case.name,
-                size=curves.SMALL,
-            )
-            for _k, _skill in enumerate(_case.skills)
-        ]
-        _each += [charts.heading(4, _case.name), curves.figures(_pictures, small=True)]
     show(
         "toy",
         curves.figures(_slowest),
         charts.folded("All numbers", charts.table(*study.case_table(cases))),
-        charts.heading(3, "Each reward by itself"),
-        *_each,
         charts.heading(3, "The gap that whitening closes"),
         "A page known for explaining GDPO trains this very policy on independent rewards and "
         "leaves the whitening out. Unwhitened advantages spread wider than GRPO's, which is a "
@@ -491,14 +416,9 @@ def units_form():
         f"{units.SEEDS} seeds.",
         "GDPO does not see the unit. To GRPO the unit and the weight are one factor: a weight that "
         "undoes the unit makes up for it, as long as nobody changes the unit.",
+        form=[row(units_chosen.elements.values())],
     )
     return (units_chosen,)
-
-
-@app.cell
-def units_widgets(units_chosen):
-    row(units_chosen.elements.values())
-    return
 
 
 @app.cell
@@ -510,10 +430,6 @@ def units_shown(units_chosen):
         curves.curves(_title, "success", {_m: _t.each(_k) for _m, _t in _found.items()})
         for _k, _title in enumerate(("First skill", "Other skill"))
     ]
-    _others = {_m: [units.averages(_u, _m)[1].mean for _u in units.UNITS] for _m in _both}
-    _pictures.append(
-        curves.advantage_by_unit("Other skill, mean of all epochs", "success", units.UNITS, _others)
-    )
     show(
         "units",
         curves.figures(_pictures),
@@ -546,14 +462,9 @@ def phantom_form():
         "Choose how many are right, the longest first, and a remedy: Eq. 8's condition lets "
         "brevity count in correct answers alone, so that nothing is left where all are wrong; the "
         "gate leaves out groups in which correctness is the same for all.",
+        form=[row(phantom_chosen.elements.values())],
     )
     return (phantom_chosen,)
-
-
-@app.cell
-def phantom_widgets(phantom_chosen):
-    row(phantom_chosen.elements.values())
-    return
 
 
 @app.cell
@@ -583,14 +494,9 @@ def phantoms_form():
         f"it leaves the work out. Of {phantom.PROMPTS} prompts, hard ones start with the "
         f"probabilities {_hard}, the others with {_easy}. {phantom.SEEDS} seeds. The more prompts "
         "are hard and the smaller the groups, the more groups fail as one and teach brevity alone.",
+        form=[row(phantoms_chosen.elements.values())],
     )
     return (phantoms_chosen,)
-
-
-@app.cell
-def phantoms_widgets(phantoms_chosen):
-    row(phantoms_chosen.elements.values())
-    return
 
 
 @app.cell
@@ -600,9 +506,7 @@ def phantoms_shown(phantoms_chosen):
         curves.curves(_title, "probability", {_m: _t.each(_k) for _m, _t in _found.items()})
         for _k, _title in enumerate(("Correctness", "Brevity"))
     ]
-    mo.Html(
-        charts.block("phantoms", curves.figures(_pictures), charts.table(*phantom.table(_found)))
-    )
+    show("phantoms", curves.figures(_pictures), charts.table(*phantom.table(_found)))
     return
 
 

@@ -90,9 +90,7 @@ def export(path: Path) -> Path:
     from gdpo_verl.explain.notebook import app
 
     outputs: Any = app.run()[0]
-    parts = [marimo.as_html(output).text for output in outputs if output is not None]
-    # Pictures and text alone; widgets are marimo's own elements.
-    body = "\n".join(part for part in parts if "<marimo-" not in part)
+    body = "\n".join(marimo.as_html(output).text for output in outputs if output is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_STATIC.format(body=body), encoding="utf-8")
     return path

@@ -34,19 +34,7 @@ class Case:
 
     name: str
     setting: str
-    task: Skills
     trainings: Mapping[Method, Training]
-
-    @property
-    def skills(self) -> list[str]:
-        """The counted skills, each with what sets it apart."""
-        task, count = self.task, self.trainings[GDPO].quality.shape[2]
-        names = [f"skill {k}" for k in range(1, count + 1)]
-        if len(set(task.scales)) > 1:
-            names = [f"{n}, worth {number(s)}" for n, s in zip(names, task.scales, strict=True)]
-        if len(set(task.start)) > 1:
-            names = [f"{n}, from {number(p)}" for n, p in zip(names, task.start, strict=True)]
-        return names
 
     @property
     def faster(self) -> Method:
@@ -67,7 +55,7 @@ def study(name: str, setting: str, task: Skills, *, seeds: int, learning_rate: f
     factor = round(trainings[UNWHITENED].spread / trainings[GRPO].spread, 3)
     faster = replace(GRPO, name=f"GRPO, learning rate × {factor:.2f}", lr_factor=factor)
     trainings[faster] = train(task, faster, seeds=seeds, learning_rate=learning_rate)
-    return Case(name, setting, task, trainings)
+    return Case(name, setting, trainings)
 
 
 def study_all(

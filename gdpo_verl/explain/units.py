@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from gdpo_verl.explain.charts import number
 from gdpo_verl.explain.toy import GRPO, Figure, Method, Skills, Training, over_seeds, train
@@ -25,7 +24,6 @@ def weighted(weight: float) -> Method:
     return replace(GRPO, name=f"GRPO, weight {number(weight)}", weights=(weight, 1.0))
 
 
-@lru_cache(maxsize=64)
 def averages(unit: float, method: Method) -> tuple[Figure, Figure]:
     """Both skills' means over all epochs."""
     found = training(unit, method)

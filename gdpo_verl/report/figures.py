@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import fontManager
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, fonts_for, inline_svg
+from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
 from gdpo_verl.rundir.metrics import Series
 from gdpo_verl.rundir.run import Run
 
 _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
+# For names in characters that matplotlib's own font lacks; it would warn of each family missing.
+_CJK = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC")
+_FONTS = ["sans-serif", *(name for name in _CJK if name in fontManager.get_font_names())]
+_STYLE = STYLE | {"font.family": _FONTS}
 
 
 @dataclass(frozen=True)
@@ -32,16 +38,12 @@ class Panel:
 
 
 def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
-    """One colour a recipe: the estimator's own the first time, then the rest of the palette.
-
-    From the seventh on, colours come again.
-    """
+    """One colour a recipe: the estimator's own the first time, then the four others in turn."""
     colors: list[str] = []
+    others = cycle(OTHERS)
     for recipe in recipes:
         named = _NAMED.get(recipe.estimator.lower())
-        free = [color for color in (*OTHERS, *_NAMED.values()) if color not in colors]
-        repeated = (*_NAMED.values(), *OTHERS)[len(colors) % 6]
-        colors.append(named if named and named not in colors else (free or [repeated])[0])
+        colors.append(named if named and named not in colors else next(others))
     return colors
 
 
@@ -66,13 +68,24 @@ def smooth(series: Series, window: int) -> Series:
     ]
 
 
+def band(series: Iterable[Series]) -> list[tuple[int, float, float, float]]:
+    """(step, smallest, mean, largest) of the series, at the steps that all but empty ones have.
+
+    >>> band([[(1, 0.0), (2, 1.0)], [(1, 3.0)], []])
+    [(1, 0.0, 1.5, 3.0)]
+    """
+    known = [dict(each) for each in series if each]
+    shared = set.intersection(*map(set, known)) if known else set()
+    values = {step: [each[step] for each in known] for step in sorted(shared)}
+    return [(step, min(v), fmean(v), max(v)) for step, v in values.items()]
+
+
 def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) -> Path:
     """Draw panels side by side into a PNG, with a legend."""
     columns = min(3, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
     height = max((panel.height for panel in panels), default=3.2)
-    names = "".join([*(panel.title for panel in panels), *(recipe.name for recipe in recipes)])
-    with matplotlib.rc_context(STYLE | {"font.family": fonts_for(names)[0]}):
+    with matplotlib.rc_context(_STYLE):
         figure = Figure(
             figsize=(max(6.0, 4.6 * columns), height * rows + 0.5), dpi=160, layout="constrained"
         )
@@ -95,7 +108,7 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
 
 def panel_svg(panel: Panel) -> str:
     """A panel as inline SVG that takes its ink from the page's colours."""
-    with matplotlib.rc_context(STYLE | {"font.family": fonts_for(panel.title)[0]}):
+    with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.5, panel.height), layout="constrained")
         panel.draw(figure)
         _title(figure, panel.title)

@@ -170,11 +170,11 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     # Those with the most that GRPO takes for equal, then in an order that knows no score.
     groups.sort(key=lambda group: (-group.collapsed_count, prompt_digest(group.prompt)))
     dead = [group for group in groups if group.dead is not None]
-    compared = [group.patterns for group in groups if group.patterns is not None]
+    compared = [group.patterns for group in groups if group.patterns]
     shown: list[dict[str, Any]] = []
     used = 0
     for group in groups:
-        found = _shown_group(group.members, group.patterns or (), components)
+        found = _shown_group(group.members, group.patterns, components)
         texts = [found["prompt"], found["expected"], *(row["text"] for row in found["rows"])]
         used += sum(map(len, texts))
         if shown and used > STEP_CHARACTERS:
@@ -183,7 +183,7 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     return DumpSummary(
         rows=rows,
         groups=sum(group.scored for group in groups),
-        dead=Counter(group.dead for group in groups if group.dead is not None),
+        dead=Counter(group.dead for group in dead if group.dead is not None),
         dead_prompts=tuple(short_prompt(group.prompt) for group in dead[:DEAD_PROMPTS]),
         compared=len(compared),
         collapsed=sum(group.collapsed_count > 0 for group in groups),
@@ -191,7 +191,7 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
             any(ties_split_elsewhere([p.gdpo for p in found], [p.grpo for p in found]))
             for found in compared
         ),
-        example=groups[0].patterns or () if groups and groups[0].collapsed_count else (),
+        example=groups[0].patterns if groups and groups[0].collapsed_count else (),
         shown=tuple(shown),
         shown_of=len(groups),
         notes=tuple(notes),
@@ -201,13 +201,13 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
 @dataclass(frozen=True)
 class _Group:
     """A group; `dead` are the rewards that all rollouts got where nothing varies, `patterns` is
-    None where a row lacks an advantage."""
+    empty where a row lacks an advantage."""
 
     members: Sequence[Row]
     prompt: str
     scored: bool
     dead: Vector | None
-    patterns: tuple[RewardPattern, ...] | None
+    patterns: tuple[RewardPattern, ...]
     collapsed_count: int
 
 
@@ -218,7 +218,7 @@ def _summarise_group(members: Sequence[Row], components: Sequence[str]) -> _Grou
     vectors = [each[:-2] for each in whole]
     pairs = [(grpo, gdpo) for *_, grpo, gdpo in whole if grpo is not None and gdpo is not None]
     comparable = bool(components) and len(pairs) == len(members)
-    patterns = reward_patterns(vectors, pairs) if comparable else None
+    patterns = reward_patterns(vectors, pairs) if comparable else ()
     values = [{v for v in column if v is not None} for column in zip(*vectors, strict=True)]
     still = len(members) > 1 and any(values) and all(len(each) < 2 for each in values)
     return _Group(
@@ -227,7 +227,7 @@ def _summarise_group(members: Sequence[Row], components: Sequence[str]) -> _Grou
         scored=any(values),
         dead=constant_rewards(vectors) if still else None,
         patterns=patterns,
-        collapsed_count=sum(each.collapsed for each in patterns or ()),
+        collapsed_count=sum(each.collapsed for each in patterns),
     )
 
 

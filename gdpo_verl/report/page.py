@@ -6,10 +6,10 @@ import base64
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -20,8 +20,7 @@ from gdpo_verl.report.panels import collapse_panels, component_panels, training_
 from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
 from gdpo_verl.report.samples import choose_samples
 from gdpo_verl.report.summary import mixed_versions, summarise_run
-from gdpo_verl.report.survey import browser_data, browser_limits, find_collapse, read_dumps
-from gdpo_verl.report.svg import fonts_for
+from gdpo_verl.report.survey import browser_data, find_collapse, read_dumps
 from gdpo_verl.report.tables import (
     markdown,
     quantities,
@@ -30,8 +29,8 @@ from gdpo_verl.report.tables import (
     to_markdown,
 )
 from gdpo_verl.rundir.alerts import MANY_STEPS, THRESHOLDS
-from gdpo_verl.rundir.metrics import METRICS, RunError
-from gdpo_verl.rundir.run import Run, find_runs, read_run
+from gdpo_verl.rundir.metrics import RunError
+from gdpo_verl.rundir.run import Run, find_runs, is_running, read_run
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +66,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     summaries, differences = [summarise_run(each) for each in dumps], config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
-    if boxes := fonts_for("".join([*components, *(recipe.name for recipe in recipes)]))[1]:
-        notes.append(
-            f"curves.png shows boxes for {boxes}: no font of this machine has these characters (a "
-            "browser draws the page in its own). Install one, for example Debian's fonts-noto-cjk."
-        )
     templates = Environment(
         loader=PackageLoader("gdpo_verl.report", "."),
         autoescape=True,
@@ -101,8 +95,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         samples=choose_samples(found, components),
         collapse=find_collapse(dumps),
         browser=browser_data(dumps),
-        limits=browser_limits(dumps),
-        links=[list(_links(run, out_dir)) for run in found],
         refresh=refresh,
         many_steps=MANY_STEPS,
         thresholds=THRESHOLDS,
@@ -124,6 +116,54 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     write_text(out_dir / "summary.md", "\n".join(filter(None, parts)))
     write_text(out_dir / "index.html", page)
     return out_dir / "index.html"
+
+
+def follow_report(
+    runs: Sequence[Path],
+    out_dir: Path,
+    *,
+    every: float = 30.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path | None:
+    """Write the report anew every `every` seconds until all runs have ended, then a last time.
+
+    While it follows, the open page loads itself anew. A run without metrics is waited for while
+    its training runs.
+
+    Args:
+      runs, out_dir: as for `write_report`.
+      every: seconds from the end of one report to the beginning of the next.
+      say: gets a line when there is something to say.
+
+    Returns:
+      the path of index.html.
+
+    Raises:
+      RunError: a run that has ended holds nothing to report, or there are no runs.
+      ValueError: `every` is not positive.
+    """
+    if every <= 0:
+        raise ValueError(
+            f"every: expected more than 0 seconds between two reports, found {every:g}"
+        )
+    shown = False
+    while True:
+        # Asked before reading, so that the last report holds what a run wrote last.
+        alive = any(map(is_running, find_runs(runs)))
+        refresh = max(1, round(every)) if alive else None
+        try:
+            page = write_report(runs, out_dir, refresh=refresh)
+        except RunError as error:
+            if not alive:
+                raise
+            say(f"nothing to show yet: {error}")
+        else:
+            if not shown:
+                say(f"{page}: kept current every {every:g} s" if alive else str(page))
+            shown = True
+            if not alive:
+                return page
+        time.sleep(every)
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -149,12 +189,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     """Facts about the runs, as far as they know them; values that differ are all named."""
-    sources = (
-        source
-        for run in runs
-        for component in run.components
-        for source in run.validation_series(component)
-    )
+    sources = [s for run in runs for name in run.components for s in run.validation_series(name)]
     yield "held-out data", ", ".join(dict.fromkeys(sources))
     for label, key in (
         ("policy", "actor_rollout_ref.model.path"),
@@ -167,22 +202,3 @@ def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
         # A path says where this machine keeps a model; its last part says which one it is.
         shown = (os.path.basename(str(v)) for v in values if v is not None)
         yield label, ", ".join(dict.fromkeys(shown))
-
-
-def _links(run: Run, out_dir: Path) -> Iterator[tuple[str, str, str]]:
-    """Kind, path and address of a run's files and directories, as the page points to them."""
-    checkpoints = run.setting("trainer.default_local_dir")
-    places = (
-        ("run", run.path),
-        ("metrics", run.path / METRICS),
-        ("metrics", run.path.parent / f"{run.path.name}.jsonl"),
-        ("log", run.path / "train.log"),
-        ("configuration", run.path / "config.yaml"),
-        ("training rollouts", run.path / "rollouts"),
-        ("held-out completions", run.path / "validation"),
-        ("checkpoints", Path(str(checkpoints)) if checkpoints else run.path / "checkpoints"),
-    )
-    for what, path in places:
-        if path.exists():
-            text = os.path.relpath(path.resolve(), out_dir.resolve())
-            yield what, text, quote(text)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from gdpo_verl.report.figures import Panel, recipe_colors, smooth, smoothing_window
+from gdpo_verl.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
 from gdpo_verl.report.recipes import Recipe
 from gdpo_verl.report.tables import seconds_by_phase
 from gdpo_verl.rundir.run import Run
@@ -22,6 +21,14 @@ _KL = {
     "actor/ppo_kl": "KL over the updates of a step",
 }
 
+# Title, metric, whether it is a share.
+_OF_GROUPS = (
+    ("Rollouts with conflicting rewards", "gdpo/sign_conflicts", True),
+    ("Shift of 0 by whitening", "gdpo/whiten_shift", False),
+    ("Variance of the decoupled sum in a group", "gdpo/noise_floor", False),
+    ("Groups that train without an outcome", "gdpo/phantom_groups", True),
+)
+
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
     """For each component its mean, constant groups, and what part it has in the advantage."""
@@ -29,25 +36,16 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Panels of distinct advantages by estimator, and of conflicts between components.
-
-    Where an outcome is known, also of the groups in which others are trained without it.
-    """
-    panels = [
-        Panel("Distinct advantages in a group", partial(_draw_distinct, recipes)),
-        _metric_panel(
-            recipes, "Rollouts with conflicting rewards", "gdpo/sign_conflicts", percent=True
-        ),
-        _metric_panel(recipes, "Shift of 0 by whitening", "gdpo/whiten_shift"),
-    ]
+    """Panels of distinct advantages by estimator, and of what else is logged of whole groups."""
     logged = _logged(recipes)
-    for title, key, percent in (
-        ("Variance of the decoupled sum in a group", "gdpo/noise_floor", False),
-        ("Groups that train without an outcome", "gdpo/phantom_groups", True),
-    ):
-        if key in logged:
-            panels.append(_metric_panel(recipes, title, key, percent=percent))
-    return panels
+    return [
+        Panel("Distinct advantages in a group", partial(_draw_distinct, recipes)),
+        *(
+            _metric_panel(recipes, title, key, percent=percent)
+            for title, key, percent in _OF_GROUPS
+            if key in logged
+        ),
+    ]
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
@@ -105,9 +103,8 @@ def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-")
         found = [series for run in recipe.runs if (series := run.series(key))]
         if len(found) == 1:
             axes.plot(*zip(*found[0], strict=True), color=color, linewidth=0.8, alpha=0.4)
-        band = recipe.band([smooth(series, window) for series in found])
-        if band:
-            steps, low, middle, high = zip(*band, strict=True)
+        if points := band(smooth(series, window) for series in found):
+            steps, low, middle, high = zip(*points, strict=True)
             axes.plot(steps, middle, color=color, linewidth=2.2, linestyle=linestyle)
             if len(found) > 1:
                 axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
@@ -118,12 +115,10 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
         for source, marker in zip(sources, _MARKERS * len(sources), strict=False):
             found = [run.validation_series(component).get(source, []) for run in recipe.runs]
-            if not (band := recipe.band(found)):
-                continue
-            steps, low, middle, high = zip(*band, strict=True)
-            style: dict[str, Any] = {"color": color, "marker": marker, "markeredgecolor": "white"}
-            axes.plot(steps, middle, linestyle=":", markersize=7, zorder=4, **style)
-            axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
+            if points := band(found):
+                steps, low, middle, high = zip(*points, strict=True)
+                axes.plot(steps, middle, f"{marker}:", color=color, mec="white", ms=7, zorder=4)
+                axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
 
 
 def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:

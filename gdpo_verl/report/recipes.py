@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from statistics import fmean
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.rundir.metrics import Series
 from gdpo_verl.rundir.run import Run, flattened
 
 MOST_DIFFERENCES = 60
@@ -23,6 +21,8 @@ _NAMES = {
     "trainer.validation_data_dir",
 }
 NOTHING = "–"
+# A quantity or a setting, and its value in each column.
+Row = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,6 @@ class Recipe:
     @property
     def estimator(self) -> str:
         return self.runs[0].estimator
-
-    def band(self, series: Sequence[Series]) -> list[tuple[int, float, float, float]]:
-        """(step, smallest, mean, largest) over the runs' series, where all that have one know it.
-
-        >>> Recipe("a", ()).band([[(1, 0.0), (2, 1.0)], [(1, 3.0)], []])
-        [(1, 0.0, 1.5, 3.0)]
-        """
-        known = [dict(each) for each in series if each]
-        shared = set.intersection(*map(set, known)) if known else set()
-        values = {step: [each[step] for each in known] for step in sorted(shared)}
-        return [(step, min(v), fmean(v), max(v)) for step, v in values.items()]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A quantity or a setting and its value in each column, ready to be shown."""
-
-    quantity: str
-    cells: tuple[str, ...]
 
 
 def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
@@ -86,7 +67,7 @@ def config_differences(runs: Sequence[Run]) -> list[Row]:
     settings = [_settings(run) for run in runs]
     keys = sorted(set().union(*settings))
     return [
-        Row(key, tuple(_shown(each, key) for each in settings))
+        (key, tuple(_shown(each, key) for each in settings))
         for key in keys
         if len({each.get(key, NOTHING) for each in settings if each}) > 1
     ]

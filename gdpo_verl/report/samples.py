@@ -15,23 +15,13 @@ MOST = 4000
 
 
 @dataclass(frozen=True)
-class Completion:
-    """A run's answer at one validation, with its scores."""
-
-    run: str
-    when: str
-    text: str
-    scores: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Sample:
-    """A held-out prompt with each run's first and last completion."""
+    """A held-out prompt with each run's first and last completion, and their scores."""
 
     prompt: str
     expected: str
     changed: bool
-    completions: tuple[Completion, ...]
+    completions: tuple[dict[str, Any], ...]
 
     @property
     def title(self) -> str:
@@ -64,9 +54,10 @@ def choose_samples(
     for prompt in sorted(shared, key=prompt_digest):
         rows = [each[prompt] for each in answers]
         scores = [_scores(row, components) for row in rows]
+        texts = [shorten(row.get("output"), MOST) for row in rows]
         completions = tuple(
-            Completion(run.name, f"step {step}", shorten(row.get("output"), MOST), given)
-            for (run, step), row, given in zip(ends, rows, scores, strict=True)
+            {"run": run.name, "step": step, "text": text, "scores": given}
+            for (run, step), text, given in zip(ends, texts, scores, strict=True)
         )
         expected = shorten(rows[0].get("gts"), TEXT_CHARACTERS)
         differs = scores[::2] != scores[1::2]

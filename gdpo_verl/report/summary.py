@@ -36,10 +36,6 @@ class Trend:
     change: float
     error: float
 
-    @property
-    def moving(self) -> bool:
-        return abs(self.change) > 2 * self.error
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -108,7 +104,7 @@ def _learning(run: Run, name: str) -> str:
     if found is None:
         return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
     numbers = f"{found.change:+.3g} ± {found.error:.2g} over the last {found.steps} steps"
-    if found.moving:
+    if abs(found.change) > 2 * found.error:
         still = "still rises" if found.change > 0 else "falls"
         return f"{went} and {still}: {numbers}.{silent}"
     given = [v for key in ("min", "mean", "max") for _, v in run.series(f"rewards/{name}/{key}")]

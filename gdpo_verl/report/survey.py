@@ -10,14 +10,7 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from gdpo_verl.report.groups import (
-    GROUP_ROWS,
-    STEP_CHARACTERS,
-    TEXT_CHARACTERS,
-    DumpSummary,
-    RewardPattern,
-    read_step,
-)
+from gdpo_verl.report.groups import DumpSummary, RewardPattern, read_step
 from gdpo_verl.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
 from gdpo_verl.rundir.run import Run
 
@@ -28,12 +21,9 @@ _MOST_NOTES = 5
 
 @dataclass(frozen=True)
 class Collapse:
-    """The number of groups in which one estimator gives fewer advantages than the other.
+    """The collapsed among the groups that can be compared, see `DumpSummary`, and an example.
 
     Attributes:
-      groups: groups whose rows have components and both advantages.
-      collapsed: those in which only GRPO gives one advantage to different rewards.
-      by_gdpo: those in which only GDPO does: components that cancel when normalised.
       patterns: the group with the most patterns that GRPO takes for equal to another; of several
         the first by run and step.
       run, step, components: where it is from, and what its rewards are called.
@@ -108,18 +98,6 @@ def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:
     return {"index": htmlsafe_json_dumps(index), **data} if data else {}
 
 
-def browser_limits(dumps: Sequence[RunDumps]) -> str:
-    """The sentence on the page about what the browser leaves out."""
-    share = max(2, PAGE_STEPS // max(1, len(dumps)))
-    return (
-        f"Kept are at most {share} evenly spaced steps a run and, of each step, groups up to "
-        f"{STEP_CHARACTERS:,} characters (one in any case), first those with the most rollouts "
-        "that GRPO takes for equal, then in the order of the prompt's SHA-256; of a group at most "
-        f"{GROUP_ROWS} rollouts, evenly spaced by GDPO's advantage; of a longer text the first and "
-        f"last {TEXT_CHARACTERS // 2} characters."
-    )
-
-
 def _read_run(run: Run, limit: int) -> RunDumps:
     notes: list[str] = []
     training = _read(run, run.rollouts, limit, notes)
@@ -145,13 +123,11 @@ def _gaps(run: Run, training: Mapping[int, DumpSummary]) -> Iterator[str]:
     if not run.components:
         return
     groups = sum(step.shown_of for step in training.values())
-    scored = sum(step.groups for step in training.values())
     compared = sum(step.compared for step in training.values())
-    if scored < groups:
-        yield f"{groups - scored} of {groups} dumped groups have none of the components."
-    if compared < scored:
-        lacking = [n for n, step in training.items() if step.compared < step.groups]
+    if compared < groups:
+        first = next(n for n, step in training.items() if step.compared < step.shown_of)
         yield (
-            f"{scored - compared} of {scored} dumped groups lack gdpo_advantage or grpo_advantage "
-            f"(first at step {lacking[0]}): perhaps dumped without gdpo-verl, or by an older one."
+            f"{groups - compared} of {groups} dumped groups lack components, gdpo_advantage or "
+            f"grpo_advantage (first at step {first}): perhaps dumped without gdpo-verl, or by an "
+            "older one."
         )

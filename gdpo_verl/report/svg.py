@@ -6,14 +6,11 @@ import io
 import re
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 import matplotlib
 from markupsafe import escape
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; vermilion is the
 # control's, black is left out because it vanishes on a dark page.
@@ -32,22 +29,6 @@ STYLE: dict[Any, Any] = {
     "grid.color": GRID,
     "grid.linewidth": 0.6,
 }
-
-
-@lru_cache
-def fonts_for(text: str) -> tuple[list[str], str]:
-    """Font families that together draw a text, and the characters that no font here has."""
-    families, has = ["DejaVu Sans"], get_font(findfont("DejaVu Sans")).get_char_index
-    left = {char for char in text if char.isprintable() and not has(ord(char))}
-    # matplotlib's own list of fonts is a cache that lacks those installed since.
-    for path in sorted(findSystemFonts()) if left else ():
-        with suppress(OSError, RuntimeError):  # broken, or bitmaps alone
-            font = get_font(path)
-            if drawn := {char for char in left if font.get_char_index(ord(char))}:
-                fontManager.addfont(path)
-                families.append(font.family_name)
-                left -= drawn
-    return families, "".join(sorted(left))
 
 
 def inline_svg(figure: Figure, name: str, variables: Mapping[str, str]) -> str:

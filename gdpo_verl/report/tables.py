@@ -10,7 +10,6 @@ from statistics import fmean, median, stdev
 
 from gdpo_verl.report.recipes import NOTHING, Recipe, Row
 from gdpo_verl.report.survey import RunDumps, find_collapse
-from gdpo_verl.rundir.dumps import read_rows
 from gdpo_verl.rundir.metrics import is_number
 from gdpo_verl.rundir.run import Run
 from gdpo_verl.text import duration
@@ -70,14 +69,10 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     found.append(metric("KL to the reference policy", "actor/kl_loss"))
     for name in components:
         found += _held_out(runs, name)
-    for label, key in (
-        ("groups in which {} does not vary", "gdpo/{}/constant_groups"),
-        ("share of {} in the advantage", "gdpo/{}/advantage_share"),
-    ):
-        # Not by `format`: a name may hold braces.
-        found += [
-            metric(label.replace("{}", name), key.replace("{}", name), ".1%") for name in components
-        ]
+    for name in components:
+        constant, share = f"gdpo/{name}/constant_groups", f"gdpo/{name}/advantage_share"
+        found.append(metric(f"groups in which {name} does not vary", constant, ".1%"))
+        found.append(metric(f"share of {name} in the advantage", share, ".1%"))
     found += [
         metric("rollouts whose rewards conflict", "gdpo/sign_conflicts", ".1%"),
         metric("answers that could not be read", "gdpo/parse_error/share", ".1%"),
@@ -108,16 +103,16 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
 def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
     """Every quantity of which at least one run knows the value."""
     rows = [
-        Row("advantage estimator", tuple(run.estimator for run in runs)),
-        Row("training steps", tuple(map(_steps, runs))),
-        Row("validated at steps, first → last", tuple(map(_validated, runs))),
+        ("advantage estimator", tuple(run.estimator for run in runs)),
+        ("training steps", tuple(map(_steps, runs))),
+        ("validated at steps, first → last", tuple(map(_validated, runs))),
         *(
-            Row(each.label, tuple(_arrow(each.of.get(run.path), each.form) for run in runs))
+            (each.label, tuple(_arrow(each.of.get(run.path), each.form) for run in runs))
             for each in found
         ),
-        Row("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
+        ("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
     ]
-    return [row for row in rows if any(cell != NOTHING for cell in row.cells)]
+    return [row for row in rows if set(row[1]) != {NOTHING}]
 
 
 def recipe_table(
@@ -139,7 +134,7 @@ def recipe_table(
     if pairs:
         counts.append(f"{len(pairs)} pairs")
         names.append(" − ".join(names))
-    rows = [Row("runs", tuple(counts))]
+    rows: list[Row] = [("runs", tuple(counts))]
     for each in found:
         known = [[each.of[r.path] for r in recipe.runs if r.path in each.of] for recipe in recipes]
         cells = [_spread_of_ends(ends, each.form) for ends in known]
@@ -149,13 +144,13 @@ def recipe_table(
                 whole = all(run.path in lasts for pair in pairs for run in pair)
                 differences = [lasts[a.path] - lasts[b.path] for a, b in pairs] if whole else []
                 cells.append(_difference(differences, each.form) if whole else NOTHING)
-            rows.append(Row(each.label, tuple(cells)))
+            rows.append((each.label, tuple(cells)))
     return names, rows
 
 
 def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
     """A table in Markdown, with a column for each name."""
-    lines = [("", *names), *((row.quantity, *row.cells) for row in rows)]
+    lines = [("", *names), *((label, *cells) for label, cells in rows)]
     table = ["| " + " | ".join(map(markdown, line)) + " |" for line in lines]
     table.insert(1, "|---" * (len(names) + 1) + "|")
     return "\n".join(table) + "\n"
@@ -217,29 +212,6 @@ def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
             if (series := each.get(source))
         }
         yield Quantity(f"held-out {component}{where}, before → after", ends)
-    # The share of held-out completions at the highest value that any run has seen.
-    dumps = {run.path: _first_and_last(run, component) for run in runs}
-    seen = {value for ends in dumps.values() for dump in ends for value in dump}
-    seen |= {value for run in runs for _, value in run.series(f"rewards/{component}/max")}
-    if seen <= {0, 1}:  # the mean says it already
-        return
-    best = max(seen)
-    shares: dict[Path, Ends] = {
-        path: (ends[0].count(best) / len(ends[0]), ends[1].count(best) / len(ends[1]))
-        for path, ends in dumps.items()
-        if len(ends) == 2 and all(ends)
-    }
-    label = f"held-out completions with {component} = {best:g}, the highest seen, before → after"
-    yield Quantity(label, shares, ".1%")
-
-
-def _first_and_last(run: Run, component: str) -> list[list[float]]:
-    """The component's values in the first and in the last validation dump."""
-    ends = sorted({min(run.validation), max(run.validation)}) if run.validation else []
-    return [
-        [row[component] for row in read_rows(run.validation[step]) if is_number(row.get(component))]
-        for step in ends
-    ]
 
 
 def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
