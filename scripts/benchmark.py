@@ -1,4 +1,4 @@
-"""What our code costs beside the alternative, measured in turns in the same run.
+"""Measure what our code costs beside the alternative, in turns in the same run.
 
     python scripts/benchmark.py advantage                     # GDPO beside verl's own estimators
     python scripts/benchmark.py advantage --variants --size 4096x1024x3
@@ -18,21 +18,17 @@ import argparse
 import ctypes
 import gc
 import json
-import math
 import multiprocessing
 import os
 import platform
 import random
 import re
-import statistics
-import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +38,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 GROUP = 8
 Seconds = tuple[float, float]  # by the clock, and of the processors
+Times = dict[str, list[Seconds]]
 
 
 def seconds(run: Callable[[], object]) -> Seconds:
@@ -56,33 +53,28 @@ def seconds(run: Callable[[], object]) -> Seconds:
     return measured
 
 
-def in_turns(
-    contenders: dict[str, Callable[[], Seconds]], turns: int, patience: float = math.inf
-) -> dict[str, list[Seconds]]:
-    """Measure each contender once a turn; of one slower than `patience` seconds two turns count."""
-    times: dict[str, list[Seconds]] = {name: [] for name in contenders}
+def in_turns(contenders: dict[str, Callable[[], Seconds]], turns: int) -> Times:
+    """Measure each contender once a turn; the first turn warms up and does not count."""
+    times: Times = {name: [] for name in contenders}
     for turn in range(turns + 1):
         for name, measure in contenders.items():
-            if turn <= 2 or times[name][0][0] < patience:
-                found = measure()
-                if turn:
-                    times[name].append(found)
+            found = measure()
+            if turn:
+                times[name].append(found)
     return times
 
 
-def report(times: dict[str, list[Seconds]]) -> None:
+def report(times: Times) -> None:
     base = next(iter(times.values()))
     for clock, kind in enumerate(("wall", "CPU")):
+        others = np.array([turn[clock] for turn in base])
         for name, turns in times.items():
-            pairs = [(own[clock], other[clock]) for own, other in zip(turns, base, strict=False)]
-            low, middle, high = np.quantile(
-                [own / other for own, other in pairs], (0.25, 0.5, 0.75)
-            )
-            own, other = ([turn[clock] for turn in each] for each in (turns, base))
+            own = np.array([turn[clock] for turn in turns])
+            low, middle, high = np.quantile(own / others, (0.25, 0.5, 0.75))
             print(
-                f"  {kind:4} {name:20} {statistics.median(own):9.4f} s, least {min(own):9.4f}   "
-                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {len(pairs)} turns), least "
-                f"{min(own) / min(other):5.2f}",
+                f"  {kind:4} {name:20} {np.median(own):9.4f} s, least {own.min():9.4f}   "
+                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {len(own)} turns), least "
+                f"{own.min() / others.min():5.2f}",
                 flush=True,
             )
 
@@ -140,36 +132,24 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
 
 
 def peak_mib(run: Callable[[], object], device: str) -> float:
-    """The most memory that one call held beside its inputs, its result included.
-
-    On a GPU the allocator's; on a CPU the growth of the resident set, sampled every 2 ms.
-    """
-    import psutil
-
+    """The most memory that one call held beside its inputs, its result included."""
     gc.collect()
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # pages that glibc kept would be used again unseen
-        libc.malloc_trim(ctypes.c_size_t(0))
-    process, done = psutil.Process(), threading.Event()
-    sizes = [process.memory_info().rss]
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            sizes.append(process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    result = run()
-    sizes.append(process.memory_info().rss)
-    done.set()
-    watcher.join()
+    # Pages that glibc kept would be used again unseen.
+    ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is held now
+    before, result = peak_kib(), run()
     del result
-    return float(max(sizes) - sizes[0]) / 2**20
+    return (peak_kib() - before) / 2**10
+
+
+def peak_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 
 def keep_pages() -> None:
@@ -179,20 +159,18 @@ def keep_pages() -> None:
     for 16 MiB, more than the work on them.
     """
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def advantage(args: argparse.Namespace) -> None:
-    torch.set_num_threads(args.threads)
     keep_pages()
-    print(f"torch {torch.__version__} on {args.device}, {args.threads} threads")
+    print(f"torch {torch.__version__} on {args.device}, {torch.get_num_threads()} threads")
     for text in args.size:
         print(f"\n{text} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
         runs = contenders([int(number) for number in text.split("x")], args.device, args.variants)
         measures = {name: partial(seconds, run) for name, run in runs.items()}
-        report(in_turns(measures, args.turns, args.patience))
+        report(in_turns(measures, args.turns))
         for name, run in runs.items():
             print(f"  peak {name:20} {peak_mib(run, args.device):9.0f} MiB", flush=True)
 
@@ -261,18 +239,18 @@ def rewards(args: argparse.Namespace) -> None:
         ),
     }
     gc.disable()  # a run of it takes longer the more objects others have in the process
-    print("\n| reward | worst texts | ms on 1 MB | time(1 MB) / time(100 kB) |\n|---|---|---|---|")
-    for name, strict in ((name, strict) for name in slow for strict in (True, False)):
+    print("\n| reward | worst text | ms on 1 MB | time(1 MB) / time(100 kB) |\n|---|---|---|---|")
+    for name, read in slow.items():
         rows = []
-        for label, make in WORST.items():
+        for (label, make), strict in product(WORST.items(), (True, False)):
             measures = {
-                str(size): partial(seconds, partial(slow[name], make(size), strict=strict))
+                str(size): partial(seconds, partial(read, make(size), strict=strict))
                 for size in (100_000, 1_000_000)
             }
-            least = [min(cpu for _, cpu in own) for own in in_turns(measures, 5).values()]
-            rows.append((least[1] * 1e3, label, least[1] / least[0]))
+            small, large = (min(cpu for _, cpu in t) for t in in_turns(measures, 5).values())
+            rows.append((large * 1e3, f"{label}, strict={strict}", large / small))
         for large, label, ratio in sorted(rows, reverse=True)[:6]:
-            print(f"| {name}, strict={strict} | {label} | {large:.1f} | {ratio:.1f} |", flush=True)
+            print(f"| {name} | {label} | {large:.1f} | {ratio:.1f} |", flush=True)
 
 
 # ---------------------------------------------------------------- code, slow-answers
@@ -367,7 +345,7 @@ COLUMNS = {
 }
 
 
-def recipe(name: str, directory: str) -> Any:
+def recipe(name: str) -> Any:
     import hydra
     from omegaconf import open_dict
 
@@ -377,26 +355,16 @@ def recipe(name: str, directory: str) -> Any:
     with open_dict(config):
         config.algorithm.adv_estimator = estimator
         config.algorithm.gdpo = {"metrics": metrics}
-        config.trainer.rollout_data_dir = directory if dumps else None
+        config.trainer.rollout_data_dir = "/nowhere" if dumps else None  # nothing is written
     return config
-
-
-class Tokenizer:
-    """One character a token: what a tokenizer takes is the same in every column."""
-
-    pad_token_id = 0
-
-    def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
-        return bytes(ids[ids != 0].tolist()).decode("ascii")
 
 
 class Driver:
     """A process in which verl's default trainer does its part of a step."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self) -> None:
         import transfer_queue as tq
 
-        self.directory = directory
         tq.init()
         self.trainers: dict[str, Any] = {}
 
@@ -436,35 +404,15 @@ class Driver:
 
         tq.kv_clear(keys=self.batch.keys, partition_id="train")
 
-    def seconds(self, name: str, part: str) -> Seconds:
+    def seconds(self, name: str) -> Seconds:
+        """Time the advantage step of verl's trainer, set up with what that step reads."""
         if name not in self.trainers:
-            self.trainers[name] = self.trainer(name)
-        trainer = self.trainers[name]
-        run: dict[str, Callable[[], Any]] = {
-            "advantage": lambda: trainer._compute_advantage(self.batch, {}),
-            "dump": lambda: self.dump(trainer),
-            "metrics": lambda: trainer._compute_metrics(self.batch, {}, {"step": 1.0}, 1, 0),
-        }
-        if part != "advantage":
-            run["advantage"]()
-        return seconds(run[part])
+            from verl.trainer.ppo.v1 import PPOTrainerSync
 
-    def dump(self, trainer: Any) -> None:
-        trainer._init_dump_executor()
-        trainer._log_rollout_data(self.batch, {}, self.directory)
-        trainer._shutdown_dump_executor()
-
-    def trainer(self, name: str) -> Any:
-        """verl's trainer with nothing set up but what the parts read."""
-        from verl.trainer.ppo.v1 import PPOTrainerSync
-
-        trainer = object.__new__(PPOTrainerSync)
-        trainer.config = recipe(name, self.directory)
-        trainer.tokenizer = Tokenizer()
-        trainer.use_critic, trainer.global_steps = False, 1
-        trainer._rollout_moe_lb_metrics_accumulator = None
-        trainer._get_n_gpus_for_throughput = lambda: 1
-        return trainer
+            self.trainers[name] = trainer = object.__new__(PPOTrainerSync)
+            trainer.config = recipe(name)
+            trainer.use_critic, trainer.global_steps = False, 1
+        return seconds(lambda: self.trainers[name]._compute_advantage(self.batch, {}))
 
 
 def key(index: int) -> str:
@@ -515,30 +463,28 @@ def seam(args: argparse.Namespace) -> None:
     os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
     import transfer_queue as tq
 
-    queue = recipe(BASE, "").transfer_queue
+    queue = recipe(BASE).transfer_queue
     queue.backend.SimpleStorage.num_data_storage_units = 1
     queue.backend.SimpleStorage.total_storage_size = None
     tq.init(queue)
-    actor = ray.remote(num_cpus=1)(Driver)
-    with tempfile.TemporaryDirectory() as directory:
-        plain, ours = (
-            actor.options(runtime_env={"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": plugins}}).remote(
-                directory
-            )
-            for plugins in ("none", "auto")
-        )
+    plain, ours = (
+        ray.remote(num_cpus=1)(Driver)
+        .options(runtime_env={"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": plugins}})
+        .remote()
+        for plugins in ("none", "auto")
+    )
 
-        def measure(name: str) -> Seconds:
-            driver = plain if name == BASE else ours
-            return ray.get(driver.seconds.remote(name, args.part))
+    def measure(name: str) -> Seconds:
+        driver = plain if name == BASE else ours
+        return ray.get(driver.seconds.remote(name))
 
-        for text in args.size:
-            size = [int(number) for number in text.split("x")]
-            ray.get(plain.fill.remote(size))
-            ray.get([each.use.remote(size) for each in (plain, ours)])
-            print(f"\n{args.part}: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
-            report(in_turns({name: partial(measure, name) for name in COLUMNS}, args.turns))
-            ray.get(plain.clear.remote())
+    for text in args.size:
+        size = [int(number) for number in text.split("x")]
+        ray.get(plain.fill.remote(size))
+        ray.get([each.use.remote(size) for each in (plain, ours)])
+        print(f"\nadvantage: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
+        report(in_turns({name: partial(measure, name) for name in COLUMNS}, args.turns))
+        ray.get(plain.clear.remote())
     tq.close()
     ray.shutdown()
 
@@ -559,9 +505,7 @@ def main() -> None:
     sub.add_argument("--size", nargs="*", default=sizes, metavar="BxTxK")
     sub.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     sub.add_argument("--turns", type=int, default=15)
-    sub.add_argument("--patience", type=float, default=1.0, help="seconds; beyond, two turns")
     sub.add_argument("--variants", action="store_true", help="the variants beside GDPO alone")
-    sub.add_argument("--threads", type=int, default=torch.get_num_threads())
 
     sub = command(rewards, "rewards")
     sub.add_argument("dialogues", nargs="?", help="ToolRL's rlla_sft.json; else the toolbox's")
@@ -576,7 +520,6 @@ def main() -> None:
     sub = command(seam, "seam")
     sizes = ["4096x1024", "65536x256"]
     sub.add_argument("--size", nargs="*", default=sizes, metavar="ROWSxTOKENS")
-    sub.add_argument("--part", choices=["advantage", "dump", "metrics"], default="advantage")
     sub.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
     args.run(args)
