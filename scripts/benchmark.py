@@ -345,9 +345,11 @@ COLUMNS = {
 }
 
 
-def recipe(name: str) -> Any:
+def trainer(name: str) -> Any:
+    """verl's default trainer with nothing set up but what its advantage step reads."""
     import hydra
     from omegaconf import open_dict
+    from verl.trainer.ppo.v1 import PPOTrainerSync
 
     estimator, metrics, dumps = COLUMNS[name]
     with hydra.initialize_config_dir(str(ROOT / "recipes"), version_base=None):
@@ -356,76 +358,43 @@ def recipe(name: str) -> Any:
         config.algorithm.adv_estimator = estimator
         config.algorithm.gdpo = {"metrics": metrics}
         config.trainer.rollout_data_dir = "/nowhere" if dumps else None  # nothing is written
-    return config
+    found = object.__new__(PPOTrainerSync)
+    found.config, found.use_critic, found.global_steps = config, False, 1
+    if name == BASE:
+        found.gdpo_seam = None  # so that verl's method runs alone
+    return found
 
 
-class Driver:
-    """A process in which verl's default trainer does its part of a step."""
+def fill(rows: int, tokens: int) -> Any:
+    """Put rows into the queue as verl's agent loops leave them, with log-probs."""
+    import transfer_queue as tq
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    def __init__(self) -> None:
-        import transfer_queue as tq
-
-        tq.init()
-        self.trainers: dict[str, Any] = {}
-
-    def fill(self, size: list[int]) -> None:
-        """Put rows into the queue as verl's agent loops leave them, with log-probs."""
-        import transfer_queue as tq
-        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
-        rows, tokens = size
-        generator = torch.Generator().manual_seed(0)
-        lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
-        components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
-        for start in range(0, rows, PUT_ROWS):
-            several = range(start, min(start + PUT_ROWS, rows))
-            fields = [row(index, lengths[index], components[index]) for index in several]
-            keys = [key(index) for index in several]
-            tq.kv_batch_put(
-                keys=keys,
-                partition_id="train",
-                fields=list_of_dict_to_tensordict(fields),
-                tags=[tag(lengths[index]) for index in several],
-            )
-
-    def use(self, size: list[int]) -> None:
-        """Take the rows that are in the queue as the batch."""
-        import transfer_queue as tq
-        from transfer_queue import KVBatchMeta
-
-        tags = tq.kv_list("train")["train"]
-        keys = [key(index) for index in range(size[0])]
-        self.batch = KVBatchMeta(
-            partition_id="train", keys=keys, tags=[dict(tags[key]) for key in keys]
-        )
-
-    def clear(self) -> None:
-        import transfer_queue as tq
-
-        tq.kv_clear(keys=self.batch.keys, partition_id="train")
-
-    def seconds(self, name: str) -> Seconds:
-        """Time the advantage step of verl's trainer, set up with what that step reads."""
-        if name not in self.trainers:
-            from verl.trainer.ppo.v1 import PPOTrainerSync
-
-            self.trainers[name] = trainer = object.__new__(PPOTrainerSync)
-            trainer.config = recipe(name)
-            trainer.use_critic, trainer.global_steps = False, 1
-        return seconds(lambda: self.trainers[name]._compute_advantage(self.batch, {}))
-
-
-def key(index: int) -> str:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
+    components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
     # A uid as long as verl's uuid4, eight sessions a prompt, one output each.
-    return f"{index // GROUP:08x}-0000-4000-8000-000000000000_{index % GROUP}_0"
+    uids = [f"{index // GROUP:08x}-0000-4000-8000-000000000000" for index in range(rows)]
+    keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids)]
+    fields = map(row, uids, lengths, components)
+    for start in range(0, rows, PUT_ROWS):
+        tq.kv_batch_put(
+            keys=keys[start : start + PUT_ROWS],
+            partition_id="train",
+            fields=list_of_dict_to_tensordict(list(islice(fields, PUT_ROWS))),
+            tags=list(map(tag, lengths[start : start + PUT_ROWS])),
+        )
+    return tq.KVBatchMeta(partition_id="train", keys=keys, tags=list(map(tag, lengths)))
 
 
-def row(index: int, length: int, components: list[int]) -> dict[str, Any]:
+def row(uid: str, length: int, components: list[int]) -> dict[str, Any]:
     form, correctness = float(components[0] > 0), float(components[1])
     score = torch.zeros(length)
     score[-1] = form + correctness
+    info = {"score": form + correctness, "format": form, "correctness": correctness}
+    steps = {"min_global_steps": 0, "max_global_steps": 0}
     return {
-        "uid": key(index).rsplit("_", 2)[0],
+        "uid": uid,
         "prompts": torch.full((16,), 65),
         "responses": torch.full((length,), 66),
         "response_mask": torch.ones(length, dtype=torch.int64),
@@ -434,18 +403,7 @@ def row(index: int, length: int, components: list[int]) -> dict[str, Any]:
         "rollout_log_probs": torch.full((length,), -0.5),
         "num_turns": 2,
         "reward_model": {"ground_truth": "[]", "style": "rule"},
-        "extra_fields": {
-            "reward_extra_info": {
-                "score": form + correctness,
-                "format": form,
-                "correctness": correctness,
-                "parse_error": int(not form),
-            },
-            "min_global_steps": 0,
-            "max_global_steps": 0,
-            "turn_scores": [],
-            "tool_rewards": [],
-        },
+        "extra_fields": {"reward_extra_info": info, "turn_scores": [], "tool_rewards": [], **steps},
     }
 
 
@@ -456,35 +414,23 @@ def tag(length: int) -> dict[str, Any]:
 
 
 def seam(args: argparse.Namespace) -> None:
-    """verl's own method in two Ray actors on one TransferQueue, one of them with the plug-in."""
+    """verl's own advantage step on one TransferQueue, without the plug-in's seam and with it."""
     import ray
-
-    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
-    os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
     import transfer_queue as tq
 
-    queue = recipe(BASE).transfer_queue
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
+    trainers = {name: trainer(name) for name in COLUMNS}
+    queue = trainers[BASE].config.transfer_queue
     queue.backend.SimpleStorage.num_data_storage_units = 1
     queue.backend.SimpleStorage.total_storage_size = None
     tq.init(queue)
-    plain, ours = (
-        ray.remote(num_cpus=1)(Driver)
-        .options(runtime_env={"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": plugins}})
-        .remote()
-        for plugins in ("none", "auto")
-    )
-
-    def measure(name: str) -> Seconds:
-        driver = plain if name == BASE else ours
-        return ray.get(driver.seconds.remote(name))
-
     for text in args.size:
         size = [int(number) for number in text.split("x")]
-        ray.get(plain.fill.remote(size))
-        ray.get([each.use.remote(size) for each in (plain, ours)])
+        batch = fill(*size)
         print(f"\nadvantage: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
-        report(in_turns({name: partial(measure, name) for name in COLUMNS}, args.turns))
-        ray.get(plain.clear.remote())
+        steps = {name: partial(t._compute_advantage, batch, {}) for name, t in trainers.items()}
+        report(in_turns({n: partial(seconds, run) for n, run in steps.items()}, args.turns))
+        tq.kv_clear(keys=batch.keys, partition_id="train")
     tq.close()
     ray.shutdown()
 
