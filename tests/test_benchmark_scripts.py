@@ -20,13 +20,11 @@ import benchmark_training  # noqa: E402
 import cards  # noqa: E402
 
 
-@pytest.mark.parametrize(("answers", "share", "expected"), [(24, 0.01, 1), (512, 0.05, 26)])
-def test_a_positive_share_of_bad_answers_is_one_at_least(
-    answers: int, share: float, expected: int
-) -> None:
-    asked = benchmark.questions("slow-answers", answers, share)
-    assert len(asked) == answers
-    assert sum(answer in benchmark.BAD["slow-answers"] for answer, _ in asked) == expected
+def test_a_positive_share_of_bad_answers_is_one_at_least() -> None:
+    for answers, share, expected in ((24, 0.01, 1), (512, 0.05, 26)):
+        asked = benchmark.questions("slow-answers", answers, share)
+        assert sum(answer in benchmark.BAD["slow-answers"] for answer, _ in asked) == expected
+        assert len(asked) == answers
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's malloc_trim")

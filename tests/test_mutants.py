@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import yaml
@@ -69,17 +68,12 @@ def test_each_mutant_changes_one_thing_that_runs(script: ModuleType) -> None:
         compile(mutant.source, "small.py", "exec")
 
 
-@pytest.mark.parametrize(
-    ("unexplained", "stale", "status"),
-    [(1, [], 1), (0, [], 0), (0, [["small.py", "f", "x", "y"]], 1)],
-    ids=["one is not explained", "all are", "one that is not there any more is"],
-)
-def test_a_survivor_fails_the_run_unless_it_is_explained(
-    script: ModuleType, unexplained: int, stale: list[Any], status: int
-) -> None:
-    known = [list(mutant.key) for mutant in script.mutants_of_module("small")[unexplained:]]
-    script.EQUIVALENT.write_text(yaml.safe_dump({"nobody looks": known + stale}))
-    assert script.main() == status
+def test_a_survivor_fails_the_run_unless_it_is_explained(script: ModuleType) -> None:
+    known = [list(mutant.key) for mutant in script.mutants_of_module("small")]
+    stale = ["small.py", "f", "x", "y"]
+    for explained, status in ((known, 0), (known[1:], 1), ([*known, stale], 1)):
+        script.EQUIVALENT.write_text(yaml.safe_dump({"nobody looks": explained}))
+        assert script.main() == status
 
 
 # The script as `main` runs it, on a package without what verl and its plug-ins import.
@@ -91,25 +85,18 @@ sys.exit(mutants.main())
 """
 
 
-@pytest.mark.parametrize(
-    ("test", "status", "counts"),
-    [
-        ("assert f(2) == 4", 1, "6 2 0 4"),  # nothing that is below 1 is looked at
-        ("assert f(2) == 5", 1, ""),
-    ],
-    ids=["some survive", "the tests fail without a mutant"],
-)
+# Of the six mutants two are killed: nothing that is below 1 is looked at.
+@pytest.mark.parametrize(("value", "found"), [(4, "small 6 2 0 4"), (5, "fail without a mutant")])
 def test_the_tests_of_a_module_are_asked_about_each_mutant(
-    tmp_path: Path, test: str, status: int, counts: str
+    tmp_path: Path, value: int, found: str
 ) -> None:
     files = {
         "gdpo_verl/__init__.py": "",
         "gdpo_verl/plugin.py": "",
         "gdpo_verl/cpu.py": "",
         "gdpo_verl/small.py": "def f(x):\n    if x < 1:\n        return 5\n    return x * 2\n",
-        "tests/test_small.py": (
-            f"from gdpo_verl.small import f\n\ndef test_small():\n    {test}\n"
-        ),
+        "tests/test_small.py": "from gdpo_verl.small import f\n\ndef test_small():\n"
+        f"    assert f(2) == {value}\n",
         "scripts/mutants.py": SCRIPT.read_text(encoding="utf-8"),
         "scripts/equivalent_mutants.yaml": "",
     }
@@ -123,8 +110,5 @@ def test_the_tests_of_a_module_are_asked_about_each_mutant(
         text=True,
         check=False,
     )
-    assert process.returncode == status, process.stdout + process.stderr
-    if counts:
-        assert process.stdout.splitlines()[-1].split() == ["small", *counts.split()]
-    else:
-        assert "fail without a mutant" in process.stderr
+    assert process.returncode == 1
+    assert found in " ".join((process.stdout + process.stderr).split())
