@@ -1,6 +1,6 @@
 """Measure what our code costs beside the alternative, in turns in the same run.
 
-    python scripts/benchmark.py advantage                     # GDPO beside verl's own estimators
+    OMP_NUM_THREADS=1 python scripts/benchmark.py advantage   # GDPO beside verl's own estimators
     python scripts/benchmark.py advantage --variants --size 4096x1024x3
     python scripts/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
     python scripts/benchmark.py rewards rlla_sft.json         # tool calls beside verl's rlla
@@ -10,6 +10,7 @@
 Where contenders take turns, each is printed by the clock and by this process' processor time: the
 median, the least, and the ratio to the first line within a turn (median and quartiles) and of the
 least times. On a machine that others use, trust the least times. One turn more is run, uncounted.
+Needs Linux with glibc.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,10 @@ def short_answers(path: str | None) -> list[tuple[str, str]]:
 
 
 def rewards(args: argparse.Namespace) -> None:
-    """The tool-call reward on short answers, and all on texts made to be slow."""
-    from hostile_texts import LONG_TRUTH, TRUTH, WORST
+    """The tool-call reward on short answers, beside verl's."""
     from verl.utils.reward_score import rlla
 
-    from gdpo_verl.rewards import gsm8k, math_length, tool_call
-    from gdpo_verl.rewards.code_text import find_code
+    from gdpo_verl.rewards import tool_call
 
     def verls(answer: str, truth: str) -> None:
         given = [[{"content": answer.strip()}]], [truth], 0
@@ -227,30 +226,6 @@ def rewards(args: argparse.Namespace) -> None:
     report(times)
     for name, turns in times.items():
         print(f"  {name:25} {len(pairs) / min(cpu for _, cpu in turns):9,.0f} answers/s/core")
-
-    slow: dict[str, Callable[..., object]] = {
-        "tool_call": lambda text, **s: tool_call.compute_score("", text, TRUTH, **s),
-        "tool_call, 20 asked": lambda text, **s: tool_call.compute_score("", text, LONG_TRUTH, **s),
-        "gsm8k": lambda text, **s: gsm8k.compute_score("", text, "#### 42", **s),
-        "code, its reading": find_code,
-        # No text here has a box that goes to math-verify.
-        "math_length": lambda text, **s: math_length.compute_score(
-            "", text, "42", {"response_length": 1}, **s
-        ),
-    }
-    gc.disable()  # a run of it takes longer the more objects others have in the process
-    print("\n| reward | worst text | ms on 1 MB | time(1 MB) / time(100 kB) |\n|---|---|---|---|")
-    for name, read in slow.items():
-        rows = []
-        for (label, make), strict in product(WORST.items(), (True, False)):
-            measures = {
-                str(size): partial(seconds, partial(read, make(size), strict=strict))
-                for size in (100_000, 1_000_000)
-            }
-            small, large = (min(cpu for _, cpu in t) for t in in_turns(measures, 5).values())
-            rows.append((large * 1e3, f"{label}, strict={strict}", large / small))
-        for large, label, ratio in sorted(rows, reverse=True)[:6]:
-            print(f"| {name} | {label} | {large:.1f} | {ratio:.1f} |", flush=True)
 
 
 # ---------------------------------------------------------------- code, slow-answers
@@ -295,13 +270,13 @@ def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
     """Whether an answer is right, and whether it got a verdict at all."""
     from gdpo_verl.rewards import code, math_length
 
-    reward, form, key = {
-        "code": (code, "```python\n%s\n```", "pass"),
-        "slow-answers": (math_length, "Some thoughts, then \\boxed{%s}.", "correctness"),
-    }[kind]
     answer, truth = question
-    result = reward.compute_score("", form % answer, truth, {"response_length": 9})
-    return result[key] == 1, result["parse_error"] == 0
+    info = {"response_length": 9}
+    if kind == "code":
+        result = code.compute_score("", f"```python\n{answer}\n```", truth, info)
+        return result["pass"] == 1, result["parse_error"] == 0
+    result = math_length.compute_score("", f"So, \\boxed{{{answer}}}.", truth, info)
+    return result["correctness"] == 1, result["parse_error"] == 0
 
 
 def work(kind: str, chunk: list[tuple[str, str]]) -> list[tuple[bool, bool]]:

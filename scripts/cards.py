@@ -1,10 +1,11 @@
 """Count what the rewards pay and refuse of answers known to be right or wrong.
 
-    python scripts/cards.py [--math FILE] [--gsm8k FILE ...] [--toolrl FILE] ...
-    python scripts/cards.py --rewards          # the tables of the committed counts alone
+    python scripts/cards.py                    # the tables of the committed counts
+    python scripts/cards.py --rewards code     # count a reward anew
+    python scripts/cards.py --rewards math_length --math FILE --college-math FILE
 
-A corpus that is not given is left out. The counts go to docs/evidence/reward_cards.csv, of which
-the tables of docs/reward_cards.md are made; a reward that is not counted anew keeps its rows.
+The counts go to docs/evidence/reward_cards.csv, of which the tables of docs/reward_cards.md are
+made. A reward that is counted anew loses the rows of every corpus that is not given.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Card:
         self.title, self.rules = title, rules
         self.rows: list[Row] = []
 
-    def count(self, right: bool, name: str, answers: Iterable[Answer], rules: int = 9) -> None:
+    def count(
+        self, right: bool, name: str, answers: Iterable[Answer], rules: int | None = None
+    ) -> None:
         """Count the right answers that the first rules refuse, or the wrong ones that they pay."""
         found, counted = list(answers), REFUSED if right else PAID
         with ThreadPoolExecutor(4) as threads:  # of rules that ask other processes
@@ -554,7 +557,7 @@ CARDS = {"code": code_card, "gsm8k": gsm8k_card, "math_length": math_card, "tool
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rewards", nargs="*", choices=[*CARDS], default=[*CARDS])
+    parser.add_argument("--rewards", nargs="*", choices=[*CARDS], default=[])
     parser.add_argument("--math-rows", type=int, default=100, help="of each corpus")
     for name, about in FILES.items():
         parser.add_argument(
