@@ -3,7 +3,6 @@
     OMP_NUM_THREADS=1 python scripts/benchmark.py advantage   # GDPO beside verl's own estimators
     python scripts/benchmark.py advantage --variants --size 4096x1024x3
     python scripts/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
-    python scripts/benchmark.py rewards rlla_sft.json         # tool calls beside verl's rlla
     python scripts/benchmark.py code --answers 100            # a step's rewards, some bad
     python scripts/benchmark.py slow-answers
 
@@ -21,8 +20,6 @@ import gc
 import json
 import multiprocessing
 import os
-import platform
-import random
 import re
 import time
 import uuid
@@ -38,11 +35,10 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 GROUP = 8
-Seconds = tuple[float, float]  # by the clock, and of the processors
-Times = dict[str, list[Seconds]]
 
 
-def seconds(run: Callable[[], object]) -> Seconds:
+def seconds(run: Callable[[], object]) -> tuple[float, float]:
+    """By the clock, and of the processors."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -54,28 +50,17 @@ def seconds(run: Callable[[], object]) -> Seconds:
     return measured
 
 
-def in_turns(contenders: dict[str, Callable[[], Seconds]], turns: int) -> Times:
-    """Measure each contender once a turn; the first turn warms up and does not count."""
-    times: Times = {name: [] for name in contenders}
-    for turn in range(turns + 1):
-        for name, measure in contenders.items():
-            found = measure()
-            if turn:
-                times[name].append(found)
-    return times
-
-
-def report(times: Times) -> None:
-    base = next(iter(times.values()))
+def compare(contenders: dict[str, Callable[[], object]], turns: int) -> None:
+    """Time the contenders in turns, of which the first warms up, and print them by clock."""
+    times = np.array([[seconds(run) for run in contenders.values()] for _ in range(turns + 1)])[1:]
     for clock, kind in enumerate(("wall", "CPU")):
-        others = np.array([turn[clock] for turn in base])
-        for name, turns in times.items():
-            own = np.array([turn[clock] for turn in turns])
-            low, middle, high = np.quantile(own / others, (0.25, 0.5, 0.75))
+        base = times[:, 0, clock]
+        for name, own in zip(contenders, times[:, :, clock].T, strict=True):
+            low, middle, high = np.quantile(own / base, (0.25, 0.5, 0.75))
             print(
                 f"  {kind:4} {name:20} {np.median(own):9.4f} s, least {own.min():9.4f}   "
-                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {len(own)} turns), least "
-                f"{own.min() / others.min():5.2f}",
+                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {turns} turns), least "
+                f"{own.min() / base.min():5.2f}",
                 flush=True,
             )
 
@@ -170,62 +155,9 @@ def advantage(args: argparse.Namespace) -> None:
     for text in args.size:
         print(f"\n{text} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
         runs = contenders([int(number) for number in text.split("x")], args.device, args.variants)
-        measures = {name: partial(seconds, run) for name, run in runs.items()}
-        report(in_turns(measures, args.turns))
+        compare(runs, args.turns)
         for name, run in runs.items():
             print(f"  peak {name:20} {peak_mib(run, args.device):9.0f} MiB", flush=True)
-
-
-# ---------------------------------------------------------------- rewards
-
-
-def short_answers(path: str | None) -> list[tuple[str, str]]:
-    """Pairs of answer and ground truth: the right answer, another's, a wrong and a cut one."""
-    from gdpo_verl.tasks import prompt, toolbox
-
-    if path:
-        rows = [row["output"] for row in json.loads(Path(path).read_text(encoding="utf-8"))]
-    else:
-        examples = islice(toolbox.examples("train", seed=0), 400)
-        rows = [prompt.reference_answer(example.thought, example.calls) for example in examples]
-    rng = random.Random(0)
-    pairs = []
-    for row in rows:
-        thought, end, rest = row.rpartition("</think>")
-        wrong = thought + end + re.sub(r": *[^{}]+?([,}])", r": 0\1", rest, count=2)
-        cut = row[: rng.randrange(len(row))]
-        # Without its thought, which may mention tags and would stop verl's rule.
-        pairs += [(answer, rest.strip()) for answer in (row, rng.choice(rows), wrong, cut)]
-    return pairs
-
-
-def rewards(args: argparse.Namespace) -> None:
-    """The tool-call reward on short answers, beside verl's."""
-    from verl.utils.reward_score import rlla
-
-    from gdpo_verl.rewards import tool_call
-
-    def verls(answer: str, truth: str) -> None:
-        given = [[{"content": answer.strip()}]], [truth], 0
-        rlla.customize_format_reward_func(*given, 1.0, 0.0, False)
-        rlla.customize_correctness_reward_tool(*given, 3.0, -3.0, False)
-
-    keep_pages()
-    print(f"Python {platform.python_version()}, {platform.machine()}\n")
-    pairs = short_answers(args.dialogues)
-    rules: dict[str, Callable[[str, str], object]] = {
-        "verl rlla": verls,
-        "strict": partial(tool_call.compute_score, ""),
-        "published": partial(tool_call.compute_score, "", strict=False),
-    }
-    measures = {
-        name: partial(seconds, lambda rule=rule: [rule(*pair) for pair in pairs])
-        for name, rule in rules.items()
-    }
-    times = in_turns(measures, args.turns)
-    report(times)
-    for name, turns in times.items():
-        print(f"  {name:25} {len(pairs) / min(cpu for _, cpu in turns):9,.0f} answers/s/core")
 
 
 # ---------------------------------------------------------------- code, slow-answers
@@ -404,7 +336,7 @@ def seam(args: argparse.Namespace) -> None:
         batch = fill(*size)
         print(f"\nadvantage: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
         steps = {name: partial(t._compute_advantage, batch, {}) for name, t in trainers.items()}
-        report(in_turns({n: partial(seconds, run) for n, run in steps.items()}, args.turns))
+        compare(steps, args.turns)
         tq.kv_clear(keys=batch.keys, partition_id="train")
     tq.close()
     ray.shutdown()
@@ -427,10 +359,6 @@ def main() -> None:
     sub.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     sub.add_argument("--turns", type=int, default=15)
     sub.add_argument("--variants", action="store_true", help="the variants beside GDPO alone")
-
-    sub = command(rewards, "rewards")
-    sub.add_argument("dialogues", nargs="?", help="ToolRL's rlla_sft.json; else the toolbox's")
-    sub.add_argument("--turns", type=int, default=15)
 
     for name, answers in (("code", 128), ("slow-answers", 512)):
         sub = command(step, name)
