@@ -1,15 +1,15 @@
-"""What our code costs beside the alternative, measured in turns in the same run.
+"""Measure what our code costs beside the alternative, in turns in the same run.
 
-    python scripts/benchmark.py advantage                     # GDPO beside verl's own estimators
+    OMP_NUM_THREADS=1 python scripts/benchmark.py advantage   # GDPO beside verl's own estimators
     python scripts/benchmark.py advantage --variants --size 4096x1024x3
     python scripts/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
-    python scripts/benchmark.py rewards rlla_sft.json         # tool calls beside verl's rlla
     python scripts/benchmark.py code --answers 100            # a step's rewards, some bad
     python scripts/benchmark.py slow-answers
 
 Where contenders take turns, each is printed by the clock and by this process' processor time: the
 median, the least, and the ratio to the first line within a turn (median and quartiles) and of the
 least times. On a machine that others use, trust the least times. One turn more is run, uncounted.
+Needs Linux with glibc.
 """
 
 from __future__ import annotations
@@ -18,15 +18,9 @@ import argparse
 import ctypes
 import gc
 import json
-import math
 import multiprocessing
 import os
-import platform
-import random
 import re
-import statistics
-import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -41,10 +35,10 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 GROUP = 8
-Seconds = tuple[float, float]  # by the clock, and of the processors
 
 
-def seconds(run: Callable[[], object]) -> Seconds:
+def seconds(run: Callable[[], object]) -> tuple[float, float]:
+    """By the clock, and of the processors."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -56,33 +50,17 @@ def seconds(run: Callable[[], object]) -> Seconds:
     return measured
 
 
-def in_turns(
-    contenders: dict[str, Callable[[], Seconds]], turns: int, patience: float = math.inf
-) -> dict[str, list[Seconds]]:
-    """Measure each contender once a turn; of one slower than `patience` seconds two turns count."""
-    times: dict[str, list[Seconds]] = {name: [] for name in contenders}
-    for turn in range(turns + 1):
-        for name, measure in contenders.items():
-            if turn <= 2 or times[name][0][0] < patience:
-                found = measure()
-                if turn:
-                    times[name].append(found)
-    return times
-
-
-def report(times: dict[str, list[Seconds]]) -> None:
-    base = next(iter(times.values()))
+def compare(contenders: dict[str, Callable[[], object]], turns: int) -> None:
+    """Time the contenders in turns, of which the first warms up, and print them by clock."""
+    times = np.array([[seconds(run) for run in contenders.values()] for _ in range(turns + 1)])[1:]
     for clock, kind in enumerate(("wall", "CPU")):
-        for name, turns in times.items():
-            pairs = [(own[clock], other[clock]) for own, other in zip(turns, base, strict=False)]
-            low, middle, high = np.quantile(
-                [own / other for own, other in pairs], (0.25, 0.5, 0.75)
-            )
-            own, other = ([turn[clock] for turn in each] for each in (turns, base))
+        base = times[:, 0, clock]
+        for name, own in zip(contenders, times[:, :, clock].T, strict=True):
+            low, middle, high = np.quantile(own / base, (0.25, 0.5, 0.75))
             print(
-                f"  {kind:4} {name:20} {statistics.median(own):9.4f} s, least {min(own):9.4f}   "
-                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {len(pairs)} turns), least "
-                f"{min(own) / min(other):5.2f}",
+                f"  {kind:4} {name:20} {np.median(own):9.4f} s, least {own.min():9.4f}   "
+                f"x {middle:5.2f} ({low:.2f} to {high:.2f}, {turns} turns), least "
+                f"{own.min() / base.min():5.2f}",
                 flush=True,
             )
 
@@ -140,36 +118,24 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
 
 
 def peak_mib(run: Callable[[], object], device: str) -> float:
-    """The most memory that one call held beside its inputs, its result included.
-
-    On a GPU the allocator's; on a CPU the growth of the resident set, sampled every 2 ms.
-    """
-    import psutil
-
+    """The most memory that one call held beside its inputs, its result included."""
     gc.collect()
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # pages that glibc kept would be used again unseen
-        libc.malloc_trim(ctypes.c_size_t(0))
-    process, done = psutil.Process(), threading.Event()
-    sizes = [process.memory_info().rss]
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            sizes.append(process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    result = run()
-    sizes.append(process.memory_info().rss)
-    done.set()
-    watcher.join()
+    # Pages that glibc kept would be used again unseen.
+    ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is held now
+    before, result = peak_kib(), run()
     del result
-    return float(max(sizes) - sizes[0]) / 2**20
+    return (peak_kib() - before) / 2**10
+
+
+def peak_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 
 def keep_pages() -> None:
@@ -179,100 +145,19 @@ def keep_pages() -> None:
     for 16 MiB, more than the work on them.
     """
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def advantage(args: argparse.Namespace) -> None:
-    torch.set_num_threads(args.threads)
     keep_pages()
-    print(f"torch {torch.__version__} on {args.device}, {args.threads} threads")
+    print(f"torch {torch.__version__} on {args.device}, {torch.get_num_threads()} threads")
     for text in args.size:
         print(f"\n{text} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
         runs = contenders([int(number) for number in text.split("x")], args.device, args.variants)
-        measures = {name: partial(seconds, run) for name, run in runs.items()}
-        report(in_turns(measures, args.turns, args.patience))
+        compare(runs, args.turns)
         for name, run in runs.items():
             print(f"  peak {name:20} {peak_mib(run, args.device):9.0f} MiB", flush=True)
-
-
-# ---------------------------------------------------------------- rewards
-
-
-def short_answers(path: str | None) -> list[tuple[str, str]]:
-    """Pairs of answer and ground truth: the right answer, another's, a wrong and a cut one."""
-    from gdpo_verl.tasks import prompt, toolbox
-
-    if path:
-        rows = [row["output"] for row in json.loads(Path(path).read_text(encoding="utf-8"))]
-    else:
-        examples = islice(toolbox.examples("train", seed=0), 400)
-        rows = [prompt.reference_answer(example.thought, example.calls) for example in examples]
-    rng = random.Random(0)
-    pairs = []
-    for row in rows:
-        thought, end, rest = row.rpartition("</think>")
-        wrong = thought + end + re.sub(r": *[^{}]+?([,}])", r": 0\1", rest, count=2)
-        cut = row[: rng.randrange(len(row))]
-        # Without its thought, which may mention tags and would stop verl's rule.
-        pairs += [(answer, rest.strip()) for answer in (row, rng.choice(rows), wrong, cut)]
-    return pairs
-
-
-def rewards(args: argparse.Namespace) -> None:
-    """The tool-call reward on short answers, and all on texts made to be slow."""
-    from hostile_texts import LONG_TRUTH, TRUTH, WORST
-    from verl.utils.reward_score import rlla
-
-    from gdpo_verl.rewards import gsm8k, math_length, tool_call
-    from gdpo_verl.rewards.code_text import find_code
-
-    def verls(answer: str, truth: str) -> None:
-        given = [[{"content": answer.strip()}]], [truth], 0
-        rlla.customize_format_reward_func(*given, 1.0, 0.0, False)
-        rlla.customize_correctness_reward_tool(*given, 3.0, -3.0, False)
-
-    keep_pages()
-    print(f"Python {platform.python_version()}, {platform.machine()}\n")
-    pairs = short_answers(args.dialogues)
-    rules: dict[str, Callable[[str, str], object]] = {
-        "verl rlla": verls,
-        "strict": partial(tool_call.compute_score, ""),
-        "published": partial(tool_call.compute_score, "", strict=False),
-    }
-    measures = {
-        name: partial(seconds, lambda rule=rule: [rule(*pair) for pair in pairs])
-        for name, rule in rules.items()
-    }
-    times = in_turns(measures, args.turns)
-    report(times)
-    for name, turns in times.items():
-        print(f"  {name:25} {len(pairs) / min(cpu for _, cpu in turns):9,.0f} answers/s/core")
-
-    slow: dict[str, Callable[..., object]] = {
-        "tool_call": lambda text, **s: tool_call.compute_score("", text, TRUTH, **s),
-        "tool_call, 20 asked": lambda text, **s: tool_call.compute_score("", text, LONG_TRUTH, **s),
-        "gsm8k": lambda text, **s: gsm8k.compute_score("", text, "#### 42", **s),
-        "code, its reading": find_code,
-        # No text here has a box that goes to math-verify.
-        "math_length": lambda text, **s: math_length.compute_score(
-            "", text, "42", {"response_length": 1}, **s
-        ),
-    }
-    gc.disable()  # a run of it takes longer the more objects others have in the process
-    print("\n| reward | worst texts | ms on 1 MB | time(1 MB) / time(100 kB) |\n|---|---|---|---|")
-    for name, strict in ((name, strict) for name in slow for strict in (True, False)):
-        rows = []
-        for label, make in WORST.items():
-            measures = {
-                str(size): partial(seconds, partial(slow[name], make(size), strict=strict))
-                for size in (100_000, 1_000_000)
-            }
-            least = [min(cpu for _, cpu in own) for own in in_turns(measures, 5).values()]
-            rows.append((least[1] * 1e3, label, least[1] / least[0]))
-        for large, label, ratio in sorted(rows, reverse=True)[:6]:
-            print(f"| {name}, strict={strict} | {label} | {large:.1f} | {ratio:.1f} |", flush=True)
 
 
 # ---------------------------------------------------------------- code, slow-answers
@@ -317,13 +202,13 @@ def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
     """Whether an answer is right, and whether it got a verdict at all."""
     from gdpo_verl.rewards import code, math_length
 
-    reward, form, key = {
-        "code": (code, "```python\n%s\n```", "pass"),
-        "slow-answers": (math_length, "Some thoughts, then \\boxed{%s}.", "correctness"),
-    }[kind]
     answer, truth = question
-    result = reward.compute_score("", form % answer, truth, {"response_length": 9})
-    return result[key] == 1, result["parse_error"] == 0
+    info = {"response_length": 9}
+    if kind == "code":
+        result = code.compute_score("", f"```python\n{answer}\n```", truth, info)
+        return result["pass"] == 1, result["parse_error"] == 0
+    result = math_length.compute_score("", f"So, \\boxed{{{answer}}}.", truth, info)
+    return result["correctness"] == 1, result["parse_error"] == 0
 
 
 def work(kind: str, chunk: list[tuple[str, str]]) -> list[tuple[bool, bool]]:
@@ -367,9 +252,11 @@ COLUMNS = {
 }
 
 
-def recipe(name: str, directory: str) -> Any:
+def trainer(name: str) -> Any:
+    """verl's default trainer with nothing set up but what its advantage step reads."""
     import hydra
     from omegaconf import open_dict
+    from verl.trainer.ppo.v1 import PPOTrainerSync
 
     estimator, metrics, dumps = COLUMNS[name]
     with hydra.initialize_config_dir(str(ROOT / "recipes"), version_base=None):
@@ -377,107 +264,44 @@ def recipe(name: str, directory: str) -> Any:
     with open_dict(config):
         config.algorithm.adv_estimator = estimator
         config.algorithm.gdpo = {"metrics": metrics}
-        config.trainer.rollout_data_dir = directory if dumps else None
-    return config
+        config.trainer.rollout_data_dir = "/nowhere" if dumps else None  # nothing is written
+    found = object.__new__(PPOTrainerSync)
+    found.config, found.use_critic, found.global_steps = config, False, 1
+    if name == BASE:
+        found.gdpo_seam = None  # so that verl's method runs alone
+    return found
 
 
-class Tokenizer:
-    """One character a token: what a tokenizer takes is the same in every column."""
+def fill(rows: int, tokens: int) -> Any:
+    """Put rows into the queue as verl's agent loops leave them, with log-probs."""
+    import transfer_queue as tq
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    pad_token_id = 0
-
-    def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
-        return bytes(ids[ids != 0].tolist()).decode("ascii")
-
-
-class Driver:
-    """A process in which verl's default trainer does its part of a step."""
-
-    def __init__(self, directory: str) -> None:
-        import transfer_queue as tq
-
-        self.directory = directory
-        tq.init()
-        self.trainers: dict[str, Any] = {}
-
-    def fill(self, size: list[int]) -> None:
-        """Put rows into the queue as verl's agent loops leave them, with log-probs."""
-        import transfer_queue as tq
-        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
-        rows, tokens = size
-        generator = torch.Generator().manual_seed(0)
-        lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
-        components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
-        for start in range(0, rows, PUT_ROWS):
-            several = range(start, min(start + PUT_ROWS, rows))
-            fields = [row(index, lengths[index], components[index]) for index in several]
-            keys = [key(index) for index in several]
-            tq.kv_batch_put(
-                keys=keys,
-                partition_id="train",
-                fields=list_of_dict_to_tensordict(fields),
-                tags=[tag(lengths[index]) for index in several],
-            )
-
-    def use(self, size: list[int]) -> None:
-        """Take the rows that are in the queue as the batch."""
-        import transfer_queue as tq
-        from transfer_queue import KVBatchMeta
-
-        tags = tq.kv_list("train")["train"]
-        keys = [key(index) for index in range(size[0])]
-        self.batch = KVBatchMeta(
-            partition_id="train", keys=keys, tags=[dict(tags[key]) for key in keys]
-        )
-
-    def clear(self) -> None:
-        import transfer_queue as tq
-
-        tq.kv_clear(keys=self.batch.keys, partition_id="train")
-
-    def seconds(self, name: str, part: str) -> Seconds:
-        if name not in self.trainers:
-            self.trainers[name] = self.trainer(name)
-        trainer = self.trainers[name]
-        run: dict[str, Callable[[], Any]] = {
-            "advantage": lambda: trainer._compute_advantage(self.batch, {}),
-            "dump": lambda: self.dump(trainer),
-            "metrics": lambda: trainer._compute_metrics(self.batch, {}, {"step": 1.0}, 1, 0),
-        }
-        if part != "advantage":
-            run["advantage"]()
-        return seconds(run[part])
-
-    def dump(self, trainer: Any) -> None:
-        trainer._init_dump_executor()
-        trainer._log_rollout_data(self.batch, {}, self.directory)
-        trainer._shutdown_dump_executor()
-
-    def trainer(self, name: str) -> Any:
-        """verl's trainer with nothing set up but what the parts read."""
-        from verl.trainer.ppo.v1 import PPOTrainerSync
-
-        trainer = object.__new__(PPOTrainerSync)
-        trainer.config = recipe(name, self.directory)
-        trainer.tokenizer = Tokenizer()
-        trainer.use_critic, trainer.global_steps = False, 1
-        trainer._rollout_moe_lb_metrics_accumulator = None
-        trainer._get_n_gpus_for_throughput = lambda: 1
-        return trainer
-
-
-def key(index: int) -> str:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
+    components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
     # A uid as long as verl's uuid4, eight sessions a prompt, one output each.
-    return f"{index // GROUP:08x}-0000-4000-8000-000000000000_{index % GROUP}_0"
+    uids = [f"{index // GROUP:08x}-0000-4000-8000-000000000000" for index in range(rows)]
+    keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids)]
+    fields = map(row, uids, lengths, components)
+    for start in range(0, rows, PUT_ROWS):
+        tq.kv_batch_put(
+            keys=keys[start : start + PUT_ROWS],
+            partition_id="train",
+            fields=list_of_dict_to_tensordict(list(islice(fields, PUT_ROWS))),
+            tags=list(map(tag, lengths[start : start + PUT_ROWS])),
+        )
+    return tq.KVBatchMeta(partition_id="train", keys=keys, tags=list(map(tag, lengths)))
 
 
-def row(index: int, length: int, components: list[int]) -> dict[str, Any]:
+def row(uid: str, length: int, components: list[int]) -> dict[str, Any]:
     form, correctness = float(components[0] > 0), float(components[1])
     score = torch.zeros(length)
     score[-1] = form + correctness
+    info = {"score": form + correctness, "format": form, "correctness": correctness}
+    steps = {"min_global_steps": 0, "max_global_steps": 0}
     return {
-        "uid": key(index).rsplit("_", 2)[0],
+        "uid": uid,
         "prompts": torch.full((16,), 65),
         "responses": torch.full((length,), 66),
         "response_mask": torch.ones(length, dtype=torch.int64),
@@ -486,18 +310,7 @@ def row(index: int, length: int, components: list[int]) -> dict[str, Any]:
         "rollout_log_probs": torch.full((length,), -0.5),
         "num_turns": 2,
         "reward_model": {"ground_truth": "[]", "style": "rule"},
-        "extra_fields": {
-            "reward_extra_info": {
-                "score": form + correctness,
-                "format": form,
-                "correctness": correctness,
-                "parse_error": int(not form),
-            },
-            "min_global_steps": 0,
-            "max_global_steps": 0,
-            "turn_scores": [],
-            "tool_rewards": [],
-        },
+        "extra_fields": {"reward_extra_info": info, "turn_scores": [], "tool_rewards": [], **steps},
     }
 
 
@@ -508,37 +321,23 @@ def tag(length: int) -> dict[str, Any]:
 
 
 def seam(args: argparse.Namespace) -> None:
-    """verl's own method in two Ray actors on one TransferQueue, one of them with the plug-in."""
+    """verl's own advantage step on one TransferQueue, without the plug-in's seam and with it."""
     import ray
-
-    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
-    os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
     import transfer_queue as tq
 
-    queue = recipe(BASE, "").transfer_queue
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
+    trainers = {name: trainer(name) for name in COLUMNS}
+    queue = trainers[BASE].config.transfer_queue
     queue.backend.SimpleStorage.num_data_storage_units = 1
     queue.backend.SimpleStorage.total_storage_size = None
     tq.init(queue)
-    actor = ray.remote(num_cpus=1)(Driver)
-    with tempfile.TemporaryDirectory() as directory:
-        plain, ours = (
-            actor.options(runtime_env={"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": plugins}}).remote(
-                directory
-            )
-            for plugins in ("none", "auto")
-        )
-
-        def measure(name: str) -> Seconds:
-            driver = plain if name == BASE else ours
-            return ray.get(driver.seconds.remote(name, args.part))
-
-        for text in args.size:
-            size = [int(number) for number in text.split("x")]
-            ray.get(plain.fill.remote(size))
-            ray.get([each.use.remote(size) for each in (plain, ours)])
-            print(f"\n{args.part}: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
-            report(in_turns({name: partial(measure, name) for name in COLUMNS}, args.turns))
-            ray.get(plain.clear.remote())
+    for text in args.size:
+        size = [int(number) for number in text.split("x")]
+        batch = fill(*size)
+        print(f"\nadvantage: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
+        steps = {name: partial(t._compute_advantage, batch, {}) for name, t in trainers.items()}
+        compare(steps, args.turns)
+        tq.kv_clear(keys=batch.keys, partition_id="train")
     tq.close()
     ray.shutdown()
 
@@ -559,13 +358,7 @@ def main() -> None:
     sub.add_argument("--size", nargs="*", default=sizes, metavar="BxTxK")
     sub.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     sub.add_argument("--turns", type=int, default=15)
-    sub.add_argument("--patience", type=float, default=1.0, help="seconds; beyond, two turns")
     sub.add_argument("--variants", action="store_true", help="the variants beside GDPO alone")
-    sub.add_argument("--threads", type=int, default=torch.get_num_threads())
-
-    sub = command(rewards, "rewards")
-    sub.add_argument("dialogues", nargs="?", help="ToolRL's rlla_sft.json; else the toolbox's")
-    sub.add_argument("--turns", type=int, default=15)
 
     for name, answers in (("code", 128), ("slow-answers", 512)):
         sub = command(step, name)
@@ -576,7 +369,6 @@ def main() -> None:
     sub = command(seam, "seam")
     sizes = ["4096x1024", "65536x256"]
     sub.add_argument("--size", nargs="*", default=sizes, metavar="ROWSxTOKENS")
-    sub.add_argument("--part", choices=["advantage", "dump", "metrics"], default="advantage")
     sub.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
     args.run(args)

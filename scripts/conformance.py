@@ -1,11 +1,26 @@
-"""Write gdpo_verl/conformance/vectors.json, and docs/semantics.md's table of who conforms to it.
+"""Work out the advantages in gdpo_verl/conformance/vectors.json, and docs/semantics.md's table.
 
-    python scripts/conformance.py                       # the vectors
+    python scripts/conformance.py                       # the advantages
     python scripts/conformance.py --ms-swift WHEEL      # the table, too; beside verl and TRL
 
-The arithmetic is that of the paper's equations in decimals of 50 digits: it shares nothing with
-`gdpo_verl.advantage`, and what is nothing in exact arithmetic is 0 in it. The variants' digits are
-worked out by hand.
+A new vector goes into the file without `expected`. The arithmetic is that of the paper's equations
+in decimals of 50 digits: it shares nothing with `gdpo_verl.advantage`, and what is nothing in exact
+arithmetic is 0 in it. A variant's digits, five places, are worked out by hand and stay as they are:
+
+The example has two groups of four. Unbiased deviations: r1 1/sqrt(3) in both groups, r2
+sqrt(11/12) = .95743 and sqrt(2) = 1.41421; of the population: 1/2 in both, .82916 and 1.22474.
+Rewards less their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 -1 -1 0 in the second.
+  dvao         (-.25 -1.25 1.75 -.25) / 1.32916 and (2.5 -.5 -1.5 -.5) / 1.72474
+  sa_mrpo      s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740; gamma .5: .70711
+               and .84163
+  dara         both components vary in both groups: GDPO
+  gd2po        rows 1, 4 and 6 are in conflict; half of the first group and 3/4 of the second are
+               kept; with tau .2 row 4 stays, whose terms -.86602 and .26112 agree by .54
+  saw          CV = .53452 / .5 and 1.12599 / .875, in shares of 2: .90755 and 1.09245
+  corr_grpo    rho = (.5 / 3) / (.57735 * .95743) = .30151 and (1 / 3) / (.57735 * 1.41421) =
+               .40825: dvao's numerators over sqrt(2 + 2 rho) = 1.61339 and 1.67824
+  tchebycheff  worst distances 1 1 1/3 1 | 0 1 1 1
+  mgda         two z of equal length: a half each
 """
 
 from __future__ import annotations
@@ -33,17 +48,6 @@ getcontext().prec = 50
 VECTORS = ROOT / "gdpo_verl/conformance/vectors.json"
 TINY = Decimal("1e-30")
 Rows = list[list[Any]]
-
-# "root": divided by sqrt(variance + e); "sum": by the deviation + e.
-PROFILES: dict[str, dict[str, Any]] = {
-    "tokens": {"epsilon": "1e-6", "whiten": "token", "last": ["root", "1e-8"]},
-    "sequences": {"epsilon": "1e-6", "whiten": "sequence", "last": ["root", "1e-8"]},
-    "trl": {"epsilon": "1e-4", "whiten": "sequence", "last": ["sum", "1e-4"]},
-    "ms-swift": {"epsilon": "1e-8", "whiten": "sequence", "last": ["sum", "1e-8"]},
-    "trl-fork": {"epsilon": "1e-4", "whiten": "sequence", "last": ["sum", "1e-4"]},
-}
-for name, choices in PROFILES.items():
-    choices["unscored"] = "zero" if name == "trl-fork" else "left out"
 
 
 def combined(rewards: Rows, groups: list[int], weights: list[Any], epsilon: Decimal) -> list[Any]:
@@ -90,176 +94,15 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[float]:
     return [0.0 if s is None else float((s - mean) / size) for s in sums]
 
 
-R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-R2 = [0.0, 0.0, 2.0, 1.0, 3.0, 0.0, 0.0, 1.0]
-EXAMPLE = [list(row) for row in zip(R1, R2, strict=True)]
-FOURS = [0, 0, 0, 0, 1, 1, 1, 1]
-RANGES = [[0.0, 1.0], [0.0, 3.0]]
-
-
-def vector(
-    name: str,
-    about: str,
-    rewards: Rows,
-    groups: list[int],
-    tokens: list[int] | None = None,
-    weights: list[float] | None = None,
-    tolerance: float = 1e-9,
-    **settings: Any,
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": name,
-        "about": about,
-        "rewards": rewards,
-        "groups": groups,
-        "token_counts": tokens or [1] * len(rewards),
-        "weights": weights or [1.0] * len(rewards[0]),
-        "settings": settings,
-        "tolerance": tolerance,
-    }
-    entry["expected"] = {profile: advantages(entry, c) for profile, c in PROFILES.items()}
-    return entry
-
-
-# The example has two groups of four. Unbiased deviations: r1 1/sqrt(3) in both groups, r2
-# sqrt(11/12) = .95743 and sqrt(2) = 1.41421; of the population: 1/2 in both, .82916 and 1.22474.
-# Rewards less their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 -1 -1 0 in the
-# second.
-#   dvao         (-.25 -1.25 1.75 -.25) / 1.32916 and (2.5 -.5 -1.5 -.5) / 1.72474
-#   sa_mrpo      s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740; gamma .5: .70711
-#                and .84163
-#   dara         both components vary in both groups: GDPO
-#   gd2po        rows 1, 4 and 6 are in conflict; half of the first group and 3/4 of the second are
-#                kept; with tau .2 row 4 stays, whose terms -.86602 and .26112 agree by .54
-#   saw          CV = .53452 / .5 and 1.12599 / .875, in shares of 2: .90755 and 1.09245
-#   corr_grpo    rho = (.5 / 3) / (.57735 * .95743) = .30151 and (1 / 3) / (.57735 * 1.41421) =
-#                .40825: dvao's numerators over sqrt(2 + 2 rho) = 1.61339 and 1.67824
-#   tchebycheff  worst distances 1 1 1/3 1 | 0 1 1 1
-#   mgda         two z of equal length: a half each
-def variant(name: str, expected: list[float], **settings: Any) -> dict[str, Any]:
-    """Digits of five places, worked by hand, for the example."""
-    written = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "ranges")
-    entry = vector(name, f"the variant{f' with {written}' if written else ''}", EXAMPLE, FOURS)
-    entry |= {"settings": {"variant": name, **settings}, "tolerance": 6e-6}
-    return entry | {"expected": {"tokens": expected}}
-
-
-def all_vectors() -> list[dict[str, Any]]:
-    opposite = [[6 * c - 3, 1 - c] for c in (1.0, 0.0, 0.0, 1.0, 1.0, 0.0)]
-    return [
-        vector("two groups", "two rewards, groups of four", EXAMPLE, FOURS),
-        vector("lengths", "responses of several lengths", EXAMPLE, FOURS, [3, 1, 1, 4, 1, 2, 5, 1]),
-        vector("weights", "after the normalisation", EXAMPLE, FOURS, weights=[1.0, -0.25]),
-        vector("one reward", "alone, it is whitened too", [[r] for r in R2], FOURS),
-        vector(
-            *("constant group", "of a reward that varies elsewhere: 0"),
-            [[0.0], [0.0], [0.0], [0.0], [0.0], [1.0], [0.0], [1.0]],
-            *(FOURS, [1, 1, 1, 1, 1, 4, 1, 4]),
-        ),
-        vector(
-            *("constant 0.1", "rounding is no signal"),
-            [[0.1]] * 7 + [[100.1]] * 7 + [[12.3]] * 7 + [[float(i)] for i in range(7)],
-            [i // 7 for i in range(28)],
-            tolerance=1e-5,
-        ),
-        vector(
-            *("group of one", "has nothing to compare with: 0"),
-            [[50.0], [1.0], [0.0], [0.5]],
-            [0, 1, 1, 1],
-        ),
-        vector(
-            *("unscored", "one reward of one response: left out"),
-            [[1.0, 0.0], [0.0, None], [1.0, 1.0], [0.0, 0.0]],
-            [0, 0, 0, 0],
-        ),
-        vector(
-            *("unscored row", "a response without any reward: 0, out of the batch"),
-            [[1.0, 0.0], [0.0, 0.0], [None, None], [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]],
-            [0, 0, 0, 1, 1, 1],
-        ),
-        vector("nothing scored", "no reward at all: 0", [[None, None]] * 4, [0, 0, 1, 1]),
-        vector("cancelling", "rewards that are opposites once normalised: 0", opposite, [0] * 6),
-        vector(
-            *("small unit", "0.001 and 0: the group's epsilon counts"),
-            [[0.001, 1.0], [0.0, 0.0], [0.0, 1.0], [0.001, 0.0]],
-            [0, 0, 1, 1],
-        ),
-        vector(
-            *("far from 0", "5000 and 5001 deviate by 0.58"),
-            [[5000.0], [5001.0], [5000.0], [5001.0], [1.0], [0.0], [0.0], [0.0]],
-            FOURS,
-            tolerance=1e-6,
-        ),
-        vector(
-            *("large unit", "a million times the second reward: it cancels"),
-            *([[a, 1e6 * b] for a, b in EXAMPLE], FOURS),
-        ),
-        vector(
-            *("condition", "the second reward counts where the first is 1, else it is 0"),
-            *(EXAMPLE, FOURS),
-            conditions=[{"reward": 1, "on": 0, "at_least": 1.0}],
-        ),
-        vector("interleaved", "groups whose responses are apart", EXAMPLE, [0, 1] * 4),
-        vector("sizes", "groups of several sizes", EXAMPLE, [0, 0, 0, 1, 1, 1, 1, 1]),
-        variant(
-            "dvao", [-0.18809, -0.94045, 1.31662, -0.18809, 1.44949, -0.2899, -0.86969, -0.2899]
-        ),
-        variant(
-            "sa_mrpo",
-            [0.00765, -1.15393, 1.53602, -0.38974, 1.6155, 0.06343, -1.09815, -0.58079],
-            gamma=0.25,
-            ranges=RANGES,
-        ),
-        variant(
-            "sa_mrpo",
-            [-0.04242, -1.14987, 1.5473, -0.35501, 1.62997, 0.0156, -1.09185, -0.55373],
-            gamma=0.5,
-            ranges=RANGES,
-        ),
-        variant(
-            "dara", [0.05425, -1.08225, 1.42492, -0.39692, 1.4962, 0.10428, -1.03222, -0.56825]
-        ),
-        variant("gd2po", [0.0, -0.66443, 0.82359, 0.0, 1.3099, 0.0, -0.94106, -0.528], hard=True),
-        variant(
-            "gd2po",
-            [0.0, -0.89349, 1.22818, -0.31353, 1.2885, 0.0, -0.85115, -0.45852],
-            tau=0.2,
-        ),
-        variant(
-            "saw",
-            [-0.04571, -1.07505, 1.44864, -0.32787, 1.52635, 0.00883, -1.02051, -0.51467],
-            ranges=RANGES,
-        ),
-        variant(
-            "corr_grpo",
-            [-0.15495, -0.77477, 1.08467, -0.15495, 1.48965, -0.29793, -0.89379, -0.29793],
-        ),
-        variant(
-            "rvpo", [-0.20015, -0.92769, 1.52626, -0.44397, 1.57979, -0.11752, -0.88111, -0.53559]
-        ),
-        variant(
-            "tchebycheff", [-0.5, -0.5, 1.5, -0.5, 1.5, -0.5, -0.5, -0.5], rho=0.0, ranges=RANGES
-        ),
-        variant(
-            "tchebycheff",
-            [-0.42297, -0.56015, 1.49755, -0.51443, 1.49888, -0.44812, -0.54083, -0.50993],
-            ranges=RANGES,
-        ),
-        variant(
-            "mo_grpo",
-            [0.08268, -1.64937, 2.1716, -0.60491, 2.28024, 0.15892, -1.57313, -0.86602],
-        ),
-        variant(
-            "mgda", [0.04134, -0.82469, 1.0858, -0.30245, 1.14012, 0.07946, -0.78657, -0.43301]
-        ),
-    ]
-
-
 def write(path: Path = VECTORS) -> None:
-    content = {"version": 1, "profiles": PROFILES, "vectors": all_vectors()}
-    lines = [json.dumps(entry, ensure_ascii=False) for entry in content["vectors"]]
-    head = json.dumps({"version": 1, "profiles": PROFILES}, indent=1)[:-2]
-    body = ",\n  ".join(lines)
+    """Write the file with the advantages of every vector that is no variant's."""
+    content = json.loads(VECTORS.read_text(encoding="utf-8"))
+    profiles, vectors = content["profiles"], content.pop("vectors")
+    for vector in vectors:
+        if "variant" not in vector["settings"]:
+            vector["expected"] = {name: advantages(vector, c) for name, c in profiles.items()}
+    body = ",\n  ".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
+    head = json.dumps(content, indent=1)[:-2]
     path.write_text(f'{head},\n "vectors": [\n  {body}\n ]\n}}\n', encoding="utf-8")
 
 
@@ -382,37 +225,13 @@ def as_nan(rewards: Rows) -> Rows:
     return [[float("nan") if r is None else r for r in row] for row in rewards]
 
 
+PLAIN = ("two groups", "lengths", "weights", "one reward", "small unit", "large unit")
 COLUMNS = {
-    "plain": (
-        "two groups",
-        "lengths",
-        "weights",
-        "one reward",
-        "small unit",
-        "large unit",
-        "interleaved",
-    ),
+    "plain": (*PLAIN, "interleaved"),
     **{name: (name,) for name in ("sizes", "group of one", "constant 0.1", "cancelling")},
     **{name: (name,) for name in ("unscored", "unscored row", "far from 0", "condition")},
 }
-
-
-def row(name: str, function: Callable[..., Any], profile: str, tolerance: float) -> list[str]:
-    """An implementation's line: ✔, or the worst digits beside the expected ones."""
-    results = {r.vector["name"]: r for r in check(function, profile, tolerance)}
-    cells = []
-    for names in COLUMNS.values():
-        own = [results[each] for each in names]
-        if failed := [each for each in own if not each.conforms]:
-            pairs = zip(failed[0].found or (), failed[0].expected, strict=False)
-            worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
-            cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")
-        else:
-            cells.append("–" if all(each.found is None for each in own) else "✔")
-    return [name, f"`{profile}`", *cells]
-
-
-# Each implementation that was run: what is run, its profile, and what float32 leaves.
+# Each implementation: what is run, given ms-swift's wheel, its profile, and what float32 leaves.
 RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
     "gdpo-verl": (lambda _: ours, "tokens", 0.0),
     "gdpo-verl, `whiten=sequence`": (lambda _: partial(ours, whiten="sequence"), "sequences", 0.0),
@@ -423,8 +242,19 @@ RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
 
 
 def table_row(name: str, wheel: Path | None = None) -> list[str]:
+    """An implementation's line: ✔, or the worst digits beside the expected ones."""
     make, profile, tolerance = RUN[name]
-    return row(name, make(wheel), profile, tolerance)
+    results = {r.vector["name"]: r for r in check(make(wheel), profile, tolerance)}
+    cells = []
+    for names in COLUMNS.values():
+        own = [results[each] for each in names]
+        if failed := [each for each in own if not each.conforms]:
+            pairs = zip(failed[0].found or (), failed[0].expected, strict=False)
+            worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
+            cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")
+        else:
+            cells.append("–" if all(each.found is None for each in own) else "✔")
+    return [name, f"`{profile}`", *cells]
 
 
 def main() -> None:

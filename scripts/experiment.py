@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,11 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                     policy = ROOT / settings["policy"]
                 elif not policy.exists():
                     command("make-policy", *settings["policy"], "--out", policy)
+                # Those that tasks share are a list in the list.
+                of_task = ([o] if isinstance(o, str) else o for o in settings.get("overrides", ()))
                 overrides = [
                     *experiment["every"],
-                    *settings.get("overrides", ()),
+                    *chain(*of_task),
                     f"actor_rollout_ref.model.path='{policy}'",
                     f"data.train_files='{work / 'data/train.parquet'}'",
                     f"data.val_files='{work / 'data/validation.parquet'}'",

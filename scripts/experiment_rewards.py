@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,40 +13,30 @@ from gdpo_verl.rewards import gsm8k, tool_call
 from gdpo_verl.rewards.components import Component, declares
 
 
-def _times(unit: float) -> Callable[..., dict[str, float]]:
-    """The two rewards of tool calling, correctness counted in another unit."""
-
-    @declares(
-        Component("format", 0, 1),
-        Component("correctness", unit * tool_call.LOWEST, unit * tool_call.HIGHEST),
+def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
+    """A reward of ours with its correctness counted in another unit."""
+    components = (
+        replace(each, low=unit * each.low, high=unit * each.high)
+        if each.name == "correctness"
+        else each
+        for each in reward.components
     )
+
+    @declares(*components)
     def compute_score(*args: Any, **kwargs: Any) -> dict[str, float]:
-        found = tool_call.compute_score(*args, **kwargs)
+        found = reward(*args, **kwargs)
         correctness = unit * found["correctness"]
-        return found | {"correctness": correctness, "score": found["format"] + correctness}
+        score = found["score"] - found["correctness"] + correctness
+        return found | {"correctness": correctness, "score": score}
 
     return compute_score
 
 
 UNITS = {"times_third": 1 / 3, "times_1": 1.0, "times_3": 3.0, "times_10": 10.0}
-times_third, times_1, times_3, times_10 = map(_times, UNITS.values())
-
-
-def _gsm8k_times(unit: float) -> Callable[..., dict[str, float]]:
-    """GSM8K's three rewards, correctness counted in another unit."""
-
-    @declares(
-        Component("correctness", 0, unit), Component("integer", 0, 1), Component("format", 0, 1)
-    )
-    def compute_score(*args: Any, **kwargs: Any) -> dict[str, float]:
-        found = gsm8k.compute_score(*args, **kwargs)
-        more = (unit - 1) * found["correctness"]
-        return found | {"correctness": unit * found["correctness"], "score": found["score"] + more}
-
-    return compute_score
-
-
-gsm8k_times_1, gsm8k_times_10 = _gsm8k_times(1.0), _gsm8k_times(10.0)
+times_third, times_1, times_3, times_10 = (
+    _times(unit, tool_call.compute_score) for unit in UNITS.values()
+)
+gsm8k_times_1, gsm8k_times_10 = (_times(unit, gsm8k.compute_score) for unit in (1.0, 10.0))
 
 
 @declares(Component("correctness", 0, 1), Component("length", 0, 1))

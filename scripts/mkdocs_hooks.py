@@ -92,7 +92,7 @@ def _equation(source: str, *_: Any, **__: Any) -> str:
 
 
 class Examples(Extension):
-    """`>>>` begins Python that ends at an empty line, and `>=` a comparison: no quotations."""
+    """`>>>` begins Python that ends at an empty line, and no quotation."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         # Between the normalisation of white space (30) and the fences (25).
@@ -113,7 +113,5 @@ class _FenceExamples(Preprocessor):
             elif not text and closing:
                 result.append(closing)
                 closing = ""
-            elif text.startswith(">=") and not fenced:
-                line = line.replace(">=", "\\>=", 1)
             result.append(line)
         return [*result, closing] if closing else result

@@ -1,7 +1,6 @@
 """Which estimator helps when: tabular policies trained under all of them, the same draws for each.
 
     python scripts/variants_study.py                          # about 20 minutes on two cores
-    python scripts/variants_study.py --seeds 2 --steps 5 --out /tmp/study
     python scripts/variants_study.py --page                   # the table of the committed numbers
 
 The policy gradient and its notation are those of gdpo_verl.explain.toy: bits, each 1 with
@@ -13,11 +12,10 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,42 +107,44 @@ TASKS = {
 }
 
 
-def of_variant(
-    name: str, settings: Mapping[str, Any], decomposed: Mapping[str, Any], r: Tensor, ranges: Ranges
-) -> Tensor:
+def variant(
+    name: str, gate: int | None = None, conditioned: bool = False, **settings: Any
+) -> Advantage:
     """The advantages that the library gives, whitened over responses where it whitens."""
-    variant = find_variant(name)
-    whiten = "sequence" if variant.whiten == "token" else variant.whiten
-    more = {"ranges": ranges, "whiten": whiten, **decomposed}
+    chosen = find_variant(name)
+    whiten = "sequence" if chosen.whiten == "token" else chosen.whiten
     if settings:
-        variant = variant.with_settings(settings)
-    rows, groups = r.flatten(0, 1), torch.arange(r[..., 0].numel()) // r.shape[1]
-    return decompose(rows, groups, torch.ones(len(rows)), variant=variant, **more).advantage
+        chosen = chosen.with_settings(settings)
+
+    def advantage(r: Tensor, ranges: Ranges) -> Tensor:
+        rows, groups = r.flatten(0, 1), torch.arange(r[..., 0].numel()) // r.shape[1]
+        names = range(r.shape[2])
+        on_first = {k: {"on": 0, "at_least": 1.0} for k in names[1:]} if conditioned else {}
+        return decompose(
+            rows,
+            groups,
+            torch.ones(len(rows)),
+            conditioned=apply_conditions(rows, names, on_first),
+            variant=chosen,
+            ranges=ranges,
+            whiten=whiten,
+            gate=gate,
+        ).advantage
+
+    return advantage
 
 
 def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) -> Tensor:
     weighted = torch.cat([weight * r[..., :1], r[..., 1:]], -1)
-    found = decompose(weighted.flatten(0, 1), torch.arange(r[..., 0].numel()) // r.shape[1])
     if scale:
-        return found.grpo
+        groups = torch.arange(r[..., 0].numel()) // r.shape[1]
+        return decompose(weighted.flatten(0, 1), groups).grpo
     total = weighted.sum(-1)
     return (total - total.mean(1, keepdim=True)).flatten()
 
 
 def whitened_grpo(r: Tensor, ranges: Ranges) -> Tensor:
     return toy.whiten(grpo(r, ranges).reshape(1, *r.shape[:2])).flatten()
-
-
-def conditioned(r: Tensor, ranges: Ranges) -> Tensor:
-    names = [str(k) for k in range(r.shape[2])]
-    given = apply_conditions(
-        r.flatten(0, 1), names, {key: {"on": "0", "at_least": 1.0} for key in names[1:]}
-    )
-    return of_variant("gdpo", {}, {"conditioned": given}, r, ranges)
-
-
-def variant(name: str, decomposed: Mapping[str, Any] | None = None, **settings: Any) -> Advantage:
-    return partial(of_variant, name, settings, decomposed or {})
 
 
 METHODS: dict[str, Advantage] = {
@@ -164,8 +164,8 @@ METHODS: dict[str, Advantage] = {
     "RVPO": variant("rvpo"),
 }
 OUTCOME: dict[str, Advantage] = {
-    "GDPO, gate": variant("gdpo", {"gate": 0}),
-    "GDPO, conditioned": conditioned,
+    "GDPO, gate": variant("gdpo", gate=0),
+    "GDPO, conditioned": variant("gdpo", conditioned=True),
 }
 
 SHOWN = (
@@ -240,31 +240,23 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs")
     parser.add_argument("--page", action="store_true", help="train nothing")
     args = parser.parse_args()
-    numbers = args.out / "evidence/variants.csv"
+    numbers = ROOT / "docs/evidence/variants.csv"
     if not args.page:
         cases = [(optimiser, task) for optimiser in RATE for task in TASKS]
         work = partial(study, seeds=args.seeds, steps=args.steps)
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             found = [row for rows in pool.map(work, cases) for row in rows]
-        numbers.parent.mkdir(parents=True, exist_ok=True)
         with numbers.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(found)
     with numbers.open(encoding="utf-8", newline="") as file:
-        text = table(list(csv.DictReader(file)))
-    if (args.out / "variants.md").exists():
-        replace_block(args.out / "variants.md", "study", text)
-    else:
-        print(text)
+        replace_block(ROOT / "docs/variants.md", "study", table(list(csv.DictReader(file))))
 
 
 if __name__ == "__main__":

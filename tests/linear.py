@@ -19,7 +19,7 @@ def seconds(work: Callable[[], object]) -> float:
 def long() -> float:
     """Seconds in which this machine, at this moment, counts to twenty million.
 
-    No text of 1 MB may take longer; `scripts/benchmark.py rewards` has what they take.
+    No text of 1 MB may take longer.
     """
     return 100 * seconds(lambda: sum(1 for _ in range(200_000)))
 

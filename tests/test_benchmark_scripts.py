@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import torch
 from waiting import HANGS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import benchmark  # noqa: E402
+import benchmark_training  # noqa: E402
+import cards  # noqa: E402
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("answers", "share", "expected"),
-    [(24, 0.0, 0), (24, 0.01, 1), (24, 0.05, 1), (512, 0.01, 5), (512, 0.05, 26)],
-)
-def test_a_positive_share_of_bad_answers_is_one_at_least(
-    answers: int, share: float, expected: int
-) -> None:
-    module = script("benchmark")
-    asked = module.questions("slow-answers", answers, share)
-    assert len(asked) == answers
-    assert sum(answer in module.BAD["slow-answers"] for answer, _ in asked) == expected
+def test_a_positive_share_of_bad_answers_is_one_at_least() -> None:
+    for answers, share, expected in ((24, 0.01, 1), (512, 0.05, 26)):
+        asked = benchmark.questions("slow-answers", answers, share)
+        assert sum(answer in benchmark.BAD["slow-answers"] for answer, _ in asked) == expected
+        assert len(asked) == answers
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's malloc_trim")
 def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None:
-    torch = pytest.importorskip("torch")
-    module = script("benchmark")
-    module.keep_pages()
+    benchmark.keep_pages()
 
     def result() -> object:
         return torch.ones(2048, 1024)
@@ -51,7 +37,7 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
     for _ in range(3):
         result()  # freed, and kept by the allocator
     # 2048 x 1024 float32 are 8 MiB.
-    assert 7.5 < module.peak_mib(result, "cpu") < 12
+    assert 7.5 < benchmark.peak_mib(result, "cpu") < 12
 
 
 @pytest.mark.real
@@ -80,9 +66,10 @@ def test_a_step_of_verl_is_counted_under_the_names_of_trls() -> None:
     data |= {"timing_s/update_weights": 0.25, "timing_s/step": 6.0}
     parts = {"generation": 2.0, "old log-probs": 0.5, "update": 3.0, "weight sync": 0.25}
     counts = {"rollouts": 4, "generated tokens": 20, "trained tokens": 60}
-    module = script("benchmark_training")
-    assert module.parts_of_a_step(json.dumps({"step": 1, "data": data})) == counts | parts
-    assert module.parts_of_a_step(json.dumps(counts | {"update": 3.0})) == counts | {"update": 3.0}
+    line = json.dumps({"step": 1, "data": data})
+    assert benchmark_training.parts_of_a_step(line) == counts | parts
+    trls = counts | {"update": 3.0}
+    assert benchmark_training.parts_of_a_step(json.dumps(trls)) == trls
 
 
 def test_the_first_step_of_each_turn_is_left_out_of_the_medians() -> None:
@@ -90,7 +77,7 @@ def test_the_first_step_of_each_turn_is_left_out_of_the_medians() -> None:
         tokens = {"generated tokens": 20, "trained tokens": 60, "generation": 2.0}
         return [{"step": step, "update": step - 2, **tokens} for step in seconds]
 
-    found = script("benchmark_training").summary([turn(90, 4, 6), turn(80, 5)])
+    found = benchmark_training.summary([turn(90, 4, 6), turn(80, 5)])
     assert found["start and first step"] == 85
     assert found["step"] == 5
     assert found["generated tokens a second"] == 10
@@ -102,26 +89,24 @@ def test_sides_that_trained_on_other_prompts_are_not_compared() -> None:
         step = {"rollouts": 4, "generated tokens": generated, "trained tokens": trained}
         return [[step]]
 
-    module = script("benchmark_training")
-    module.same_work({"ours": side(20, 60), "TRL": side(25, 65)})
+    benchmark_training.same_work({"ours": side(20, 60), "TRL": side(25, 65)})
     with pytest.raises(SystemExit, match="same rollouts and prompt tokens"):
-        module.same_work({"ours": side(20, 60), "TRL": side(20, 61)})
+        benchmark_training.same_work({"ours": side(20, 60), "TRL": side(20, 61)})
 
 
-def test_a_reward_card_counts_what_each_rule_judges_the_other_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    cards = importlib.import_module("cards")
+def test_a_reward_card_counts_what_each_rule_judges_the_other_way() -> None:
     rules = {"equal": lambda a: a.text == a.truth, "all": lambda a: True, "none": lambda a: False}
     made = cards.Card("Ours", rules)
-    made.count_right("these", [cards.Answer("1", "1"), cards.Answer("2", "1")])
-    made.count_wrong("the others", iter([cards.Answer("3", "4")]))
-    made.count_wrong("nothing", [])
+    made.count(True, "these", [cards.Answer("1", "1"), cards.Answer("2", "1")])
+    made.count(False, "the others", iter([cards.Answer("3", "4")]))
+    made.count(False, "nothing", [])
     text = cards.tables(made.rows)
     assert "| right answers refused | of | equal | all | none |" in text
     assert "| these | 2 | 1 | 0 | 2 |" in text
     assert "**Wrong answers paid**: 0 of 1 kinds (1 answers)." in text
+
+
+def test_the_page_of_reward_cards_follows_from_the_committed_counts() -> None:
     with (SCRIPTS.parent / "docs/evidence/reward_cards.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     page = (SCRIPTS.parent / "docs/reward_cards.md").read_text(encoding="utf-8")

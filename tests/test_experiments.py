@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-from gdpo_verl.advantage import decompose, find_variant
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 
@@ -30,16 +29,14 @@ import variants_study  # noqa: E402
 
 EXPERIMENTS = {
     name: yaml.safe_load((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"))
-    for name in ("q1", "q2", "q3", "pretrained", "results")
+    for name in ("q1", "q2", "q3", "pretrained")
 }
-CONDITION = {"length": {"on": "correctness", "at_least": 1}}
 
 
 def test_the_kept_runs_are_those_of_the_experiments() -> None:
-    for name in ("q1", "q2", "q3", "pretrained"):
-        tasks = EXPERIMENTS[name]["tasks"].values()
-        arms = {arm for settings in tasks for arm in settings["arms"]}
-        expected = {(arm, seed) for arm in arms for seed in EXPERIMENTS[name]["seeds"]}
+    for name, settings in EXPERIMENTS.items():
+        arms = [arm for task in settings["tasks"].values() for arm in task["arms"]]
+        expected = {(arm, seed) for arm in arms for seed in settings["seeds"]}
         assert {(line["arm"], line["seed"]) for line in evidence.read(name)} == expected
 
 
@@ -48,9 +45,7 @@ def test_the_kept_runs_are_those_of_the_experiments() -> None:
     [
         ("q1", "weight-0.03", {"weights": (1.0, 0.03)}),
         ("q1", "whitened-10", {"variant": "pkg://experiment_rewards:grpo_whitened"}),
-        ("q2", "grpo-condition", {"conditions": CONDITION}),
-        ("q2", "gdpo-gate", {"gate": {"on": "correctness", "when": "constant"}}),
-        ("q3", "dvao-length", {"variant": "dvao"}),
+        ("q2", "grpo-condition", {"conditions": {"length": {"on": "correctness", "at_least": 1}}}),
     ],
 )
 def test_an_arm_composes_to_what_the_page_says(
@@ -74,17 +69,10 @@ def test_an_arm_composes_to_what_the_page_says(
     } == plain | {"weights": (1.0, 1.0)} | expected
 
 
-@pytest.mark.parametrize("name", ["toolbox", "reasoning-gym", "bfcl"])
-def test_the_compared_runs_of_the_results_differ_in_the_estimator_alone(name: str) -> None:
-    recipes = [arm[0] for arm in EXPERIMENTS["results"]["tasks"][name]["arms"].values()]
-    assert [recipe.rpartition("/")[2] for recipe in recipes] == ["gdpo", "grpo"]
-    assert len({recipe.rpartition("/")[0] for recipe in recipes}) == 1
-
-
 # --- the rewards ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "unit"), experiment_rewards.UNITS.items())
+@pytest.mark.parametrize(("name", "unit"), [("times_third", 1 / 3), ("times_10", 10.0)])
 def test_the_unit_multiplies_correctness_alone(name: str, unit: float) -> None:
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
@@ -95,26 +83,13 @@ def test_the_unit_multiplies_correctness_alone(name: str, unit: float) -> None:
     assert (correctness.low, correctness.high) == (-3 * unit, 3 * unit)
 
 
-@pytest.mark.parametrize(("tokens", "length"), [(1, 31 / 32), (32, 0.0), (40, 0.0)])
-def test_a_shorter_sum_earns_more_whether_or_not_it_is_right(tokens: int, length: float) -> None:
-    for text, correctness in (("<think> 1 + 1 </think>\n<answer>2</answer>", 1.0), ("", 0.0)):
+def test_a_shorter_sum_earns_more_whether_or_not_it_is_right() -> None:
+    right = "<think> 1 + 1 </think>\n<answer>2</answer>"
+    for text, tokens, expected in ((right, 8, (1.0, 0.75)), ("", 8, (0.0, 0.75)), ("", 40, (0, 0))):
         info = {"response_length": tokens}
         found = experiment_rewards.short_sums("", text, "2", info, limit=32)
-        expected = {"correctness": correctness, "length": length, "score": correctness + length}
-        assert found == pytest.approx(expected)
-
-
-def test_whitened_grpo_is_grpo_after_gdpos_batch_step() -> None:
-    found = decompose(
-        torch.tensor([[1.0, 3.0], [0.0, 0.0], [1.0, -3.0], [1.0, -1.0]]),
-        [0, 0, 1, 1],
-        torch.tensor([1, 1, 3, 1]),
-        variant=find_variant("pkg://experiment_rewards:grpo_whitened"),
-    )
-    # GRPO gives 0.7071, -0.7071, -0.7071, 0.7071; over the 6 tokens their mean is -0.2357 and the
-    # unbiased variance 6/5 (0.5 - 0.0556) = 0.5333.
-    expected = torch.tensor([0.9428, -0.4714, -0.4714, 0.9428], dtype=torch.float64) / 0.5333**0.5
-    torch.testing.assert_close(found.advantage, expected, atol=2e-4, rtol=0)
+        assert (found["correctness"], found["length"]) == expected
+        assert found["score"] == sum(expected)
 
 
 # --- the runner -----------------------------------------------------------------------------------
@@ -140,8 +115,6 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(
     monkeypatch.setattr(experiment, "ROOT", tmp_path)
     monkeypatch.setattr(experiment, "EVIDENCE", tmp_path)
     monkeypatch.setattr(experiment, "read", lambda name: evidence.read(name, tmp_path))
-    experiment.train_rest("q2", EXPERIMENTS["q2"], until=0)
-    assert started == []
     with pytest.raises(KeyboardInterrupt):
         experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
     kept = [json.loads(line) for line in (tmp_path / "q2.jsonl").read_text().splitlines()]
@@ -181,8 +154,7 @@ def test_differences_are_paired_by_seed() -> None:
 def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text("top\n<!-- a -->\nold\n<!-- /a -->\nend\n")
-    for _ in range(2):
-        page.replace_block(path, "a", "new")
+    page.replace_block(path, "a", "new")
     assert path.read_text() == "top\n<!-- a -->\n\nnew\n\n<!-- /a -->\nend\n"
     with pytest.raises(ValueError, match="expected the marks <!-- b -->"):
         page.replace_block(path, "b", "new")
@@ -198,7 +170,7 @@ def test_the_table_of_variants_follows_from_the_committed_numbers() -> None:
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
 
 
-@pytest.mark.parametrize("method", ["GDPO", "GRPO", "GRPO, whitened", "DARA, symmetric"])
+@pytest.mark.parametrize("method", ["GDPO", "GRPO, whitened"])
 def test_training_makes_a_policy_better_and_is_the_same_twice(method: str) -> None:
     task = variants_study.TASKS["equal difficulty"]
     advantage = variants_study.METHODS[method]

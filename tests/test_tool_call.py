@@ -2,8 +2,8 @@
 
 import json
 import math
-import sys
 
+import hostile_texts
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,6 @@ from tool_calls import (
     ONE,
     OWN_ROWS,
     RESPONSE,
-    ROOT,
     THOUGHT,
     bad,
     block,
@@ -27,10 +26,6 @@ from tool_calls import (
 
 from gdpo_verl.rewards import parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward, parse_ground_truth
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import hostile_texts
 
 # ---------------------------------------------------------------- worked by hand
 

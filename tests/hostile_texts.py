@@ -1,4 +1,4 @@
-"""Texts of any size that are slow to read: for the tests of linear time and `benchmark.py rewards`.
+"""Texts of any size that are slow to read.
 
 Calls are as slow as they get at the length up to which they are read; a megabyte of them is
 refused. The rest is what regular expressions, or a walk from each tag to the end, would be slow on.
