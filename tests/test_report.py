@@ -108,6 +108,16 @@ def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
         assert text in page.text
 
 
+def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path: Path) -> None:
+    run, count = tmp_path / "run", []
+    for more in ({}, {"gdpo/length/unscored": 1.0}):
+        write_lines(run / "metrics.jsonl", [training(step, 0.5, 0.5, **more) for step in (1, 2)])
+        page = page_of(tmp_path / "report", run)
+        count.append(page.tags.count("svg"))
+    assert count[0] == count[1]
+    assert "length" in page.text
+
+
 def test_text_from_the_model_is_shown_and_never_run(written: Path, page: Page) -> None:
     digest = base64.b64encode(hashlib.sha256(page.scripts[""].encode()).digest()).decode()
     allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -31,8 +31,15 @@ _OF_GROUPS = (
 
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
-    """For each component its mean, constant groups, and what part it has in the advantage."""
-    return [Panel(name, partial(_draw_component, recipes, name), 6.2) for name in components]
+    """For each component that was scored its mean, constant groups, and part in the advantage."""
+    scored = [
+        name
+        for name in components
+        if any(
+            r.series(f"rewards/{name}/mean") or r.validation_series(name) for r in _runs(recipes)
+        )
+    ]
+    return [Panel(name, partial(_draw_component, recipes, name), 6.2) for name in scored]
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
