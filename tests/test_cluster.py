@@ -172,19 +172,16 @@ def compute_score(*arguments, **named):
 def test_a_job_trains_beside_a_head_without_cpus(
     toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
-    bare = environment_without(re.compile("gdpo_verl|^verl"), tmp_path / "bare")
     (tmp_path / "code" / "rewards").mkdir(parents=True)
     (tmp_path / "code" / "rewards" / "mine.py").write_text(REWARD)
     (tmp_path / "code" / "seen_in_the_working_directory").touch()
-    with running_cluster(python=bare, devices=(0, 0)) as cluster:
+    with running_cluster(devices=(0, 0)) as cluster:
         cluster.add(2, apart=True)
 
-        # The driver is on the head, as Ray puts it there by default, and a file is missing.
         run = tmp_path / "run"
         missing = f"data.train_files={tmp_path}/none.parquet"
         others = inputs(toolbox, policy)[1:]
         output, _ = cluster.submit(run, missing, *others).communicate(timeout=HANGS)
-        assert "with -- --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
         assert re.search(rf"node 127.0.0.2 .*: {missing} not found", output), output
         assert "refused: 2 of 2 nodes cannot train" in output
 
@@ -195,9 +192,8 @@ def test_a_job_trains_beside_a_head_without_cpus(
         output, _ = job.communicate(timeout=HANGS)
         assert job.returncode == 0, output
         output = cluster.ray("job", "logs", "--follow", "mine")
-        assert "holds no worker, for it has neither CPU nor GPU for Ray; not asked" in output
-        assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 1
+        assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 2
         assert sorted(Training(run, 0, "").metrics()) == [1, 2]
         actors = cluster.actors()
-        assert len(actors.pop("JobSupervisor")) == 2  # the refused job's was on the head
+        assert len(actors.pop("JobSupervisor")) == 2  # Ray puts one on the head by default
         assert len(set.union(*actors.values())) == 1, actors
