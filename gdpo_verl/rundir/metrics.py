@@ -136,17 +136,11 @@ def tracker_files(path: Path) -> list[Path]:
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        record = parse_metrics_line(line)
-        if record is not None:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if record := parse_metrics_line(line):
             yield record
-        elif number == len(lines):
-            notes.append(f"The last line of {path.name} is cut off and was ignored.")
-        else:
-            notes.append(f"Line {number} of {path.name} is not a metrics line; ignored.")
+        elif line.strip():
+            notes.append(f"Line {number} of {path.name} is not a whole metrics line; ignored.")
 
 
 def _read_state(path: Path) -> dict[int, Metrics]:
