@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -390,52 +389,6 @@ def test_other_names_are_read_as_todays(
     run = read_run(tmp_path)
     assert run.metrics == {1: read, 2: read}
     assert run.components == components
-
-
-def write_events(run: Path, monkeypatch: pytest.MonkeyPatch, **more: float) -> None:
-    """Two steps by verl's own `tensorboard` tracker."""
-    tracking = pytest.importorskip("verl.utils.tracking")
-    pytest.importorskip("tensorboard")
-    monkeypatch.setenv("TENSORBOARD_DIR", str(run / "tensorboard"))
-    logger = tracking._TensorboardAdapter("project", "experiment")
-    logger.log({"rewards/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
-    logger.log({"rewards/format/mean": 0.75, "gdpo/format/constant_groups": 0.25} | more, step=2)
-    logger.finish()
-
-
-def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_events(tmp_path, monkeypatch, **{"gdpo/format/std": 0.5})  # an older version's name
-    assert read_run(tmp_path).metrics == {
-        1: {"rewards/format/mean": 0.5},
-        2: {
-            "rewards/format/mean": 0.75,
-            "rewards/format/std": 0.5,
-            "gdpo/format/constant_groups": 0.25,
-        },
-    }
-    write_lines(tmp_path / "metrics.jsonl", [training(1, 0.1, 0.0)])
-    assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1)]
-
-
-def test_event_file_that_is_cut_off_gives_what_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_events(tmp_path, monkeypatch)
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[:-7])
-    assert read_run(tmp_path).metrics[1] == {"rewards/format/mean": 0.5}
-
-
-def test_event_files_without_tensorboard_say_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_events(tmp_path, monkeypatch)
-    module = "tensorboard.backend.event_processing.event_accumulator"
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RunError, match=re.escape("pip install tensorboard")):
-        read_run(tmp_path)
 
 
 def test_tracker_file_under_verls_own_name_is_read(tmp_path: Path) -> None:
