@@ -221,7 +221,8 @@ def composed(
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
-    return compose(recipe, [*paths, *complete], config_dir), complete
+    config = compose(recipe, [*paths, *complete], config_dir) if added else config
+    return config, complete
 
 
 def command(

@@ -15,7 +15,7 @@ GRACE_SECONDS = 20.0
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A closed terminal, unless under nohup, and a polite kill end the training as Ctrl-C does."""
+    """End the training at a polite kill or a closed terminal as at Ctrl-C, but not under nohup."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
