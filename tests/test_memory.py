@@ -110,7 +110,6 @@ def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(
 @pytest.mark.parametrize(
     ("error", "key"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "ppo_max_token_len"),
         ("ValueError: No available memory for the cache blocks. Try", "gpu_memory_utilization"),
         (
             "ValueError: To serve at least one request with the models's max seq len (4096), 9 GiB "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -31,8 +32,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iterator[None]:
-    """A training as `follow` meets it, one thing between two looks; verl's tracker
-    empties its file."""
+    """A training as `follow` meets it, one thing between two looks."""
     run.mkdir(exist_ok=True)
     yield
     with (run / "train.log").open("a") as log:
@@ -55,7 +55,8 @@ def follow_launch(
     def is_alive() -> bool:
         return next(process, "ended") != "ended"
 
-    follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", stream=stream)
+    with contextlib.redirect_stderr(stream):
+        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo")
     return stream.getvalue()
 
 

@@ -153,10 +153,9 @@ def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
-    if death and ("engine died" not in death or "killed by" in death):
-        text = death
-    else:  # vLLM prints the error by which its engine died
-        text = f"{death or f'the training ended with status {status}'}: {_reason(log)}"
+    text = death or f"the training ended with status {status}"
+    if not death or ("engine died" in death and "killed by" not in death):
+        text += f": {_reason(log)}"  # an engine that was not killed has printed its error
     remedy = memory.remedy_for(deaths.plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 

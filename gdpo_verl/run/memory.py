@@ -71,7 +71,9 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
         size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
         own, away = shape.weights * size / shards, ", in the machine's memory between uses"
         yield f"weights in {shards} shard(s){away * fsdp.param_offload}", own
-        if not (model.lora_rank or model.get("lora_adapter_path")):  # LoRA trains adapters in their place
+        if not (
+            model.lora_rank or model.get("lora_adapter_path")
+        ):  # LoRA trains adapters in their place
             yield "their gradients in an update", own
             yield f"the optimizer's two moments{away * fsdp.optimizer_offload}", 2 * own
     parts = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
-from typing import TextIO
 
 from gdpo_verl.deaths import plain
 from gdpo_verl.rundir.alerts import MANY_STEPS, find_alerts
@@ -32,14 +31,7 @@ _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
 
 
-def follow(
-    run: Path,
-    *,
-    total_steps: int,
-    is_alive: Callable[[], bool],
-    label: str,
-    stream: TextIO | None = None,
-) -> None:
+def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: str) -> None:
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
@@ -51,15 +43,13 @@ def follow(
       total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
       is_alive: whether the training's process still runs.
       label: the run's name on the line.
-      stream: where to write; sys.stderr by default.
     """
-    stream = sys.stderr if stream is None else stream
     state = _State(total_steps)
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
 
     def write(text: str) -> None:
-        stream.write(f"{label}: {text}\n")
-        stream.flush()
+        sys.stderr.write(f"{label}: {text}\n")
+        sys.stderr.flush()
 
     shown, written = "", 0.0
     while True:
