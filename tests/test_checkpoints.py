@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.plugin import checkpoint
 from gdpo_verl.run import checkpoints
-from gdpo_verl.run.checkpoints import CheckpointDir, CheckpointError
+from gdpo_verl.run.checkpoints import CheckpointError
 
 SHARDS = ("model", "optim", "extra_state")
 
@@ -39,7 +39,6 @@ def cut(file: Path) -> None:
     ("damage", "problem"),
     [
         (lambda folder: (folder / "data.pt").unlink(), "data.pt, the place in the data, is"),
-        (lambda folder: cut(folder / "data.pt"), "data.pt, the place in the data, is"),
         (
             lambda folder: cut(folder / "actor" / "optim_world_size_2_rank_1.pt"),
             "actor/optim_world_size_2_rank_1.pt is cut short",
@@ -50,7 +49,7 @@ def cut(file: Path) -> None:
         ),
         (lambda folder: (folder / "actor").rename(folder / "elsewhere"), "actor has no model"),
     ],
-    ids=["no place in the data", "data cut", "shard cut", "shard missing", "weights removed"],
+    ids=["no place in the data", "shard cut", "shard missing", "weights removed"],
 )
 def test_checkpoint_cut_short_is_not_resumed_from(
     tmp_path: Path, damage: Callable[[Path], Any], problem: str
@@ -58,58 +57,51 @@ def test_checkpoint_cut_short_is_not_resumed_from(
     write_checkpoint(tmp_path, 2, workers=2)
     damage(write_checkpoint(tmp_path, 4, workers=2))
 
-    step, said = checkpoints.select_checkpoint(CheckpointDir(tmp_path))
+    step, said = checkpoints.select_checkpoint(tmp_path)
 
     assert step == 2
     assert (tmp_path / checkpoints.TRACKER).read_text() == "2"
     (sentence,) = said
     assert sentence.startswith(f"global_step_4 was cut short and is skipped: {problem}")
     assert (tmp_path / "global_step_4.incomplete").is_dir()
-    assert checkpoints.select_checkpoint(CheckpointDir(tmp_path)) == (2, [])
+    assert checkpoints.select_checkpoint(tmp_path) == (2, [])
 
 
-def test_whole_checkpoint_that_verl_did_not_come_to_note_is_taken(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 4)
-    for noted in ("2", ""):  # verl empties the file before it writes the number
-        (tmp_path / checkpoints.TRACKER).write_text(noted)
-        assert checkpoints.select_checkpoint(CheckpointDir(tmp_path)) == (4, [])
-        assert (tmp_path / checkpoints.TRACKER).read_text() == "4"
+def test_checkpoint_counts_once_verl_has_noted_it(tmp_path: Path) -> None:
+    for step in (2, 4):
+        write_checkpoint(tmp_path, step)
+    (tmp_path / checkpoints.TRACKER).write_text("")  # emptied before the number is written
+    assert checkpoints.select_checkpoint(tmp_path) == (4, [])
+    assert (tmp_path / checkpoints.TRACKER).read_text() == "4"
+    (tmp_path / checkpoints.TRACKER).write_text("2")
+    for _ in range(2):  # the same step may be cut short again
+        (tmp_path / "global_step_4").mkdir(exist_ok=True)
+        step, (said,) = checkpoints.select_checkpoint(tmp_path)
+        assert step == 2
+        assert said.startswith("global_step_4 was cut short and is skipped: its save did not end")
 
 
 def test_first_save_cut_short_means_the_beginning(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path, 2) / "data.pt").unlink()
     (tmp_path / checkpoints.TRACKER).unlink()
-    step, said = checkpoints.select_checkpoint(CheckpointDir(tmp_path))
+    step, said = checkpoints.select_checkpoint(tmp_path)
     assert step == 0
     assert "global_step_2 was cut short" in said[0]
-    assert checkpoints.select_checkpoint(CheckpointDir(tmp_path / "none")) == (0, [])
+    assert checkpoints.select_checkpoint(tmp_path / "none") == (0, [])
 
 
 def test_training_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
     cut(write_checkpoint(tmp_path, 2) / "data.pt")
     with pytest.raises(CheckpointError, match=r"no checkpoint is whole \(global_step_2: data.pt"):
-        checkpoints.select_checkpoint(CheckpointDir(tmp_path))
+        checkpoints.select_checkpoint(tmp_path)
     assert (tmp_path / "global_step_2").is_dir()
 
 
-def test_asynchronous_modes_need_their_prompts_in_flight(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, 2)
-    place = CheckpointDir(tmp_path, asynchronous=True)
-    assert checkpoints.last_complete(place) == (
-        0,
-        {2: "transfer_queue, the prompts in flight, is missing"},
-    )
-    (folder / "transfer_queue").mkdir()
-    assert checkpoints.last_complete(place) == (2, {})
-
-
-def test_files_of_another_engine_count_once_verl_noted_them(tmp_path: Path) -> None:
+def test_files_of_another_engine_count_as_verl_noted_them(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 2)
     for file in (folder / "actor").iterdir():
         file.rename(file.with_suffix(".distcp"))
-    assert checkpoints.last_complete(CheckpointDir(tmp_path)) == (2, {})
-    (tmp_path / checkpoints.TRACKER).write_text("1")
-    assert checkpoints.last_complete(CheckpointDir(tmp_path)) == (0, {2: "actor has no model"})
+    assert checkpoints.last_complete(tmp_path) == (2, {})
 
 
 def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
@@ -120,7 +112,7 @@ def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
 
     def upstream(trainer: Any) -> None:
         seen.append(trainer.config.trainer.max_actor_ckpt_to_keep)
-        assert checkpoints.last_complete(CheckpointDir(tmp_path))[0] == trainer.global_steps - 1
+        assert checkpoints.last_complete(tmp_path)[0] == trainer.global_steps - 1
         write_checkpoint(tmp_path, trainer.global_steps)
 
     for trainer.global_steps in (1, 2, 3):

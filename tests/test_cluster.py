@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 from clusters import APART, Cluster, running_cluster
 from conftest import Training, environment_without, inputs, processes_of
-from test_chaos import SEED
 from test_submit import CODE
 from waiting import HANGS, wait_for
 
@@ -42,17 +39,14 @@ def cluster(bare: str) -> Iterator[Cluster]:
 def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     cluster: Cluster, bare: str, toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
-    chance = random.Random(SEED)
-    print(f"CHAOS_SEED={SEED}")
     run, steps = tmp_path / "run", 8
     # The second node has no gdpo-verl: the job brings it, with its entry points.
     arguments = ["--upload", *inputs(toolbox, policy), f"trainer.total_training_steps={steps}"]
     job = cluster.submit(run, *arguments)
     training = Training(run, 0, "")
-    # At a random time after the first checkpoint, which is that of step 2.
-    done = run / "rollouts" / f"{chance.randint(2, 4)}.jsonl"
+    # After the first checkpoint, which is that of step 2; test_chaos.py takes random times.
+    done = run / "rollouts" / "3.jsonl"
     wait_for(lambda: done.exists() or job.poll() is not None, lambda: str(run))
-    time.sleep(chance.uniform(0, 5))
     assert job.poll() is None, job.communicate()[0]
     cluster.kill_node(2)
     output, _ = job.communicate(timeout=HANGS)
@@ -71,7 +65,6 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     assert re.search(named, output), output
     said = re.search(r"The same command goes on from step (\d), the last whole checkpoint", output)
     assert said, output
-    print(said[0])
 
     cluster.add(2, python=bare)
     first, resumed = training.metrics(), int(said[1])
@@ -172,19 +165,16 @@ def compute_score(*arguments, **named):
 def test_a_job_trains_beside_a_head_without_cpus(
     toolbox: Path, policy: Path, tmp_path: Path
 ) -> None:
-    bare = environment_without(re.compile("gdpo_verl|^verl"), tmp_path / "bare")
     (tmp_path / "code" / "rewards").mkdir(parents=True)
     (tmp_path / "code" / "rewards" / "mine.py").write_text(REWARD)
     (tmp_path / "code" / "seen_in_the_working_directory").touch()
-    with running_cluster(python=bare, devices=(0, 0)) as cluster:
+    with running_cluster(devices=(0, 0)) as cluster:
         cluster.add(2, apart=True)
 
-        # The driver is on the head, as Ray puts it there by default, and a file is missing.
         run = tmp_path / "run"
         missing = f"data.train_files={tmp_path}/none.parquet"
         others = inputs(toolbox, policy)[1:]
         output, _ = cluster.submit(run, missing, *others).communicate(timeout=HANGS)
-        assert "with -- --entrypoint-num-cpus 1 it starts on a node that has CPUs" in output
         assert re.search(rf"node 127.0.0.2 .*: {missing} not found", output), output
         assert "refused: 2 of 2 nodes cannot train" in output
 
@@ -195,9 +185,8 @@ def test_a_job_trains_beside_a_head_without_cpus(
         output, _ = job.communicate(timeout=HANGS)
         assert job.returncode == 0, output
         output = cluster.ray("job", "logs", "--follow", "mine")
-        assert "holds no worker, for it has neither CPU nor GPU for Ray; not asked" in output
-        assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 1
+        assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 2
         assert sorted(Training(run, 0, "").metrics()) == [1, 2]
         actors = cluster.actors()
-        assert len(actors.pop("JobSupervisor")) == 2  # the refused job's was on the head
+        assert len(actors.pop("JobSupervisor")) == 2  # Ray puts one on the head by default
         assert len(set.union(*actors.values())) == 1, actors

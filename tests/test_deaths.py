@@ -44,16 +44,13 @@ def test_first_death_in_a_log_is_named_and_what_follows_it_is_not() -> None:
     ("cause", "words"),
     [
         ("The actor died because its node has died. Node Id: 7f.", "its Ray node died"),
-        ("The node was terminated unexpectedly: heartbeats", "its Ray node died"),
         (
             "exit type: NODE_OUT_OF_MEMORY, low on memory",
             "Ray ended it, its node ran out of memory",
         ),
         # It was to end.
         ("The actor is dead because it was killed by `ray.kill`.", None),
-        ("The actor is dead because all references to the actor were removed.", None),
         ("its worker process has died. Worker exit type: INTENDED_SYSTEM_EXIT", None),
-        ("The actor is dead because its owner has died.", None),
     ],
 )
 def test_cause_of_a_death_is_ray_s(cause: str, words: str | None) -> None:

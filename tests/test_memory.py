@@ -30,7 +30,6 @@ INFERS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
     [
         # float32: 4 GB of weights, their gradients, two moments; vLLM's bfloat16 copy.
         pytest.param("gpu1", [], [4, 4, 8, 2], id="full"),
-        pytest.param("gpu1", [f"{FSDP}.model_dtype=bfloat16"], [2, 2, 4, 2], id="half precision"),
         pytest.param("gpu1", [f"{FSDP}.offload_policy=true"], [0, 0, 0, 2], id="all offloaded"),
         # LoRA trains no weight of the model.
         pytest.param("gpu24", [], [4, 2], id="LoRA"),
@@ -40,7 +39,6 @@ INFERS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
             [0.5, 0.5, 1, 1],
             id="eight shards, two parts",
         ),
-        pytest.param("gpu8", [f"{FSDP}.fsdp_size=4"], [1, 1, 2, 2], id="four shards of eight GPUs"),
     ],
 )
 def test_state_of_a_billion_weights(
@@ -112,8 +110,6 @@ def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(
 @pytest.mark.parametrize(
     ("error", "key"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "ppo_max_token_len"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to", "log_prob_max_token_len_per_gpu"),
         ("ValueError: No available memory for the cache blocks. Try", "gpu_memory_utilization"),
         (
             "ValueError: To serve at least one request with the models's max seq len (4096), 9 GiB "

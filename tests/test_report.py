@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +168,9 @@ def test_same_runs_give_the_same_page(written: Path) -> None:
     ("lines", "end", "note"),
     [
         pytest.param([training(1, 0.5, 0.0)], '{"step": 2, "data": {"gdpo/format/me',
-            "The last line of metrics.jsonl is cut off and was ignored.", id="last"),
+            "Line 2 of metrics.jsonl is not a whole metrics line; ignored.", id="last"),
         pytest.param([training(1, 0.5, 0.0), [], training(1, 0.6, 0.0)], "",
-            "Line 2 of metrics.jsonl is not a metrics line; ignored.", id="before others"),
+            "Line 2 of metrics.jsonl is not a whole metrics line; ignored.", id="before others"),
     ],
 )  # fmt: skip
 def test_a_broken_line_is_ignored_and_named(

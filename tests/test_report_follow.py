@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -30,8 +31,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=id, monotonic=lambda: 0.0))
 
 
-def launch(run: Path, records: list[dict[str, Any]], log_line: str) -> Iterator[None]:
-    """A training, one thing between two looks of `follow`; verl's tracker empties its file."""
+def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iterator[None]:
+    """A training as `follow` meets it, one thing between two looks."""
     run.mkdir(exist_ok=True)
     yield
     with (run / "train.log").open("a") as log:
@@ -47,18 +48,15 @@ def launch(run: Path, records: list[dict[str, Any]], log_line: str) -> Iterator[
 
 
 def follow_launch(
-    run: Path,
-    records: list[dict[str, Any]],
-    total_steps: int = 12,
-    log_line: str = "",
-    **options: bool,
+    run: Path, records: list[dict[str, Any]], total_steps: int = 12, log_line: str = ""
 ) -> str:
     process, stream = launch(run, records, log_line), io.StringIO()
 
     def is_alive() -> bool:
         return next(process, "ended") != "ended"
 
-    follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", stream=stream, **options)
+    with contextlib.redirect_stderr(stream):
+        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo")
     return stream.getvalue()
 
 
@@ -73,8 +71,8 @@ def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
         f"gdpo: step 1/4: format 0.250 {rewards}, 2.0 s a step, about 6 s left",
         f"gdpo: step 2/4: format 0.500 {rewards}, 2.0 s a step, about 4 s left",
         f"gdpo: step 3/4: format 0.750 {rewards}, 2.0 s a step, about 2 s left",
-        f"gdpo: step 4/4: format 1.000 {rewards}, 2.0 s a step, finishing",
-        f"gdpo: step 4/4: done in 0 s: format 1.000 {rewards}",
+        f"gdpo: step 4/4: format 1.000 {rewards}, 2.0 s a step",
+        f"gdpo: step 4/4: done in 0 s: format 1.000 {rewards}, 2.0 s a step",
     ]
 
 
@@ -93,12 +91,11 @@ def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    lines = follow_launch(run, [training(1, 0.5, 1.0)], total_steps=0).splitlines()
+    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)], total_steps=0).splitlines()
     assert lines[2].endswith("2.0 s a step")
     assert lines[3].startswith("gdpo: step 1: ended after 0 s: format 0.500")
     log_line = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training steps: 40\n"
-    lines = follow_launch(run, [training(1, 0.5, 1.0)], 0, log_line).splitlines()
+    lines = follow_launch(tmp_path / "other", [training(1, 0.5, 1.0)], 0, log_line).splitlines()
     assert lines[2].startswith("gdpo: step 1/40: ")
     assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
 
@@ -118,36 +115,15 @@ def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
     )
 
 
-def test_progress_of_a_resumed_run_begins_where_it_goes_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_lines(run / "metrics.jsonl", [training(step, 0.9, 0.0) for step in range(1, 10)])
-    write_lines(run / "train.log", ["Initial validation metrics"])
-    first, _, *steps, last = follow_launch(
-        run, [training(step, 0.1, 0.0) for step in (10, 11, 12)], total_steps=12
-    ).splitlines()
-    assert "taking the first step" not in first
-    assert [line.split(" (")[0] for line in steps] == [
-        f"gdpo: step {step}/12: format 0.100" for step in (10, 11, 12)
-    ]
-    assert last.startswith("gdpo: step 12/12: done in 0 s: format 0.100")
-
-
+@pytest.mark.usefixtures("_quick")
 def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Path) -> None:
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
     assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
+    # What an earlier launch printed is not shown again.
+    write_lines(tmp_path / "none" / "train.log", ["Initial validation metrics"])
     text = follow_launch(tmp_path / "none", [])
-    assert text.endswith("gdpo: ended after 0 s while validating or taking the first step\n")
-
-
-def test_run_that_only_validates_is_complete(tmp_path: Path) -> None:
-    run, first = tmp_path / "run", {"step": 0, "data": validation(0.5, 0.0)}
-    after = "(TaskRunner pid=7) Initial validation metrics: {}\n"
-    text = follow_launch(run, [first], log_line=after, val_only=True)
-    assert "gdpo: validating… " in text
-    assert "step" not in text
-    assert text.endswith("gdpo: validated in 0 s\n")
-    text = follow_launch(tmp_path / "none", [], val_only=True)
-    assert text.endswith("gdpo: ended after 0 s while validating\n")
+    assert "validated" not in text
+    assert text.endswith("gdpo: ended after 0 s (validating or taking the first step)\n")
 
 
 def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path: Path) -> None:

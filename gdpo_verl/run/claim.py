@@ -68,12 +68,11 @@ def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
     for key in ("recipe", "version"):
         if key in before and before[key] != start[key]:
             yield f"{key}: {before[key]!r}, not {start[key]!r}"
-    held = before.get("contents") or {}
-    for key, digests in start["contents"].items():
+    held = before.get("contents", {})
+    for name, digest in start["contents"].items():
         # Another path is a difference in the configuration.
-        same = held.get(key, {}).keys() & digests.keys()
-        for path in sorted(path for path in same if held[key][path] != digests[path]):
-            yield f"{key}: {path} holds something else than when the training began"
+        if held.get(name, digest) != digest:
+            yield f"{name} holds something else than when the training began"
 
 
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
@@ -82,15 +81,11 @@ def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
         return
     before = OmegaConf.load(file)
     assert isinstance(before, DictConfig)
-    for key in changed_science(before, config):
-        was, now = (
-            OmegaConf.select(each, key, default="not set", throw_on_missing=False)
-            for each in (before, config)
-        )
+    for key, (was, now) in changed_science(before, config).items():
         yield f"{key}: {was!r}, not {now!r}"
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    place = checkpoints.for_run(run)
-    workers = checkpoints.saved_world_size(place) if place else None
+    saved = checkpoints.directory_of(run)
+    workers = checkpoints.saved_world_size(saved) if saved else None
     if workers not in (None, devices):
         yield (
             f"trainer.nnodes × trainer.n_gpus_per_node: {workers}, not {devices}; verl loads a "
@@ -98,19 +93,20 @@ def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
         )
 
 
-def _contents(config: DictConfig) -> dict[str, dict[str, str]]:
-    """By key and path the digests of what is learned from, where that is here."""
+def _contents(config: DictConfig) -> dict[str, str]:
+    """Digests of what is learned from, by key and path, where that is a local file or folder."""
     return {
-        key: {str(path): _digest(path) for path in map(Path, named(config, key)) if path.exists()}
+        f"{key}={path}": _digest(path)
         for key in SOURCES
+        for path in map(Path, named(config, key))
+        if path.exists()
     }
 
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
-        if file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}".encode())
-            digest.update(file.read_bytes() if size <= DIGEST_BYTES else b"")
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        digest.update(file.read_bytes() if size <= DIGEST_BYTES else b"")
     return digest.hexdigest()[:16]

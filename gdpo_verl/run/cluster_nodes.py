@@ -49,7 +49,7 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
     Args:
       found: what `inspect_node` returned there, or {"error": why it did not}.
       expected: the version of gdpo-verl that the job was submitted with.
-      verl: the version of verl that all nodes should have; None when no node has any.
+      verl: the version of verl on the driver's node, which all nodes should have.
     """
     if "error" in found:
         return [f"could not be asked: {found['error']}"]
@@ -57,7 +57,7 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
     wrong = {
         "verl is missing. Install it there, or start the node from verl's image": not its_verl,
         f"verl {its_verl}, expected {verl} as on the driver's node. Install the same on all "
-        "nodes": its_verl not in (None, verl),
+        "nodes": verl and its_verl not in (None, verl),
         f"gdpo-verl {ours or 'is missing'}, expected {expected}. Install that version there, or "
         "submit with --upload": ours != expected,
         "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
@@ -70,24 +70,16 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
     return [sentence for sentence, holds in wrong.items() if holds]
 
 
-def can_hold_workers(node: Mapping[str, Any]) -> bool:
-    """Return whether Ray would start a training's processes on a node of ``ray.nodes()``."""
-    # Each of them asks for a CPU or a GPU, and a head may be started with neither.
-    return any(node["Resources"].get(name, 0) > 0 for name in ("CPU", "GPU"))
-
-
-def check_nodes(
-    nodes: Sequence[Mapping[str, Any]], files: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Return what `inspect_node` finds on each of the nodes, by the node's id."""
+def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what `inspect_node` finds on each of the nodes, which have these ids."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     pending = {}
     for node in nodes:
-        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(inspect_node).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
-        pending[node["NodeID"]] = task.remote(list(files))
+        pending[node] = task.remote(list(files))
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=TIMEOUT_SECONDS)
     found: dict[str, dict[str, Any]] = {}
     for name, answer in pending.items():
@@ -112,24 +104,14 @@ def main(expected: str, *files: str) -> int:
         )
         return 1
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    found = check_nodes([n for n in nodes if can_hold_workers(n) or n["NodeID"] == here], files)
+    found = check_nodes([node["NodeID"] for node in nodes], files)
     ray.shutdown()
-    versions = [answer["verl"] for answer in found.values() if answer.get("verl")]
-    verl = installed_version("verl") or max(versions, default=None)
-    refused = 0
+    verl, refused = installed_version("verl"), 0
     for node in sorted(nodes, key=lambda each: str(each["NodeManagerAddress"])):
-        state = "holds no worker, for it has neither CPU nor GPU for Ray; not asked"
-        if node["NodeID"] in found:
-            wrong = problems(found[node["NodeID"]], expected, verl)
-            if wrong and not can_hold_workers(node):
-                wrong.append(
-                    "Only the job's driver is there; with -- --entrypoint-num-cpus 1 it starts on "
-                    "a node that has CPUs"
-                )
-            refused += bool(wrong)
-            state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {verl}, plug-in loaded"
+        wrong = problems(found[node["NodeID"]], expected, verl)
+        refused += bool(wrong)
+        state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {verl}, plug-in loaded"
         print(f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]}): {state}", flush=True)
     if refused:
         print(f"refused: {refused} of {len(nodes)} nodes cannot train; nothing was started")

@@ -126,15 +126,18 @@ def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | No
     return str(next((entry["/hardware"] for entry in defaults if "/hardware" in entry), ""))
 
 
-def changed_science(before: DictConfig, after: DictConfig) -> list[str]:
-    """The keys that differ between two configurations of a run and decide what it learns."""
+def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[Any, Any]]:
+    """The keys that decide what a run learns and differ between two configurations, with both."""
     old, new = (
         dict(flattened("", OmegaConf.to_container(c, resolve=False))) for c in (before, after)
     )
-    different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     # The number of steps is among them where the learning rate depends on it.
     optim = after.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
     steps = () if optim.lr_scheduler_type == "constant" and not warms_up else _STEPS
-    free = {key for key in different if any(fnmatch.fnmatchcase(key, each) for each in NOT_SCIENCE)}
-    return [key for key in different if key in steps or key not in free]
+    return {
+        key: (old.get(key, "not set"), new.get(key, "not set"))
+        for key in sorted(old | new)
+        if old.get(key) != new.get(key)
+        and (key in steps or not any(fnmatch.fnmatchcase(key, each) for each in NOT_SCIENCE))
+    }

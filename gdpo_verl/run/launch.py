@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -74,7 +74,7 @@ def train(
       RecipeError: no such recipe, or its configuration cannot be composed.
       RunDirectoryError: `run` belongs to a training that learns something else, or that still runs.
       LaunchError: the training failed; says why and where its log is.
-      ValueError: this machine lacks the model, the data, the devices or the memory.
+      ValueError: this machine lacks the model, the data or the devices.
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
@@ -83,21 +83,19 @@ def train(
     with lock_run(run, recipe, config) as lock:
         if is_finished(run, config):
             return
-        on_cpu = config.trainer.device == "cpu"
         if not joins_cluster(config):
             # Before there is a config.yaml, which another path would not fit.
             check_model(config)
             preflight.check_machine(config)
-            if on_cpu:
-                cpu_settings.check_memory(config)
-        if on_cpu:
-            print_status(f"{recipe}: {cpu_settings.describe(config)}")
+        if config.trainer.device == "cpu":
+            dtype = config.actor_rollout_ref.actor.fsdp_config.dtype
+            print_status(f"{recipe}: computes in {dtype}")
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)
-            failure = _run(driver, environment_of(run, config), recipe, run, lock, hang_after)
+            failure = _run(driver, recipe, run, config, lock, hang_after)
             if failure is None:
                 (run / "done").touch()
                 return
@@ -120,28 +118,28 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
 
 def _run(
     command: Sequence[str],
-    environment: Mapping[str, str],
     recipe: str,
     run: Path,
+    config: DictConfig,
     lock: TextIO,
     hang_after: float,
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
-    started = time.time()
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment_of(run, config),
             start_new_session=True,
             # The directory stays claimed while the driver lives, even without us.
             pass_fds=[lock.fileno()],
         )
     with processes.ended_by_signals():
         try:
-            hang = _follow(driver, run, recipe, started, hang_after)
+            steps = config.trainer.total_training_steps or 0
+            hang = _follow(driver, run, recipe, steps, hang_after)
         finally:
             processes.terminate(driver)
     if hang:
@@ -155,17 +153,17 @@ def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
-    text = death or f"the training ended with status {status}: {_reason(log)}"
-    if death and "engine died" in death and "killed by" not in death:
-        text = f"{death}: {_reason(log)}"  # by an error that vLLM prints
+    text = death or f"the training ended with status {status}"
+    if not death or ("engine died" in death and "killed by" not in death):
+        text += f": {_reason(log)}"  # an engine that was not killed has printed its error
     remedy = memory.remedy_for(deaths.plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
 
 def _resume_step(recipe: str, run: Path) -> int:
     """Choose the checkpoint that verl resumes from; returns its step, 0 for the beginning."""
-    place = checkpoints.for_run(run)
-    step, skipped = checkpoints.select_checkpoint(place) if place else (0, [])
+    saved = checkpoints.directory_of(run)
+    step, skipped = checkpoints.select_checkpoint(saved) if saved else (0, [])
     for sentence in skipped:
         print_status(f"{recipe}: {sentence}")
     if step or skipped:
@@ -182,10 +180,9 @@ def _last_step(run: Path) -> int:
 
 
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
-    place = checkpoints.for_run(run)
-    step = checkpoints.last_complete(place)[0] if place else 0
+    saved = checkpoints.directory_of(run)
     goes_on = "starts from the beginning, no checkpoint was finished"
-    if step:
+    if saved and (step := checkpoints.last_complete(saved)[0]):
         goes_on = f"goes on from step {step}, the last whole checkpoint"
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
     log = f"Its log: {run / 'train.log'}"
@@ -224,12 +221,6 @@ def composed(
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
     config = compose(recipe, [*paths, *complete], config_dir) if added else config
-    least = chosen.get(cpu_settings.BUCKET, 0)
-    if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < least:
-        raise ValueError(
-            f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
-            f"takes, found {bucket}. Leave it out."
-        )
     return config, complete
 
 
@@ -262,30 +253,20 @@ def quoted(path: Path | str) -> str:
 
 
 def _follow(
-    driver: subprocess.Popen[bytes], run: Path, recipe: str, started: float, hang_after: float
+    driver: subprocess.Popen[bytes], run: Path, recipe: str, steps: int, hang_after: float
 ) -> str | None:
     """Show how far the training is until it ends or hangs; returns a description of the hang."""
-    metrics = run / METRICS
+    started, metrics = time.time(), run / METRICS
 
     def runs_on() -> bool:
         logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
         return driver.poll() is None and time.time() - logged < hang_after
 
-    # The last of the files that Hydra writes once the configuration is composed.
-    written = run / "overrides.yaml"
-    while runs_on() and not (written.exists() and written.stat().st_mtime >= started):
-        time.sleep(0.2)
-    if runs_on():
-        trainer = OmegaConf.load(run / "config.yaml").trainer
-        steps, val_only = trainer.total_training_steps or 0, trainer.get("val_only", False)
-        follow(run, total_steps=steps, is_alive=runs_on, label=recipe, val_only=val_only)
+    follow(run, total_steps=steps, is_alive=runs_on, label=recipe)
     if driver.poll() is not None:
         return None
     # Nobody else reports a live process that does nothing.
-    stopped = ", ".join(processes.stopped_processes(driver.pid))
-    state = f"stopped: {stopped}" if stopped else "no process that the driver started is stopped"
-    waited = f"no step was logged for {hang_after / 60:g} minutes (--hang-after)"
-    return f"the training hangs: {waited}; {state}"
+    return f"the training hangs: no step was logged for {hang_after / 60:g} minutes (--hang-after)"
 
 
 def _reason(log: str) -> str:

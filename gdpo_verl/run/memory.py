@@ -6,12 +6,9 @@ come on top: nothing may be refused by them.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-logger = logging.getLogger(__name__)
 
 _REMEDIES = {
     r"CUDA out of memory": (
@@ -61,10 +58,8 @@ def load_shape(model: Any) -> Shape | None:
             empty = AutoModelForCausalLM.from_config(found, trust_remote_code=remote_code)
         weights = sum(parameter.numel() for parameter in empty.parameters())
         return Shape(weights, found.get_text_config().vocab_size)
-    except Exception as error:
-        # Whether the model can be loaded at all is verl's to say.
-        logger.debug("the weights of %s could not be counted: %s", model.path, error)
-        return None
+    except Exception:
+        return None  # whether the model can be loaded at all is verl's to say
 
 
 def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
@@ -76,7 +71,9 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
         size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
         own, away = shape.weights * size / shards, ", in the machine's memory between uses"
         yield f"weights in {shards} shard(s){away * fsdp.param_offload}", own
-        if not is_lora(config):
+        if not (
+            model.lora_rank or model.get("lora_adapter_path")
+        ):  # LoRA trains adapters in their place
             yield "their gradients in an update", own
             yield f"the optimizer's two moments{away * fsdp.optimizer_offload}", 2 * own
     parts = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
@@ -91,12 +88,6 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
     fused = ", never all at once by use_fused_kernels" if model.use_fused_kernels else ""
     what = f"logits of one micro-batch, {tokens:,} tokens by actor_rollout_ref.{key}_per_gpu{fused}"
     yield what, tokens * shape.vocabulary * 4
-
-
-def is_lora(config: Any) -> bool:
-    """Recognise LoRA, which trains adapters in place of the weights."""
-    model = config.actor_rollout_ref.model
-    return bool(model.lora_rank or model.get("lora_adapter_path"))
 
 
 def _bytes(dtype: str) -> int:

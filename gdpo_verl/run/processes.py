@@ -1,4 +1,4 @@
-"""End a driver and everything that it started, and look at what has stopped."""
+"""End a driver and everything that it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRACE_SECONDS = 20.0
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A closed terminal, unless under nohup, and a polite kill end the training as Ctrl-C does."""
+    """End the training at a polite kill or a closed terminal as at Ctrl-C, but not under nohup."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -48,27 +48,16 @@ def terminate(driver: subprocess.Popen[bytes]) -> None:
     driver.wait()
 
 
-def stopped_processes(leader: int) -> list[str]:
-    """The commands of a session that are stopped, as by SIGSTOP or a debugger."""
-    words = []
-    for pid, state in _session(leader).items():
-        if state in "Tt":
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                words.append(f"{command.strip()[:60]} (pid {pid})")
-    return words
-
-
-def _session(leader: int) -> dict[int, str]:
-    """The processes of a session by their states, as proc(5) has them, without zombies.
+def _session(leader: int) -> list[int]:
+    """The processes of a session, without zombies.
 
     No other session gets its number while one of them is there.
     """
-    found = {}
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            # Behind the name, which may hold anything: state, parent, group, session.
+            # proc(5): behind the name, which may hold anything, are state, parent, group, session.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state != "Z":
-                found[int(entry.name)] = state
+                found.append(int(entry.name))
     return found

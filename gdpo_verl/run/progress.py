@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
-from typing import TextIO
 
 from gdpo_verl.deaths import plain
 from gdpo_verl.rundir.alerts import MANY_STEPS, find_alerts
@@ -25,7 +23,7 @@ _PHASES = (
     (re.compile(r"Started a local Ray instance|Connected to Ray cluster"), "loading the policy"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting vLLM"),
     (re.compile(r"Creating file logger at"), "validating or taking the first step"),
-    (re.compile(r"Initial validation metrics"), "taking the first step"),
+    (re.compile(r"Initial validation metrics"), "validated, taking the first step"),
 )
 _MEAN = re.compile(r"rewards/(.+)/mean")
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
@@ -33,15 +31,7 @@ _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
 
 
-def follow(
-    run: Path,
-    *,
-    total_steps: int,
-    is_alive: Callable[[], bool],
-    label: str,
-    val_only: bool = False,
-    stream: TextIO | None = None,
-) -> None:
+def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: str) -> None:
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
@@ -49,23 +39,17 @@ def follow(
     and the plug-in's warnings get one line each, once.
 
     Args:
-      run: the run directory; it may still be empty.
+      run: the run directory, without metrics of an earlier launch.
       total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
       is_alive: whether the training's process still runs.
       label: the run's name on the line.
-      val_only: trainer.val_only, under which a run has no steps.
-      stream: where to write; sys.stderr by default.
     """
-    stream = sys.stderr if stream is None else stream
-    state = _State(total_steps, val_only)
+    state = _State(total_steps)
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
-    # What they hold now is an earlier launch's.
-    metrics.read()
-    log.read()
 
     def write(text: str) -> None:
-        stream.write(f"{label}: {text}\n")
-        stream.flush()
+        sys.stderr.write(f"{label}: {text}\n")
+        sys.stderr.flush()
 
     shown, written = "", 0.0
     while True:
@@ -90,12 +74,10 @@ def follow(
 class _State:
     """The state of the training so far."""
 
-    def __init__(self, total_steps: int, val_only: bool) -> None:
+    def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
-        self.val_only = val_only
         self.started = time.monotonic()
         self.phase = "starting Ray, vLLM and FSDP"
-        self.validated = False
         self.recent: dict[int, Metrics] = {}  # of the last training steps
         self.alerts: set[tuple[str, str]] = set()
         self.warnings: set[str] = set()
@@ -104,7 +86,7 @@ class _State:
         """Take in a line of the log; returns a warning of the plug-in that is new."""
         for pattern, phase in _PHASES:
             if pattern.search(line):
-                self.phase = "validating" if self.val_only and "step" in phase else phase
+                self.phase = phase
         if not self.total_steps and (match := _TOTAL_STEPS.search(line)):
             self.total_steps = int(match[1])
         match = _WARNING.match(line)
@@ -116,7 +98,6 @@ class _State:
     def see_metrics(self, step: int, data: Metrics) -> Iterator[str]:
         """Take in a step; yields its line, and alerts that begin, also for a second time."""
         if only_validation(data):
-            self.validated = True
             return
         self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS:])
         yield self.place + self.describe()
@@ -141,37 +122,28 @@ class _State:
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:
-        """The text behind the step: rewards, pace and time left."""
-        parts = self.rewards()
-        last = [*self.recent.values()][-_RECENT:]
-        if seconds := [data["timing_s/step"] for data in last if "timing_s/step" in data]:
-            parts.append(f"{mean(seconds):.1f} s a step")
-            if self.total_steps:
-                left = max(0, self.total_steps - self.step) * mean(seconds)
-                parts.append(f"about {duration(left)} left" if left else "finishing")
-        return ", ".join(parts)
-
-    def rewards(self) -> list[str]:
-        """Each component of the last step: its mean, and the share of groups that it is dead in."""
+        """The text behind the step: each reward, the share of groups it is dead in, pace, time."""
         last = self.recent[self.step]
         parts = []
         for match in filter(None, map(_MEAN.fullmatch, last)):
             dead = last.get(f"gdpo/{match[1]}/constant_groups")
             share = "" if dead is None else f" ({dead:.0%} dead)"
             parts.append(f"{match[1]} {last[match[0]]:.3f}{share}")
-        return parts
+        steps = [*self.recent.values()][-_RECENT:]
+        if seconds := [data["timing_s/step"] for data in steps if "timing_s/step" in data]:
+            parts.append(f"{mean(seconds):.1f} s a step")
+            if (left := self.total_steps - self.step) > 0:
+                parts.append(f"about {duration(left * mean(seconds))} left")
+        return ", ".join(parts)
 
     def verdict(self) -> str:
         """The last line, once the process has ended."""
-        if not self.recent and self.val_only and self.validated:
-            return f"validated in {self.elapsed}"
         if not self.recent:
-            return f"ended after {self.elapsed} while {self.phase}"
-        if not 0 < self.total_steps <= self.step:
-            early = " early" if self.total_steps else ""
-            return f"{self.place}ended{early} after {self.elapsed}: {self.describe()}"
-        rewards = ", ".join(self.rewards())
-        return f"{self.place}done in {self.elapsed}" + (f": {rewards}" if rewards else "")
+            return f"ended after {self.elapsed} ({self.phase})"
+        how = "ended early after" if self.step < self.total_steps else "done in"
+        if not self.total_steps:
+            how = "ended after"
+        return f"{self.place}{how} {self.elapsed}: {self.describe()}"
 
 
 class _Tail:
@@ -179,20 +151,14 @@ class _Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file: int | None = None
-        self.offset = 0
+        self.offset = path.stat().st_size if path.exists() else 0  # an earlier launch's
 
     def read(self) -> list[bytes]:
-        try:
-            with self.path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                # A new launch makes a new file, or empties the old one (verl's tracker does).
-                if status.st_ino != self.file or status.st_size < self.offset:
-                    self.file, self.offset = status.st_ino, 0
-                stream.seek(self.offset)
-                new = stream.read()
-        except FileNotFoundError:
+        if not self.path.exists():
             return []
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            new = stream.read()
         whole = new.rfind(b"\n") + 1
         self.offset += whole
         return new[:whole].splitlines()

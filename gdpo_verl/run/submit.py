@@ -91,12 +91,10 @@ def submit(
         if "://" not in file and (key != _MODEL or file.startswith("/"))
     ]
     # By this name a system without an environment has a Python too, which can say so.
-    check = ["python3", "-m", "cluster_nodes", __version__, *files]
-    train = ["python3", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
+    place = [f"--config-dir={config_dir}"] if config_dir else []
+    check = ["python3", "-m", "cluster_nodes", __version__, *files, *place]
+    train = ["python3", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run), *place]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
-    if config_dir:
-        check += [f"--config-dir={config_dir}"]
-        train += ["--config-dir", str(config_dir)]
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}

@@ -97,21 +97,17 @@ def _stretches(
 ) -> Iterator[tuple[int, int, float, float | None, bool]]:
     steps = [step for step, data in metrics.items() if key in data]
     values = [metrics[step][key] for step in steps]
-    # Whole windows in question, as [first, last] positions that are joined where they overlap.
+    # Windows in question, as positions [start, end) that are joined where they overlap.
     joined: list[list[int]] = []
-    total = sum(values[: MANY_STEPS - 1])
-    for end in range(MANY_STEPS - 1, len(values)):
-        start = end - MANY_STEPS + 1
-        total += values[end] - (values[start - 1] if start else 0.0)
-        # Sums that are updated carry rounding.
-        if low - 1e-9 <= total / MANY_STEPS <= high + 1e-9:
-            if joined and start <= joined[-1][1]:
+    for start in range(len(values) - MANY_STEPS + 1):
+        end = start + MANY_STEPS
+        if low <= fmean(values[start:end]) <= high:
+            if joined and start < joined[-1][1]:
                 joined[-1][1] = end
             else:
                 joined.append([start, end])
     for start, end in joined:
-        inside = steps[start : end + 1]
+        inside = steps[start:end]
         means = [metrics[step][mean_key] for step in inside if mean_key in metrics[step]]
-        value = fmean(values[start : end + 1])
-        mean = fmean(means) if means else None
-        yield inside[0], inside[-1], value, mean, end == len(values) - 1
+        value, mean = fmean(values[start:end]), fmean(means) if means else None
+        yield inside[0], inside[-1], value, mean, end == len(values)

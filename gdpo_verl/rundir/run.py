@@ -12,6 +12,7 @@ Only the metrics are needed; whatever else is missing is named in `Run.notes`.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import re
 from collections.abc import Iterator, Sequence
@@ -172,28 +173,19 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
 
 
 def _read_config(path: Path, notes: list[str]) -> DictConfig:
-    if not path.is_file():
-        notes.append("No config.yaml: names and settings are taken from the directory's name.")
-        return OmegaConf.create({})
-    try:
-        config = OmegaConf.load(path)
-        if isinstance(config, DictConfig):
+    with contextlib.suppress(OSError, yaml.YAMLError, OmegaConfBaseException):
+        if isinstance(config := OmegaConf.load(path), DictConfig):
             return config
-        notes.append("config.yaml is not a mapping; it is left out.")
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        notes.append(f"config.yaml could not be read ({type(error).__name__}); it is left out.")
+    notes.append("No config.yaml that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
 
 
 def _read_launch(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        launch = parse_json(path.read_bytes()) if path.is_file() else {}
-    except ValueError:
-        launch = None
-    if isinstance(launch, dict):
-        return launch
-    notes.append("launch.json could not be read; recipe and version are not known.")
-    return {}
+        return dict(parse_json(path.read_bytes())) if path.is_file() else {}
+    except (ValueError, TypeError):
+        notes.append("launch.json could not be read; recipe and version are not known.")
+        return {}
 
 
 def _gaps(run: Run) -> Iterator[str]:
