@@ -5,6 +5,7 @@ RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_asi
 RUN/<name>.jsonl        the same where VERL_FILE_LOGGER_PATH was not set; only without the above
 RUN.jsonl               likewise, where it is given: verl's own name is <project>/<experiment>.jsonl
 RUN/trainer_state.json  of TRL, or that of its last checkpoint; only without any of the above
+RUN/**/events.out.tfevents.*   the `tensorboard` tracker; only without any of the above
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gdpo_verl.rundir.dumps import parse_json
 
 METRICS = "metrics.jsonl"
 STATE = "trainer_state.json"
+EVENTS = "events.out.tfevents.*"
 Metrics = dict[str, float]
 Series = list[tuple[int, float]]
 _LARGEST = sys.float_info.max
@@ -42,6 +44,9 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
     """Step to metrics of a directory or a tracker's file, under `current_names`.
 
     `notes` gets a sentence for everything that could not be read.
+
+    Raises:
+      RunError: there are only TensorBoard's files and tensorboard is not installed.
     """
     files = [run] if run.is_file() else [path for _, path in _earlier_metrics(run)]
     files += [run / METRICS] if (run / METRICS).is_file() else []
@@ -50,6 +55,8 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
         files = others[-1:]
     if not files and (state := trainer_state(run)):
         return _read_state(state)
+    if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
+        return _read_events(run, events, notes)
     metrics: dict[int, Metrics] = {}
     for path in files:
         for step, data in _records(path, notes):
@@ -142,3 +149,28 @@ def _read_state(path: Path) -> dict[int, Metrics]:
         numbers = {key: float(value) for key, value in entry.items() if is_number(value)}
         metrics.setdefault(int(entry["step"]), {}).update(numbers)
     return metrics
+
+
+def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[int, Metrics]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError:
+        raise RunError(
+            f"{run}: expected {METRICS}, found TensorBoard's event files alone. To read them: "
+            "pip install tensorboard"
+        ) from None
+    newest = max(directories, key=lambda each: max(p.stat().st_mtime for p in each.glob(EVENTS)))
+    if len(directories) > 1:
+        notes.append(
+            f"Event files lie in {len(directories)} directories; read were those of the newest, "
+            f"{newest.relative_to(run).as_posix()}."
+        )
+    # 0 keeps every value; verl writes nothing but scalars.
+    events = EventAccumulator(str(newest), size_guidance={"scalars": 0})
+    events.Reload()
+    metrics: dict[int, Metrics] = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            if is_number(event.value):
+                metrics.setdefault(event.step, {})[tag] = event.value
+    return {step: current_names(metrics[step]) for step in sorted(metrics)}
