@@ -18,6 +18,7 @@ from gdpo_verl import __version__
 from gdpo_verl.plugin.dumps import DumpSettings
 from gdpo_verl.run import launch
 from gdpo_verl.run.composition import hardware_of
+from gdpo_verl.run.cpu_settings import check_memory
 from gdpo_verl.run.memory import Shape, load_shape, needs
 from gdpo_verl.run.preflight import check_data_files
 from gdpo_verl.start import check_model
@@ -110,6 +111,8 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
 
 def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     check_model(config, elsewhere=elsewhere)
+    if config.trainer.device == "cpu" and not elsewhere:
+        check_memory(config)
     if shape is None:
         yield (
             f"memory   not known: the configuration of {config.actor_rollout_ref.model.path!r} is "

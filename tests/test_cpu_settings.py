@@ -21,11 +21,13 @@ ACTOR = "actor_rollout_ref.actor"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 LENGTHS = ("data.max_prompt_length=128", "data.max_response_length=48")
+GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set a machine that computes in bfloat16."""
+    """Set a machine of 24 GiB that computes in bfloat16."""
+    monkeypatch.setattr(cpu_settings, "memory", lambda: 24 * GIB)
     monkeypatch.setattr(cpu_settings, "multiplies_bfloat16", lambda: True)
 
 
@@ -48,7 +50,6 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         (SLIDING, [], "actor_rollout_ref.model.use_remove_padding", False),
         (SLIDING, [], f"{ACTOR}.use_dynamic_bsz", True),
         (SLIDING, LENGTHS, TOKENS, 512),
-        (SMOLLM2, ["data.max_prompt_length=600", "data.max_response_length=48"], TOKENS, 648),
         (SLIDING, LENGTHS, "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", 512),
         # Old log-probabilities are the rollout's where its policy is trained.
         (SMOLLM2, ["trainer.v1.trainer_mode=sync"], BYPASS, True),
@@ -64,6 +65,30 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
 )
 def test_settings_follow_from_the_model(tmp_path, model, given, key, expected):
     assert OmegaConf.select(chosen_for(tmp_path, model, *given), key) == expected
+
+
+def test_a_smaller_bucket_is_refused_before_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"update_weights_bucket_megabytes: expected at least 108"):
+        chosen_for(tmp_path, SMOLLM2, f"{cpu_settings.BUCKET}=64")
+
+
+def test_a_micro_batch_is_smaller_on_a_small_machine_and_holds_a_row(tmp_path, monkeypatch):
+    def tokens(gib):
+        monkeypatch.setattr(cpu_settings, "memory", lambda: int(gib * GIB))
+        config = chosen_for(tmp_path, SMOLLM2, *LENGTHS)
+        return config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+
+    assert 176 < tokens(7.5) < 512
+    assert tokens(7) == 176
+
+
+def test_a_model_larger_than_the_memory_is_refused_with_what_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_settings, "memory", lambda: 8 * GIB)
+    cpu_settings.check_memory(chosen_for(tmp_path, SMOLLM2))
+
+    # 508 million weights by 20 bytes, and 4 GiB for everything else.
+    with pytest.raises(ValueError, match=r"model.path: .* 8.0 GiB of memory, found .* 13.5 GiB"):
+        cpu_settings.check_memory(chosen_for(tmp_path, QWEN))
 
 
 @pytest.mark.parametrize(("hardware", "dtype"), [(True, "bfloat16"), (False, "float32")])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -20,14 +22,18 @@ from gdpo_verl.run.preflight import check_data_files, check_machine
             "data/gsm8k/train.parquet",
             "'data/gsm8k/train.parquet' does not exist.*with `gdpo-verl prepare gsm8k`",
         ),
+        ("no_rows.parquet", "expected at least one row, found none in no_rows.parquet"),
+        ("no_byte.parquet", "expected at least one row, found none in no_byte.parquet"),
     ],
 )
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
-def test_files_that_are_not_here_are_refused(
+def test_files_without_a_row_are_refused(
     path: str, expected: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rows.parquet").touch()
+    pq.write_table(pa.table({"data_source": ["toolbox"]}), "rows.parquet")
+    pq.write_table(pa.table({"data_source": pa.array([], pa.string())}), "no_rows.parquet")
+    Path("no_byte.parquet").touch()
     data = {"train_files": ["rows.parquet"], "val_files": "rows.parquet"}
     check_data_files(data)
     with pytest.raises(ValueError, match=rf"^data\.{key}: {expected}"):

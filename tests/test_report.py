@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Settings of `hardware=cpu` that depend on the model and the processor.
+"""Settings of `hardware=cpu` that depend on the model, the processor and the machine's memory.
 
 The recipe's own values are the tiny policy's. A pretrained model is recognised by its number of
 weights; of it only config.json is read.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from gdpo_verl.run.memory import is_lora
 from gdpo_verl.start import multiplies_bfloat16
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
@@ -18,6 +20,25 @@ _MIB = 1 << 20
 _SMALL = 10_000_000  # weights
 # Attention is dense over a micro-batch, so that a longer one costs more.
 _TOKENS = 512
+# Ray, vLLM without its weights and what all of them import; then the activations' part of the rest.
+_PROCESSES = 4 << 30
+_SHARE = 0.5
+
+
+def check_memory(config: Any) -> None:
+    """Refuse a model whose weights and optimizer alone are larger than this machine's memory.
+
+    Raises:
+      ValueError: names the key, what there is and what it takes.
+    """
+    model = _read_config(config.actor_rollout_ref.model.path)
+    if _weights(model) > _SMALL and (taken := _fixed_bytes(config, model)) > memory():
+        raise ValueError(
+            "actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
+            f"{memory() / 2**30:.1f} GiB of memory, found one that takes {taken / 2**30:.1f} GiB "
+            "with gradients, optimizer, vLLM and Ray. Train a smaller one, or adapters with "
+            "actor_rollout_ref.model.lora_rank=32."
+        )
 
 
 def choose_settings(config: Any) -> dict[str, Any]:
@@ -25,7 +46,13 @@ def choose_settings(config: Any) -> dict[str, Any]:
     model = _read_config(config.actor_rollout_ref.model.path)
     if _weights(model) < _SMALL:
         return {}
-    tokens = max(_TOKENS, config.data.max_prompt_length + config.data.max_response_length)
+    half, free = multiplies_bfloat16(), max(0, memory() - _fixed_bytes(config, model))
+    # Of a token: what a layer keeps for the backward pass, and its logits several times.
+    kept = model["num_hidden_layers"] * (10 * model["hidden_size"] + 4 * _inner(model))
+    activations = kept * (2 if half else 4) + 4 * model["vocab_size"] * 4
+    most = int(_SHARE * free / activations / config.trainer.n_gpus_per_node)
+    row = config.data.max_prompt_length + config.data.max_response_length
+    tokens = max(row, min(_TOKENS, most))
     # Packing pays where prompts are shared, and a mask can share them in full attention.
     shares = set(model.get("layer_types") or ["full_attention"]) == {"full_attention"}
     largest = max(model["vocab_size"], _inner(model)) * model["hidden_size"] * 4
@@ -40,7 +67,7 @@ def choose_settings(config: Any) -> dict[str, Any]:
     for role in ("rollout", "ref"):
         chosen[f"{ours}.{role}.log_prob_use_dynamic_bsz"] = True
         chosen[f"{ours}.{role}.log_prob_max_token_len_per_gpu"] = tokens
-    if multiplies_bfloat16():
+    if half:
         chosen[f"{ours}.rollout.dtype"] = "bfloat16"
         for role in ("actor", "ref"):
             chosen[f"{ours}.{role}.fsdp_config.dtype"] = "bfloat16"
@@ -48,6 +75,14 @@ def choose_settings(config: Any) -> dict[str, Any]:
     if config.trainer.v1.trainer_mode == "sync":  # what is trained on, this policy has sampled
         chosen["algorithm.rollout_correction.bypass_mode"] = True
     return chosen
+
+
+def memory() -> int:
+    """The bytes that this machine has, or the container around this process."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    written = limit.read_text().strip() if limit.exists() else "max"
+    return min(total, int(written)) if written.isdecimal() else total
 
 
 def _weights(model: Mapping[str, Any]) -> int:
@@ -60,6 +95,14 @@ def _weights(model: Mapping[str, Any]) -> int:
 
 def _inner(model: Mapping[str, Any]) -> int:
     return int(model.get("intermediate_size") or 4 * model["hidden_size"])
+
+
+def _fixed_bytes(config: Any, model: Mapping[str, Any]) -> int:
+    """The bytes of a training whatever its micro-batches are."""
+    # In float32 the weights, and but for LoRA gradients and two moments; then the weights with
+    # which vLLM and the trainer compute.
+    size = 2 if multiplies_bfloat16() else 4
+    return _weights(model) * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
 
 
 def _read_config(path: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def train(
       RecipeError: no such recipe, or its configuration cannot be composed.
       RunDirectoryError: `run` belongs to a training that learns something else, or that still runs.
       LaunchError: the training failed; says why and where its log is.
-      ValueError: this machine lacks the model, the data or the devices.
+      ValueError: this machine lacks the model, the data, the devices or the memory.
       CheckpointError: `run` has had checkpoints, and none is whole.
     """
     run = run.resolve()
@@ -87,6 +87,8 @@ def train(
             # Before there is a config.yaml, which another path would not fit.
             check_model(config)
             preflight.check_machine(config)
+            if config.trainer.device == "cpu":
+                cpu_settings.check_memory(config)
         if config.trainer.device == "cpu":
             dtype = config.actor_rollout_ref.actor.fsdp_config.dtype
             print_status(f"{recipe}: computes in {dtype}")
@@ -221,6 +223,12 @@ def composed(
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
     config = compose(recipe, [*paths, *complete], config_dir) if added else config
+    least = chosen.get(cpu_settings.BUCKET, 0)
+    if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < least:
+        raise ValueError(
+            f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
+            f"takes, found {bucket}. Leave it out."
+        )
     return config, complete
 
 

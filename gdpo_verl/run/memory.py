@@ -71,9 +71,7 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
         size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
         own, away = shape.weights * size / shards, ", in the machine's memory between uses"
         yield f"weights in {shards} shard(s){away * fsdp.param_offload}", own
-        if not (
-            model.lora_rank or model.get("lora_adapter_path")
-        ):  # LoRA trains adapters in their place
+        if not is_lora(config):
             yield "their gradients in an update", own
             yield f"the optimizer's two moments{away * fsdp.optimizer_offload}", 2 * own
     parts = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
@@ -88,6 +86,12 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
     fused = ", never all at once by use_fused_kernels" if model.use_fused_kernels else ""
     what = f"logits of one micro-batch, {tokens:,} tokens by actor_rollout_ref.{key}_per_gpu{fused}"
     yield what, tokens * shape.vocabulary * 4
+
+
+def is_lora(config: Any) -> bool:
+    """Recognise LoRA, which trains adapters in place of the weights."""
+    model = config.actor_rollout_ref.model
+    return bool(model.lora_rank or model.get("lora_adapter_path"))
 
 
 def _bytes(dtype: str) -> int:

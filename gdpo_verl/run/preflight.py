@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from typing import Any
@@ -48,7 +49,7 @@ def check_machine(config: Any) -> None:
 
 
 def check_data_files(data: Any, *keys: str) -> None:
-    """Refuse files of verl's ``data`` that do not exist here.
+    """Refuse files of verl's ``data`` that do not exist here, or hold no row.
 
     By default those of the training and of the validation; else those of `keys`.
 
@@ -60,12 +61,22 @@ def check_data_files(data: Any, *keys: str) -> None:
     for key in keys or ("train_files", "val_files"):
         files = data.get(key)
         for path in [files] if isinstance(files, str) else list(files or []):
-            if "://" in path or os.path.exists(os.path.expanduser(path)):
+            local = os.path.expanduser(path)
+            if "://" in path or (os.path.exists(local) and _has_rows(local)):
                 continue
+            found = f"expected at least one row, found none in {path}"
+            if not os.path.exists(local):
+                found = f"{path!r} does not exist here"
             remedy = "`gdpo-verl prepare --help` names the data sets that one command writes."
             if command := prepare_command_of(path):
                 remedy = f"Prepare it with `{command}`."
-            raise ValueError(
-                f"data.{key}: {path!r} does not exist here (working directory {os.getcwd()}). "
-                f"{remedy}"
-            )
+            raise ValueError(f"data.{key}: {found} (working directory {os.getcwd()}). {remedy}")
+
+
+def _has_rows(path: str) -> bool:
+    import pyarrow.parquet as pq
+
+    with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
+        if path.endswith(".parquet"):
+            return bool(pq.read_metadata(path).num_rows)
+    return not os.path.isfile(path) or os.path.getsize(path) > 0
