@@ -208,12 +208,12 @@ def test_bad_coding_rows_are_rejected_with_file_row_and_reason(tmp_path):
 # --- rlla -----------------------------------------------------------------------------
 
 
-def calling(number, thought="Add."):
+def calling(number):
     call = f'{{"name": "add", "parameters": {{"a": {number}}}}}'
     return {
         "instruction": "Tools: add(a).",
         "input": f"<user> Add {number}. </user>",
-        "output": f"<think> {thought} </think>\n<tool_call>\n{call}\n</tool_call>",
+        "output": f"<think> Add. </think>\n<tool_call>\n{call}\n</tool_call>",
     }
 
 
@@ -249,19 +249,14 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     assert row == expected
 
 
-def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read(tmp_path):
+def test_rlla_rejects_unreadable_rows(tmp_path):
     foreign = {**published(1, "train"), "data_source": "gsm8k"}
     broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
-    tag = calling(5, thought="I use <tool_call> here.")
-    rows = [published(0, "train"), foreign, calling(2), broken, calling(4), tag]
+    rows = [published(0, "train"), foreign, calling(2), broken, calling(4)]
     source = write_lines(tmp_path / "mixed.jsonl", rows)
     provenance = rlla.prepare(tmp_path / "out", source=source)
     assert rejected(provenance) == [(1, "data_source"), (3, "ground_truth")]
-    assert provenance["counts"]["kept"] == 4
-    ((place, row),) = [(row["file"], row["row"]) for row in provenance["suspicious"]]
-    assert (place, row) == ("mixed.jsonl", 5)
-    (line,) = [line for line in catalog.provenance_notes(provenance) if "row 5" in line]
-    assert line.startswith("  mixed.jsonl row 5: under the published rules (strict: false)")
+    assert provenance["counts"]["kept"] == 3
 
 
 def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp_path):
@@ -270,7 +265,6 @@ def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp
         pytest.skip("ToolRL's dialogues are not here")
     provenance = rlla.prepare(tmp_path / "out", source=str(file))
     assert provenance["rejected"] == []
-    assert len(provenance["suspicious"]) == 17  # tags in the thought
     train, validation = (truths(tmp_path / "out", split) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (360, 40)
     (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
@@ -320,9 +314,7 @@ def test_the_provenance_names_source_hash_settings_and_counts(tmp_path):
         "kept": 3,
         "rejected": {},
         "of_unused_splits": {"test": 1},
-        "suspicious": 0,
         "other_tasks": {},
-        "validation_prompts_in_train": 1,
     }
 
 

@@ -151,8 +151,6 @@ def _prepare(
     questions = [questions[number * total // count] for number in range(count)]
     if benchmark.not_covered:
         notes.append(f"not covered: {benchmark.not_covered}")
-    if rejected := loaded.about.get("rejected"):
-        notes.append(f"{len(rejected)} rows cannot be read and were not asked; the file lists them")
     data = {
         "source": loaded.about,
         "available": len(loaded.items),

@@ -13,7 +13,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -114,19 +113,6 @@ def evaluate(
     return {"format": form, "exact": exact}
 
 
-@contextmanager
-def _deterministic(threads: int, seed: int) -> Iterator[None]:
-    """Seed torch and fix its thread count; put both back afterwards."""
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
 def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
     """Raise ValueError unless the sampled shares lie where reinforcement learning has room."""
     for name, (low, high) in (("format", task.format_band), ("exact", task.exact_band)):
@@ -148,6 +134,8 @@ def make_policy(
     base: str | None = None,
 ) -> dict[str, Any]:
     """Train the policy and save it as an ordinary checkpoint with its tokenizer.
+
+    Torch keeps the seed and the number of threads.
 
     Args:
       out_dir: the checkpoint's directory; a policy that it holds is replaced.
@@ -178,19 +166,20 @@ def make_policy(
     check_out(out_dir)
     began = time.monotonic()
     fast = base is not None and multiplies_bfloat16()
-    with _deterministic(settings.threads, seed):
-        if base:
-            tokenizer, model, dtype = load(base)
-        else:
-            tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
-            model, dtype = make_model(tokenizer), torch.float32
-        train(chosen, model, tokenizer, settings, seed=seed, progress=progress, bfloat16=fast)
-        model.to(dtype if fast else torch.float32)
-        examples = list(islice(chosen.held_out(seed), settings.evaluated))
-        shares = {
-            how: evaluate(chosen, model, tokenizer, examples, settings, sample=how == "sampled")
-            for how in ("sampled", "greedy")
-        }
+    torch.manual_seed(seed)
+    torch.set_num_threads(settings.threads)
+    if base:
+        tokenizer, model, dtype = load(base)
+    else:
+        tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
+        model, dtype = make_model(tokenizer), torch.float32
+    train(chosen, model, tokenizer, settings, seed=seed, progress=progress, bfloat16=fast)
+    model.to(dtype if fast else torch.float32)
+    examples = list(islice(chosen.held_out(seed), settings.evaluated))
+    shares = {
+        how: evaluate(chosen, model, tokenizer, examples, settings, sample=how == "sampled")
+        for how in ("sampled", "greedy")
+    }
     record: dict[str, Any] = {
         "task": task,
         "base": base,

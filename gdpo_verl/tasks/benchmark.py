@@ -94,22 +94,19 @@ class Questions:
         ``parse`` is the reward's own parser, which has to read every ground truth.
 
         Raises:
-          FileNotFoundError, ValueError: no file, or bad rows; names the first and counts them.
+          FileNotFoundError, ValueError: no file, or a bad row.
         """
         path = Path(file).expanduser()
-        items, faults = [], []
+        items = []
         for number, row in enumerate(read_rows(path)):
-            name, truth = f"row {number}", row["reward_model"]["ground_truth"]
-            items.append(Question(name, row["data_source"], row["prompt"], truth))
+            truth = row["reward_model"]["ground_truth"]
             try:
                 parse(truth)
             except ValueError as error:
-                faults.append(f"{name}: {error}")
-        if faults:
-            raise ValueError(
-                f"--data: {len(faults)} of {len(items)} ground truths cannot be read. Is it this "
-                f"benchmark's data? The first, {faults[0]}"
-            )
+                raise ValueError(
+                    f"--data: {path}, row {number}: {error}. Is it this benchmark's data?"
+                ) from error
+            items.append(Question(f"row {number}", row["data_source"], row["prompt"], truth))
         return cls(items, {"file": str(path), "sha256": sha256(path)})
 
 
@@ -118,7 +115,7 @@ class Score:
     """The worth of an answer.
 
     Attributes:
-      measures: 0 to 1 each, the benchmark's names.
+      measures: 0 to 1 each, by name; `ACCURACY` is one.
       error: why it could not be read, `NONE` when it could.
       reason: what the judge objects to, where it says so.
     """
@@ -163,8 +160,6 @@ class Benchmark(ABC):
 
     sampling: ClassVar[Sampling]
     """By default that of the validation in the recipe of the same task."""
-    measures: ClassVar[tuple[str, ...]]
-    """Names of the measures in a `Score`; `ACCURACY` first."""
     averages: ClassVar[Averages] = {}
     """Unweighted means of parts. A part pools the questions of several categories, or is an
     average that stands before it."""
@@ -203,11 +198,9 @@ def open_benchmark(
         raise ValueError(
             f"benchmark: expected one of {known}, found {name!r}.{did_you_mean(name, known)}"
         )
-    task = catalog.BENCHMARKS[name]
-    inner, _, kind = str(task.benchmark).rpartition(":")
-    found = getattr(catalog.load_module(f"{task.module}.{inner}".rstrip(".")), kind)
-    benchmark: Benchmark = found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
-    return benchmark
+    module, _, kind = str(catalog.BENCHMARKS[name].benchmark).partition(":")
+    found: type[Benchmark] = getattr(catalog.load_module(module), kind)
+    return found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
 
 
 def questions_digest(questions: Sequence[Question]) -> str:

@@ -49,15 +49,12 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     def __init__(
         self,
         model_name: str = bfcl.MODEL,
-        temperature: float = 0,
-        registry_name: str = bfcl.MODEL,
-        is_fc_model: bool = False,
         *,
         frame: prompt.PromptFrame | None = None,
         ask: Ask | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        super().__init__(model_name, temperature, registry_name, is_fc_model)
+        super().__init__(model_name, 0, bfcl.MODEL, is_fc_model=False)
         self.frame = frame or prompt.PromptFrame()
         self.ask = ask
         self.names = frozenset(names)
@@ -150,9 +147,6 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         if name not in self.names or large:
             return "undefined_function()"
         return f"{name}(**{parameters!r})"
-
-
-bfcl.MODELS[bfcl.MODEL].model_handler = Handler
 
 
 @cache
