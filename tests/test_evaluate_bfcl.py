@@ -8,6 +8,7 @@ import json
 import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -369,14 +370,17 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
     simulated = [
         json.loads(line)["name"] for file in documents for line in file.read_text().splitlines()
     ]
-    bfcl_data.MODELS[bfcl_data.MODEL].model_handler = lambda **given: handler.Handler(
-        **given, names=simulated
+    about = SimpleNamespace(
+        model_name=bfcl_data.MODEL,
+        model_handler=lambda model_name, **_: handler.Handler(model_name, names=simulated),
+        **dict.fromkeys(("display_name", "url", "org", "license"), ""),
+        **dict.fromkeys(("input_price", "output_price")),
+        **dict.fromkeys(("is_fc_model", "underscore_to_dot"), False),
     )
     folders = directory / "result", directory / "score"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(bfcl_data.MODELS, bfcl_data.MODEL, about)
         handler.runner.runner([bfcl_data.MODEL], list(CATEGORIES), *folders, allow_missing=True)
-    finally:
-        bfcl_data.MODELS[bfcl_data.MODEL].model_handler = handler.Handler
     found = {}
     for file in folders[1].rglob("*_score.json"):
         category = file.name.removeprefix("BFCL_v4_").removesuffix("_score.json")

@@ -103,10 +103,5 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
 
     >>> pass_at_k(1, 4, 2)
     0.5
-
-    Raises:
-      ValueError: fewer than k answers.
     """
-    if not 1 <= k <= total:
-        raise ValueError(f"k: expected 1 to {total}, the number of answers, found {k}")
     return 1.0 - math.comb(total - correct, k) / math.comb(total, k)

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
+from gdpo_verl.policy.model import encode_prompts, make_model, train_tokenizer
 from gdpo_verl.policy.pretrained import check_out, load, save
 from gdpo_verl.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
 from gdpo_verl.start import multiplies_bfloat16
@@ -39,8 +39,9 @@ def batches(
         examples = [task.draw(rng) for _ in range(settings.batch_size)]
         flawed = settings.flawed_format, settings.flawed_content
         answers = [task.demonstrate(example, rng, *flawed) for example in examples]
-        prompts = encode(tokenizer, [chat(tokenizer, example) for example in examples])
-        responses = encode(tokenizer, [f"{answer}{tokenizer.eos_token}" for answer in answers])
+        prompts = encode_prompts(tokenizer, examples)
+        ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
+        responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
         pairs = [*zip(prompts, responses, strict=True)]
         rows = [torch.tensor(p + r) for p, r in pairs]
         trained = [torch.tensor([-100] * len(p) + r) for p, r in pairs]
@@ -96,7 +97,7 @@ def train(
 
 def evaluate(
     task: PolicyTask,
-    model: PreTrainedModel,
+    model: Any,  # its stubs know generation only for a narrower self
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     settings: Settings,
@@ -104,9 +105,14 @@ def evaluate(
     sample: bool,
 ) -> dict[str, float]:
     """Shares of prompts answered right in form, and exactly right in content."""
-    prompts = [chat(tokenizer, example) for example in examples]
+    batch = tokenizer.pad({"input_ids": encode_prompts(tokenizer, examples)}, return_tensors="pt")
+    how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     most = settings.max_new_tokens
-    answers = generate(model, tokenizer, prompts, max_new_tokens=most, sample=sample)
+    model.eval()
+    with torch.inference_mode():
+        out = model.generate(**batch, max_new_tokens=most, do_sample=sample, **how)
+    responses = out[:, batch["input_ids"].shape[1] :]
+    answers = tokenizer.batch_decode(responses, skip_special_tokens=True)
     pairs = zip(answers, examples, strict=True)
     graded = [task.grade(answer, example.ground_truth) for answer, example in pairs]
     form, exact = (sum(share) / len(graded) for share in zip(*graded, strict=True))

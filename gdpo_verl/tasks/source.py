@@ -140,7 +140,7 @@ def _read_files(files: list[Path], root: Path, *, splits: bool) -> Iterator[Reco
                 if not isinstance(values, dict):
                     raise ValueError(f"expected an object, found {values!a:.100}")
                 yield Record(place.as_posix(), row, split, values)
-        except (pa.ArrowException, ValueError, RecursionError) as error:
+        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}, at or after row "
                 f"{row}: {error}. Mend the file or take the row out"
