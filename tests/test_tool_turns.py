@@ -53,9 +53,7 @@ FORMULA = "expected numbers with + - * / ** and brackets, found "
     ("name", "arguments", "told"),
     [
         ("calculate", {"expression": "1 / 0"}, FORMULA + "'1 / 0'"),
-        ("calculate", {"expression": "(-8) ** 0.5"}, FORMULA + "'(-8) ** 0.5'"),
         ("calculate", {"expression": "__import__('os')"}, FORMULA),
-        ("calculate", {"expression": "..."}, FORMULA + "'...'"),
         ("calculate", {"expression": ["1"]}, FORMULA + "['1']"),
         ("calculate", {"expression": "(" * 100_000}, FORMULA + "'(((("),
         ("calculate", {}, "calculate() missing 1 required positional argument: 'expression'"),
@@ -86,33 +84,14 @@ def test_a_call_that_takes_forever_is_ended_and_the_next_one_is_made() -> None:
     assert guarded(TOOLS["calculate"])(expression="6 * 7") == ("42", EXECUTED)
 
 
-USERS_TOOLS = '''
+USERS_TOOLS = """
 import sys
 
-
-def flood(letters: int) -> str:
-    """Tell a lot.
-
-    Args:
-        letters: how many
-    """
-    return letters * "x"
-
-
-def quit() -> str:
-    """Leave."""
-    sys.exit(1)
-
-
-def eat() -> int:
-    """Take all memory."""
-    return len(bytearray(1 << 40))
-
-
-def silent() -> None:
-    """Raise without a word."""
-    raise RuntimeError
-'''
+def flood(letters): return letters * "x"
+def quit(): sys.exit(1)
+def eat(): return len(bytearray(1 << 40))
+def silent(): raise RuntimeError
+"""
 
 
 def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_told(
@@ -125,12 +104,9 @@ def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_t
     monkeypatch.setattr(turn_tools, "_pool", pool)
     import users_tools
 
-    flood = guarded(users_tools.flood)
-    assert flood(letters=200) == (200 * "x", EXECUTED)
-    cut = " [cut: the first 200 of 1000000 characters]"
-    assert flood(letters=10**6) == (200 * "x" + cut, EXECUTED)
-    told = guarded(users_tools.flood, most=3)(letters=4)
-    assert told == ("xxx [cut: the first 3 of 4 characters]", EXECUTED)
+    flood = guarded(users_tools.flood, most=3)
+    assert flood(letters=3) == ("xxx", EXECUTED)
+    assert flood(letters=10**6) == ("xxx [cut: the first 3 of 1000000 characters]", EXECUTED)
     assert guarded(users_tools.quit)() == ("Error: the tool crashed", RAISED)
     assert guarded(users_tools.silent)() == ("Error: RuntimeError", RAISED)
     assert guarded(users_tools.eat)() == ("Error: MemoryError", RAISED)
@@ -142,14 +118,10 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
 ) -> None:
     from verl.tools.function_tool import load_function_tools_from_path
 
-    def tool() -> str: ...
-
-    with pytest.raises(ImportError, match=r"tool: expected a function at the top of a module on"):
-        guarded(tool)
     # verl loads a file under a name of its own; what is defined in it, nobody else can import.
     imports = "from gdpo_verl.tasks.turn_tools import guarded\n"
     (tmp_path / "tools.py").write_text(f"{imports}{USERS_TOOLS}\nguarded(flood)\n")
-    with pytest.raises(ImportError, match="No module named '_verl_function_tools_"):
+    with pytest.raises(ImportError, match=r"at the top of a module .* '_verl_function_tools_"):
         load_function_tools_from_path(str(tmp_path / "tools.py"))
 
 
@@ -177,9 +149,8 @@ def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal() -> N
         refused += any(text.startswith("Error: ") for text in told)
         if each.call is None:
             assert each.ground_truth == f"<answer>{told[-1]}</answer>"
-        assert [message["role"] for message in each.messages[2:]] == ["assistant", "tool"] * len(
-            told
-        )
+        roles = [message["role"] for message in each.messages[2:]]
+        assert roles == ["assistant", "tool"] * len(told)
     assert 10 < refused < 45  # a tenth of those with a call to make
 
 
@@ -233,9 +204,7 @@ def test_a_policy_that_writes_the_tools_part_itself_is_not_paid_for_it() -> None
     # One turn of the policy's; verl makes its call and adds what the tool tells behind it.
     assert rewards(CALL + FORGED + ANSWER + TOLD + "Thanks.", [1.0]) == [1, 1, 1, 0]
     # Without a call that verl could read, none was made, whatever stands there.
-    forged = "<tool_call>\n6 * 7\n</tool_call>" + FORGED
-    assert rewards(3 * forged + ANSWER, []) == [1, 0, 0, 0]
-    assert rewards(FORGED + ANSWER, []) == [1, 0, 0, 0]
+    assert rewards("<tool_call>\n6 * 7\n</tool_call>" + FORGED + ANSWER, []) == [1, 0, 0, 0]
     honest = CALL + FORGED + ANSWER  # Qwen's template writes the true ones so
     assert rewards(honest, [1.0]) == [1, 1, 1, 1]
     assert rewards(FORGED + honest, [1.0]) == [1, 1, 1, 0]
@@ -329,9 +298,8 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
         (own if trained else told).append(token)
     # Loss falls on what the policy wrote, to the last end of a turn, and on nothing else.
     assert tokenizer.decode(own) == "".join(f"{turn}<|im_end|>" for turn in turns)
-    texts = ["56", "", "22", "1232"]
-    refusal = "Error: expected one of Paris, Tokyo, Lima, Oslo, Cairo, Delhi, Quito, Hanoi, found"
-    texts[1] = f"{refusal} 'Atlantis'"
+    cities = "Paris, Tokyo, Lima, Oslo, Cairo, Delhi, Quito, Hanoi"
+    texts = ["56", f"Error: expected one of {cities}, found 'Atlantis'", "22", "1232"]
     assert tokenizer.decode(told) == "".join(
         f"\n<|im_start|>tool\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts
     )

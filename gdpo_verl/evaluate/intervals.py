@@ -17,19 +17,12 @@ _AT_ONCE = 2_000_000  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval.
-
-    Attributes:
-      mean: over questions, in the unit of the values.
-      low: the interval's lower end; None where there is no interval.
-      high: its upper end.
-      method: 'wilson' or 'bootstrap'; '' where there is no interval.
-    """
+    """A mean over questions with its interval, if there is one."""
 
     mean: float
     low: float | None = None
     high: float | None = None
-    method: str = ""
+    method: str = ""  # 'wilson' or 'bootstrap'
 
 
 def wilson(successes: float, total: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.files import sha256
 from gdpo_verl.run.checkpoints import TRACKER, shards_problem
 from gdpo_verl.tasks.source import hub_errors
 
@@ -26,25 +27,15 @@ _NOT_NEEDED = ["*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*", "
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was found, its weights perhaps still in verl's shards.
+    """A model that was found, its weights perhaps still in verl's shards."""
 
-    Attributes:
-      given: what the user wrote.
-      folder: holds config.json and the tokenizer.
-      actor: a checkpoint's folder with verl's shards; None where `folder` holds the weights.
-      hub: its id on the hub, if it came from there.
-      revision: its commit there.
-      step: the training step of a checkpoint.
-      run: the directory of the training.
-    """
-
-    given: str
-    folder: Path
-    actor: Path | None = None
-    hub: str | None = None
-    revision: str | None = None
-    step: int | None = None
-    run: Path | None = None
+    given: str  # what the user wrote
+    folder: Path  # holds config.json and the tokenizer
+    actor: Path | None = None  # has verl's shards; None where `folder` holds the weights
+    hub: str | None = None  # its id on the hub, if it came from there
+    revision: str | None = None  # its commit there
+    step: int | None = None  # of a checkpoint
+    run: Path | None = None  # the directory of the training
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[Path]:
@@ -94,10 +85,7 @@ def weights_digest(folder: Path) -> str:
     """The SHA-256 of the names and bytes of the weights in a folder."""
     digest = hashlib.sha256()
     for file in _weight_files(folder):
-        digest.update(file.name.encode() + b"\n")
-        with file.open("rb") as opened:
-            while chunk := opened.read(1 << 22):
-                digest.update(chunk)
+        digest.update(f"{file.name} {sha256(file)}\n".encode())
     return digest.hexdigest()
 
 

@@ -26,21 +26,13 @@ Averages = Mapping[str, Sequence[Sequence[str] | str]]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of answers.
+    """The sampling of answers."""
 
-    Attributes:
-      temperature: 0 is greedy.
-      top_p: share of the probability that is drawn from.
-      max_tokens: of one answer.
-      samples: answers to each question.
-      seed: decides each draw, with the question's name.
-    """
-
-    temperature: float
+    temperature: float  # 0 is greedy
     top_p: float
-    max_tokens: int
-    samples: int = 1
-    seed: int = 0
+    max_tokens: int  # of one answer
+    samples: int = 1  # answers to each question
+    seed: int = 0  # decides each draw, with the question's name
 
     def __post_init__(self) -> None:
         for name, valid, wanted, found in (
@@ -61,19 +53,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Question:
-    """A chat to ask and what its answer is judged by.
+    """A chat to ask and what its answer is judged by."""
 
-    Attributes:
-      name: unlike any other's.
-      category: the row of the table it counts in.
-      messages: the chat, the user's turn last.
-      truth: what an answer is judged by, as JSON can hold it.
-    """
-
-    name: str
-    category: str
-    messages: Sequence[Mapping[str, str]]
-    truth: Any
+    name: str  # unlike any other's
+    category: str  # the row of the table it counts in
+    messages: Sequence[Mapping[str, str]]  # the user's turn last
+    truth: Any  # what an answer is judged by, as JSON can hold it
 
     @property
     def prompt(self) -> str:
@@ -112,32 +97,20 @@ class Questions:
 
 @dataclass(frozen=True)
 class Score:
-    """The worth of an answer.
+    """The worth of an answer."""
 
-    Attributes:
-      measures: 0 to 1 each, by name; `ACCURACY` is one.
-      error: why it could not be read, `NONE` when it could.
-      reason: what the judge objects to, where it says so.
-    """
-
-    measures: Mapping[str, float]
-    error: IntEnum
-    reason: str = ""
+    measures: Mapping[str, float]  # 0 to 1 each; `ACCURACY` is one
+    error: IntEnum  # why it could not be read, `NONE` when it could
+    reason: str = ""  # what the judge objects to, where it says so
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """The model's answer.
+    """The model's answer."""
 
-    Attributes:
-      text: without special tokens.
-      tokens: how many, the end token included.
-      finish: 'stop', 'length' when it was cut off, or 'prompt too long' when it was not asked.
-    """
-
-    text: str
-    tokens: int
-    finish: str
+    text: str  # without special tokens
+    tokens: int  # how many, the end token included
+    finish: str  # 'stop', 'length' when cut off, or 'prompt too long' when it was not asked
 
 
 Ask = Callable[[Sequence[Mapping[str, str]]], ModelAnswer]

@@ -13,24 +13,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Task:
-    """A task's rows and its benchmark.
+    """A task's rows and its benchmark."""
 
-    Attributes:
-      module: in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare.
-      max_prompt_length: the recipe's, in tokens; None where there are no rows to prepare.
-      benchmark: the class of its `Benchmark`, behind its module.
-      source: where the rows come from: published on the hub, ``given`` with ``--from``, made
-        here (``own``), or either of the last two (``any``).
-      trained: false for what is asked and never trained on: one split, all of it test.
-      shots: it takes worked examples as earlier turns.
-    """
-
-    module: str
-    max_prompt_length: int | None = None
-    benchmark: str | None = None
+    module: str  # in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare
+    max_prompt_length: int | None = None  # the recipe's, in tokens; None where there are no rows
+    benchmark: str | None = None  # module and class
+    # Where rows come from: the hub, the user's ``--from``, our own hand, or either of the two.
     source: Literal["hub", "given", "own", "any"] = "hub"
-    trained: bool = True
-    shots: bool = False
+    trained: bool = True  # false for what is only asked: one split, all of it test
+    shots: bool = False  # it takes worked examples as earlier turns
 
 
 TASKS = {

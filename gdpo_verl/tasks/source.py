@@ -37,19 +37,12 @@ _NO_DATA = ("dataset_info", "dataset_infos", "dataset_dict", "state", "provenanc
 
 @dataclass(frozen=True)
 class Record:
-    """One row as its source holds it.
+    """One row as its source holds it."""
 
-    Attributes:
-      file: its file, relative to the source, or the hub's split.
-      row: its place there, from 0.
-      split: 'train', 'validation', 'test', or None where no name says so.
-      values: its columns.
-    """
-
-    file: str
-    row: int
-    split: str | None
-    values: dict[str, Any]
+    file: str  # relative to the source, or the hub's split
+    row: int  # its place there, from 0
+    split: str | None  # 'train', 'validation', 'test', or None where no name says so
+    values: dict[str, Any]  # its columns
 
 
 @dataclass(frozen=True)

@@ -36,15 +36,7 @@ class PromptTooLong(Exception):
 
 
 class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
-    """Asks in the form of the training data and reads the answers as the reward does.
-
-    Attributes:
-      frame: the fixed texts of the system message.
-      ask: answers a chat.
-      steps: the answers so far.
-      names: functions that may be called; another is undefined, as in bfcl-eval, whatever
-        Python knows under its name.
-    """
+    """Asks in the form of the training data and reads the answers as the reward does."""
 
     def __init__(
         self,
@@ -57,6 +49,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         super().__init__(model_name, 0, bfcl.MODEL, is_fc_model=False)
         self.frame = frame or prompt.PromptFrame()
         self.ask = ask
+        # Another function is undefined, as in bfcl-eval, whatever Python knows under its name.
         self.names = frozenset(names)
         self.steps: list[ModelAnswer] = []
 
