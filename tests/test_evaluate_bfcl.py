@@ -381,7 +381,7 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
 @pytest.mark.slow
 def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, tmp_path):
     rows = [
-        make_row("bfcl", each.messages, "", ability="", extra_info={"id": each.name})
+        make_row("bfcl", each.messages, "x", ability="", extra_info={"id": each.name})
         for category in CATEGORIES
         for each in [each for each in benchmark.questions if each.category == category][:2]
     ]

@@ -48,7 +48,7 @@ def make(out: Path, *, settings: Settings = QUICK, **options: Any) -> Path:
     """Make a policy that is accepted however few steps it had."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)
-        policy.make_policy(out, progress=False, settings=settings, **options)
+        policy.make_policy(out, settings=settings, **options)
     return out
 
 
@@ -142,7 +142,7 @@ def test_the_same_seed_gives_the_same_weights(saved: Path, tmp_path: Path) -> No
 
 def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'format', found 0\.0%; nothing was written"):
-        policy.make_policy(tmp_path / "policy", progress=False, settings=QUICK)
+        policy.make_policy(tmp_path / "policy", settings=QUICK)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -232,7 +232,7 @@ def test_every_step_sees_the_weights_of_the_last(tokenizer: Any, bfloat16: bool)
     model, settings = make_model(tokenizer), replace(QUICK, steps=40)
     batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=1))
     before = model(**batch).loss.item()
-    policy.train(TOOLBOX, model, tokenizer, settings, seed=0, progress=False, bfloat16=bfloat16)
+    policy.train(TOOLBOX, model, tokenizer, settings, seed=0, bfloat16=bfloat16)
     assert model(**batch).loss.item() < before / 2
 
 
@@ -243,7 +243,6 @@ def test_every_step_sees_the_weights_of_the_last(tokenizer: Any, bfloat16: bool)
         ("no tokenizer", "--from: (cannot load|expected) a tokenizer"),
         ("chat_template", "expected a tokenizer with chat_template, found none"),
         ("pad_token", "expected a tokenizer with pad_token, found none"),
-        ("vocabulary", "found 594 rows of embeddings and the token 594 in .*Give the tokenizer th"),
     ],
     ids=str,
 )
@@ -255,10 +254,7 @@ def test_a_directory_that_cannot_be_trained_from_is_refused(
         shutil.copytree(saved, base, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja"))
     if not fault.startswith("no "):
         changed = AutoTokenizer.from_pretrained(saved)
-        if fault == "vocabulary":
-            changed.add_tokens(["<another>"])
-        else:
-            setattr(changed, fault, None)
+        setattr(changed, fault, None)
         changed.save_pretrained(base)
     assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
     assert re.search(message, capsys.readouterr().err)

@@ -63,7 +63,6 @@ def train(
     settings: Settings,
     *,
     seed: int,
-    progress: bool,
     bfloat16: bool = False,
 ) -> None:
     """Train ``model`` in place on flawed demonstrations, its products in bfloat16 if asked."""
@@ -78,7 +77,6 @@ def train(
         islice(batches(task, tokenizer, settings, seed=seed), settings.steps),
         total=settings.steps,
         desc="training the policy",
-        disable=not progress,
         # A terminal gets a moving bar, a log a line now and then.
         mininterval=0.1 if sys.stderr.isatty() else 20.0,
     )
@@ -135,7 +133,6 @@ def make_policy(
     *,
     task: str = "toolbox",
     seed: int = 0,
-    progress: bool = True,
     settings: Settings | None = None,
     base: str | None = None,
 ) -> dict[str, Any]:
@@ -147,7 +144,6 @@ def make_policy(
       out_dir: the checkpoint's directory; a policy that it holds is replaced.
       task: one of `policy.tasks.TASKS`.
       seed: decides the weights, on one kind of machine to the last bit.
-      progress: show a progress line.
       settings: other than the calibrated ones.
       base: the directory of a pretrained model to start from, in place of random weights.
 
@@ -179,7 +175,7 @@ def make_policy(
     else:
         tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
         model, dtype = make_model(tokenizer), torch.float32
-    train(chosen, model, tokenizer, settings, seed=seed, progress=progress, bfloat16=fast)
+    train(chosen, model, tokenizer, settings, seed=seed, bfloat16=fast)
     model.to(dtype if fast else torch.float32)
     examples = list(islice(chosen.held_out(seed), settings.evaluated))
     shares = {

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from gdpo_verl.files import sha256
 from gdpo_verl.tasks import catalog
-from gdpo_verl.tasks.rows import chat_text, check_messages
+from gdpo_verl.tasks.rows import chat_text, check_messages, text_of
 from gdpo_verl.text import did_you_mean
 
 ACCURACY = "accuracy"
@@ -199,15 +199,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"--data: expected at least one row, found none in {path}")
     for number, row in enumerate(rows):
         try:
-            truth = (row.get("reward_model") or {}).get("ground_truth")
-            if not isinstance(truth, str) or not isinstance(row.get("data_source"), str):
-                raise ValueError(
-                    "expected the columns data_source, prompt and reward_model.ground_truth, as "
-                    f"`gdpo-verl prepare` writes them, found {sorted(row)}"
-                )
+            text_of(row, "data_source")
+            text_of(row, "reward_model", "ground_truth")
             check_messages(row.get("prompt"))
         except ValueError as error:
-            raise ValueError(f"--data: {path}, row {number}: {error}") from error
+            raise ValueError(
+                f"--data: {path}, row {number}: {error}. Did `gdpo-verl prepare` write it?"
+            ) from error
     return list(rows)
 
 

@@ -76,17 +76,17 @@ def prepare(
     """
     task = DATASETS[name]
     options: dict[str, Any] = {"seed": seed}
-    given = {"--from": source, "--validation": validation}
-    if not task.trained:
-        if validation is not None:
-            raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
-        options |= {"name": name, "source": source}
-    elif task.source != "own":
-        options |= {"source": source, "validation": validation}
-    elif refused := [option for option, value in given.items() if value is not None]:
-        raise ValueError(f"{' and '.join(refused)}: {name} makes its own rows and takes none")
-    elif task.module == "reasoning_gym":
+    if name.replace("-", "_") != task.module:  # one of several data sets of its module
         options["name"] = name
+    if task.source != "own":
+        options["source"] = source
+    elif source is not None or validation is not None:
+        refused = "--from" if source is not None else "--validation"
+        raise ValueError(f"{refused}: {name} makes its own rows and takes none")
+    if validation is not None:
+        if not task.trained:
+            raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
+        options["validation"] = validation
     if task.shots:
         options["shots"] = shots
     elif shots:

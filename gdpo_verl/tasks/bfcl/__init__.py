@@ -118,14 +118,8 @@ def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[di
     """Read (file name, question, accepted answers) of each question in a category."""
     name = f"BFCL_v4_{category}.json"
     data = _package() / "data"
-    try:
-        questions = (data / name).read_text(encoding="utf-8").splitlines()
-        answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"bfcl: {error.filename} is missing from the installed package. "
-            f"Install the version that has it: {INSTALL}"
-        ) from error
+    questions = (data / name).read_text(encoding="utf-8").splitlines()
+    answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
     accepted = {answer["id"]: answer["ground_truth"] for answer in map(json.loads, answers)}
     for question in map(json.loads, questions):
         yield name, question, accepted[question["id"]]
