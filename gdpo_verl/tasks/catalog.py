@@ -18,7 +18,7 @@ class Task:
     module: str  # in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare
     max_prompt_length: int | None = None  # the recipe's, in tokens; None where there are no rows
     benchmark: str | None = None  # module and class
-    # Where rows come from: the hub, the user's ``--from``, our own hand, or either of the two.
+    # Where rows come from: the hub, ``--from`` alone, here, or either of the last two.
     source: Literal["hub", "given", "own", "any"] = "hub"
     trained: bool = True  # false for what is only asked: one split, all of it test
     shots: bool = False  # it takes worked examples as earlier turns
@@ -94,8 +94,8 @@ def prepare(
     if model is not None:
         from gdpo_verl.tasks.rows import PromptLength
 
-        most = max_prompt_length or task.max_prompt_length or 0
-        options["length"] = PromptLength.load(model, most)
+        most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
+        options["length"] = PromptLength(model, most or 0)
     elif max_prompt_length is not None:
         raise ValueError(
             "--max-prompt-length: counts tokens; give --model too, the model to be trained"

@@ -154,7 +154,7 @@ def _read_arrow(file: Path) -> Iterator[Any]:
 def _read_json(file: Path) -> Iterator[Any]:
     """Read a list of objects, or one object a line."""
     with file.open(encoding="utf-8") as text:
-        is_list = text.read(1) == "["
+        is_list = text.read(100).lstrip().startswith("[")
         text.seek(0)
         if is_list:
             yield from json.load(text)
