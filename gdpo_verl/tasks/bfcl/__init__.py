@@ -166,13 +166,7 @@ def accepted_rows(
 
 
 def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None) -> dict[str, Any]:
-    """Write the accepted questions to ``out_dir`` and return their provenance.
-
-    Args:
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
-      seed: decides the split, about nine to one.
-      length: the longest prompt, unchecked without it.
-    """
+    """Write the accepted questions, split nine to one by ``seed``, and return their provenance."""
     splits, rejected = accepted_rows(seed=seed, length=length)
     version = importlib.metadata.version("bfcl-eval")
     provenance = {
