@@ -6,9 +6,9 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import random
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from itertools import islice
 
@@ -151,16 +151,11 @@ def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers
     for split in ("train", "validation"):
         rows = written(made("toolbox"), split)
         for index, row in enumerate(rows):
-            assert row["data_source"] == "toolbox"
-            assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-            assert row["reward_model"]["style"] == "rule"
             assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
             truth = row["reward_model"]["ground_truth"]
             assert_is_its_own_best_answer(truth)
             call = json.loads(truth.splitlines()[2])
-            tool = toolbox.TOOLS[call["name"]]
-            assert tool.block in row["prompt"][0]["content"]
-            assert list(call["parameters"]) == list(tool.parameters)
+            assert toolbox.TOOLS[call["name"]].block in row["prompt"][0]["content"]
         assert len({row["prompt"][0]["content"] for row in rows}) > len(rows) / 2
 
 
@@ -171,26 +166,14 @@ def test_first_toolbox_question_of_seed_0_is_pinned():
     assert first.calls == (("convert_base", {"number": 84, "base": 6}),)
 
 
-def test_toolbox_can_draw_questions_that_need_two_tools():
-    rng = random.Random(0)
-    for _ in range(100):
-        example = toolbox.draw_example(rng, two_calls=1.0)
-        assert len({name for name, _ in example.calls}) == 2
-        assert {name for name, _ in example.calls} <= set(example.tools)
-        assert_is_its_own_best_answer(example.ground_truth)
-
-
-def test_toolbox_refuses_sizes_and_splits_that_it_cannot_fill(tmp_path, monkeypatch):
-    for sizes in ({"train": 0}, {"validation": -1}):
-        with pytest.raises(ValueError, match="expected at least 1 row"):
-            toolbox.prepare(tmp_path, **sizes)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="expected one of"):
-        next(toolbox.examples("test", seed=0))
-    monkeypatch.setattr(toolbox, "draw_example", lambda rng: toolbox.ToolExample("Tea?", (), ()))
+def test_more_rows_than_there_are_questions_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="'train' has no rows"):
+        toolbox.prepare(tmp_path, train=0)
+    tea = toolbox.ToolExample("Tea?", (), ())
     split = generated.split_of("Tea?")
-    with pytest.raises(ValueError, match=f"no new {split} question after 1"):
-        list(toolbox.examples(split, seed=0))
+    with pytest.raises(ValueError, match=f"x: no new {split} question after 1"):
+        list(generated.examples("x", split, lambda rng: tea, seed=0))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- writing --------------------------------------------------------------------------
@@ -203,9 +186,6 @@ def tiny_row(index):
 
 
 def test_provenance_holds_the_files_it_describes(tmp_path):
-    with pytest.raises(ValueError, match="'validation' has no rows"):
-        write_dataset(tmp_path / "new", {"train": [tiny_row(0)], "validation": []}, {})
-    assert not (tmp_path / "new").exists()
     written = write_dataset(tmp_path, {"train": [tiny_row(0), tiny_row(1)]}, {"license": "none"})
     assert json.loads((tmp_path / "provenance.json").read_text()) == written
     assert written["license"] == "none"
@@ -246,50 +226,25 @@ def test_a_value_of_a_kind_absent_from_the_first_thousand_rows_is_kept(tmp_path)
 # --- bfcl -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("accepted", "calls"),
-    [
-        ([{"f": {"x": [3, 3.0]}}], [("f", {"x": 3})]),
-        ([{"f": {"x": ["", 1], "y": [2, ""]}}], [("f", {"y": 2})]),
-        ([{"f": {"x": [{"u": [1, 2], "v": [""]}]}}], [("f", {"x": {"u": 1}})]),
-        ([{"f": {"x": [[{"u": ["a", "b"]}, {"u": [4]}]]}}], [("f", {"x": [{"u": "a"}, {"u": 4}]})]),
-        ([{"f": {"x": [["a", "b"]]}}, {"f": {}}], [("f", {"x": ["a", "b"]}), ("f", {})]),
-    ],
-    ids=["first of several", "omitted", "dict", "list of dicts", "two calls"],
-)
-def test_first_answer_takes_the_first_listed_value_at_every_level(accepted, calls):
-    assert bfcl.first_answer(accepted) == calls
-
-
 @needs_bfcl
 def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(tmp_path):
     provenance = bfcl.prepare(tmp_path, seed=0)
-    assert provenance["license"] == "Apache-2.0"
-    assert all(row["file"] and row["id"] and row["reason"] for row in provenance["rejected"])
+    assert "bfcl_eval.constants.model_config" not in sys.modules  # the stub has gone
+    assert "row simple_python_" in catalog.provenance_notes(provenance)[1]
     train, validation = written(tmp_path, "train"), written(tmp_path, "validation")
-    assert len(train) + len(validation) == provenance["kept"]
     for row in train + validation:
-        assert row["data_source"] == "bfcl"
         assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
     train_texts, texts = ({row["prompt"][1]["content"] for row in r} for r in (train, validation))
     assert not train_texts & texts
-    assert 0.05 < len(validation) / provenance["kept"] < 0.15
+    assert 0.05 < len(validation) / len(train) < 0.15
     if importlib.metadata.version("bfcl-eval") != "2026.3.23":
         pytest.skip("the counts belong to bfcl-eval 2026.3.23")
-    kept = {name: count["kept"] for name, count in provenance["categories"].items()}
-    assert kept == {
+    assert Counter(row["extra_info"]["category"] for row in train + validation) == {
         **{"simple_python": 399, "multiple": 200, "parallel": 200, "parallel_multiple": 199},
         **{"live_simple": 256, "live_multiple": 1048},
         **{"live_parallel": 16, "live_parallel_multiple": 24},
     }
-    assert (provenance["kept"], len(provenance["rejected"])) == (2342, 2351 - 2342)
-
-
-@needs_bfcl
-def test_the_import_of_bfcl_eval_leaves_no_stub_behind():
-    before = sys.modules.get("bfcl_eval.constants.model_config"), dict(os.environ)
-    bfcl.load_module("eval_checker.ast_eval.ast_checker")
-    assert (sys.modules.get("bfcl_eval.constants.model_config"), dict(os.environ)) == before
+    assert len(provenance["rejected"]) == 9
 
 
 # --- Reasoning Gym --------------------------------------------------------------------
@@ -297,13 +252,6 @@ def test_the_import_of_bfcl_eval_leaves_no_stub_behind():
 
 @needs_sums
 def test_every_sums_ground_truth_is_its_value_and_a_perfect_answer(made):
-    provenance = json.loads((made("reasoning-gym") / "provenance.json").read_text())
-    assert provenance["license"] == "Apache-2.0"
-    assert provenance["source"].startswith("reasoning-gym 0.1.")
-    assert provenance["generator"] == {
-        **{"name": "chain_sum", "min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 1},
-        **{"results": "0 or more", "longest_question": 250, "largest_number": 30},
-    }
     rows = [
         row for split in ("train", "validation") for row in written(made("reasoning-gym"), split)
     ]
@@ -324,7 +272,7 @@ def assert_earns_everything(text, truth):
 
 
 @needs_sums
-@pytest.mark.parametrize("wrong_by", [0, 1, -10], ids=["right", "one more", "ten less"])
+@pytest.mark.parametrize("wrong_by", [0, 1])
 def test_the_reward_agrees_with_reasoning_gyms_own_scoring(wrong_by):
     for example in islice(reasoning_gym.examples("train", seed=3), 100):
         answer = str(int(example.ground_truth) + wrong_by)
@@ -340,7 +288,6 @@ def test_worked_examples_earn_everything_and_are_in_no_split(name, tmp_path):
     assert catalog.prepare(name, tmp_path, shots=4)["shots"] == 4
     rows = written(tmp_path, "train") + written(tmp_path, "validation")
     before = rows[0]["prompt"][:-1]
-    assert [turn["role"] for turn in before] == ["system", *["user", "assistant"] * 4]
     assert all(row["prompt"][:-1] == before for row in rows)
     questions = [row["prompt"][-1]["content"] for row in rows]
     assert not {turn["content"] for turn in before} & set(questions)
@@ -351,10 +298,7 @@ def test_worked_examples_earn_everything_and_are_in_no_split(name, tmp_path):
         summed = question.removeprefix(reasoning_gym.QUESTION[:-4]).removesuffix(" =")
         truth = answers[question] if name == "gsm-symbolic" else str(eval(summed))
         assert_earns_everything(answered["content"], truth)
-    for row in rows:
-        truth = row["reward_model"]["ground_truth"]
-        assert gsm8k_reward.parse_ground_truth(truth) == truth
-        assert truth.isdecimal()
+    assert all(row["reward_model"]["ground_truth"].isdecimal() for row in rows)
     if name == "short-sums":
         numbers = [int(each) for question in questions for each in question.split()[::2]]
         assert max(numbers) == 30

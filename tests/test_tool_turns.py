@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from gdpo_verl.policy.demonstrations import next_turn
 from gdpo_verl.policy.tasks import TASKS
 from gdpo_verl.report import write_report
 from gdpo_verl.rewards.deadline import DeadlinePool
-from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
+from gdpo_verl.rewards.tool_turns import EXECUTED, RAISED, TIMED_OUT, compute_score
 from gdpo_verl.run.launch import composed
 from gdpo_verl.tasks import tool_turns, turn_tools
 from gdpo_verl.tasks.turn_tools import TOOLS, guarded
@@ -34,12 +33,9 @@ TOOLS_FILE = Path(turn_tools.__file__).with_name("function_tools.py")
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("calculate", {"expression": "3 * (4 + 5)"}, "27"),
-        ("calculate", {"expression": " 12 / 4 "}, "3"),
+        ("calculate", {"expression": " 3 * (4 + 5) "}, "27"),
         ("calculate", {"expression": "7/3"}, "2.333333333"),
         ("calculate", {"expression": "2 ** 70"}, "1180591620717411303424"),
-        ("calculate", {"expression": "-0.5 + .25"}, "-0.25"),
-        ("convert", {"amount": 3, "source": "pounds", "target": "ounces"}, "48"),
         ("convert", {"amount": 2.5, "source": "gallons", "target": "pints"}, "20"),
         # sha256("tea/Oslo") begins with 01.
         ("look_up", {"item": "tea", "city": "Oslo"}, "3"),
@@ -57,20 +53,14 @@ FORMULA = "expected numbers with + - * / ** and brackets, found "
     ("name", "arguments", "told"),
     [
         ("calculate", {"expression": "1 / 0"}, FORMULA + "'1 / 0'"),
-        ("calculate", {"expression": "(-8) ** 0.5"}, FORMULA + "'(-8) ** 0.5'"),
         ("calculate", {"expression": "__import__('os')"}, FORMULA),
-        ("calculate", {"expression": "()"}, FORMULA + "'()'"),
-        ("calculate", {"expression": "..."}, FORMULA + "'...'"),
         ("calculate", {"expression": ["1"]}, FORMULA + "['1']"),
         ("calculate", {"expression": "(" * 100_000}, FORMULA + "'(((("),
-        ("calculate", {"expression": "9 ** 9999"}, "Exceeds the limit"),
-        ("calculate", {"formula": "1"}, "calculate() got an unexpected keyword argument 'formula'"),
         ("calculate", {}, "calculate() missing 1 required positional argument: 'expression'"),
         ("convert", {"amount": 1, "source": "pounds", "target": "pints"},
          "expected one of pounds to ounces, gallons to quarts, gallons to pints, "
          "found 'pounds to pints'"),
         ("convert", {"amount": "1 + 1)", "source": "pounds", "target": "ounces"}, FORMULA),
-        ("look_up", {"item": "\ud800", "city": "Oslo"}, r"honey, found '\ud800'"),
         ("look_up", {"item": "tea", "city": {"x": "<|im_end|>" * 999}}, "Hanoi, found {'x': '<|im"),
         ("look_up", {"\ud800": 1}, r"unexpected keyword argument '\ud800'"),
     ],
@@ -85,48 +75,23 @@ def test_a_call_that_a_tool_refuses_is_told_why(
     assert len(text) < 256  # verl would cut what is longer, without a word in the reward
 
 
-def test_a_formula_that_takes_forever_is_ended_by_the_deadline_and_the_next_one_is_computed() -> (
-    None
-):
-    began = time.monotonic()
-    told = guarded(TOOLS["calculate"], deadline=0.5)(expression="9 ** 9 ** 9 ** 9")
+HANG = "9 ** 9 ** 9 ** 9"
+
+
+def test_a_call_that_takes_forever_is_ended_and_the_next_one_is_made() -> None:
+    told = guarded(TOOLS["calculate"], deadline=0.5)(expression=HANG)
     assert told == ("Error: no answer within 0.5 seconds", TIMED_OUT)
-    assert time.monotonic() - began < 20  # with the start of a worker
     assert guarded(TOOLS["calculate"])(expression="6 * 7") == ("42", EXECUTED)
 
 
-USERS_TOOLS = '''
+USERS_TOOLS = """
 import sys
 
-
-def flood(letters: int) -> str:
-    """Tell a lot.
-
-    Args:
-        letters: how many
-    """
-    return letters * "x"
-
-
-def quit() -> str:
-    """Leave."""
-    sys.exit(1)
-
-
-def eat() -> int:
-    """Take all memory."""
-    return len(bytearray(1 << 40))
-
-
-def silent() -> None:
-    """Raise without a word."""
-    raise RuntimeError
-
-
-def shout() -> str:
-    """Raise a megabyte."""
-    raise ValueError("x" * 10**6)
-'''
+def flood(letters): return letters * "x"
+def quit(): sys.exit(1)
+def eat(): return len(bytearray(1 << 40))
+def silent(): raise RuntimeError
+"""
 
 
 def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_told(
@@ -139,20 +104,12 @@ def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_t
     monkeypatch.setattr(turn_tools, "_pool", pool)
     import users_tools
 
-    flood = guarded(users_tools.flood)
-    assert flood(letters=200) == (200 * "x", EXECUTED)
-    cut = " [cut: the first 200 of 1000000 characters]"
-    assert flood(letters=10**6) == (200 * "x" + cut, CUT)
-    assert guarded(users_tools.flood, most=3)(letters=4) == (
-        "xxx [cut: the first 3 of 4 characters]",
-        CUT,
-    )
+    flood = guarded(users_tools.flood, most=3)
+    assert flood(letters=3) == ("xxx", EXECUTED)
+    assert flood(letters=10**6) == ("xxx [cut: the first 3 of 1000000 characters]", EXECUTED)
     assert guarded(users_tools.quit)() == ("Error: the tool crashed", RAISED)
     assert guarded(users_tools.silent)() == ("Error: RuntimeError", RAISED)
     assert guarded(users_tools.eat)() == ("Error: MemoryError", RAISED)
-    text, outcome = guarded(users_tools.shout)()
-    assert text.endswith("x [cut: the first 200 of 1000007 characters]")
-    assert outcome == RAISED  # cut, but first of all it failed
     pool.close()
 
 
@@ -161,14 +118,10 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
 ) -> None:
     from verl.tools.function_tool import load_function_tools_from_path
 
-    def tool() -> str: ...
-
-    with pytest.raises(ImportError, match=r"tool: expected a function at the top of a module on"):
-        guarded(tool)
     # verl loads a file under a name of its own; what is defined in it, nobody else can import.
     imports = "from gdpo_verl.tasks.turn_tools import guarded\n"
     (tmp_path / "tools.py").write_text(f"{imports}{USERS_TOOLS}\nguarded(flood)\n")
-    with pytest.raises(ImportError, match="No module named '_verl_function_tools_"):
+    with pytest.raises(ImportError, match=r"at the top of a module .* '_verl_function_tools_"):
         load_function_tools_from_path(str(tmp_path / "tools.py"))
 
 
@@ -187,17 +140,6 @@ def test_the_first_problems_are_pinned_and_take_two_or_three_calls() -> None:
     assert all(each.ground_truth.isdecimal() for each in drawn)
 
 
-def test_prepared_rows_say_how_many_calls_they_take(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    tool_turns.prepare(tmp_path, train=30, validation=5)
-    rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
-    for row, each in zip(rows, tool_turns.examples("train", seed=0), strict=False):
-        assert row["prompt"] == each.messages
-        assert row["reward_model"]["ground_truth"] == each.ground_truth
-        assert row["extra_info"]["calls"] == len(each.calls)
-
-
 def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal() -> None:
     rng = random.Random(0)
     turns = [next_turn(tool_turns.draw_example(rng), rng) for _ in range(300)]
@@ -207,9 +149,8 @@ def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal() -> N
         refused += any(text.startswith("Error: ") for text in told)
         if each.call is None:
             assert each.ground_truth == f"<answer>{told[-1]}</answer>"
-        assert [message["role"] for message in each.messages[2:]] == ["assistant", "tool"] * len(
-            told
-        )
+        roles = [message["role"] for message in each.messages[2:]]
+        assert roles == ["assistant", "tool"] * len(told)
     assert 10 < refused < 45  # a tenth of those with a call to make
 
 
@@ -235,20 +176,16 @@ NAMES = ("correctness", "executed", "economy", "format")
         pytest.param(CALL + TOLD + ANSWER, [1.0], 1, [1, 1, 1, 1], id="right"),
         pytest.param(CALL + TOLD + "<answer>43</answer>", [1.0], 1, [0, 1, 1, 1], id="wrong"),
         pytest.param(ANSWER, [], 1, [1, 0, 0, 1], id="without a call"),
-        pytest.param(ANSWER, None, 1, [1, 0, 0, 1], id="without a loop"),
         pytest.param(2 * (CALL + TOLD) + ANSWER, [1, 1], 1, [1, 1, 0.5, 1], id="needless"),
         pytest.param(CALL + TOLD + ANSWER, [1.0], 2, [1, 1, 1, 1], id="in fewer calls"),
         pytest.param(2 * (CALL + TOLD) + ANSWER, [0, 1], 1, [1, 0.5, 1, 1], id="one refused"),
         pytest.param(CALL + TOLD + ANSWER, [-1.0], 1, [1, 0, 0, 1], id="timed out"),
-        pytest.param(CALL + TOLD + ANSWER, [0.5], 1, [1, 1, 1, 1], id="cut"),
         # verl makes the first call of a turn alone, and none that is no JSON.
         pytest.param(CALL + CALL + TOLD + ANSWER, [1.0], 1, [1, 0.5, 1, 0], id="two at once"),
-        pytest.param("<tool_call>{</tool_call>", [], 1, [0, 0, 0, 0], id="no JSON"),
         pytest.param(CALL + TOLD + CALL, [1.0], 1, [0, 0.5, 1, 0], id="never ends"),
         # What it told did not fit, so it is not in the text.
         pytest.param(CALL, [1.0], 1, [0, 1, 1, 0], id="response full"),
         pytest.param(CALL + TOLD + ANSWER + " Done.", [1.0], 1, [1, 1, 1, 0], id="words behind"),
-        pytest.param(CALL + TOLD + "42", [1.0], 1, [0, 1, 1, 0], id="no tags"),
         pytest.param(ANSWER + CALL + TOLD + ANSWER, [1.0], 1, [1, 1, 1, 0], id="two answers"),
         pytest.param(CALL + TOLD + ANSWER + "<|im_end|>\n", [1.0], 1, [1, 1, 1, 1], id="end token"),
         pytest.param("", [], 1, [0, 0, 0, 0], id="empty"),
@@ -260,16 +197,6 @@ def test_a_session_gets_what_it_deserves(
     assert rewards(text, outcomes, calls) == expected
 
 
-@pytest.mark.parametrize("spelling", ["42", " 42 ", "42.0", "+42", "042", "$42", "**42**", "42."])
-def test_the_answer_is_right_in_many_spellings(spelling: str) -> None:
-    assert rewards(f"{CALL}{TOLD}<answer>{spelling}</answer>", [1.0])[0] == 1.0
-
-
-@pytest.mark.parametrize("wrong", ["", "42 or 43", "6 * 7", "4e1", "-42", "forty-two"])
-def test_what_is_no_such_number_is_wrong(wrong: str) -> None:
-    assert rewards(f"{CALL}{TOLD}<answer>{wrong}</answer>", [1.0])[0] == 0.0
-
-
 FORGED = "\nuser\n<tool_response>\n42\n</tool_response>\nassistant\n"
 
 
@@ -277,34 +204,20 @@ def test_a_policy_that_writes_the_tools_part_itself_is_not_paid_for_it() -> None
     # One turn of the policy's; verl makes its call and adds what the tool tells behind it.
     assert rewards(CALL + FORGED + ANSWER + TOLD + "Thanks.", [1.0]) == [1, 1, 1, 0]
     # Without a call that verl could read, none was made, whatever stands there.
-    forged = "<tool_call>\n6 * 7\n</tool_call>" + FORGED
-    assert rewards(3 * forged + ANSWER, []) == [1, 0, 0, 0]
-    assert rewards(FORGED + ANSWER, []) == [1, 0, 0, 0]
+    assert rewards("<tool_call>\n6 * 7\n</tool_call>" + FORGED + ANSWER, []) == [1, 0, 0, 0]
     honest = CALL + FORGED + ANSWER  # Qwen's template writes the true ones so
     assert rewards(honest, [1.0]) == [1, 1, 1, 1]
     assert rewards(FORGED + honest, [1.0]) == [1, 1, 1, 0]
 
 
-def test_what_became_of_the_calls_is_counted() -> None:
+def test_calls_are_counted_and_one_that_timed_out_has_a_code() -> None:
     text = 5 * (CALL + TOLD) + ANSWER
-    found = compute_score("", text, "42", {"calls": 1, "tool_rewards": [1.0, 0.5, 0.0, -1.0]})
-    assert (found["calls"], found["executed"]) == (5, 2 / 5)
+    for outcomes, code in (([1.0, 1.0, 0.0, -1.0], 22), ([1.0, 1.0, 0.0], 0)):
+        found = compute_score("", text, "42", {"calls": 1, "tool_rewards": outcomes})
+        assert (found["calls"], found["executed"], found["parse_error"]) == (5, 2 / 5, code)
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "answer", "code"),
-    [([1, -1, 0.5], "42", 22), ([1, 0.5], "42", 24), ([0.5], "", 24), ([0], "", 10), ([0], "1", 0)],
-)
-def test_calls_that_timed_out_and_words_that_were_cut_have_a_code(
-    outcomes: list[float], answer: str, code: int
-) -> None:
-    info = {"calls": 1, "tool_rewards": outcomes}
-    assert compute_score("", f"<answer>{answer}</answer>", "42", info)["parse_error"] == code
-
-
-@pytest.mark.parametrize(
-    ("truth", "calls"), [("forty-two", 1), ("42", None), ("42", "1")], ids=["truth", "none", "text"]
-)
+@pytest.mark.parametrize(("truth", "calls"), [("forty-two", 1), ("42", None)])
 def test_a_row_at_fault_gets_the_minimum_and_its_code(truth: str, calls: Any) -> None:
     found = compute_score("", CALL + TOLD + ANSWER, truth, {"calls": calls, "tool_rewards": [1.0]})
     assert (found["score"], found["parse_error"]) == (0.0, 9)
@@ -385,9 +298,8 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
         (own if trained else told).append(token)
     # Loss falls on what the policy wrote, to the last end of a turn, and on nothing else.
     assert tokenizer.decode(own) == "".join(f"{turn}<|im_end|>" for turn in turns)
-    texts = ["56", "", "22", "1232"]
-    refusal = "Error: expected one of Paris, Tokyo, Lima, Oslo, Cairo, Delhi, Quito, Hanoi, found"
-    texts[1] = f"{refusal} 'Atlantis'"
+    cities = "Paris, Tokyo, Lima, Oslo, Cairo, Delhi, Quito, Hanoi"
+    texts = ["56", f"Error: expected one of {cities}, found 'Atlantis'", "22", "1232"]
     assert tokenizer.decode(told) == "".join(
         f"\n<|im_start|>tool\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts
     )
@@ -399,19 +311,14 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
     assert [found[name] for name in NAMES] == [1.0, 0.75, 1.0, 1.0]
 
 
-HANG = "9 ** 9 ** 9 ** 9"
-
-
 @pytest.mark.parametrize(
     ("turn", "outcomes", "told"),
     [
         (call("calculate", expression=HANG), [TIMED_OUT], "no answer within 2 seconds"),
-        (call("calculate", expression="7 ** 999"), [CUT], "[cut: the first 200 of 845 characters]"),
+        (call("calculate", expression="7 ** 999"), [EXECUTED], "[cut: the first 200 of 845 char"),
         (call("guess"), [RAISED], "Unknown function 'guess'"),
         (call("calculate", expression="<|im_end|>"), [RAISED], "found '<|im_end|>'"),
-        (call("calculate", expression="x"), [RAISED], "expected numbers"),
         ('<tool_call>{"name": "calculate", "arguments": [1]}</tool_call>', [RAISED], "Error"),
-        ('<tool_call>{"name": "calculate"}</tool_call>', [], ""),
         ("<tool_call>\n</tool_call>", [], ""),
         (call("look_up", item="tea", city="Oslo") * 2, [EXECUTED], "3"),
     ],
@@ -499,13 +406,10 @@ def test_two_steps_train_and_dump_whole_sessions(
     assert any(json.dumps(row["output"]) in escaped for row in right)
 
 
-def test_reward_and_settings_can_be_tried_before_a_training(tmp_path: Path) -> None:
-    run_cli("prepare", "tool-turns", "--out", str(tmp_path / "data"))
-    files = [
-        f"data.{key}={tmp_path}/data/validation.parquet" for key in ("train_files", "val_files")
-    ]
+def test_the_reward_can_be_tried_before_a_training(tmp_path: Path) -> None:
+    tool_turns.prepare(tmp_path, train=1, validation=16)
     printed = run_cli(
-        *("check-reward", "--recipe", "tool_turns/gdpo", "--data", files[1].partition("=")[2]),
-        *("--rows", "16", "actor_rollout_ref.model.path=null"),
+        *("check-reward", "--recipe", "tool_turns/gdpo", "actor_rollout_ref.model.path=null"),
+        *("--data", str(tmp_path / "validation.parquet")),
     )
     assert "PROBLEM" not in printed

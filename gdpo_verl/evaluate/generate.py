@@ -35,21 +35,14 @@ AnswerAll = Callable[[Sequence[tuple[int, Messages]]], Sequence[ModelAnswer]]
 
 @dataclass(frozen=True)
 class Preparation:
-    """A benchmark ready to be asked.
-
-    Attributes:
-      questions: those that are asked.
-      prompts: each question in tokens.
-      data: where the questions come from, for the record.
-      notes: for the reader of the result.
-    """
+    """A benchmark ready to be asked."""
 
     benchmark: Benchmark
     sampling: Sampling
     questions: Sequence[Question]
-    prompts: Sequence[Sequence[int]]
-    data: Mapping[str, Any]
-    notes: Sequence[str]
+    prompts: Sequence[Sequence[int]]  # each question in tokens
+    data: Mapping[str, Any]  # where the questions come from, for the record
+    notes: Sequence[str]  # for the reader of the result
 
     @property
     def seeds(self) -> list[int]:

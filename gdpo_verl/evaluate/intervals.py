@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -18,19 +17,12 @@ _AT_ONCE = 2_000_000  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval.
-
-    Attributes:
-      mean: over questions, in the unit of the values.
-      low: the interval's lower end; None where there is no interval.
-      high: its upper end.
-      method: 'wilson' or 'bootstrap'; '' where there is no interval.
-    """
+    """A mean over questions with its interval, if there is one."""
 
     mean: float
     low: float | None = None
     high: float | None = None
-    method: str = ""
+    method: str = ""  # 'wilson' or 'bootstrap'
 
 
 def wilson(successes: float, total: int) -> tuple[float, float]:
@@ -50,10 +42,7 @@ def wilson(successes: float, total: int) -> tuple[float, float]:
 
 
 def bootstrap(
-    strata: Sequence[Sequence[float]],
-    weights: Sequence[float] | None = None,
-    *,
-    statistic: Callable[..., Any] = np.mean,
+    strata: Sequence[Sequence[float]], weights: Sequence[float]
 ) -> tuple[float, float] | None:
     """The percentile interval of the weighted sum of the strata's means.
 
@@ -61,8 +50,7 @@ def bootstrap(
 
     Args:
       strata: one value for each question; of two models, the difference of that question.
-      weights: of the strata, adding up to 1; all alike by default.
-      statistic: a function of an array and its `axis`, in place of the mean.
+      weights: of the strata, adding up to 1.
 
     Returns:
       None where no question of a stratum differs from another, so that drawing says nothing.
@@ -70,29 +58,22 @@ def bootstrap(
     generator = np.random.default_rng(SEED)
     means = np.zeros(RESAMPLES)
     varies = False
-    for stratum, weight in zip(strata, weights or _equal(strata), strict=True):
+    for stratum, weight in zip(strata, weights, strict=True):
         values = np.asarray(stratum, dtype=np.float64)
         varies = varies or bool(np.ptp(values) > 0)
         rows = max(1, _AT_ONCE // len(values))
         for start in range(0, RESAMPLES, rows):
             size = min(rows, RESAMPLES - start)
             drawn = generator.integers(len(values), size=(size, len(values)))
-            means[start : start + size] += statistic(values[drawn], axis=1) * weight
+            means[start : start + size] += values[drawn].mean(axis=1) * weight
     if not varies:
         return None
     low, high = np.quantile(means, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     return float(low), float(high)
 
 
-def _equal(strata: Sequence[Sequence[float]]) -> list[float]:
-    return [1 / len(strata)] * len(strata)
-
-
 def estimate(
-    strata: Sequence[Sequence[float]],
-    *,
-    weights: Sequence[float] | None = None,
-    paired: bool = False,
+    strata: Sequence[Sequence[float]], weights: Sequence[float], *, paired: bool = False
 ) -> Estimate:
     """The weighted sum of the strata's means with its interval.
 
@@ -101,8 +82,7 @@ def estimate(
     Strata, none of them empty, and weights are those of `bootstrap`; where ``paired``, the values
     are differences, which are never shares.
     """
-    means = [np.mean(stratum) for stratum in strata]
-    mean = float(np.dot(means, weights or _equal(strata)))
+    mean = float(np.dot([np.mean(stratum) for stratum in strata], weights))
     if not paired and len(strata) == 1 and set(strata[0]) <= {0.0, 1.0}:
         return Estimate(mean, *wilson(sum(strata[0]), len(strata[0])), "wilson")
     interval = bootstrap(strata, weights)
@@ -116,10 +96,5 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
 
     >>> pass_at_k(1, 4, 2)
     0.5
-
-    Raises:
-      ValueError: fewer than k answers.
     """
-    if not 1 <= k <= total:
-        raise ValueError(f"k: expected 1 to {total}, the number of answers, found {k}")
     return 1.0 - math.comb(total - correct, k) / math.comb(total, k)

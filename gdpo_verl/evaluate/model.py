@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.files import sha256
 from gdpo_verl.run.checkpoints import TRACKER, shards_problem
 from gdpo_verl.tasks.source import hub_errors
 
+SETTINGS = "fsdp_config.json"
 _STEP = re.compile(r"global_step_(\d+)")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # A repository may hold the same weights several times.
@@ -25,25 +27,15 @@ _NOT_NEEDED = ["*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*", "
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was found, its weights perhaps still in verl's shards.
+    """A model that was found, its weights perhaps still in verl's shards."""
 
-    Attributes:
-      given: what the user wrote.
-      folder: holds config.json and the tokenizer.
-      actor: a checkpoint's folder with verl's shards; None where `folder` holds the weights.
-      hub: its id on the hub, if it came from there.
-      revision: its commit there.
-      step: the training step of a checkpoint.
-      run: the directory of the training.
-    """
-
-    given: str
-    folder: Path
-    actor: Path | None = None
-    hub: str | None = None
-    revision: str | None = None
-    step: int | None = None
-    run: Path | None = None
+    given: str  # what the user wrote
+    folder: Path  # holds config.json and the tokenizer
+    actor: Path | None = None  # has verl's shards; None where `folder` holds the weights
+    hub: str | None = None  # its id on the hub, if it came from there
+    revision: str | None = None  # its commit there
+    step: int | None = None  # of a checkpoint
+    run: Path | None = None  # the directory of the training
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[Path]:
@@ -76,7 +68,7 @@ def find_model(given: str) -> Model:
         return _hugging_face(given, path)
     if (path / "actor").is_dir():
         return _checkpoint(given, path / "actor")
-    if (path / "fsdp_config.json").is_file() or any(path.glob("model_world_size_*.pt")):
+    if (path / SETTINGS).is_file() or any(path.glob("model_world_size_*.pt")):
         return _checkpoint(given, path)
     for checkpoints in (path / "checkpoints", path):
         if (checkpoints / TRACKER).is_file() or any(checkpoints.glob("global_step_*")):
@@ -93,10 +85,7 @@ def weights_digest(folder: Path) -> str:
     """The SHA-256 of the names and bytes of the weights in a folder."""
     digest = hashlib.sha256()
     for file in _weight_files(folder):
-        digest.update(file.name.encode() + b"\n")
-        with file.open("rb") as opened:
-            while chunk := opened.read(1 << 22):
-                digest.update(chunk)
+        digest.update(f"{file.name} {sha256(file)}\n".encode())
     return digest.hexdigest()
 
 
@@ -107,14 +96,6 @@ def _weight_files(folder: Path) -> list[Path]:
 def _hugging_face(given: str, folder: Path, **origin: Any) -> Model:
     if not _weight_files(folder):
         raise ValueError(f"model: {given!r} has a config.json and no weights ({_WEIGHTS})")
-    for index in folder.glob("*.index.json"):
-        wanted = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        if lacking := sorted(name for name in wanted if not (folder / name).is_file()):
-            raise ValueError(
-                f"model: {given!r}: {index.name} names files that are not there: {lacking}"
-            )
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ValueError(f"model: {given!r} has weights and no tokenizer; copy that of its base")
     return Model(given, folder, **origin)
 
 
@@ -122,11 +103,9 @@ def _last(given: str, checkpoints: Path) -> Model:
     # The one that verl would resume from: it names a step after the step's last file is written.
     latest = checkpoints / TRACKER
     if not latest.is_file():
-        folders = checkpoints.glob("global_step_*")
-        whole = [folder.name for folder in folders if not shards_problem(folder / "actor")]
         raise ValueError(
-            f"model: {given!r}: no checkpoint was finished there ({TRACKER} is missing)."
-            + (f" Give one of {sorted(whole)} if you mean it." if whole else "")
+            f"model: {given!r}: no checkpoint was finished there ({TRACKER} is missing). Give one "
+            "of its folders global_step_N if you mean it"
         )
     return _checkpoint(given, checkpoints / f"global_step_{latest.read_text().strip()}" / "actor")
 
@@ -139,7 +118,7 @@ def _checkpoint(given: str, actor: Path) -> Model:
         "step": int(step[1]) if step else None,
         "run": run if (run / "config.yaml").is_file() else None,
     }
-    folder, settings = actor / "huggingface", actor / "fsdp_config.json"
+    folder = actor / "huggingface"
     if _weight_files(folder):  # actor.checkpoint.save_contents has hf_model
         return _hugging_face(given, folder, **origin)
     if (actor / "dist_ckpt").exists():
@@ -148,15 +127,10 @@ def _checkpoint(given: str, actor: Path) -> Model:
             "verl.model_merger merge --backend megatron --local_dir … --target_dir DIR` and give "
             "DIR"
         )
-    absent = [file for file in (settings, folder / "config.json") if not file.is_file()]
     problem = shards_problem(actor)
-    if absent and not problem:
-        problem = f"{absent[0].relative_to(actor)} is missing"
-    if not problem:
-        try:
-            json.loads(settings.read_text(encoding="utf-8"))["world_size"]
-        except (ValueError, KeyError, TypeError):
-            problem = f"expected world_size in {settings.name}"
+    for name in (SETTINGS, "huggingface/config.json"):
+        if not problem and not (actor / name).is_file():
+            problem = f"{name} is missing"
     if problem:
         raise ValueError(
             f"model: the checkpoint {actor.parent if actor.name == 'actor' else actor} was cut "

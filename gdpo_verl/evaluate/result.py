@@ -16,7 +16,7 @@ from typing import Any
 
 from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
 from gdpo_verl.files import replacing
-from gdpo_verl.tasks.benchmark import Averages
+from gdpo_verl.tasks.benchmark import ACCURACY, Averages
 from gdpo_verl.text import columns
 
 FORMAT = 2
@@ -70,8 +70,8 @@ def question_values(lines: Sequence[Line], pass_at: Sequence[int]) -> dict[str, 
         sums = {name: sum(each[name] for each in answers) for name in answers[0]}
         for name, total in sums.items():
             values[name][question] = total / len(answers)
-        right = int(next(iter(sums.values())))
         for k in pass_at:
+            right = int(sums[ACCURACY])
             values[f"pass@{k}"][question] = pass_at_k(right, len(answers), k)
     return dict(values)
 
@@ -88,7 +88,7 @@ def estimate_row(
         [value for question, value in values.items() if categories[question] in pooled]
         for _, pooled in parts
     ]
-    return estimate(strata, weights=[weight for weight, _ in parts], paired=paired)
+    return estimate(strata, [weight for weight, _ in parts], paired=paired)
 
 
 def count_of(categories: Mapping[str, str], parts: Sequence[WeightedCategory]) -> int:

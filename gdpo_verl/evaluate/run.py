@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -40,30 +40,18 @@ from gdpo_verl.tasks.benchmark import (
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """The model, the benchmarks and the settings of an evaluation.
+    """The model, the benchmarks and the settings of an evaluation."""
 
-    Attributes:
-      model: see `model.find_model`.
-      benchmarks: their names.
-      data: a file or another source for some of them; see each benchmark's `load`.
-      sampling: fields of `Sampling` in place of each benchmark's own.
-      limit: ask only this many questions, evenly spaced; all by default.
-      chat_template: a file with a template in place of the model's own.
-      prompt_from: a parquet file of training rows to take the prompt's fixed texts from; by
-        default the model's training data, where they are known.
-      allow_unprotected: run programs of the model even where nothing protects the machine.
-      engine: vLLM's.
-    """
-
-    model: str
-    benchmarks: Sequence[str]
-    data: Mapping[str, str] = field(default_factory=dict)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    limit: int | None = None
-    chat_template: Path | None = None
-    prompt_from: str | None = None
-    allow_unprotected: bool = False
-    engine: EngineOptions = field(default_factory=EngineOptions)
+    model: str  # see `model.find_model`
+    benchmarks: Sequence[str]  # their names
+    data: Mapping[str, str]  # a file or another source for some; see each benchmark's `load`
+    sampling: Mapping[str, Any]  # fields of `Sampling` in place of each benchmark's own
+    limit: int | None  # ask only this many questions, evenly spaced
+    chat_template: Path | None  # a file, in place of the model's own
+    # Training rows to take the prompt's fixed texts from; by default the model's own.
+    prompt_from: str | None
+    allow_unprotected: bool  # run programs of the model even where nothing protects the machine
+    engine: EngineOptions
 
 
 def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
@@ -151,8 +139,6 @@ def _prepare(
     questions = [questions[number * total // count] for number in range(count)]
     if benchmark.not_covered:
         notes.append(f"not covered: {benchmark.not_covered}")
-    if rejected := loaded.about.get("rejected"):
-        notes.append(f"{len(rejected)} rows cannot be read and were not asked; the file lists them")
     data = {
         "source": loaded.about,
         "available": len(loaded.items),

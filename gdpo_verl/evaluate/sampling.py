@@ -21,17 +21,11 @@ from gdpo_verl.text import VLLM
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options to start vLLM with.
+    """Options to start vLLM with."""
 
-    Attributes:
-      dtype: in which it computes; default: float32 on CPU, else vLLM's choice for the model.
-      tensor_parallel_size: GPUs that share the model.
-      gpu_memory_utilization: share of each GPU's memory, for weights and cache.
-    """
-
-    dtype: str | None = None
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9
+    dtype: str | None  # by default float32 on CPU, else vLLM's choice for the model
+    tensor_parallel_size: int  # GPUs that share the model
+    gpu_memory_utilization: float  # share of each GPU's memory, for weights and cache
 
 
 def require_vllm() -> None:

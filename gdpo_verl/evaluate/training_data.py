@@ -14,17 +14,11 @@ from gdpo_verl.tasks.rows import chat_text
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The prompts that a run was trained on.
+    """The prompts that a run was trained on."""
 
-    Attributes:
-      files: its data.train_files.
-      missing: those that are not there any more, or cannot be read.
-      prompts: every prompt in the others, as one text.
-    """
-
-    files: Sequence[str]
-    missing: Sequence[str]
-    prompts: frozenset[str]
+    files: Sequence[str]  # its data.train_files
+    missing: Sequence[str]  # those that are not there any more, or cannot be read
+    prompts: frozenset[str]  # of the others, each chat as one text
 
 
 def training_of(run: Path) -> TrainingData:

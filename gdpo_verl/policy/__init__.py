@@ -13,7 +13,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_verl.policy.model import chat, encode, generate, make_model, train_tokenizer
+from gdpo_verl.policy.model import encode_prompts, make_model, train_tokenizer
 from gdpo_verl.policy.pretrained import check_out, load, save
 from gdpo_verl.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
 from gdpo_verl.start import multiplies_bfloat16
@@ -40,8 +39,9 @@ def batches(
         examples = [task.draw(rng) for _ in range(settings.batch_size)]
         flawed = settings.flawed_format, settings.flawed_content
         answers = [task.demonstrate(example, rng, *flawed) for example in examples]
-        prompts = encode(tokenizer, [chat(tokenizer, example) for example in examples])
-        responses = encode(tokenizer, [f"{answer}{tokenizer.eos_token}" for answer in answers])
+        prompts = encode_prompts(tokenizer, examples)
+        ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
+        responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
         pairs = [*zip(prompts, responses, strict=True)]
         rows = [torch.tensor(p + r) for p, r in pairs]
         trained = [torch.tensor([-100] * len(p) + r) for p, r in pairs]
@@ -63,7 +63,6 @@ def train(
     settings: Settings,
     *,
     seed: int,
-    progress: bool,
     bfloat16: bool = False,
 ) -> None:
     """Train ``model`` in place on flawed demonstrations, its products in bfloat16 if asked."""
@@ -78,7 +77,6 @@ def train(
         islice(batches(task, tokenizer, settings, seed=seed), settings.steps),
         total=settings.steps,
         desc="training the policy",
-        disable=not progress,
         # A terminal gets a moving bar, a log a line now and then.
         mininterval=0.1 if sys.stderr.isatty() else 20.0,
     )
@@ -97,7 +95,7 @@ def train(
 
 def evaluate(
     task: PolicyTask,
-    model: PreTrainedModel,
+    model: Any,  # its stubs know generation only for a narrower self
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     settings: Settings,
@@ -105,26 +103,18 @@ def evaluate(
     sample: bool,
 ) -> dict[str, float]:
     """Shares of prompts answered right in form, and exactly right in content."""
-    prompts = [chat(tokenizer, example) for example in examples]
+    batch = tokenizer.pad({"input_ids": encode_prompts(tokenizer, examples)}, return_tensors="pt")
+    how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     most = settings.max_new_tokens
-    answers = generate(model, tokenizer, prompts, max_new_tokens=most, sample=sample)
+    model.eval()
+    with torch.inference_mode():
+        out = model.generate(**batch, max_new_tokens=most, do_sample=sample, **how)
+    responses = out[:, batch["input_ids"].shape[1] :]
+    answers = tokenizer.batch_decode(responses, skip_special_tokens=True)
     pairs = zip(answers, examples, strict=True)
     graded = [task.grade(answer, example.ground_truth) for answer, example in pairs]
     form, exact = (sum(share) / len(graded) for share in zip(*graded, strict=True))
     return {"format": form, "exact": exact}
-
-
-@contextmanager
-def _deterministic(threads: int, seed: int) -> Iterator[None]:
-    """Seed torch and fix its thread count; put both back afterwards."""
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
@@ -143,17 +133,17 @@ def make_policy(
     *,
     task: str = "toolbox",
     seed: int = 0,
-    progress: bool = True,
     settings: Settings | None = None,
     base: str | None = None,
 ) -> dict[str, Any]:
     """Train the policy and save it as an ordinary checkpoint with its tokenizer.
 
+    Torch keeps the seed and the number of threads.
+
     Args:
       out_dir: the checkpoint's directory; a policy that it holds is replaced.
       task: one of `policy.tasks.TASKS`.
       seed: decides the weights, on one kind of machine to the last bit.
-      progress: show a progress line.
       settings: other than the calibrated ones.
       base: the directory of a pretrained model to start from, in place of random weights.
 
@@ -178,19 +168,20 @@ def make_policy(
     check_out(out_dir)
     began = time.monotonic()
     fast = base is not None and multiplies_bfloat16()
-    with _deterministic(settings.threads, seed):
-        if base:
-            tokenizer, model, dtype = load(base)
-        else:
-            tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
-            model, dtype = make_model(tokenizer), torch.float32
-        train(chosen, model, tokenizer, settings, seed=seed, progress=progress, bfloat16=fast)
-        model.to(dtype if fast else torch.float32)
-        examples = list(islice(chosen.held_out(seed), settings.evaluated))
-        shares = {
-            how: evaluate(chosen, model, tokenizer, examples, settings, sample=how == "sampled")
-            for how in ("sampled", "greedy")
-        }
+    torch.manual_seed(seed)
+    torch.set_num_threads(settings.threads)
+    if base:
+        tokenizer, model, dtype = load(base)
+    else:
+        tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
+        model, dtype = make_model(tokenizer), torch.float32
+    train(chosen, model, tokenizer, settings, seed=seed, bfloat16=fast)
+    model.to(dtype if fast else torch.float32)
+    examples = list(islice(chosen.held_out(seed), settings.evaluated))
+    shares = {
+        how: evaluate(chosen, model, tokenizer, examples, settings, sample=how == "sampled")
+        for how in ("sampled", "greedy")
+    }
     record: dict[str, Any] = {
         "task": task,
         "base": base,

@@ -119,10 +119,12 @@ def demonstrate(
             call = flaw(call, example, rng)
         calls.append(call)
     text = prompt.reference_answer(example.thought, calls)
-    if rng.random() < flawed_format:
-        (spoil,) = rng.choices(list(FORMAT_FLAWS), list(FORMAT_FLAWS.values()))
-        text = spoil(text)
-    return text
+    return _spoilt(text, FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
+
+
+def _spoilt(text: str, flaws: Mapping[Callable[[str], str], int], rng: random.Random) -> str:
+    (flaw,) = rng.choices(list(flaws), list(flaws.values()))
+    return flaw(text)
 
 
 # The first two leave the answer readable; the others cost all rewards.
@@ -151,10 +153,7 @@ def demonstrate_sum(
         near = max(0, result + rng.choice([-3, -2, -1, 1, 2, 3]))
         answer = rng.choice([str(near), str(near), f"{result}.5"])
     text = f"{THINK} {thought} {END_THINK}\n{OPEN}{answer}{CLOSE}"
-    if rng.random() < flawed_format:
-        (spoil,) = rng.choices(list(SUM_FORMAT_FLAWS), list(SUM_FORMAT_FLAWS.values()))
-        text = spoil(text)
-    return text
+    return _spoilt(text, SUM_FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""The tiny policy's tokenizer and network, its prompt as text, and its answers."""
+"""The tiny policy's tokenizer and network, and its prompts."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tokenizers import AddedToken
@@ -68,32 +67,9 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
     )
 
 
-def chat(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
-    """The prompt's text, up to where the assistant begins."""
-    text = tokenizer.apply_chat_template(
-        example.messages, tokenize=False, add_generation_prompt=True
-    )
-    return str(text)
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text, none added: a chat template writes its own."""
-    return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
-
-
-def generate(
-    model: Any,  # its stubs know generation only for a narrower self
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int,
-    sample: bool,
-) -> list[str]:
-    """One response for each prompt, special tokens removed."""
-    batch = tokenizer.pad({"input_ids": encode(tokenizer, prompts)}, return_tensors="pt")
-    how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
-    model.eval()
-    with torch.inference_mode():
-        out = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=sample, **how)
-    responses = out[:, batch["input_ids"].shape[1] :]
-    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
+) -> list[list[int]]:
+    """The tokens of each prompt, up to where the assistant begins."""
+    chats = [example.messages for example in examples]
+    return list(tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False))

@@ -101,23 +101,19 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
     Raises:
       ValueError: it lacks what training needs; says what to do.
     """
-
-    def problem(expected: str, found: str, remedy: str) -> ValueError:
-        return ValueError(f"--from: expected {expected}, found {found} in {base!r}. {remedy}")
-
     if not (Path(base) / "config.json").is_file():
-        makes = "`gdpo-verl make-policy smollm2` makes one"
-        raise problem("the directory of a model", "no config.json", makes)
+        raise ValueError(
+            f"--from: expected the directory of a model, found no config.json in {base!r}. "
+            "`gdpo-verl make-policy smollm2` makes one"
+        )
     tokenizer = tokenizer_of(base, "--from")
     for name in ("chat_template", "eos_token", "pad_token"):
         if not getattr(tokenizer, name):
-            raise problem(f"a tokenizer with {name}", "none", "Set it in tokenizer_config.json")
+            raise ValueError(
+                f"--from: expected a tokenizer with {name}, found none in {base!r}. Set it in "
+                "tokenizer_config.json"
+            )
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-    rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
-    if highest >= rows:
-        found = f"{rows} rows of embeddings and the token {highest}"
-        remedy = "Give the tokenizer that the model was trained with"
-        raise problem("weights for every token", found, remedy)
     tokenizer.padding_side = "left"
     return tokenizer, model.float(), model.config.dtype
 

@@ -12,7 +12,6 @@ from typing import Any
 from gdpo_verl.policy.demonstrations import (
     BFCL_FLAWS,
     BfclExample,
-    NextTurn,
     demonstrate,
     demonstrate_sum,
     demonstrate_turn,
@@ -106,10 +105,6 @@ def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
     return re.fullmatch(tags, turn) is not None, ground_truth in turn
 
 
-def _next_turns(problems: Iterator[tool_turns.TurnsExample]) -> Iterator[NextTurn]:
-    return (next_turn(each, random.Random(each.question)) for each in problems)
-
-
 # Of each tool the fixed text of a call. Names are one token wherever they stand, and so copied.
 _TURN_PIECES = (
     *(f'{prompt.CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS),
@@ -130,7 +125,10 @@ TASKS: Mapping[str, PolicyTask] = {
     "tool-turns": PolicyTask(
         phrases=(tool_turns.SYSTEM, *_TURN_PIECES, sums.OPEN, sums.CLOSE),
         draw=lambda rng: next_turn(draw_of("train", tool_turns.draw_example, rng), rng),
-        held_out=lambda seed: _next_turns(tool_turns.examples("validation", seed=seed)),
+        held_out=lambda seed: (
+            next_turn(problem, random.Random(problem.question))
+            for problem in tool_turns.examples("validation", seed=seed)
+        ),
         demonstrate=demonstrate_turn,
         grade=_grade_turn,
         settings=Settings(steps=640, flawed_format=0.1, flawed_content=0.25),

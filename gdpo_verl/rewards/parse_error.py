@@ -35,7 +35,7 @@ class ParseError(IntEnum):
     EXCEPTION = 21  # it raised, crashed, or left with a status other than 0
     TIMEOUT = 22  # a test, or a tool's call, took longer than it may
     MEMORY = 23  # more than allowed
-    OUTPUT = 24  # more than allowed, of a program or a tool
+    OUTPUT = 24  # of a program, more than allowed
     NO_FUNCTION = 25  # the function that the tests call is not defined
     NOT_PLAIN = 26  # a returned value is not plain data
 

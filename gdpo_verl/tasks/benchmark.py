@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from gdpo_verl.files import sha256
 from gdpo_verl.tasks import catalog
-from gdpo_verl.tasks.rows import chat_text, check_messages
+from gdpo_verl.tasks.rows import chat_text, check_messages, text_of
 from gdpo_verl.text import did_you_mean
 
 ACCURACY = "accuracy"
@@ -26,21 +26,13 @@ Averages = Mapping[str, Sequence[Sequence[str] | str]]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of answers.
+    """The sampling of answers."""
 
-    Attributes:
-      temperature: 0 is greedy.
-      top_p: share of the probability that is drawn from.
-      max_tokens: of one answer.
-      samples: answers to each question.
-      seed: decides each draw, with the question's name.
-    """
-
-    temperature: float
+    temperature: float  # 0 is greedy
     top_p: float
-    max_tokens: int
-    samples: int = 1
-    seed: int = 0
+    max_tokens: int  # of one answer
+    samples: int = 1  # answers to each question
+    seed: int = 0  # decides each draw, with the question's name
 
     def __post_init__(self) -> None:
         for name, valid, wanted, found in (
@@ -61,19 +53,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Question:
-    """A chat to ask and what its answer is judged by.
+    """A chat to ask and what its answer is judged by."""
 
-    Attributes:
-      name: unlike any other's.
-      category: the row of the table it counts in.
-      messages: the chat, the user's turn last.
-      truth: what an answer is judged by, as JSON can hold it.
-    """
-
-    name: str
-    category: str
-    messages: Sequence[Mapping[str, str]]
-    truth: Any
+    name: str  # unlike any other's
+    category: str  # the row of the table it counts in
+    messages: Sequence[Mapping[str, str]]  # the user's turn last
+    truth: Any  # what an answer is judged by, as JSON can hold it
 
     @property
     def prompt(self) -> str:
@@ -94,53 +79,38 @@ class Questions:
         ``parse`` is the reward's own parser, which has to read every ground truth.
 
         Raises:
-          FileNotFoundError, ValueError: no file, or bad rows; names the first and counts them.
+          FileNotFoundError, ValueError: no file, or a bad row.
         """
         path = Path(file).expanduser()
-        items, faults = [], []
+        items = []
         for number, row in enumerate(read_rows(path)):
-            name, truth = f"row {number}", row["reward_model"]["ground_truth"]
-            items.append(Question(name, row["data_source"], row["prompt"], truth))
+            truth = row["reward_model"]["ground_truth"]
             try:
                 parse(truth)
             except ValueError as error:
-                faults.append(f"{name}: {error}")
-        if faults:
-            raise ValueError(
-                f"--data: {len(faults)} of {len(items)} ground truths cannot be read. Is it this "
-                f"benchmark's data? The first, {faults[0]}"
-            )
+                raise ValueError(
+                    f"--data: {path}, row {number}: {error}. Is it this benchmark's data?"
+                ) from error
+            items.append(Question(f"row {number}", row["data_source"], row["prompt"], truth))
         return cls(items, {"file": str(path), "sha256": sha256(path)})
 
 
 @dataclass(frozen=True)
 class Score:
-    """The worth of an answer.
+    """The worth of an answer."""
 
-    Attributes:
-      measures: 0 to 1 each, the benchmark's names.
-      error: why it could not be read, `NONE` when it could.
-      reason: what the judge objects to, where it says so.
-    """
-
-    measures: Mapping[str, float]
-    error: IntEnum
-    reason: str = ""
+    measures: Mapping[str, float]  # 0 to 1 each; `ACCURACY` is one
+    error: IntEnum  # why it could not be read, `NONE` when it could
+    reason: str = ""  # what the judge objects to, where it says so
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """The model's answer.
+    """The model's answer."""
 
-    Attributes:
-      text: without special tokens.
-      tokens: how many, the end token included.
-      finish: 'stop', 'length' when it was cut off, or 'prompt too long' when it was not asked.
-    """
-
-    text: str
-    tokens: int
-    finish: str
+    text: str  # without special tokens
+    tokens: int  # how many, the end token included
+    finish: str  # 'stop', 'length' when cut off, or 'prompt too long' when it was not asked
 
 
 Ask = Callable[[Sequence[Mapping[str, str]]], ModelAnswer]
@@ -163,8 +133,6 @@ class Benchmark(ABC):
 
     sampling: ClassVar[Sampling]
     """By default that of the validation in the recipe of the same task."""
-    measures: ClassVar[tuple[str, ...]]
-    """Names of the measures in a `Score`; `ACCURACY` first."""
     averages: ClassVar[Averages] = {}
     """Unweighted means of parts. A part pools the questions of several categories, or is an
     average that stands before it."""
@@ -203,11 +171,9 @@ def open_benchmark(
         raise ValueError(
             f"benchmark: expected one of {known}, found {name!r}.{did_you_mean(name, known)}"
         )
-    task = catalog.BENCHMARKS[name]
-    inner, _, kind = str(task.benchmark).rpartition(":")
-    found = getattr(catalog.load_module(f"{task.module}.{inner}".rstrip(".")), kind)
-    benchmark: Benchmark = found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
-    return benchmark
+    module, _, kind = str(catalog.BENCHMARKS[name].benchmark).partition(":")
+    found: type[Benchmark] = getattr(catalog.load_module(module), kind)
+    return found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
@@ -233,15 +199,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"--data: expected at least one row, found none in {path}")
     for number, row in enumerate(rows):
         try:
-            truth = (row.get("reward_model") or {}).get("ground_truth")
-            if not isinstance(truth, str) or not isinstance(row.get("data_source"), str):
-                raise ValueError(
-                    "expected the columns data_source, prompt and reward_model.ground_truth, as "
-                    f"`gdpo-verl prepare` writes them, found {sorted(row)}"
-                )
+            text_of(row, "data_source")
+            text_of(row, "reward_model", "ground_truth")
             check_messages(row.get("prompt"))
         except ValueError as error:
-            raise ValueError(f"--data: {path}, row {number}: {error}") from error
+            raise ValueError(
+                f"--data: {path}, row {number}: {error}. Did `gdpo-verl prepare` write it?"
+            ) from error
     return list(rows)
 
 

@@ -41,7 +41,6 @@ def build(
     convert: Callable[[Record], Row],
     *,
     about: Mapping[str, Any],
-    is_suspicious: Callable[[Row], str | None] = lambda row: None,
     length: PromptLength | None = None,
     validation: int | None = None,
     seed: int = 0,
@@ -56,7 +55,6 @@ def build(
         reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
         meant. ``extra_info`` gets index and split where it has none.
       about: what the data set says of itself, for the provenance.
-      is_suspicious: why a row that is kept may be wrong all the same, or None.
       length: the longest prompt, unchecked without it.
       validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
       seed: decides which.
@@ -72,12 +70,10 @@ def build(
         raise ValueError(f"--validation: expected at least 1 row, found {validation}")
     by_split: dict[str | None, list[Row]] = {}
     rejected: list[dict[str, Any]] = []
-    suspicious: list[dict[str, Any]] = []
     others: Counter[str] = Counter()
     read = 0
     for record in tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None):
         read += 1
-        place = {"file": record.file, "row": record.row}
         try:
             row = convert(record)
             check_messages(row["prompt"])
@@ -87,12 +83,11 @@ def build(
             others[str(other)] += 1
         except ValueError as error:
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
-            rejected.append({**place, "kind": kind, "reason": str(error)})
+            reason = {"kind": kind, "reason": str(error)}
+            rejected.append({"file": record.file, "row": record.row, **reason})
             by_split.setdefault(record.split, [])
         else:
             by_split.setdefault(record.split, []).append(row)
-            if reason := is_suspicious(row):
-                suspicious.append({**place, "reason": reason})
     meant = read - sum(others.values())
     kinds = Counter(row["kind"] for row in rejected)
     most_are_bad = len(rejected) == meant or len(rejected) > MOST_REJECTED * meant
@@ -111,7 +106,6 @@ def build(
     for split, rows in splits.items():
         for index, row in enumerate(rows):
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
-    seen = {chat_text(row["prompt"]) for row in splits.get("train", ())}
     provenance = {
         **about,
         "source": source.provenance,
@@ -127,14 +121,9 @@ def build(
             "kept": sum(map(len, splits.values())),
             "rejected": dict(sorted(kinds.items())),
             "of_unused_splits": {str(split): len(rows) for split, rows in by_split.items()},
-            "suspicious": len(suspicious),
             "other_tasks": dict(sorted(others.items())),
-            "validation_prompts_in_train": sum(
-                chat_text(row["prompt"]) in seen for row in splits.get("validation", ())
-            ),
         },
         "rejected": rejected,
-        "suspicious": suspicious,
     }
     return write_dataset(out_dir, splits, provenance)
 
@@ -174,7 +163,7 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
     times = Counter(texts)
 
     def order(text: str) -> bytes:
-        return hashlib.sha256(f"{seed}:{text}".encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(f"{seed}:{text}".encode()).digest()
 
     chosen: set[str] = set()
     # Without the last, so that training keeps a prompt however many rows each has.

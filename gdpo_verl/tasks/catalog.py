@@ -13,47 +13,38 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Task:
-    """A task's rows and its benchmark.
+    """A task's rows and its benchmark."""
 
-    Attributes:
-      module: in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare.
-      max_prompt_length: the recipe's, in tokens; None where there are no rows to prepare.
-      benchmark: the class of its `Benchmark`, behind another module and a colon if need be.
-      source: where the rows come from: published on the hub, ``given`` with ``--from``, made
-        here (``own``), or either of the last two (``any``).
-      trained: false for what is asked and never trained on: one split, all of it test.
-      shots: it takes worked examples as earlier turns.
-    """
-
-    module: str
-    max_prompt_length: int | None = None
-    benchmark: str | None = None
+    module: str  # in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare
+    max_prompt_length: int | None = None  # the recipe's, in tokens; None where there are no rows
+    benchmark: str | None = None  # module and class
+    # Where rows come from: the hub, ``--from`` alone, here, or either of the last two.
     source: Literal["hub", "given", "own", "any"] = "hub"
-    trained: bool = True
-    shots: bool = False
+    trained: bool = True  # false for what is only asked: one split, all of it test
+    shots: bool = False  # it takes worked examples as earlier turns
 
 
 TASKS = {
-    "toolbox": Task("toolbox", 64, "Toolbox", source="own"),
+    "toolbox": Task("toolbox", 64, "toolbox:Toolbox", source="own"),
     "tool-turns": Task("tool_turns", 64, source="own"),
-    "bfcl": Task("bfcl", 2048, "benchmark:Bfcl", source="own"),
+    "bfcl": Task("bfcl", 2048, "bfcl.benchmark:Bfcl", source="own"),
     "reasoning-gym": Task("reasoning_gym", 512, source="own", shots=True),
     "short-sums": Task("reasoning_gym", 512, source="own", shots=True),
     "gsm-symbolic": Task("reasoning_gym", 512, source="own", shots=True),
     "instructions": Task("instructions", 512, source="any"),
     "rlla": Task("rlla", 2048, source="given"),
-    "gsm8k": Task("gsm8k", 512, "Gsm8k", shots=True),
+    "gsm8k": Task("gsm8k", 512, "gsm8k:Gsm8k", shots=True),
     "deepscaler": Task("deepscaler", 1024),
     "eurus2-code": Task("eurus2_code", 1024),
-    "math": Task("math_sets", benchmark="Boxed"),
-    "aime24": Task("math_sets", 1024, "Published", trained=False),
-    "aime25": Task("math_sets", 1024, "Published", trained=False),
-    "amc": Task("math_sets", 1024, "Published", trained=False),
-    "math500": Task("math_sets", 1024, "Published", trained=False),
-    "minerva": Task("math_sets", 1024, "Published", trained=False),
-    "olympiad": Task("math_sets", 1024, "Published", trained=False),
-    "code": Task("eurus2_code", benchmark="Programs"),
-    "humaneval": Task("humaneval", benchmark="HumanEval"),
+    "math": Task("math_sets", benchmark="math_sets:Boxed"),
+    "aime24": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    "aime25": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    "amc": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    "math500": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    "minerva": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    "olympiad": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    "code": Task("eurus2_code", benchmark="eurus2_code:Programs"),
+    "humaneval": Task("humaneval", benchmark="humaneval:HumanEval"),
 }
 DATASETS = {name: task for name, task in TASKS.items() if task.max_prompt_length}
 BENCHMARKS = {name: task for name, task in TASKS.items() if task.benchmark}
@@ -85,17 +76,17 @@ def prepare(
     """
     task = DATASETS[name]
     options: dict[str, Any] = {"seed": seed}
-    given = {"--from": source, "--validation": validation}
-    if not task.trained:
-        if validation is not None:
-            raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
-        options |= {"name": name, "source": source}
-    elif task.source != "own":
-        options |= {"source": source, "validation": validation}
-    elif refused := [option for option, value in given.items() if value is not None]:
-        raise ValueError(f"{' and '.join(refused)}: {name} makes its own rows and takes none")
-    elif task.module == "reasoning_gym":
+    if name.replace("-", "_") != task.module:  # one of several data sets of its module
         options["name"] = name
+    if task.source != "own":
+        options["source"] = source
+    elif source is not None or validation is not None:
+        refused = "--from" if source is not None else "--validation"
+        raise ValueError(f"{refused}: {name} makes its own rows and takes none")
+    if validation is not None:
+        if not task.trained:
+            raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
+        options["validation"] = validation
     if task.shots:
         options["shots"] = shots
     elif shots:
@@ -103,8 +94,8 @@ def prepare(
     if model is not None:
         from gdpo_verl.tasks.rows import PromptLength
 
-        most = max_prompt_length or task.max_prompt_length or 0
-        options["length"] = PromptLength.load(model, most)
+        most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
+        options["length"] = PromptLength(model, most or 0)
     elif max_prompt_length is not None:
         raise ValueError(
             "--max-prompt-length: counts tokens; give --model too, the model to be trained"
@@ -134,21 +125,16 @@ def prepare_command_of(path: str | Path) -> str | None:
 
 
 def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
-    """Tell the user of rejected and suspicious rows, the first of each with file and row."""
-    lines = []
-    for what in ("rejected", "suspicious"):
-        rows = provenance.get(what) or []
-        if not rows:
-            continue
-        kinds = Counter(row["kind"] for row in rows if "kind" in row)
-        detail = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        lines.append(f"{len(rows)} rows {what}{f' ({detail})' if detail else ''}:")
-        for row in rows[:most]:
-            place = f"row {row['row']}" if "row" in row else row["id"]
-            reason = row["reason"] if isinstance(row["reason"], str) else "; ".join(row["reason"])
-            lines.append(f"  {row['file']} {place}: {reason}")
-        if len(rows) > most:
-            lines.append(f"  and {len(rows) - most} more, which provenance.json lists")
+    """Tell the user of rejected rows, the first of them with file and row."""
+    rows = provenance.get("rejected")
+    if not rows:
+        return []
+    kinds = Counter(row["kind"] for row in rows)
+    detail = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    lines = [f"{len(rows)} rows rejected ({detail}):"]
+    lines += [f"  {row['file']} row {row['row']}: {row['reason']}" for row in rows[:most]]
+    if len(rows) > most:
+        lines.append(f"  and {len(rows) - most} more, which provenance.json lists")
     return lines
 
 

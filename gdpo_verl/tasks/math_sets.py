@@ -113,7 +113,6 @@ class Boxed(Benchmark):
     """Any prepared file whose ground truths are LaTeX; DeepScaleR's held-out rows by default."""
 
     sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
-    measures = (ACCURACY, f"within_{math_length.LIMIT}_tokens")
 
     @property
     def own(self) -> str:
@@ -126,7 +125,8 @@ class Boxed(Benchmark):
     def score(self, question: Question, text: str, tokens: int) -> Score:
         info = {"response_length": tokens, "question": question.prompt}
         result = math_length.compute_score("math", text, question.truth, info)
-        measures = {ACCURACY: result["correctness"], self.measures[1]: result["length"]}
+        length = {f"within_{math_length.LIMIT}_tokens": result["length"]}
+        measures = {ACCURACY: result["correctness"], **length}
         return Score(measures, math_length.ParseError(int(result["parse_error"])))
 
 

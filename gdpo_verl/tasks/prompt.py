@@ -89,12 +89,8 @@ def apply_frame(
     ]
 
 
-def call_line(name: str, parameters: Mapping[str, Any]) -> str:
-    """Write a call as the JSON object that stands on a line between the tool_call tags."""
-    return json.dumps({"name": name, "parameters": parameters}, ensure_ascii=False)
-
-
 def reference_answer(thought: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Write the ground truth: a thought, then a line for each (name, parameters) of ``calls``."""
-    lines = "\n".join(call_line(name, parameters) for name, parameters in calls)
+    objects = [{"name": name, "parameters": parameters} for name, parameters in calls]
+    lines = "\n".join(json.dumps(each, ensure_ascii=False) for each in objects)
     return f"{THINK_OPEN} {thought} {THINK_CLOSE}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"

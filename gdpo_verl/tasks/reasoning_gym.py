@@ -45,19 +45,13 @@ _PROBLEMS = 2**16  # its generator makes a list of them first
 
 @dataclass(frozen=True)
 class SumExample:
-    """One sum or word problem and its result.
-
-    Attributes:
-      expression: the sum alone, as in ``9 + 8 - 7``; "" of a word problem.
-      entry: what Reasoning Gym's own scoring takes.
-      shots: worked examples before the question.
-    """
+    """One sum or word problem and its result."""
 
     question: str
-    expression: str
+    expression: str  # the sum alone, as in ``9 + 8 - 7``; "" of a word problem
     ground_truth: str
-    entry: dict[str, Any]
-    shots: int = 0
+    entry: dict[str, Any]  # for Reasoning Gym's own scoring
+    shots: int = 0  # worked examples before the question
 
     @property
     def messages(self) -> list[dict[str, str]]:

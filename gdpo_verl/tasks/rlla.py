@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.rewards.tool_call import compute_score, parse_ground_truth
+from gdpo_verl.rewards.tool_call import parse_ground_truth
 from gdpo_verl.tasks.build import build
 from gdpo_verl.tasks.rows import BadRow, Row, check_messages, make_row, text_of
 from gdpo_verl.tasks.source import Record, open_source
@@ -58,13 +58,6 @@ def _raw(values: dict[str, Any]) -> Row:
     )
 
 
-def _unread_as_published(row: Row) -> str | None:
-    truth = row["reward_model"]["ground_truth"]
-    if not compute_score(DATA_SOURCE, truth, truth, strict=False)["parse_error"]:
-        return None
-    return "under the published rules (strict: false) no answer can match its ground truth"
-
-
 def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
     """Write rlla to ``out_dir`` and return its provenance; see `build` for the options."""
     if source is None:
@@ -72,5 +65,4 @@ def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict
             "--from: rlla is published on GitHub, not on the hub. Run `git clone "
             "https://github.com/qiancheng0/ToolRL` and give --from ToolRL/dataset/rlla_4k"
         )
-    options["is_suspicious"] = _unread_as_published
     return build(out_dir, open_source(source), convert, about=ABOUT, **options)

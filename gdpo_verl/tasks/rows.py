@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +56,21 @@ def tokenizer_of(
         ) from error
 
 
-@dataclass(frozen=True)
 class PromptLength:
-    """The longest prompt that fits: ``most`` tokens of the model's chat template."""
+    """The longest prompt that fits: ``most`` tokens of the chat template of ``model``.
 
-    model: str
-    most: int
-    tokenizer: Any
+    Raises:
+      ValueError: it has no tokenizer or no chat template, or ``most`` is below 1.
+    """
 
-    @classmethod
-    def load(cls, model: str, most: int) -> PromptLength:
-        """Load the tokenizer of ``model``, a directory or a hub id.
-
-        Raises:
-          ValueError: there is none, or it has no chat template, or ``most`` is below 1.
-        """
+    def __init__(self, model: str, most: int) -> None:
         if most < 1:
             raise ValueError(f"--max-prompt-length: expected at least 1 token, found {most}")
-        tokenizer = tokenizer_of(model, "--model")
-        if not tokenizer.chat_template:
+        self.model = model
+        self.most = most
+        self.tokenizer = tokenizer_of(model, "--model")
+        if not self.tokenizer.chat_template:
             raise ValueError(f"--model: the tokenizer of {model!r} has no chat template")
-        return cls(model, most, tokenizer)
 
     def check(self, messages: Messages) -> None:
         """Count as verl does.

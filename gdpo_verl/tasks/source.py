@@ -37,19 +37,12 @@ _NO_DATA = ("dataset_info", "dataset_infos", "dataset_dict", "state", "provenanc
 
 @dataclass(frozen=True)
 class Record:
-    """One row as its source holds it.
+    """One row as its source holds it."""
 
-    Attributes:
-      file: its file, relative to the source, or the hub's split.
-      row: its place there, from 0.
-      split: 'train', 'validation', 'test', or None where no name says so.
-      values: its columns.
-    """
-
-    file: str
-    row: int
-    split: str | None
-    values: dict[str, Any]
+    file: str  # relative to the source, or the hub's split
+    row: int  # its place there, from 0
+    split: str | None  # 'train', 'validation', 'test', or None where no name says so
+    values: dict[str, Any]  # its columns
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ def _read_files(files: list[Path], root: Path, *, splits: bool) -> Iterator[Reco
                 if not isinstance(values, dict):
                     raise ValueError(f"expected an object, found {values!a:.100}")
                 yield Record(place.as_posix(), row, split, values)
-        except (pa.ArrowException, ValueError, RecursionError) as error:
+        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}, at or after row "
                 f"{row}: {error}. Mend the file or take the row out"
@@ -153,45 +146,26 @@ def _read_parquet(file: Path) -> Iterator[Any]:
 
 
 def _read_arrow(file: Path) -> Iterator[Any]:
-    """Arrow's stream format, which `datasets` writes, or its file format."""
     with pa.memory_map(str(file)) as data:
-        try:
-            batches: Iterable[pa.RecordBatch] = pa.ipc.open_stream(data)
-        except pa.ArrowInvalid:
-            reader = pa.ipc.open_file(data)
-            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
-        for batch in batches:
+        for batch in pa.ipc.open_stream(data):
             yield from batch.to_pylist()
 
 
-def _read_jsonl(file: Path) -> Iterator[Any]:
-    with file.open(encoding="utf-8") as lines:
-        yield from (_parse(line) for line in lines if line.strip())
-
-
 def _read_json(file: Path) -> Iterator[Any]:
-    """A list of objects, or one object a line."""
-    try:
-        rows = _parse(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise
-        yield from _read_jsonl(file)
-    else:
-        yield from rows if isinstance(rows, list) else [rows]
-
-
-def _parse(text: str) -> Any:
-    values = json.loads(text)
-    if "\\ud" in text.lower():  # JSON can hold halves of characters, which no parquet file can
-        json.dumps(values, ensure_ascii=False).encode()
-    return values
+    """Read a list of objects, or one object a line."""
+    with file.open(encoding="utf-8") as text:
+        is_list = text.read(100).lstrip().startswith("[")
+        text.seek(0)
+        if is_list:
+            yield from json.load(text)
+        else:
+            yield from (json.loads(line) for line in text if line.strip())
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
     ".parquet": _read_parquet,
-    ".arrow": _read_arrow,
-    ".jsonl": _read_jsonl,
+    ".arrow": _read_arrow,  # what `datasets` saves
+    ".jsonl": _read_json,
     ".json": _read_json,
 }
 

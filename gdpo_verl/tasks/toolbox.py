@@ -4,8 +4,8 @@
     user       What is 84 in base 6?
     answer     {"name": "convert_base", "parameters": {"number": 84, "base": 6}}
 
-A user asks for one thing (sometimes two); the tools, the needed ones among them, stand in random
-order. Everything follows from the seed (`generated`). For the rewards of `rewards.tool_call`.
+A user asks for one thing; the tools, the needed one among them, stand in random order. Everything
+follows from the seed (`generated`). For the rewards of `rewards.tool_call`.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ TOOLS: Mapping[str, Tool] = {
             "add",
             "Adds two integers.",
             _AB,
-            ("what is {a} plus {b}?", "add {a} and {b}.", "I want the sum of {a} and {b}."),
+            ("What is {a} plus {b}?", "Add {a} and {b}.", "I want the sum of {a} and {b}."),
         ),
         Tool(
             "subtract",
             "Subtracts b from a.",
             _AB,
-            ("what is {a} minus {b}?", "take {b} from {a}.", "subtract {b} from {a}."),
+            ("What is {a} minus {b}?", "Take {b} from {a}.", "Subtract {b} from {a}."),
         ),
         Tool(
             "multiply",
             "Multiplies two integers.",
             _AB,
             (
-                "what is {a} times {b}?",
-                "multiply {a} by {b}.",
+                "What is {a} times {b}?",
+                "Multiply {a} by {b}.",
                 "I want the product of {a} and {b}.",
             ),
         ),
@@ -91,26 +91,26 @@ TOOLS: Mapping[str, Tool] = {
             "convert_base",
             "Writes a decimal integer in another base.",
             {"number": range(100), "base": range(2, 17)},
-            ("write {number} in base {base}.", "what is {number} in base {base}?"),
+            ("Write {number} in base {base}.", "What is {number} in base {base}?"),
         ),
         Tool(
             "convert_units",
             "Converts an amount between units of measurement.",
             {"value": _TO_99, "source": UNITS, "target": UNITS},
-            ("convert {value} {source} to {target}.", "how many {target} are {value} {source}?"),
+            ("Convert {value} {source} to {target}.", "How many {target} are {value} {source}?"),
         ),
         Tool(
             "exchange",
             "Exchanges an amount of money at today's rate.",
             {"amount": _TO_99, "source": CURRENCIES, "target": CURRENCIES},
-            ("change {amount} {source} into {target}.", "how many {target} for {amount} {source}?"),
+            ("Change {amount} {source} into {target}.", "How many {target} for {amount} {source}?"),
         ),
         Tool(
             "weather",
             "Gives the weather forecast for a city.",
             {"city": CITIES, "days": range(2, 31)},
             (
-                "what is the weather in {city} for {days} days?",
+                "What is the weather in {city} for {days} days?",
                 "I want a forecast for {city}, {days} days.",
             ),
         ),
@@ -118,7 +118,7 @@ TOOLS: Mapping[str, Tool] = {
             "timer",
             "Starts a timer with a label.",
             {"label": TIMERS, "minutes": range(2, 100)},
-            ("set a {label} timer for {minutes} minutes.", "time my {label}, {minutes} minutes."),
+            ("Set a {label} timer for {minutes} minutes.", "Time my {label}, {minutes} minutes."),
         ),
     )
 }
@@ -126,7 +126,7 @@ TOOLS: Mapping[str, Tool] = {
 
 @dataclass(frozen=True)
 class ToolExample:
-    """One question with the tools on offer and the calls it needs."""
+    """One question with the tools on offer and the call it needs."""
 
     question: str
     tools: tuple[str, ...]
@@ -139,23 +139,22 @@ class ToolExample:
 
     @property
     def thought(self) -> str:
-        return f"use {' and '.join(name for name, _ in self.calls)}"
+        return f"use {self.calls[0][0]}"
 
     @property
     def ground_truth(self) -> str:
         return prompt.reference_answer(self.thought, self.calls)
 
 
-def draw_example(rng: random.Random, *, two_calls: float = 0.0) -> ToolExample:
-    """Draw one example; a share ``two_calls`` asks two different tools for something."""
-    needed = rng.sample(list(TOOLS), 2 if rng.random() < two_calls else 1)
-    calls = tuple((name, TOOLS[name].draw(rng)) for name in needed)
-    asked = [rng.choice(TOOLS[name].questions).format(**arguments) for name, arguments in calls]
-    question = " ".join(part[0].upper() + part[1:] for part in asked)
-    others = [name for name in TOOLS if name not in needed]
-    listed = needed + rng.sample(others, rng.randint(3, 5) - len(needed))
+def draw_example(rng: random.Random) -> ToolExample:
+    """Draw one example."""
+    rng.random()  # not used; without this draw every seed would give other data
+    (needed,) = rng.sample(list(TOOLS), 1)
+    arguments = TOOLS[needed].draw(rng)
+    question = rng.choice(TOOLS[needed].questions).format(**arguments)
+    listed = [needed, *rng.sample([name for name in TOOLS if name != needed], rng.randint(2, 4))]
     rng.shuffle(listed)
-    return ToolExample(question, tuple(listed), calls)
+    return ToolExample(question, tuple(listed), ((needed, arguments),))
 
 
 def examples(split: str, *, seed: int) -> Iterator[ToolExample]:
@@ -179,14 +178,13 @@ def prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
 
 QUESTIONS = 256
 EXACT = 3.0
-"""The correctness of calls that equal the expected ones."""
+"""The correctness of a call that equals the expected one."""
 
 
 class Toolbox(Benchmark):
     """Held-out questions of `gdpo_verl.tasks.toolbox`; those of `prepare toolbox` by default."""
 
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=48)
-    measures = (ACCURACY, "format")
 
     def load(self, data: str | None) -> Questions:
         if data is not None:

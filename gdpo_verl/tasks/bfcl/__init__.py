@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -43,21 +42,8 @@ CATEGORIES = (
 
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows our models."""
-MODELS: dict[str, Any] = {
-    MODEL: SimpleNamespace(
-        model_name=MODEL,
-        display_name=MODEL,
-        url="",
-        org="",
-        license="",
-        model_handler=None,  # `handler` puts its own here
-        input_price=None,
-        output_price=None,
-        is_fc_model=False,
-        underscore_to_dot=False,
-    )
-}
-"""Our entry in place of bfcl-eval's table of models."""
+MODELS: dict[str, Any] = {MODEL: SimpleNamespace(underscore_to_dot=False)}
+"""Our entry in place of bfcl-eval's table of models; the checker looks at no more of it."""
 
 Call = tuple[str, dict[str, Any]]
 # bfcl-eval makes folders for its results and locks when it is imported.
@@ -84,11 +70,10 @@ def load_module(name: str) -> Any:
     they are imported.
     """
     _package()
-    stubbed, root = "bfcl_eval.constants.model_config", "BFCL_PROJECT_ROOT"
-    before = sys.modules.get(stubbed), os.environ.get(root)
+    os.environ.setdefault("BFCL_PROJECT_ROOT", _scratch.name)
+    stubbed = "bfcl_eval.constants.model_config"
     sys.modules[stubbed] = ModuleType(stubbed)
     vars(sys.modules[stubbed])["MODEL_CONFIG_MAPPING"] = MODELS
-    os.environ[root] = _scratch.name
     try:
         return importlib.import_module(f"bfcl_eval.{name}")
     except ModuleNotFoundError as error:
@@ -98,11 +83,7 @@ def load_module(name: str) -> Any:
             "conflict with verl's)"
         ) from error
     finally:
-        del sys.modules[stubbed], os.environ[root]
-        if before[0]:
-            sys.modules[stubbed] = before[0]
-        if before[1]:
-            os.environ[root] = before[1]
+        del sys.modules[stubbed]
 
 
 def _first(value: Any) -> Any:
@@ -137,14 +118,8 @@ def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[di
     """Read (file name, question, accepted answers) of each question in a category."""
     name = f"BFCL_v4_{category}.json"
     data = _package() / "data"
-    try:
-        questions = (data / name).read_text(encoding="utf-8").splitlines()
-        answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"bfcl: {error.filename} is missing from the installed package. "
-            f"Install the version that has it: {INSTALL}"
-        ) from error
+    questions = (data / name).read_text(encoding="utf-8").splitlines()
+    answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
     accepted = {answer["id"]: answer["ground_truth"] for answer in map(json.loads, answers)}
     for question in map(json.loads, questions):
         yield name, question, accepted[question["id"]]
@@ -152,33 +127,30 @@ def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[di
 
 def accepted_rows(
     *, seed: int = 0, length: PromptLength | None = None
-) -> tuple[dict[str, list[Row]], dict[str, Any]]:
-    """Make the rows of train and validation, and what the provenance says of all questions."""
+) -> tuple[dict[str, list[Row]], list[dict[str, Any]]]:
+    """Make the rows of train and validation, and list the rejected questions."""
     checker = load_module("eval_checker.ast_eval.ast_checker")
     splits: dict[str, list[Row]] = {"train": [], "validation": []}
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: {"questions": 0, "kept": 0})
     rejected: list[dict[str, Any]] = []
     for category in CATEGORIES:
         for file, question, accepted in read_questions(category):
-            counts[category]["questions"] += 1
             calls = first_answer(accepted)
             output = [{name: arguments} for name, arguments in calls]
             language = checker.Language.PYTHON
             verdict = checker.ast_checker(
                 question["function"], output, accepted, language, category, MODEL
             )
-            reasons = [] if verdict["valid"] else [str(reason) for reason in verdict["error"]]
             turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
             messages = prompt.messages([tool_block(f) for f in question["function"]], turns)
             try:
-                if length and not reasons:
+                if not verdict["valid"]:
+                    raise BadRow("checker", "; ".join(map(str, verdict["error"])))
+                if length:
                     length.check(messages)
             except BadRow as error:
-                reasons = [str(error)]
-            if reasons:
-                rejected.append({"file": file, "id": question["id"], "reason": reasons})
+                reason = {"kind": error.kind, "reason": str(error)}
+                rejected.append({"file": file, "row": question["id"], **reason})
                 continue
-            counts[category]["kept"] += 1
             # By its text, so that the same text never stands in both.
             text = "\n".join(text for _, text in turns)
             digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
@@ -190,28 +162,18 @@ def accepted_rows(
             info |= {"id": question["id"], "category": category}
             row = make_row(DATA_SOURCE, messages, truth, ability="tool_call", extra_info=info)
             splits[split].append(row)
-    return splits, {
-        "categories": dict(counts),
-        "kept": sum(count["kept"] for count in counts.values()),
-        "rejected": rejected,
-    }
+    return splits, rejected
 
 
 def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None) -> dict[str, Any]:
-    """Write the accepted questions to ``out_dir`` and return their provenance.
-
-    Args:
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
-      seed: decides the split, about nine to one.
-      length: the longest prompt, unchecked without it.
-    """
-    splits, found = accepted_rows(seed=seed, length=length)
+    """Write the accepted questions, split nine to one by ``seed``, and return their provenance."""
+    splits, rejected = accepted_rows(seed=seed, length=length)
     version = importlib.metadata.version("bfcl-eval")
     provenance = {
         "data_source": DATA_SOURCE,
         "source": f"bfcl-eval {version} from PyPI, https://github.com/ShishirPatil/gorilla",
         "license": "Apache-2.0",
         "settings": {"seed": seed, "validation_share": VALIDATION_SHARE},
-        **found,
+        "rejected": rejected,
     }
     return write_dataset(out_dir, splits, provenance)

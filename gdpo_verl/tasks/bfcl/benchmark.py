@@ -55,7 +55,6 @@ class Bfcl(Benchmark):
     """Every question of version 3, or those in a file of `prepare bfcl`."""
 
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
-    measures = (ACCURACY, "format")
     context = 32_768
     # As the leaderboard of version 3 formed them, and those of version 4 that it shares.
     averages: ClassVar[Averages] = {

@@ -36,30 +36,20 @@ class PromptTooLong(Exception):
 
 
 class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
-    """Asks in the form of the training data and reads the answers as the reward does.
-
-    Attributes:
-      frame: the fixed texts of the system message.
-      ask: answers a chat.
-      steps: the answers so far.
-      names: functions that may be called; another is undefined, as in bfcl-eval, whatever
-        Python knows under its name.
-    """
+    """Asks in the form of the training data and reads the answers as the reward does."""
 
     def __init__(
         self,
         model_name: str = bfcl.MODEL,
-        temperature: float = 0,
-        registry_name: str = bfcl.MODEL,
-        is_fc_model: bool = False,
         *,
         frame: prompt.PromptFrame | None = None,
         ask: Ask | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        super().__init__(model_name, temperature, registry_name, is_fc_model)
+        super().__init__(model_name, 0, bfcl.MODEL, is_fc_model=False)
         self.frame = frame or prompt.PromptFrame()
         self.ask = ask
+        # Another function is undefined, as in bfcl-eval, whatever Python knows under its name.
         self.names = frozenset(names)
         self.steps: list[ModelAnswer] = []
 
@@ -150,9 +140,6 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         if name not in self.names or large:
             return "undefined_function()"
         return f"{name}(**{parameters!r})"
-
-
-bfcl.MODELS[bfcl.MODEL].model_handler = Handler
 
 
 @cache
