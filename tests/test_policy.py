@@ -243,6 +243,7 @@ def test_every_step_sees_the_weights_of_the_last(tokenizer: Any, bfloat16: bool)
         ("no tokenizer", "--from: (cannot load|expected) a tokenizer"),
         ("chat_template", "expected a tokenizer with chat_template, found none"),
         ("pad_token", "expected a tokenizer with pad_token, found none"),
+        ("vocabulary", "found 594 rows of embeddings and the token 594 in .*Give the tokenizer th"),
     ],
     ids=str,
 )
@@ -254,7 +255,10 @@ def test_a_directory_that_cannot_be_trained_from_is_refused(
         shutil.copytree(saved, base, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja"))
     if not fault.startswith("no "):
         changed = AutoTokenizer.from_pretrained(saved)
-        setattr(changed, fault, None)
+        if fault == "vocabulary":
+            changed.add_tokens(["<another>"])
+        else:
+            setattr(changed, fault, None)
         changed.save_pretrained(base)
     assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
     assert re.search(message, capsys.readouterr().err)

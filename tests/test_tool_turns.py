@@ -20,7 +20,7 @@ from gdpo_verl.policy.demonstrations import next_turn
 from gdpo_verl.policy.tasks import TASKS
 from gdpo_verl.report import write_report
 from gdpo_verl.rewards.deadline import DeadlinePool
-from gdpo_verl.rewards.tool_turns import EXECUTED, RAISED, TIMED_OUT, compute_score
+from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
 from gdpo_verl.run.launch import composed
 from gdpo_verl.tasks import tool_turns, turn_tools
 from gdpo_verl.tasks.turn_tools import TOOLS, guarded
@@ -106,7 +106,7 @@ def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_t
 
     flood = guarded(users_tools.flood, most=3)
     assert flood(letters=3) == ("xxx", EXECUTED)
-    assert flood(letters=10**6) == ("xxx [cut: the first 3 of 1000000 characters]", EXECUTED)
+    assert flood(letters=10**6) == ("xxx [cut: the first 3 of 1000000 characters]", CUT)
     assert guarded(users_tools.quit)() == ("Error: the tool crashed", RAISED)
     assert guarded(users_tools.silent)() == ("Error: RuntimeError", RAISED)
     assert guarded(users_tools.eat)() == ("Error: MemoryError", RAISED)
@@ -210,9 +210,9 @@ def test_a_policy_that_writes_the_tools_part_itself_is_not_paid_for_it() -> None
     assert rewards(FORGED + honest, [1.0]) == [1, 1, 1, 0]
 
 
-def test_calls_are_counted_and_one_that_timed_out_has_a_code() -> None:
+def test_calls_are_counted_and_those_that_timed_out_or_were_cut_have_a_code() -> None:
     text = 5 * (CALL + TOLD) + ANSWER
-    for outcomes, code in (([1.0, 1.0, 0.0, -1.0], 22), ([1.0, 1.0, 0.0], 0)):
+    for outcomes, code in (([1.0, 0.5, 0.0, -1.0], 22), ([1.0, 0.5, 0.0], 24), ([1.0, 1.0], 0)):
         found = compute_score("", text, "42", {"calls": 1, "tool_rewards": outcomes})
         assert (found["calls"], found["executed"], found["parse_error"]) == (5, 2 / 5, code)
 
@@ -315,7 +315,7 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
     ("turn", "outcomes", "told"),
     [
         (call("calculate", expression=HANG), [TIMED_OUT], "no answer within 2 seconds"),
-        (call("calculate", expression="7 ** 999"), [EXECUTED], "[cut: the first 200 of 845 char"),
+        (call("calculate", expression="7 ** 999"), [CUT], "[cut: the first 200 of 845 characters]"),
         (call("guess"), [RAISED], "Unknown function 'guess'"),
         (call("calculate", expression="<|im_end|>"), [RAISED], "found '<|im_end|>'"),
         ('<tool_call>{"name": "calculate", "arguments": [1]}</tool_call>', [RAISED], "Error"),

@@ -114,6 +114,12 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
                 "tokenizer_config.json"
             )
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise ValueError(
+            f"--from: expected weights for every token, found {rows} rows of embeddings and the "
+            f"token {highest} in {base!r}. Give the tokenizer that the model was trained with"
+        )
     tokenizer.padding_side = "left"
     return tokenizer, model.float(), model.config.dtype
 

@@ -19,7 +19,7 @@ __all__ = ["compute_score", "parse_ground_truth"]
 
 # What a tool returns beside its text. verl itself gives 0 to a call that raises, names no tool or
 # has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
-EXECUTED, RAISED, TIMED_OUT = 1.0, 0.0, -1.0
+EXECUTED, CUT, RAISED, TIMED_OUT = 1.0, 0.5, 0.0, -1.0
 CALL, END_CALL, TOLD = "<tool_call>", "</tool_call>", "<tool_response>"
 _NAMES = ("correctness", "executed", "economy", "format")
 
@@ -45,7 +45,7 @@ def compute_score(
       the share of the calls that ran to their end; economy, the calls it takes by those that ran,
       1 at most; both 0 when none ran; format, 1 when a tool was given each call, and one answer
       stands at the end; score, their sum; calls, their number; parse_error, a `ParseError`: of the
-      answer, but `TIMEOUT` where a call timed out.
+      answer, but `TIMEOUT` where a call timed out, `OUTPUT` where a tool's words were cut.
 
     >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
     2.0
@@ -66,8 +66,8 @@ def compute_score(
         executed, economy = (ran / calls, min(1.0, needed / ran)) if ran else (0.0, 0.0)
         values = answer["correctness"], executed, economy, float(form)
         rewards = dict(zip(_NAMES, values, strict=True))
-        if TIMED_OUT in outcomes:
-            error = ParseError.TIMEOUT
+        if TIMED_OUT in outcomes or CUT in outcomes:
+            error = ParseError.TIMEOUT if TIMED_OUT in outcomes else ParseError.OUTPUT
     return {"score": sum(rewards.values()), **rewards, "calls": calls, "parse_error": int(error)}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gdpo_verl.rewards.deadline import DeadlinePool, serve
-from gdpo_verl.rewards.tool_turns import EXECUTED, RAISED, TIMED_OUT
+from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT
 
 MOST = 200  # characters of an answer
 ERROR = "Error: "
@@ -84,8 +84,8 @@ def guarded(
       most: characters of an answer; the rest is cut.
 
     Returns:
-      the tool, which now returns a text, and `EXECUTED`, `RAISED` or `TIMED_OUT`, which verl
-      collects for the reward.
+      the tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`, which
+      verl collects for the reward.
 
     Raises:
       ImportError: another process does not find it.
@@ -123,6 +123,7 @@ def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
         text, outcome = f"{ERROR}{str(error) or type(error).__name__}", RAISED
     if len(text) > most:
         text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
+        outcome = min(outcome, CUT)
     return text.encode(errors="backslashreplace").decode(), outcome
 
 
