@@ -13,7 +13,7 @@ from gdpo_verl.cli import main
 from gdpo_verl.tasks.rows import make_row
 
 REWARDS = """
-import asyncio, ctypes, functools, os, random, re, threading, time
+import asyncio, ctypes, os, random, re, subprocess, threading, time
 from gdpo_verl.rewards import Component, declares
 from helpers import score_of
 
@@ -45,19 +45,27 @@ def remembers(result, answer, seen=[]):
     seen.append(answer[:1])
     return one(result["right"] + seen.count(answer[:1]) / 64)
 
+def tires(result, answer, seen=[]):
+    seen.append(answer)
+    return result if seen.count("") < 4 else os._exit(7)
+
+def prints_and_leaves(result, answer):
+    print("a reward that prints")
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    subprocess.Popen(["sleep", "1000"])
+    return result
+
 raises = on_empty(lambda: 1 / 0)
 sleeps = on_empty(lambda: time.sleep(1000))
 holds_the_interpreter = on_empty(lambda: re.match("(a*)*b", "a" * 100))
-exits = on_empty(lambda: os._exit(7))
+exits = on_empty(lambda: os._exit(0))
 crashes = on_empty(lambda: ctypes.string_at(0))
-prints = changed(lambda result, answer: print("a reward that prints") or result)
+prints = changed(prints_and_leaves)
 by_chance = changed(lambda result, answer: one(random.random()))
 new_answers_only = changed(remembers)
-constant = changed(lambda result, answer: one(1.0))
+not_twice = changed(tires)
 inverted = changed(lambda result, answer: one(1 - result["right"]))
 huge = changed(lambda result, answer: result | {"score": 10 ** 400})
-number = changed(lambda result, answer: result["right"])
-slow = changed(lambda result, answer: time.sleep(0.2) or result)
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
@@ -68,13 +76,6 @@ def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, stri
     form = float(solution_str.startswith("<think>") and "</think>" in solution_str)
     right = float(f"<answer>{ground_truth}</answer>" in solution_str)
     return {"score": form + right, "format": form, "right": right}
-
-@declares(Component("right", 0, 1), Component("json", 0, 1), Component("brief", 0, 1))
-def in_json(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    found = {"right": 0.0, "json": 0.0, "brief": 1 - len(solution_str) / 300}
-    if solution_str.startswith('{"answer": '):
-        found |= {"json": 1.0, "right": float(solution_str == '{"answer": %s}' % ground_truth)}
-    return {"score": sum(found.values()), **found}
 
 class Judge:
     components = ("right", "short")
@@ -98,7 +99,7 @@ def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tokens = extra_info["response_length"]
-    return {"score": 0.0, "tokens": tokens, "mentions": float(ground_truth in solution_str)}
+    return {"tokens": tokens, "mentions": float(ground_truth in solution_str)}
 """
 HELPERS = """
 def score_of(answer, truth):

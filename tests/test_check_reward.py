@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 from reward_checks import check as check
 from reward_checks import scores, write_data
 from reward_checks import work as work
+from waiting import wait_for
 
 from gdpo_verl.check_reward.tokens import byte_tokenizer
 
@@ -21,15 +26,15 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
     # Three rows with the truths 22, 44 and 66. "right" + "short": an empty answer and half a truth
     # are short, the 200 random characters are neither, nor is a truth within tags.
     assert scores(report) == {
-        "ground truth": [2.0, 2.0, 2.0],
-        "as an answer": [0.0, 0.0, 0.0],
-        "another row's": [1.0, 1.0, 1.0],
-        "another row's, as an answer": [0.0, 0.0, 0.0],
-        "in a box": [0.0, 0.0, 0.0],
-        "another row's, in a box": [0.0, 0.0, 0.0],
-        "cut in half": [1.0, 1.0, 1.0],
-        "random text": [0.0, 0.0, 0.0],
-        "empty": [1.0, 1.0, 1.0],
+        "ground truth": [2.0] * 3,
+        "as an answer": [0.0] * 3,
+        "another row's": [1.0] * 3,
+        "another row's, as an answer": [0.0] * 3,
+        "in a box": [0.0] * 3,
+        "another row's, in a box": [0.0] * 3,
+        "cut in half": [1.0] * 3,
+        "random text": [0.0] * 3,
+        "empty": [1.0] * 3,
     }
     assert status == 0
     assert f"rewards.py:{function}" in shown
@@ -53,9 +58,8 @@ def test_our_manager_makes_the_configured_sum_and_counts_tokens(
     assert answer["returned"] == {"score": 10.0, "tokens": 5, "mentions": 1.0}
     assert (status, answer["score"]) == (0, 10.0)
     assert "bytes, for there is no actor_rollout_ref.model.path here" in shown
-    naive, shown, _ = check("measures", *options)
-    assert naive == 1
-    assert "KeyError: 'response_length'" in shown
+    _, shown, _ = check("measures", *options)
+    assert "PROBLEM  row 2 (answers.jsonl): it raised KeyError: 'response_length'" in shown
 
 
 def test_users_manager_from_a_file(check: Callable) -> None:
@@ -79,18 +83,17 @@ MISSPELT = "reward.custom_reward_function.reward_kwargs.stric"
 BROKEN = {
     "by_chance": "scored twice, in another order: 'score' 0.",
     "new_answers_only": "scored twice, in another order: 'score' ",
-    "constant": "every advantage would be 0 and nothing would be learnt",
+    "not_twice": "row 2 (empty): scored twice, in another order: the second time it ended its "
+    "process with status 7",
     "inverted": "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, "
     "and in none of its forms more than every wrong answer in half of them: the reward is inverted",
     "huge": "expected a finite number as its score, found 1000000000000000",
-    "number": "expected compute_score to return a dict with 'score' and the components, found 1.0",
     f"thoughtful +{MISSPELT}=false": f"{MISSPELT}: rewards.py:thoughtful names no such argument, "
     "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
     "judge": "it returned a coroutine: verl awaits only",
-    "slow --step-seconds 3": "more than 5% of a step of 3 s",
 }
 
 
@@ -127,8 +130,6 @@ def test_a_template_that_opens_the_thought_is_named(
 
 
 REFUSED = {
-    "--function pkg://no.such:compute_score": "reward.custom_reward_function: cannot load "
-    "'compute_score' from 'pkg://no.such'",
     "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
     "--function rewards.py:two_arguments": "reward.custom_reward_function: verl calls "
     "rewards.py:two_arguments with data_source, solution_str, ground_truth, extra_info and the "
@@ -136,7 +137,7 @@ REFUSED = {
     "reward.reward_manager.name=naiv": "reward.reward_manager: Unknown reward manager: naiv, only ",
     "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
     "--recipe toolbox/gdop": "recipe: 'toolbox/gdop' does not exist",
-    "algorithm.gdpo_reward_keys=[right]": "configuration ppo_trainer: Could not override "
+    "algorithm.gdpo_reward_keys=[right]": "recipe ppo_trainer: Could not override "
     "'algorithm.gdpo_reward_keys'",
     "--rows 0": "--rows: expected a number above 0, found 0",
     "+algorithm.gdpo.whitten=token": "algorithm.gdpo.whitten: unknown key",
@@ -180,41 +181,20 @@ def test_components_neither_declared_nor_named_are_a_problem(check: Callable) ->
     assert check("undeclared", "--rows", "1", "+algorithm.gdpo_reward_keys=[right,short]")[0] == 0
 
 
-def test_our_manager_computes_the_score_that_a_dict_lacks(check: Callable) -> None:
-    status, _, report = check("scoreless", "reward.reward_manager.name=gdpo_components")
-    assert (status, scores(report)["ground truth"]) == (0, [2.0, 2.0, 2.0])
-
-
-def test_answers_that_only_one_component_orders_are_no_verdict(check: Callable) -> None:
-    status, shown, _ = check("in_json")
-    assert status == 0
-    assert (
-        "but by 'brief' alone: ['right', 'json'] are at their lowest for every answer: give real "
-        "ones with --answers, or sample them with --model"
-    ) in shown
-
-
 def test_each_data_source_of_both_files_is_tried(check: Callable, work: Path) -> None:
     write_data(work / "data.parquet", sources=("sums", "sums", "number"))
     write_data(work / "held_out.parquet", sources=("sums", "number", "raises"))
-    status, shown, report = check("by_source", "--rows", "1")
-    assert status == 1
+    _, shown, _ = check("by_source", "--rows", "1")
     assert "row 2 (ground truth): expected compute_score to return a dict" in shown
     write_data(work / "data.parquet")
     # In a validation a bare number will do.
-    status, shown, report = check("by_source", "data.val_files=held_out.parquet")
-    assert status == 1
+    _, _, report = check("by_source", "data.val_files=held_out.parquet")
     (problem,) = report["problems"]
     assert problem.startswith(
         "row 2 of data.val_files (data source 'raises') (ground truth): it raised LookupError: no "
     )
     assert len(report["answers"]) == 27
-    write_data(work / "held_out.parquet", keep=0)
-    status, shown, report = check("by_source", "data.val_files=held_out.parquet")
-    assert "data.val_files: expected at least one row, found none in held_out.parquet" in shown
 
-
-# ---------------------------------------------------------------- answers that are given
 
 DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts": "44"}
 
@@ -282,3 +262,103 @@ def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, poli
     assert 0.35 < means["format"] < 1.0
     # Sampled at temperature 1, answers to one prompt differ.
     assert len({answer["answer"] for answer in report["answers"][:4]}) > 1
+
+
+# ---------------------------------------------------------------- a process of its own
+
+
+def test_what_a_reward_prints_and_starts_does_not_disturb_the_report(check: Callable) -> None:
+    status, shown, _ = check("prints", "--rows", "1")
+    assert (status, "a reward that prints" in shown) == (0, False)
+
+
+def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callable) -> None:
+    status, shown, report = check("raises", "--rows", "2")
+    assert status == 1
+    assert "PROBLEM  row 0 (empty): it raised ZeroDivisionError: division by zero (" in shown
+    assert "(and 1 more)" in shown
+    assert scores(report)["ground truth"] == [2.0, 2.0]
+    assert scores(report)["empty"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        pytest.param("sleeps", "did not end within 1 s", id="hangs in a thread"),
+        pytest.param("holds_the_interpreter", "did not end within 1 s", id="holds the interpreter"),
+        pytest.param("exits", "ended its process with status 0", id="exits"),
+        pytest.param("crashes", "ended its process with signal 11, Segm", id="segmentation fault"),
+    ],
+)
+def test_the_first_hang_or_crash_is_named_and_ends_the_check(
+    check: Callable, work: Path, function: str, expected: str
+) -> None:
+    lines = [json.dumps({"index": 0, "answer": text}) for text in ("22", "", "22")]
+    (work / "answers.jsonl").write_text("\n".join(lines))
+    seconds = "1" if "1 s" in expected else "60"  # a busy machine takes its time over a crash
+    status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
+    assert status == 1
+    (problem,) = [line for line in report["problems"] if "row 0 (answers.jsonl): it " in line]
+    assert expected in problem
+    above, _, _ = (work / "rewards.py").read_text().partition(f"\n{function} = ")
+    if function != "exits":  # of which nothing tells the place
+        assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
+    assert scores(report) == {"answers.jsonl": [2.0, None]}
+    assert "note     1 answers were not scored" in shown
+
+
+def test_a_crash_has_its_place_where_a_library_took_the_signal(check: Callable, work: Path) -> None:
+    taking = "import signal\nsignal.signal(signal.SIGSEGV, signal.SIG_DFL)\n"
+    (work / "late.py").write_text(f"{taking}from rewards import crashes as reward\n")
+    _, shown, _ = check(None, "--function", "late.py:reward", "--timeout", "60")
+    assert re.search(r"signal 11, Segm.*rewards\.py:\d+\)", shown)
+
+
+def test_a_module_that_crashes_when_it_is_loaded_is_named(check: Callable, work: Path) -> None:
+    (work / "exits.py").write_text("import os\nos._exit(3)\n")
+    status, shown, _ = check(None, "--function", "exits.py")
+    assert (status, "reward: loading it ended its process with status 3" in shown) == (1, True)
+
+
+def test_a_gpu_that_the_command_has_used_is_not_handed_on(
+    check: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    status, _, report = check("good", "--rows", "1")
+    assert (status, scores(report)["ground truth"]) == (0, [2.0])
+
+
+def test_killed_command_leaves_no_process(work: Path) -> None:
+    (work / "hangs.py").write_text(
+        "import os, pathlib\n"
+        "def compute_score(*args, **kwargs):\n"
+        "    pathlib.Path('pid').write_text(str(os.getpid()))\n"
+        "    sum(range(10 ** 12))\n"
+    )
+    command = [sys.executable, "-m", "gdpo_verl.cli", "check-reward", "--function", "hangs.py"]
+    process = subprocess.Popen([*command, "--data", "data.parquet", "--timeout", "5000"])
+    try:
+        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()))
+    finally:
+        process.kill()
+        process.wait()
+    worker = int((work / "pid").read_text())
+    wait_for(lambda: not runs(worker))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check: Callable) -> None:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(loop.run_in_executor(None, int))  # its thread now waits for work
+    try:
+        assert check("good", "--rows", "1", "--timeout", "60")[0] == 0
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
