@@ -56,7 +56,6 @@ def prints_and_leaves(result, answer):
     return result
 
 raises = on_empty(lambda: 1 / 0)
-sleeps = on_empty(lambda: time.sleep(1000))
 holds_the_interpreter = on_empty(lambda: re.match("(a*)*b", "a" * 100))
 exits = on_empty(lambda: os._exit(0))
 crashes = on_empty(lambda: ctypes.string_at(0))
@@ -65,7 +64,6 @@ by_chance = changed(lambda result, answer: one(random.random()))
 new_answers_only = changed(remembers)
 not_twice = changed(tires)
 inverted = changed(lambda result, answer: one(1 - result["right"]))
-huge = changed(lambda result, answer: result | {"score": 10 ** 400})
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
@@ -84,10 +82,6 @@ class Judge:
         return score_of(solution_str, ground_truth)
 
 judge = Judge()
-
-@declares("right", "short")
-def two_arguments(answer, truth):
-    return one(0.0)
 
 @declares("right", "short")
 def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -135,29 +129,19 @@ def write_data(
     path: Path,
     *,
     drop: str | None = None,
-    without_truth: int | None = None,
-    keep: int = 3,
-    truths: Sequence[str] = ("22", "44", "66"),
+    truths: Sequence[Any] = ("22", "44", "66"),
     sources: Sequence[str] = ("sums", "sums", "sums"),
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
-        make_row(
-            source,
-            [{"role": "user", "content": f"what is {number} + {number}?"}],
-            truth,
-            ability="math",
-            extra_info={"index": number, "split": "train"},
-        )
-        for number, truth, source in zip((11, 22, 33), truths, sources, strict=True)
-    ]
-    if without_truth is not None:
-        rows[without_truth]["reward_model"]["ground_truth"] = None
-    for row in rows:
+    rows = []
+    for number, truth, source in zip((11, 22, 33), truths, sources, strict=True):
+        asked = [{"role": "user", "content": f"what is {number} + {number}?"}]
+        row = make_row(source, asked, truth, ability="math", extra_info={"index": number})
         row.pop(drop, None)
-    pq.write_table(pa.Table.from_pylist(rows)[:keep], path)
+        rows.append(row)
+    pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 @pytest.fixture

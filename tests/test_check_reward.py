@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import session
 from reward_checks import check as check
 from reward_checks import scores, write_data
 from reward_checks import work as work
@@ -75,8 +76,7 @@ def test_users_manager_from_a_file(check: Callable) -> None:
     assert status == 0
     assert "managers.py:Doubling" in shown
     # "undeclared" gives 2 for the truth: right 2, twice 4, score 6.
-    assert scores(report)["ground truth"] == [6.0, 6.0, 6.0]
-    assert "score = 1·right + 1·twice in 27 of 27 answers" in shown
+    assert scores(report)["ground truth"] == [6.0] * 3
 
 
 MISSPELT = "reward.custom_reward_function.reward_kwargs.stric"
@@ -87,7 +87,6 @@ BROKEN = {
     "process with status 7",
     "inverted": "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, "
     "and in none of its forms more than every wrong answer in half of them: the reward is inverted",
-    "huge": "expected a finite number as its score, found 1000000000000000",
     f"thoughtful +{MISSPELT}=false": f"{MISSPELT}: rewards.py:thoughtful names no such argument, "
     "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
@@ -131,12 +130,7 @@ def test_a_template_that_opens_the_thought_is_named(
 
 REFUSED = {
     "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
-    "--function rewards.py:two_arguments": "reward.custom_reward_function: verl calls "
-    "rewards.py:two_arguments with data_source, solution_str, ground_truth, extra_info and the "
-    "reward_kwargs by name: missing a required argument: 'answer'.",
-    "reward.reward_manager.name=naiv": "reward.reward_manager: Unknown reward manager: naiv, only ",
     "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
-    "--recipe toolbox/gdop": "recipe: 'toolbox/gdop' does not exist",
     "algorithm.gdpo_reward_keys=[right]": "recipe ppo_trainer: Could not override "
     "'algorithm.gdpo_reward_keys'",
     "--rows 0": "--rows: expected a number above 0, found 0",
@@ -157,11 +151,10 @@ def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> Non
     [
         ({"drop": "prompt"}, "verl's data set reads a column 'prompt', found only"),
         ({"drop": "data_source"}, "verl's reward managers read a column 'data_source', found only"),
-        ({"keep": 0}, "expected at least one row, found none in flawed.parquet"),
-        ({"without_truth": 1}, "expected a ground truth in reward_model.ground_truth of every row, "
-         "found none in row 1 of flawed.parquet"),
+        ({"truths": ["22", None, "66"]}, "expected a ground truth in reward_model.ground_truth of "
+         "every row, found none in row 1 of flawed.parquet"),
     ],
-    ids=["no prompt", "no data source", "no rows", "a row without ground truth"],
+    ids=["no prompt", "no data source", "a row without ground truth"],
 )  # fmt: skip
 def test_data_that_lacks_something_is_refused(
     check: Callable, work: Path, flaw: dict[str, Any], expected: str
@@ -204,10 +197,8 @@ def test_answers_of_a_rollout_dump_find_their_rows(check: Callable, work: Path) 
     (work / "1.jsonl").write_text("\n".join(map(json.dumps, lines)))
     status, _, report = check("good", "--answers", "1.jsonl")
     assert status == 0
-    assert [(a["row"], a["group"], a["score"]) for a in report["answers"]] == [
-        (1, "ab", 2.0),
-        (1, "ab", 0.0),
-    ]
+    found = [(each["row"], each["group"], each["score"]) for each in report["answers"]]
+    assert found == [(1, "ab", 2.0), (1, "ab", 0.0)]
 
 
 def test_half_of_a_surrogate_pair_is_no_fault(check: Callable, work: Path) -> None:
@@ -221,23 +212,14 @@ def test_half_of_a_surrogate_pair_is_no_fault(check: Callable, work: Path) -> No
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        pytest.param(
-            {"index": 3, "answer": ""},
-            "answers.jsonl, line 2: expected the index of a row of data.train_files, 0 to 2, "
-            "found 3",
-            id="no such row",
-        ),
-        pytest.param(
-            {"index": 0, "text": ""}, "found the keys ['index', 'text']", id="not an answer"
-        ),
-        pytest.param(
-            DUMPED | {"gts": "45"},
-            "line 2: no row of data.train_files has this line's ground truth and prompt",
-            id="dump of other data",
-        ),
-        pytest.param("text", "line 2: expected a JSON object, found", id="not an object"),
+        ({"index": 3, "answer": ""}, "answers.jsonl, line 2: expected the index of a row of "
+         "data.train_files, 0 to 2, found 3"),
+        ({"index": 0, "text": ""}, "found the keys ['index', 'text']"),
+        (DUMPED | {"gts": "45"}, "no row of data.train_files has this line's ground truth and "),
+        ("text", "line 2: expected a JSON object, found"),
     ],
-)
+    ids=["no such row", "not an answer", "dump of other data", "not an object"],
+)  # fmt: skip
 def test_answers_that_cannot_be_used_are_refused(
     check: Callable, work: Path, line: object, expected: str
 ) -> None:
@@ -284,10 +266,9 @@ def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callabl
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        pytest.param("sleeps", "did not end within 1 s", id="hangs in a thread"),
-        pytest.param("holds_the_interpreter", "did not end within 1 s", id="holds the interpreter"),
-        pytest.param("exits", "ended its process with status 0", id="exits"),
-        pytest.param("crashes", "ended its process with signal 11, Segm", id="segmentation fault"),
+        ("holds_the_interpreter", "did not end within 1 s"),
+        ("exits", "ended its process with status 0"),
+        ("crashes", "ended its process with signal 11, Segm"),
     ],
 )
 def test_the_first_hang_or_crash_is_named_and_ends_the_check(
@@ -343,14 +324,7 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
         process.kill()
         process.wait()
     worker = int((work / "pid").read_text())
-    wait_for(lambda: not runs(worker))
-
-
-def runs(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    wait_for(lambda: not session(worker))
 
 
 def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check: Callable) -> None:

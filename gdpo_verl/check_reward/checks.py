@@ -80,6 +80,9 @@ def complaints(
     finished = [each for each in tried if not each.result.error]
     dicts = [each for each in finished if not each.no_dict]
     keys = sorted(dicts[0].result.info) if dicts else []
+    reshaped = [each for each in dicts if sorted(each.result.info) != keys]
+    slow = [each for each in finished if each.seconds > SHARE_OF_STEP * step_seconds]
+    altered = [each for each in finished if each.result.not_round_tripped]
     refused: dict[Any, ScoredAnswer] = {}  # one a row, whose fault it is
     for each in dicts:
         if each.result.info.get("parse_error") == ParseError.GROUND_TRUTH:
@@ -88,25 +91,7 @@ def complaints(
         f"parse_error {ParseError.GROUND_TRUTH:d}: the reward cannot read the row's ground truth "
         "and gives every answer the minimum. Correct it, or leave the row out of the data"
     )
-    altered = "the tokenizer gives back another text, which is what the reward saw"
-
-    def slow(each: ScoredAnswer) -> str:
-        if each.seconds <= SHARE_OF_STEP * step_seconds:
-            return ""
-        return (
-            f"it took {seconds_text(each.seconds)}, more than {SHARE_OF_STEP:.0%} of a step of "
-            f"{seconds_text(step_seconds)}, whose rewards wait for the slowest answer. Make it "
-            "faster, or say with --step-seconds how long your steps are"
-        )
-
-    def of_other_keys(each: ScoredAnswer) -> str:
-        if sorted(each.result.info) == keys:
-            return ""
-        return (
-            f"the keys {sorted(each.result.info)} are not those of the first, {keys}; where verl "
-            "makes columns of them it takes the first answer's"
-        )
-
+    another_text = "the tokenizer gives back another text, which is what the reward saw"
     table: list[tuple[str, Iterable[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
         (PROBLEM, tried, lambda each: each.result.error and f"it {each.result.error}"),
         (PROBLEM, finished, lambda each: each.no_dict),
@@ -115,9 +100,24 @@ def complaints(
         (PROBLEM, dicts, lambda each: _out_of_range(each, declared)),
         (PROBLEM, dicts, not_the_sum),
         (PROBLEM, finished, _not_repeated),
-        (PROBLEM, finished, slow),
-        (NOTE, finished, lambda each: altered if each.result.not_round_tripped else ""),
-        (NOTE, dicts, of_other_keys),
+        (
+            PROBLEM,
+            slow,
+            lambda each: (
+                f"it took {seconds_text(each.seconds)}, more than {SHARE_OF_STEP:.0%} of a step of "
+                f"{seconds_text(step_seconds)}, whose rewards wait for the slowest answer. Make it "
+                "faster, or say with --step-seconds how long your steps are"
+            ),
+        ),
+        (NOTE, altered, lambda _: another_text),
+        (
+            NOTE,
+            reshaped,
+            lambda each: (
+                f"the keys {sorted(each.result.info)} are not those of the first, {keys}; where "
+                "verl makes columns of them it takes the first answer's"
+            ),
+        ),
     ]
     for kind, answers, complaint in table:
         found = [(each.answer.name, text) for each in answers if (text := complaint(each))]
