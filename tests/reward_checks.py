@@ -13,9 +13,12 @@ from gdpo_verl.cli import main
 from gdpo_verl.tasks.rows import make_row
 
 REWARDS = """
-import asyncio, ctypes, os, random, re, subprocess, threading, time
+import asyncio, ctypes, os, random, re, signal, subprocess, threading, time
 from gdpo_verl.rewards import Component, declares
 from helpers import score_of
+
+# As tvm_ffi does, vLLM's, so that faulthandler has it no more.
+signal.signal(signal.SIGSEGV, signal.SIG_DFL)
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
 def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -41,10 +44,6 @@ def on_empty(act):
 def one(right):
     return {"score": right, "right": right, "short": 0.0}
 
-def remembers(result, answer, seen=[]):
-    seen.append(answer[:1])
-    return one(result["right"] + seen.count(answer[:1]) / 64)
-
 def tires(result, answer, seen=[]):
     seen.append(answer)
     return result if seen.count("") < 4 else os._exit(7)
@@ -61,7 +60,7 @@ exits = on_empty(lambda: os._exit(0))
 crashes = on_empty(lambda: ctypes.string_at(0))
 prints = changed(prints_and_leaves)
 by_chance = changed(lambda result, answer: one(random.random()))
-new_answers_only = changed(remembers)
+by_length = changed(lambda result, answer: one(len(answer) / 256))
 not_twice = changed(tires)
 inverted = changed(lambda result, answer: one(1 - result["right"]))
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})

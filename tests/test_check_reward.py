@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,7 +81,6 @@ def test_users_manager_from_a_file(check: Callable) -> None:
 MISSPELT = "reward.custom_reward_function.reward_kwargs.stric"
 BROKEN = {
     "by_chance": "scored twice, in another order: 'score' 0.",
-    "new_answers_only": "scored twice, in another order: 'score' ",
     "not_twice": "row 2 (empty): scored twice, in another order: the second time it ended its "
     "process with status 7",
     "inverted": "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, "
@@ -102,6 +100,13 @@ def test_a_broken_reward_is_named(check: Callable, reward: str) -> None:
     assert status == 1
     problems = [line for line in shown.splitlines() if line.startswith("PROBLEM")]
     assert BROKEN[reward] in "\n".join(problems)
+
+
+def test_a_reward_that_does_not_prefer_the_truth_is_noted(check: Callable) -> None:
+    status, shown, _ = check("by_length")
+    assert status == 0
+    assert "and in none of its forms more than every wrong answer in half of them. If" in shown
+    assert "give real ones with --answers, or sample them with --model" in shown
 
 
 @pytest.mark.parametrize("manager", ["naive", "gdpo_components"])
@@ -286,13 +291,6 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
     assert "note     1 answers were not scored" in shown
-
-
-def test_a_crash_has_its_place_where_a_library_took_the_signal(check: Callable, work: Path) -> None:
-    taking = "import signal\nsignal.signal(signal.SIGSEGV, signal.SIG_DFL)\n"
-    (work / "late.py").write_text(f"{taking}from rewards import crashes as reward\n")
-    _, shown, _ = check(None, "--function", "late.py:reward", "--timeout", "60")
-    assert re.search(r"signal 11, Segm.*rewards\.py:\d+\)", shown)
 
 
 def test_a_module_that_crashes_when_it_is_loaded_is_named(check: Callable, work: Path) -> None:

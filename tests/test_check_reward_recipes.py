@@ -13,19 +13,7 @@ from reward_checks import scores, write_data
 from reward_checks import work as work
 from sandboxes import working_protections
 
-
-def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:
-    status, _, report = check(
-        None,
-        *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
-        *["--rows", "8", "+algorithm.gdpo_reward_weights={format:0.5}"],
-    )
-    # Half of format's 1, and correctness 3; nothing in an empty answer is right.
-    assert scores(report)["ground truth"] == [3.5] * 8
-    assert scores(report)["empty"] == [-3.0] * 8
-    assert status == 0
-
-
+GOOD_CALL = '<think>So.</think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 TESTS = [
     json.dumps({"inputs": [f"{number}\n"], "outputs": [f"{2 * number}\n"]}) for number in (1, 2, 3)
 ]
@@ -55,6 +43,9 @@ def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[st
         # Right in a box, and within 4,000 tokens, as what is not in a box is, too.
         ("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"],
          {"in a box": [2.0] * 3, "ground truth": [1.0] * 3, "empty": [1.0] * 3}),
+        # Half of format's 1, and correctness 3; nothing in an empty answer is right.
+        ("toolbox/gdpo +algorithm.gdpo_reward_weights={format:0.5}", [GOOD_CALL] * 3,
+         {"ground truth": [3.5] * 3, "empty": [-3.0] * 3}),
         # Conditioned: short, but not right.
         ("math_length/gdpo_conditioned", ["1", "2", "3"],
          {"in a box": [2.0] * 3, "empty": [0.0] * 3}),
@@ -63,14 +54,14 @@ def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[st
 def test_a_recipe_reads_the_truth_in_its_own_form(
     recipe: Callable, name: str, truths: list[str], expected: dict[str, list[float]]
 ) -> None:
-    status, shown, report = recipe(name, truths)
+    name, *options = name.split()
+    status, shown, report = recipe(name, truths, *options)
     assert (status, {kind: scores(report)[kind] for kind in expected}) == (0, expected)
     if name == "math_length/gdpo":  # another row's truth is read, too: in one form of three
         assert report["parse_errors"] == {"0": 6, "1": 21}
         assert "note     'length' is 1 for every answer" in shown
 
 
-GOOD_CALL = '<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 UNREADABLE = {
     "gsm8k/gdpo_strict": ("22", "forty-two"),
     "math_length/gdpo": ("22", r"\boxed{}"),

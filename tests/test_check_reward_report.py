@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, WRONG, CheckedAnswer
+from gdpo_verl.check_reward.answers import GROUND_TRUTH, CheckedAnswer
 from gdpo_verl.check_reward.report import measure, to_text
 from gdpo_verl.check_reward.worker import RewardResult, Scored
 from gdpo_verl.rewards import Component
@@ -53,7 +52,9 @@ def with_last(**changes: object) -> list[RewardResult]:
 
 
 def test_summary_of_hand_made_results() -> None:
-    report = report_of(again={0: replace(GOOD[0], seconds=0.003)})
+    # Scored again, one is faster, and one rounds its sum in another way.
+    again = {0: replace(GOOD[0], seconds=0.003), 3: result(-1.0 + 1e-13, 0.1, a=0.0, b=-1.0)}
+    report = report_of(again=again)
     assert report["problems"] == []
     (note,) = report["notes"]
     assert note.startswith("'b' never differs between two answers to one prompt")
@@ -85,26 +86,14 @@ def test_summary_of_hand_made_results() -> None:
         (with_last(a=2.0, score=1.0), "row 7 (empty): 'a' is 2, declared as 0 to 1"),
         (with_last(score=0.5), "row 7 (empty): its score is 0.5, but the weighted sum of the "
          "components ['a', 'b'] is -1."),
-        (with_last(score=np.float32(-1)), "row 7 (empty): expected a finite number as its score, "
-         "found np.float32(-1.0), a numpy.float32, which verl cannot put into a tensor."),
         ([*GOOD[:3], result(-1.0, a=0.0, parse_error=4)],
          "algorithm.gdpo_reward_keys: the reward returned no 'b' for row 7 (empty), only ['a', "),
-        ([result(0.0, a=0.0, c=0.0)] * 4,
-         "algorithm.gdpo_reward_keys: 'b' is not among the reward components ['a', 'c']."),
-        (with_last(b="x"), "algorithm.gdpo_reward_keys: expected a finite number, None or NaN for "
-         "'b', found 'x' for row 7 (empty). Numbers are at most 1e+300 in size."),
         ([RewardResult(score, {"acc": score}, 0.001) for score in (1.0, 0.0, 1.0, 0.0)],
          "row 0 (ground truth): expected compute_score to return a dict with 'score' and the "),
         ([*GOOD[:3], replace(GOOD[3], seconds=3.01)],
          "row 7 (empty): it took 3.01 s, more than 5% of a step of 1 min 0 s, whose rewards wait"),
-        ([*GOOD[:2], *[result(-3.0, a=0.0, b=-3.0, parse_error=9)] * 2],
-         "row 7 (ground truth): parse_error 9: the reward cannot read the row's ground truth"),
     ],
-    ids=[
-        "out of range", "score is another sum", "numpy's float32", "missing key",
-        "key in no answer", "not a number", "numbers in place of dicts", "slow",
-        "malformed ground truth",
-    ],
+    ids=["out of range", "score is another sum", "missing key", "a number", "slow"],
 )  # fmt: skip
 def test_each_problem_is_named_once(results: list[RewardResult], expected: str) -> None:
     (problem,) = report_of(results)["problems"]
@@ -112,61 +101,21 @@ def test_each_problem_is_named_once(results: list[RewardResult], expected: str) 
 
 
 @pytest.mark.parametrize(
-    ("again", "expected"),
+    ("codes", "text", "kind"),
     [
-        ({3: result(-1.0 + 1e-13, a=0.0, b=-1.0)}, []),
-        ({3: result(0.0, a=1.0, b=-1.0), 2: result(1.0, a=1.0, b=0.0)},
-         ["row 7 (ground truth): scored twice, in another order: 'score' 0.0 and then 1.0, 'b' "
-          "-1.0 and then 0.0. The reward of an answer must not depend on chance, on the time, or "
-          "on the answers before it (and 1 more)"]),
-    ],
-    ids=["but for the sum's rounding", "another reward"],
-)  # fmt: skip
-def test_another_reward_for_the_same_answer_is_a_problem(
-    again: dict[int, RewardResult], expected: list[str]
-) -> None:
-    assert report_of(again=again)["problems"] == expected
-
-
-@pytest.mark.parametrize(
-    ("codes", "made_up", "kind"),
-    [
-        pytest.param([1, 1, 1, 0], True, "notes", id="made up, no ground truth read"),
-        pytest.param([None] * 4, True, "problems", id="made up, nobody says what was read"),
-        pytest.param([0, 1, 1, 1], True, "problems", id="made up, a ground truth read"),
-        pytest.param([1, 1, 1, 1], False, "problems", id="given"),
+        pytest.param([1, 1, 1, 0], "yes", "notes", id="no ground truth is read"),
+        pytest.param([0, 1, 1, 1], "yes", "problems", id="a ground truth is read"),
+        pytest.param([None] * 4, "yes", "problems", id="nobody says what is read"),
+        pytest.param([None] * 4, '{"inputs": []}', "notes", id="tests of a program"),
     ],
 )
-def test_answers_that_do_not_differ(codes: list[int | None], made_up: bool, kind: str) -> None:
-    answers = [replace(answer, made_up=made_up) for answer in ANSWERS]
+def test_made_up_answers_that_do_not_differ(codes: list[int | None], text: str, kind: str) -> None:
+    answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
     results = [result(1.0, a=1.0, b=0.0, parse_error=code) for code in codes]
     report = report_of(results, answers=answers)
-    (text,) = [text for text in report["problems"] + report["notes"] if "no component" in text]
-    assert text in report[kind]
-    assert ("--answers" in text) == made_up
-    # The tests of a program, for instance, are no answer.
-    objects = [replace(answer, text='{"inputs": []}') for answer in answers]
-    assert not made_up or report_of(results, answers=objects)["problems"] == []
-
-
-@pytest.mark.parametrize(
-    ("truth", "other", "empty", "expected"),
-    [
-        (1.0, 0.5, 0.0, {"problems": 0, "notes": 0}),
-        (0.5, 1.0, 0.5, {"problems": 1, "notes": 0}),
-        (0.5, 0.5, 1.0, {"problems": 0, "notes": 1}),
-    ],
-    ids=["preferred", "inverted", "empty preferred"],
-)
-def test_a_reward_that_does_not_prefer_the_truth(
-    truth: float, other: float, empty: float, expected: dict[str, int]
-) -> None:
-    scores = {GROUND_TRUTH: truth, WRONG[GROUND_TRUTH]: other, "empty": empty}
-    answers = [CheckedAnswer(row, k, k, row, made_up=True) for row in (0, 7) for k in scores]
-    results = [result(score, a=score, b=0.0) for score in scores.values()] * 2
-    report = report_of(results, answers=answers)
-    about = "the ground truth (ground truth) scores less than a wrong answer in 2 of 2 rows"
-    assert {key: sum(about in text for text in report[key]) for key in expected} == expected
+    assert [key for key in ("problems", "notes") for text in report[key] if "no comp" in text] == [
+        kind
+    ]
 
 
 def test_score_follows_weights_and_conditions() -> None:
@@ -194,17 +143,8 @@ def test_optional_components_that_no_answer_has_are_noted() -> None:
     assert report["notes"] == ["'b' is not scored in any answer"]
 
 
-@pytest.mark.parametrize(
-    ("results", "expected"),
-    [
-        ([*GOOD[:3], replace(GOOD[3], not_round_tripped=True)],
-         "row 7 (empty): the tokenizer gives back another text, which is what the reward saw"),
-        (with_last(extra=1), "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score']"),
-        (GOOD[:2], "2 answers were not scored"),
-    ],
-    ids=["another text", "another diagnostic", "left out"],
-)  # fmt: skip
-def test_what_is_worth_a_look_is_noted(results: list[RewardResult], expected: str) -> None:
-    report = report_of(results)
+def test_other_keys_are_noted() -> None:
+    report = report_of(with_last(extra=1))
     assert report["problems"] == []
-    assert any(note.startswith(expected) for note in report["notes"])
+    expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"
+    assert report["notes"][0].startswith(expected)
