@@ -85,10 +85,9 @@ def made_up(
         texts: dict[str, str] = {}
         if truth is not None:
             texts |= {kind: form.format(truth) for kind, form in FORMS.items()}
+            texts["cut in half"] = truth[: len(truth) // 2]
         if other is not None:
             texts |= {WRONG[kind]: form.format(other) for kind, form in FORMS.items()}
-        if truth is not None:
-            texts["cut in half"] = truth[: len(truth) // 2]
         texts[RANDOM] = "".join(rng.choices(_ALPHABET, k=RANDOM_CHARACTERS))
         texts[EMPTY] = ""
         for kind, text in texts.items():
