@@ -162,6 +162,7 @@ def _serve(
     sys.path.insert(0, os.getcwd())  # as under ``python -m verl.trainer.main_ppo``
     # A fork's own: the threads of a loop that the command has used do not live here.
     asyncio.set_event_loop(asyncio.new_event_loop())
+    # Where a reward hangs or crashes is written to the trace, whatever holds the interpreter.
     with open(sent, "wb", buffering=0) as results, open(trace, "w") as traces:
 
         def end_after(seconds: float) -> None:
