@@ -161,14 +161,12 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     if shape is None:
         config.actor_rollout_ref.model.path = None  # answers are then counted in bytes
     # Not timed: a busy machine is no slow reward.
-    report = check_reward.check(
-        config, check_reward.CheckSource(), rows=PROBED_ROWS, step_seconds=math.inf
-    )
-    if report.problems:
-        raise ValueError("reward: " + "; ".join(report.problems))
-    names = ", ".join(component.name for component in report.components)
-    yield f"data     {report.about['data']}"
-    yield f"reward   {report.about['reward']} returned {names} for each of them"
+    report = check_reward.check(config, rows=PROBED_ROWS, step_seconds=math.inf)
+    if report["problems"]:
+        raise ValueError("reward: " + "; ".join(report["problems"]))
+    names = ", ".join(component["name"] for component in report["components"])
+    yield f"data     {report['about']['data']}"
+    yield f"reward   {report['about']['reward']} returned {names} for each of them"
 
 
 def _files(config: DictConfig) -> list[str]:

@@ -67,7 +67,7 @@ LONGEST = (
     *("test_training.py", "test_pretrained.py", "test_explain.py", "test_recipes.py"),
     "test_modes.py",
     *("test_unnoticed.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
-    *("test_code.py", "test_plugin.py", "test_cpu.py", "test_check_reward_worker.py"),
+    *("test_code.py", "test_plugin.py", "test_cpu.py"),
     *("test_trl.py", "test_submit.py", "test_child.py", "test_contract.py"),
 )
 

@@ -13,9 +13,12 @@ from gdpo_verl.cli import main
 from gdpo_verl.tasks.rows import make_row
 
 REWARDS = """
-import asyncio, ctypes, functools, os, random, re, threading, time
+import asyncio, ctypes, os, random, re, signal, subprocess, threading, time
 from gdpo_verl.rewards import Component, declares
 from helpers import score_of
+
+# As tvm_ffi does, vLLM's, so that faulthandler has it no more.
+signal.signal(signal.SIGSEGV, signal.SIG_DFL)
 
 @declares(Component("right", 0, 1), Component("short", 0, 1))
 def good(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -41,23 +44,25 @@ def on_empty(act):
 def one(right):
     return {"score": right, "right": right, "short": 0.0}
 
-def remembers(result, answer, seen=[]):
-    seen.append(answer[:1])
-    return one(result["right"] + seen.count(answer[:1]) / 64)
+def tires(result, answer, seen=[]):
+    seen.append(answer)
+    return result if seen.count("") < 4 else os._exit(7)
+
+def prints_and_leaves(result, answer):
+    print("a reward that prints")
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    subprocess.Popen(["sleep", "1000"])
+    return result
 
 raises = on_empty(lambda: 1 / 0)
-sleeps = on_empty(lambda: time.sleep(1000))
 holds_the_interpreter = on_empty(lambda: re.match("(a*)*b", "a" * 100))
-exits = on_empty(lambda: os._exit(7))
+exits = on_empty(lambda: os._exit(0))
 crashes = on_empty(lambda: ctypes.string_at(0))
-prints = changed(lambda result, answer: print("a reward that prints") or result)
+prints = changed(prints_and_leaves)
 by_chance = changed(lambda result, answer: one(random.random()))
-new_answers_only = changed(remembers)
-constant = changed(lambda result, answer: one(1.0))
+by_length = changed(lambda result, answer: one(len(answer) / 256))
+not_twice = changed(tires)
 inverted = changed(lambda result, answer: one(1 - result["right"]))
-huge = changed(lambda result, answer: result | {"score": 10 ** 400})
-number = changed(lambda result, answer: result["right"])
-slow = changed(lambda result, answer: time.sleep(0.2) or result)
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
@@ -69,13 +74,6 @@ def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, stri
     right = float(f"<answer>{ground_truth}</answer>" in solution_str)
     return {"score": form + right, "format": form, "right": right}
 
-@declares(Component("right", 0, 1), Component("json", 0, 1), Component("brief", 0, 1))
-def in_json(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    found = {"right": 0.0, "json": 0.0, "brief": 1 - len(solution_str) / 300}
-    if solution_str.startswith('{"answer": '):
-        found |= {"json": 1.0, "right": float(solution_str == '{"answer": %s}' % ground_truth)}
-    return {"score": sum(found.values()), **found}
-
 class Judge:
     components = ("right", "short")
 
@@ -83,10 +81,6 @@ class Judge:
         return score_of(solution_str, ground_truth)
 
 judge = Judge()
-
-@declares("right", "short")
-def two_arguments(answer, truth):
-    return one(0.0)
 
 @declares("right", "short")
 def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -98,7 +92,7 @@ def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tokens = extra_info["response_length"]
-    return {"score": 0.0, "tokens": tokens, "mentions": float(ground_truth in solution_str)}
+    return {"tokens": tokens, "mentions": float(ground_truth in solution_str)}
 """
 HELPERS = """
 def score_of(answer, truth):
@@ -134,29 +128,19 @@ def write_data(
     path: Path,
     *,
     drop: str | None = None,
-    without_truth: int | None = None,
-    keep: int = 3,
-    truths: Sequence[str] = ("22", "44", "66"),
+    truths: Sequence[Any] = ("22", "44", "66"),
     sources: Sequence[str] = ("sums", "sums", "sums"),
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
-        make_row(
-            source,
-            [{"role": "user", "content": f"what is {number} + {number}?"}],
-            truth,
-            ability="math",
-            extra_info={"index": number, "split": "train"},
-        )
-        for number, truth, source in zip((11, 22, 33), truths, sources, strict=True)
-    ]
-    if without_truth is not None:
-        rows[without_truth]["reward_model"]["ground_truth"] = None
-    for row in rows:
+    rows = []
+    for number, truth, source in zip((11, 22, 33), truths, sources, strict=True):
+        asked = [{"role": "user", "content": f"what is {number} + {number}?"}]
+        row = make_row(source, asked, truth, ability="math", extra_info={"index": number})
         row.pop(drop, None)
-    pq.write_table(pa.Table.from_pylist(rows)[:keep], path)
+        rows.append(row)
+    pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 @pytest.fixture

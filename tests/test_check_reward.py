@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import session
 from reward_checks import check as check
 from reward_checks import scores, write_data
 from reward_checks import work as work
+from waiting import wait_for
 
 from gdpo_verl.check_reward.tokens import byte_tokenizer
 
@@ -21,15 +26,15 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
     # Three rows with the truths 22, 44 and 66. "right" + "short": an empty answer and half a truth
     # are short, the 200 random characters are neither, nor is a truth within tags.
     assert scores(report) == {
-        "ground truth": [2.0, 2.0, 2.0],
-        "as an answer": [0.0, 0.0, 0.0],
-        "another row's": [1.0, 1.0, 1.0],
-        "another row's, as an answer": [0.0, 0.0, 0.0],
-        "in a box": [0.0, 0.0, 0.0],
-        "another row's, in a box": [0.0, 0.0, 0.0],
-        "cut in half": [1.0, 1.0, 1.0],
-        "random text": [0.0, 0.0, 0.0],
-        "empty": [1.0, 1.0, 1.0],
+        "ground truth": [2.0] * 3,
+        "as an answer": [0.0] * 3,
+        "another row's": [1.0] * 3,
+        "another row's, as an answer": [0.0] * 3,
+        "in a box": [0.0] * 3,
+        "another row's, in a box": [0.0] * 3,
+        "cut in half": [1.0] * 3,
+        "random text": [0.0] * 3,
+        "empty": [1.0] * 3,
     }
     assert status == 0
     assert f"rewards.py:{function}" in shown
@@ -53,9 +58,8 @@ def test_our_manager_makes_the_configured_sum_and_counts_tokens(
     assert answer["returned"] == {"score": 10.0, "tokens": 5, "mentions": 1.0}
     assert (status, answer["score"]) == (0, 10.0)
     assert "bytes, for there is no actor_rollout_ref.model.path here" in shown
-    naive, shown, _ = check("measures", *options)
-    assert naive == 1
-    assert "KeyError: 'response_length'" in shown
+    _, shown, _ = check("measures", *options)
+    assert "PROBLEM  row 2 (answers.jsonl): it raised KeyError: 'response_length'" in shown
 
 
 def test_users_manager_from_a_file(check: Callable) -> None:
@@ -71,26 +75,22 @@ def test_users_manager_from_a_file(check: Callable) -> None:
     assert status == 0
     assert "managers.py:Doubling" in shown
     # "undeclared" gives 2 for the truth: right 2, twice 4, score 6.
-    assert scores(report)["ground truth"] == [6.0, 6.0, 6.0]
-    assert "score = 1·right + 1·twice in 27 of 27 answers" in shown
+    assert scores(report)["ground truth"] == [6.0] * 3
 
 
 MISSPELT = "reward.custom_reward_function.reward_kwargs.stric"
 BROKEN = {
     "by_chance": "scored twice, in another order: 'score' 0.",
-    "new_answers_only": "scored twice, in another order: 'score' ",
-    "constant": "every advantage would be 0 and nothing would be learnt",
+    "not_twice": "row 2 (empty): scored twice, in another order: the second time it ended its "
+    "process with status 7",
     "inverted": "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, "
     "and in none of its forms more than every wrong answer in half of them: the reward is inverted",
-    "huge": "expected a finite number as its score, found 1000000000000000",
-    "number": "expected compute_score to return a dict with 'score' and the components, found 1.0",
     f"thoughtful +{MISSPELT}=false": f"{MISSPELT}: rewards.py:thoughtful names no such argument, "
     "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
     "judge": "it returned a coroutine: verl awaits only",
-    "slow --step-seconds 3": "more than 5% of a step of 3 s",
 }
 
 
@@ -100,6 +100,13 @@ def test_a_broken_reward_is_named(check: Callable, reward: str) -> None:
     assert status == 1
     problems = [line for line in shown.splitlines() if line.startswith("PROBLEM")]
     assert BROKEN[reward] in "\n".join(problems)
+
+
+def test_a_reward_that_does_not_prefer_the_truth_is_noted(check: Callable) -> None:
+    status, shown, _ = check("by_length")
+    assert status == 0
+    assert "and in none of its forms more than every wrong answer in half of them. If" in shown
+    assert "give real ones with --answers, or sample them with --model" in shown
 
 
 @pytest.mark.parametrize("manager", ["naive", "gdpo_components"])
@@ -127,16 +134,9 @@ def test_a_template_that_opens_the_thought_is_named(
 
 
 REFUSED = {
-    "--function pkg://no.such:compute_score": "reward.custom_reward_function: cannot load "
-    "'compute_score' from 'pkg://no.such'",
     "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
-    "--function rewards.py:two_arguments": "reward.custom_reward_function: verl calls "
-    "rewards.py:two_arguments with data_source, solution_str, ground_truth, extra_info and the "
-    "reward_kwargs by name: missing a required argument: 'answer'.",
-    "reward.reward_manager.name=naiv": "reward.reward_manager: Unknown reward manager: naiv, only ",
     "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
-    "--recipe toolbox/gdop": "recipe: 'toolbox/gdop' does not exist",
-    "algorithm.gdpo_reward_keys=[right]": "configuration ppo_trainer: Could not override "
+    "algorithm.gdpo_reward_keys=[right]": "recipe ppo_trainer: Could not override "
     "'algorithm.gdpo_reward_keys'",
     "--rows 0": "--rows: expected a number above 0, found 0",
     "+algorithm.gdpo.whitten=token": "algorithm.gdpo.whitten: unknown key",
@@ -156,11 +156,10 @@ def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> Non
     [
         ({"drop": "prompt"}, "verl's data set reads a column 'prompt', found only"),
         ({"drop": "data_source"}, "verl's reward managers read a column 'data_source', found only"),
-        ({"keep": 0}, "expected at least one row, found none in flawed.parquet"),
-        ({"without_truth": 1}, "expected a ground truth in reward_model.ground_truth of every row, "
-         "found none in row 1 of flawed.parquet"),
+        ({"truths": ["22", None, "66"]}, "expected a ground truth in reward_model.ground_truth of "
+         "every row, found none in row 1 of flawed.parquet"),
     ],
-    ids=["no prompt", "no data source", "no rows", "a row without ground truth"],
+    ids=["no prompt", "no data source", "a row without ground truth"],
 )  # fmt: skip
 def test_data_that_lacks_something_is_refused(
     check: Callable, work: Path, flaw: dict[str, Any], expected: str
@@ -180,41 +179,20 @@ def test_components_neither_declared_nor_named_are_a_problem(check: Callable) ->
     assert check("undeclared", "--rows", "1", "+algorithm.gdpo_reward_keys=[right,short]")[0] == 0
 
 
-def test_our_manager_computes_the_score_that_a_dict_lacks(check: Callable) -> None:
-    status, _, report = check("scoreless", "reward.reward_manager.name=gdpo_components")
-    assert (status, scores(report)["ground truth"]) == (0, [2.0, 2.0, 2.0])
-
-
-def test_answers_that_only_one_component_orders_are_no_verdict(check: Callable) -> None:
-    status, shown, _ = check("in_json")
-    assert status == 0
-    assert (
-        "but by 'brief' alone: ['right', 'json'] are at their lowest for every answer: give real "
-        "ones with --answers, or sample them with --model"
-    ) in shown
-
-
 def test_each_data_source_of_both_files_is_tried(check: Callable, work: Path) -> None:
     write_data(work / "data.parquet", sources=("sums", "sums", "number"))
     write_data(work / "held_out.parquet", sources=("sums", "number", "raises"))
-    status, shown, report = check("by_source", "--rows", "1")
-    assert status == 1
+    _, shown, _ = check("by_source", "--rows", "1")
     assert "row 2 (ground truth): expected compute_score to return a dict" in shown
     write_data(work / "data.parquet")
     # In a validation a bare number will do.
-    status, shown, report = check("by_source", "data.val_files=held_out.parquet")
-    assert status == 1
+    _, _, report = check("by_source", "data.val_files=held_out.parquet")
     (problem,) = report["problems"]
     assert problem.startswith(
         "row 2 of data.val_files (data source 'raises') (ground truth): it raised LookupError: no "
     )
     assert len(report["answers"]) == 27
-    write_data(work / "held_out.parquet", keep=0)
-    status, shown, report = check("by_source", "data.val_files=held_out.parquet")
-    assert "data.val_files: expected at least one row, found none in held_out.parquet" in shown
 
-
-# ---------------------------------------------------------------- answers that are given
 
 DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts": "44"}
 
@@ -224,10 +202,8 @@ def test_answers_of_a_rollout_dump_find_their_rows(check: Callable, work: Path) 
     (work / "1.jsonl").write_text("\n".join(map(json.dumps, lines)))
     status, _, report = check("good", "--answers", "1.jsonl")
     assert status == 0
-    assert [(a["row"], a["group"], a["score"]) for a in report["answers"]] == [
-        (1, "ab", 2.0),
-        (1, "ab", 0.0),
-    ]
+    found = [(each["row"], each["group"], each["score"]) for each in report["answers"]]
+    assert found == [(1, "ab", 2.0), (1, "ab", 0.0)]
 
 
 def test_half_of_a_surrogate_pair_is_no_fault(check: Callable, work: Path) -> None:
@@ -241,23 +217,14 @@ def test_half_of_a_surrogate_pair_is_no_fault(check: Callable, work: Path) -> No
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        pytest.param(
-            {"index": 3, "answer": ""},
-            "answers.jsonl, line 2: expected the index of a row of data.train_files, 0 to 2, "
-            "found 3",
-            id="no such row",
-        ),
-        pytest.param(
-            {"index": 0, "text": ""}, "found the keys ['index', 'text']", id="not an answer"
-        ),
-        pytest.param(
-            DUMPED | {"gts": "45"},
-            "line 2: no row of data.train_files has this line's ground truth and prompt",
-            id="dump of other data",
-        ),
-        pytest.param("text", "line 2: expected a JSON object, found", id="not an object"),
+        ({"index": 3, "answer": ""}, "answers.jsonl, line 2: expected the index of a row of "
+         "data.train_files, 0 to 2, found 3"),
+        ({"index": 0, "text": ""}, "found the keys ['index', 'text']"),
+        (DUMPED | {"gts": "45"}, "no row of data.train_files has this line's ground truth and "),
+        ("text", "line 2: expected a JSON object, found"),
     ],
-)
+    ids=["no such row", "not an answer", "dump of other data", "not an object"],
+)  # fmt: skip
 def test_answers_that_cannot_be_used_are_refused(
     check: Callable, work: Path, line: object, expected: str
 ) -> None:
@@ -282,3 +249,88 @@ def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, poli
     assert 0.35 < means["format"] < 1.0
     # Sampled at temperature 1, answers to one prompt differ.
     assert len({answer["answer"] for answer in report["answers"][:4]}) > 1
+
+
+# ---------------------------------------------------------------- a process of its own
+
+
+def test_what_a_reward_prints_and_starts_does_not_disturb_the_report(check: Callable) -> None:
+    status, shown, _ = check("prints", "--rows", "1")
+    assert (status, "a reward that prints" in shown) == (0, False)
+
+
+def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callable) -> None:
+    status, shown, report = check("raises", "--rows", "2")
+    assert status == 1
+    assert "PROBLEM  row 0 (empty): it raised ZeroDivisionError: division by zero (" in shown
+    assert "(and 1 more)" in shown
+    assert scores(report)["ground truth"] == [2.0, 2.0]
+    assert scores(report)["empty"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("holds_the_interpreter", "did not end within 1 s"),
+        ("exits", "ended its process with status 0"),
+        ("crashes", "ended its process with signal 11, Segm"),
+    ],
+)
+def test_the_first_hang_or_crash_is_named_and_ends_the_check(
+    check: Callable, work: Path, function: str, expected: str
+) -> None:
+    lines = [json.dumps({"index": 0, "answer": text}) for text in ("22", "", "22")]
+    (work / "answers.jsonl").write_text("\n".join(lines))
+    seconds = "1" if "1 s" in expected else "60"  # a busy machine takes its time over a crash
+    status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
+    assert status == 1
+    (problem,) = [line for line in report["problems"] if "row 0 (answers.jsonl): it " in line]
+    assert expected in problem
+    above, _, _ = (work / "rewards.py").read_text().partition(f"\n{function} = ")
+    if function != "exits":  # of which nothing tells the place
+        assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
+    assert scores(report) == {"answers.jsonl": [2.0, None]}
+    assert "note     1 answers were not scored" in shown
+
+
+def test_a_module_that_crashes_when_it_is_loaded_is_named(check: Callable, work: Path) -> None:
+    (work / "exits.py").write_text("import os\nos._exit(3)\n")
+    status, shown, _ = check(None, "--function", "exits.py")
+    assert (status, "reward: loading it ended its process with status 3" in shown) == (1, True)
+
+
+def test_a_gpu_that_the_command_has_used_is_not_handed_on(
+    check: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    status, _, report = check("good", "--rows", "1")
+    assert (status, scores(report)["ground truth"]) == (0, [2.0])
+
+
+def test_killed_command_leaves_no_process(work: Path) -> None:
+    (work / "hangs.py").write_text(
+        "import os, pathlib\n"
+        "def compute_score(*args, **kwargs):\n"
+        "    pathlib.Path('pid').write_text(str(os.getpid()))\n"
+        "    sum(range(10 ** 12))\n"
+    )
+    command = [sys.executable, "-m", "gdpo_verl.cli", "check-reward", "--function", "hangs.py"]
+    process = subprocess.Popen([*command, "--data", "data.parquet", "--timeout", "5000"])
+    try:
+        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()))
+    finally:
+        process.kill()
+        process.wait()
+    worker = int((work / "pid").read_text())
+    wait_for(lambda: not session(worker))
+
+
+def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check: Callable) -> None:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(loop.run_in_executor(None, int))  # its thread now waits for work
+    try:
+        assert check("good", "--rows", "1", "--timeout", "60")[0] == 0
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -13,19 +13,7 @@ from reward_checks import scores, write_data
 from reward_checks import work as work
 from sandboxes import working_protections
 
-
-def test_recipe_brings_reward_manager_and_weights(check: Callable, toolbox: Path) -> None:
-    status, _, report = check(
-        None,
-        *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
-        *["--rows", "1000", "+algorithm.gdpo_reward_weights={format:0.5}"],
-    )
-    # Half of format's 1, and correctness 3; nothing in an empty answer is right. All 256 rows.
-    assert scores(report)["ground truth"] == [3.5] * 256
-    assert scores(report)["empty"] == [-3.0] * 256
-    assert status == 0
-
-
+GOOD_CALL = '<think>So.</think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 TESTS = [
     json.dumps({"inputs": [f"{number}\n"], "outputs": [f"{2 * number}\n"]}) for number in (1, 2, 3)
 ]
@@ -55,6 +43,9 @@ def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[st
         # Right in a box, and within 4,000 tokens, as what is not in a box is, too.
         ("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"],
          {"in a box": [2.0] * 3, "ground truth": [1.0] * 3, "empty": [1.0] * 3}),
+        # Half of format's 1, and correctness 3; nothing in an empty answer is right.
+        ("toolbox/gdpo +algorithm.gdpo_reward_weights={format:0.5}", [GOOD_CALL] * 3,
+         {"ground truth": [3.5] * 3, "empty": [-3.0] * 3}),
         # Conditioned: short, but not right.
         ("math_length/gdpo_conditioned", ["1", "2", "3"],
          {"in a box": [2.0] * 3, "empty": [0.0] * 3}),
@@ -63,19 +54,15 @@ def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[st
 def test_a_recipe_reads_the_truth_in_its_own_form(
     recipe: Callable, name: str, truths: list[str], expected: dict[str, list[float]]
 ) -> None:
-    status, shown, report = recipe(name, truths)
+    name, *options = name.split()
+    status, shown, report = recipe(name, truths, *options)
     assert (status, {kind: scores(report)[kind] for kind in expected}) == (0, expected)
-    # Another row's truth is read, too: in one form of three.
-    if name in ("gsm8k/gdpo_strict", "math_length/gdpo"):
-        assert report["parse_errors"]["0"] == 6
-    if name == "math_length/gdpo":
+    if name == "math_length/gdpo":  # another row's truth is read, too: in one form of three
         assert report["parse_errors"] == {"0": 6, "1": 21}
         assert "note     'length' is 1 for every answer" in shown
 
 
-GOOD_CALL = '<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 UNREADABLE = {
-    "gsm8k/gdpo": ("22", "forty-two"),
     "gsm8k/gdpo_strict": ("22", "forty-two"),
     "math_length/gdpo": ("22", r"\boxed{}"),
     "toolbox/gdpo": (GOOD_CALL, "<tool_call>\nno JSON\n</tool_call>"),
@@ -83,20 +70,14 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-@pytest.mark.parametrize("bad", [1, 3], ids=["one", "all"])
-def test_a_ground_truth_that_the_reward_refuses_is_a_problem(
-    recipe: Callable, name: str, bad: int
-) -> None:
+def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable, name: str) -> None:
     good, refused = UNREADABLE[name]
-    status, shown, report = recipe(name, [good] * (3 - bad) + [refused] * bad)
-    assert (status, report["parse_errors"]["9"] > 0) == (1, True)
-    more = " (and 2 more)" if bad == 3 else ""
+    status, _, report = recipe(name, [good, refused, refused])
+    assert status == 1
     assert (
-        f"PROBLEM  row {3 - bad} (ground truth): parse_error 9: the reward cannot read the row's "
-        "ground truth and gives every answer the minimum. Correct it, or leave the row out of the "
-        f"data{more}\n"
-    ) in shown + "\n"
-    assert shown.count("parse_error 9:") == 1
+        "row 1 (ground truth): parse_error 9: the reward cannot read the row's ground truth and "
+        "gives every answer the minimum. Correct it, or leave the row out of the data (and 1 more)"
+    ) in report["problems"]
 
 
 needs_sandbox = pytest.mark.skipif(
@@ -112,9 +93,6 @@ def test_programs_cannot_be_made_up_of_their_tests_and_that_is_a_note(recipe: Ca
     assert all(answer["score"] == 0.0 for answer in report["answers"])
     assert "note     no component differs between two answers to one prompt" in shown
     assert "give real ones with --answers, or sample them with --model" in shown
-    status, shown, _ = recipe("code/gdpo_strict", [*TESTS[:2], '{"inputs": [], "outputs": []}'])
-    assert status == 1
-    assert "PROBLEM  row 2 (ground truth): parse_error 9: the reward cannot read" in shown
 
 
 @needs_sandbox
@@ -133,12 +111,3 @@ def test_given_programs_that_all_fail_are_a_problem(recipe: Callable, work: Path
     status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
     assert "PROBLEM  no component differs between two answers to one prompt" in shown
-
-
-@needs_sandbox
-def test_programs_as_published_are_the_whole_text(recipe: Callable) -> None:
-    status, shown, report = recipe("code/gdpo", TESTS)
-    assert (status, "PROBLEM" in shown) == (0, False)
-    # The text of the tests is a dict, which runs and prints nothing.
-    assert scores(report)["ground truth"] == [1.0] * 3
-    assert scores(report)["as an answer"] == [0.0] * 3

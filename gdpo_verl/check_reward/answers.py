@@ -6,25 +6,25 @@ import json
 import random
 import string
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.rewards.thought import THINK
 from gdpo_verl.rundir.row_key import uid_of
 
-GROUND_TRUTH, PHRASED, BOXED = "ground truth", "as an answer", "in a box"
-HALF, RANDOM, EMPTY = "cut in half", "random text", "empty"
-FORMS: Mapping[str, Callable[[str], str]] = {
-    GROUND_TRUTH: lambda truth: truth,
-    PHRASED: lambda truth: f"<think>It follows.</think>\n<answer>{truth}</answer>",
-    BOXED: lambda truth: f"<think>It follows.</think>\n\\boxed{{{truth}}}",
+GROUND_TRUTH, RANDOM, EMPTY = "ground truth", "random text", "empty"
+FORMS = {
+    GROUND_TRUTH: "{}",
+    "as an answer": THINK + "It follows.</think>\n<answer>{}</answer>",
+    "in a box": THINK + "It follows.</think>\n\\boxed{{{}}}",
 }
 """The forms in which answers are often asked for."""
 WRONG = {
     GROUND_TRUTH: "another row's",
-    PHRASED: "another row's, as an answer",
-    BOXED: "another row's, in a box",
+    "as an answer": "another row's, as an answer",
+    "in a box": "another row's, in a box",
 }
 """The kind of another row's ground truth in each form."""
 RANDOM_CHARACTERS = 200
@@ -57,16 +57,6 @@ class CheckedAnswer:
         return f"{self.row} ({self.kind})"
 
 
-def spread(total: int, count: int) -> list[int]:
-    """`count` row numbers spread evenly over `total` rows, or all of them.
-
-    >>> spread(10, 3), spread(2, 3)
-    ([0, 3, 6], [0, 1])
-    """
-    count = min(count, total)
-    return [number * total // count for number in range(count)]
-
-
 def ground_truth(row: Mapping[str, Any]) -> str | None:
     """The row's ground truth as text, JSON where it is not text; None without one."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
@@ -75,11 +65,16 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
     return json.dumps(truth, default=str, sort_keys=True)
 
 
-def made_up(rows: Mapping[Any, Mapping[str, Any]]) -> list[CheckedAnswer]:
+def made_up(
+    rows: Mapping[Any, Mapping[str, Any]], *, inside_thought: bool = False
+) -> list[CheckedAnswer]:
     """Nine answers to each row, or fewer where there is no ground truth.
 
     Its own and another row's ground truth in each of the `FORMS`, its own cut in half, random
     text, and nothing.
+
+    Args:
+      inside_thought: the prompt has opened the thought, so that no answer holds that tag.
     """
     rng = random.Random(0)
     truths = [ground_truth(row) for row in rows.values()]
@@ -89,16 +84,15 @@ def made_up(rows: Mapping[Any, Mapping[str, Any]]) -> list[CheckedAnswer]:
         other = next((each for each in following if each not in (None, truth)), None)
         texts: dict[str, str] = {}
         if truth is not None:
-            texts |= {kind: write(truth) for kind, write in FORMS.items()}
+            texts |= {kind: form.format(truth) for kind, form in FORMS.items()}
+            texts["cut in half"] = truth[: len(truth) // 2]
         if other is not None:
-            texts |= {WRONG[kind]: write(other) for kind, write in FORMS.items()}
-        if truth is not None:
-            texts[HALF] = truth[: len(truth) // 2]
+            texts |= {WRONG[kind]: form.format(other) for kind, form in FORMS.items()}
         texts[RANDOM] = "".join(rng.choices(_ALPHABET, k=RANDOM_CHARACTERS))
         texts[EMPTY] = ""
-        answers += [
-            CheckedAnswer(number, kind, text, number, made_up=True) for kind, text in texts.items()
-        ]
+        for kind, text in texts.items():
+            text = text.removeprefix(THINK) if inside_thought else text
+            answers.append(CheckedAnswer(number, kind, text, number, made_up=True))
     return answers
 
 
@@ -113,7 +107,17 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
     """
     answers: list[CheckedAnswer] = []
     by_truth: dict[str, list[tuple[int, str]]] = {}
-    for where, line in _lines(path):
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        where = f"--answers {path}, line {number}"
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            raise ValueError(f"{where}: expected a JSON object, found {text[:60]!r}")
         if isinstance(line.get("answer"), str) and isinstance(line.get("index"), int):
             row = line["index"]
             if not 0 <= row < len(dataset):
@@ -124,9 +128,17 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
             by_truth = by_truth or _rows_by_truth(dataset)
-            row = _row_of_dump(by_truth, line, where)
-            group = uid_of(str(line.get("uid", row)))
-            answers.append(CheckedAnswer(row, path.name, line["output"], group))
+            truth = ground_truth({"reward_model": {"ground_truth": line["gts"]}}) or ""
+            prompt = str(line["input"])
+            found = [row for row, question in by_truth.get(truth, []) if question in prompt]
+            if not found:
+                raise ValueError(
+                    f"{where}: no row of data.train_files has this line's ground truth and prompt. "
+                    "Give the files from which the dump was made with --data, for a validation "
+                    "dump data.val_files."
+                )
+            group = uid_of(str(line.get("uid", found[0])))
+            answers.append(CheckedAnswer(found[0], path.name, line["output"], group))
         else:
             raise ValueError(
                 f'{where}: expected {{"index": row, "answer": text}} or a line of a rollout dump '
@@ -143,34 +155,6 @@ def _rows_by_truth(dataset: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple
     for number in range(len(dataset)):
         row = dataset[number]
         messages = list(row.get("raw_prompt") or [])
-        question = str(messages[-1]["content"]) if messages else ""
+        question = str(messages[-1]["content"]).strip() if messages else ""
         rows[ground_truth(row) or ""].append((number, question))
     return rows
-
-
-def _row_of_dump(
-    by_truth: Mapping[str, list[tuple[int, str]]], line: Mapping[str, Any], where: str
-) -> int:
-    truth = ground_truth({"reward_model": {"ground_truth": line["gts"]}}) or ""
-    for number, question in by_truth.get(truth, []):
-        if question.strip() in str(line["input"]):
-            return number
-    raise ValueError(
-        f"{where}: no row of data.train_files has this line's ground truth and prompt. Give the "
-        "files from which the dump was made with --data, for a validation dump data.val_files."
-    )
-
-
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
-        for number, text in enumerate(file, start=1):
-            where = f"--answers {path}, line {number}"
-            if not text.strip():
-                continue
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where}: expected JSON, found {text[:60]!r}: {error}") from error
-            if not isinstance(line, dict):
-                raise ValueError(f"{where}: expected a JSON object, found {text[:60]!r}")
-            yield where, line

@@ -12,7 +12,7 @@ PROMPTS_AT_ONCE = 8
 
 
 def sample(
-    config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]], seed: int = 0
+    config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]]
 ) -> list[CheckedAnswer]:
     """`actor_rollout_ref.rollout.n` answers to each row, at the rollout's temperature.
 
@@ -28,12 +28,12 @@ def sample(
 
     rollout = config.actor_rollout_ref.rollout
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    path = str(config.actor_rollout_ref.model.path)
+    path = config.actor_rollout_ref.model.path
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     model.to(device).eval()
     ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     answers: list[CheckedAnswer] = []
     numbers = list(rows)
     for start in range(0, len(numbers), PROMPTS_AT_ONCE):

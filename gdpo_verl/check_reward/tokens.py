@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 from gdpo_verl.tasks.rows import tokenizer_of
@@ -15,10 +15,9 @@ def model_path(model: Any) -> str | None:
       model: verl's `actor_rollout_ref.model`. A name that is no absolute path may be one of the
         Hugging Face hub's and is left to its loader.
     """
-    path = model.get("tokenizer_path") or model.get("path")
-    if not path or (str(path).startswith(("~", "/")) and not Path(path).expanduser().exists()):
-        return None
-    return str(Path(path).expanduser()) if str(path).startswith("~") else str(path)
+    path = os.path.expanduser(model.get("tokenizer_path") or model.get("path") or "")
+    missing = path.startswith("/") and not os.path.exists(path)
+    return None if missing else path or None
 
 
 def load_tokenizer(model: Any) -> Any:
@@ -33,16 +32,12 @@ def load_tokenizer(model: Any) -> Any:
     path = model_path(model)
     if path is None:
         return byte_tokenizer()
-    try:
-        return tokenizer_of(
-            path,
-            "actor_rollout_ref.model.path",
-            lambda path, **options: hf_tokenizer(copy_to_local(path), **options),
-            trust_remote_code=model.get("trust_remote_code", False),
-        )
-    except ValueError as error:
-        remedy = "With actor_rollout_ref.model.path=null bytes are counted for tokens."
-        raise ValueError(f"{error} {remedy}") from error
+    return tokenizer_of(
+        path,
+        "actor_rollout_ref.model.path (or null, which counts bytes for tokens)",
+        lambda path, **options: hf_tokenizer(copy_to_local(path), **options),
+        trust_remote_code=model.get("trust_remote_code", False),
+    )
 
 
 def byte_tokenizer() -> Any:

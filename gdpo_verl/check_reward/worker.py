@@ -11,7 +11,6 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
-import random
 import re
 import signal
 import sys
@@ -20,8 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from gdpo_verl.check_reward.answers import CheckedAnswer
@@ -51,7 +48,6 @@ class RewardResult:
       score: the manager's `reward_score`.
       info: its `reward_extra_info`.
       seconds: the time in the manager, its decoding included; None where there was no end.
-      first: the process's first answer, whose time holds the reward's own late imports.
       not_round_tripped: the tokenizer decodes another text than the answer's.
       error: why there is no score, else None.
       sandboxes: what protected the programs that the reward ran by then.
@@ -60,7 +56,6 @@ class RewardResult:
     score: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
-    first: bool = False
     not_round_tripped: bool = False
     error: str | None = None
     sandboxes: tuple[str, ...] = ()
@@ -68,7 +63,7 @@ class RewardResult:
 
 @dataclass(frozen=True)
 class Scored:
-    """The components that the configured reward declares, and the first answers' results.
+    """The results of the first answers, and what the configured reward declares.
 
     Attributes:
       again: the results of the answers when they were scored once more, by their place.
@@ -76,9 +71,9 @@ class Scored:
     """
 
     declared: tuple[Component, ...]
+    unnamed: Sequence[str]
     results: Sequence[RewardResult]
     again: Mapping[int, RewardResult] = field(default_factory=dict)
-    unnamed: Sequence[str] = ()
 
 
 def score_twice(
@@ -87,9 +82,9 @@ def score_twice(
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> Scored:
-    """Score the answers, and once more in another order and process, where nothing is remembered.
+    """Score the answers, and once more in reverse order.
 
-    An answer that takes more than `timeout` seconds or crashes is the last.
+    One that takes more than `timeout` seconds or crashes is the last.
 
     Args:
       rows: the columns of each row that an answer refers to.
@@ -97,67 +92,43 @@ def score_twice(
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
     """
-    scored = _score(config, rows, answers, timeout)
-    places = [place for place, result in enumerate(scored.results) if result.error is None]
-    if not places or any(result.seconds is None for result in scored.results):
-        return scored
-    random.Random(0).shuffle(places)
-    again = _score(config, rows, [answers[place] for place in places], timeout)
-    return replace(scored, again=dict(zip(places, again.results, strict=False)))
-
-
-def _score(
-    config: Any,
-    rows: Mapping[Any, Mapping[str, Any]],
-    answers: Sequence[CheckedAnswer],
-    timeout: float,
-) -> Scored:
     import torch
 
     # A fork cannot use a GPU that this process has used, as for answers of a model.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
-    ours, theirs = context.Pipe(duplex=False)
-    results: list[RewardResult] = []
-    with tempfile.NamedTemporaryFile() as trace:
+    # Files, for what a reward forks would keep a pipe open.
+    with tempfile.NamedTemporaryFile() as sent, tempfile.NamedTemporaryFile() as trace:
         process = context.Process(
-            target=_serve, args=(theirs, trace.name, config, rows, answers, timeout)
+            target=_serve, args=(sent.name, trace.name, config, rows, answers, timeout)
         )
         process.start()
-        theirs.close()
         try:
-            loaded = _receive(process, ours)
-            if isinstance(loaded, str):
-                raise ValueError(loaded)
-            while loaded is not None and len(results) < len(answers):
-                result = _receive(process, ours)
-                if result is None:
-                    break
-                results.append(result)
+            process.join()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with what the reward has started
             process.kill()
             process.join()
-            ours.close()
-        dump = Path(trace.name).read_text(encoding="utf-8", errors="replace")
-    if loaded is None:
+        messages: list[Any] = []
+        with suppress(EOFError):
+            while True:
+                messages.append(pickle.load(sent))
+        dump = trace.read().decode(errors="replace")
+    if not messages:
         raise ValueError(f"reward: loading it {_end(process.exitcode, dump, LOAD_SECONDS)}")
-    if len(results) < len(answers):
+    loaded, *results = messages
+    if isinstance(loaded, str):
+        raise ValueError(loaded)
+    places = _finished_backwards(results[: len(answers)])
+    if len(results) < len(answers) + len(places):
         results.append(RewardResult(error=_end(process.exitcode, dump, timeout)))
-    return Scored(loaded.declared, results, unnamed=loaded.unnamed)
+    again = dict(zip(places, results[len(answers) :], strict=False))
+    declared, unnamed = loaded
+    return Scored(declared, unnamed, results[: len(answers)], again)
 
 
-def _receive(process: Any, connection: Connection) -> Any:
-    """The process's next message; None when it has ended."""
-    # What a reward forks keeps the pipe open, so that its end alone tells nothing.
-    while not connection.poll(0.2):
-        if not process.is_alive() and not connection.poll():
-            return None
-    try:
-        return connection.recv()
-    except EOFError:
-        process.join(5)
-        return None
+def _finished_backwards(results: Sequence[RewardResult]) -> list[int]:
+    return [place for place, result in enumerate(results) if result.error is None][::-1]
 
 
 def _end(status: int, dump: str, timeout: float) -> str:
@@ -177,49 +148,60 @@ def _end(status: int, dump: str, timeout: float) -> str:
 
 
 def _serve(
-    connection: Connection,
+    sent: str,
     trace: str,
     config: Any,
     rows: Mapping[Any, Mapping[str, Any]],
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> None:
-    """Send the declaration, then a `RewardResult` for each answer; or a text that says why not."""
+    """Write the declaration, then a `RewardResult` for each answer; or a text that says why not."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the command is killed
     os.dup2(2, 1)  # what a reward prints is no part of the report
     sys.path.insert(0, os.getcwd())  # as under ``python -m verl.trainer.main_ppo``
     # A fork's own: the threads of a loop that the command has used do not live here.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    # Where a reward hangs or crashes is written to this file, whatever holds the interpreter.
-    with open(trace, "w") as file:
-        faulthandler.disable()  # enabled already, it would not take the signals again
-        faulthandler.enable(file)
-        faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=file)
+    # Where a reward hangs or crashes is written to the trace, whatever holds the interpreter.
+    with open(sent, "wb", buffering=0) as results, open(trace, "w") as traces:
+
+        def end_after(seconds: float) -> None:
+            # Anew each time, for a library that was loaded since may have taken the signals:
+            # tvm_ffi, vLLM's, does. Enabled already, faulthandler would not take them again.
+            faulthandler.disable()
+            faulthandler.enable(traces)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=traces)
+
+        end_after(LOAD_SECONDS)
         try:
             from verl.trainer.ppo.reward import load_reward_manager
 
-            loaded = Scored(declared_reward(config), [], unnamed=unnamed_arguments(config))
+            loaded = declared_reward(config), unnamed_arguments(config)
             tokenizer = load_tokenizer(config.actor_rollout_ref.model)
             manager = load_reward_manager(config, tokenizer)
         except Exception as error:
             text = str(error) if isinstance(error, ValueError) else f"reward: it {raised(error)}"
-            connection.send(text)
-            return
-        connection.send(loaded)
-        for number, answer in enumerate(answers):
-            # A library that was loaded since may have taken the signal: tvm_ffi, vLLM's, does.
-            faulthandler.disable()
-            faulthandler.enable(file)
-            faulthandler.dump_traceback_later(timeout, exit=True, file=file)
+            results.write(pickle.dumps(text))
+            os._exit(1)
+        results.write(pickle.dumps(loaded))
+
+        def try_answer(answer: CheckedAnswer) -> RewardResult:
+            end_after(timeout)
             result = _result(config, tokenizer, manager, rows[answer.row], answer)
             faulthandler.cancel_dump_traceback_later()
-            result = replace(result, first=number == 0, sandboxes=tuple(sorted(protection.used)))
             try:
-                connection.send(result)
+                message = pickle.dumps(result)
             except (TypeError, AttributeError, pickle.PicklingError) as error:
                 text = f"returned what cannot be sent to the trainer's process: {error}"
-                connection.send(replace(result, score=None, info={}, error=text))
+                result = replace(result, score=None, info={}, error=text)
+                message = pickle.dumps(result)
+            results.write(message)
+            return result
+
+        first = [try_answer(answer) for answer in answers]
+        for place in _finished_backwards(first):
+            try_answer(answers[place])
+    os._exit(0)  # threads and processes that the reward has started would keep it waiting
 
 
 def _result(
@@ -242,4 +224,5 @@ def _result(
         result = replace(result, score=score, info=info)
     except ValueError as error:
         result = replace(result, error=str(error))
-    return replace(result, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return replace(result, seconds=seconds, sandboxes=tuple(sorted(protection.used)))

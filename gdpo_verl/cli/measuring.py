@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,20 +114,24 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 def _check_reward(options: argparse.Namespace) -> int:
     from gdpo_verl import check_reward
+    from gdpo_verl.check_reward.report import to_text
 
     config = check_reward.compose(options.recipe, options.overrides, options.config_dir)
     check_reward.override_reward_and_data(config, options.function, options.data or [])
     report = check_reward.check(
         config,
-        check_reward.CheckSource(options.answers, options.model),
+        answers=options.answers,
+        model=options.model,
         rows=options.rows,
         timeout=options.timeout,
         step_seconds=options.step_seconds,
     )
-    print(report.to_text())
-    if options.json:  # half of a surrogate pair as JSON writes it
-        options.json.write_text(report.to_json(), encoding="utf-8", errors="backslashreplace")
-    return int(bool(report.problems))
+    print(to_text(report))
+    if options.json:
+        text = json.dumps(report, indent=1, ensure_ascii=False, default=str) + "\n"
+        # half of a surrogate pair as JSON writes it
+        options.json.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return int(bool(report["problems"]))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
