@@ -52,7 +52,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
             *named("test_advantage"),
             *DIAGNOSTICS,
             *("test_conformance.py", "test_variants.py", "test_variants_own.py"),
-            "test_config_variants.py",
+            "test_config.py",
         ],
         [],
     ),
