@@ -426,18 +426,6 @@ def test_collapse_leaves_rows_without_a_score_out_on_both_sides() -> None:
     assert found == {"gdpo/distinct_advantages/gdpo": 2.0, "gdpo/distinct_advantages/grpo": 2.0}
 
 
-def test_collapse_reads_scale_and_epsilon() -> None:
-    # Scaled, ±s and ∓s cancel; centred, ±5 and ∓1/2 do not.
-    rewards = torch.tensor([[10.0, 0.0], [0.0, 1.0]])
-    assert collapse(rewards, [0, 0])["gdpo/distinct_advantages/gdpo"] == 1.0
-    centred = collapse(rewards, [0, 0], scale=False)
-    assert centred["gdpo/distinct_advantages/gdpo"] == 2.0
-    # Under a huge epsilon all advantages are closer than the tolerance.
-    alike = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    assert set(collapse(alike, [0, 0]).values()) == {2.0}
-    assert set(collapse(alike, [0, 0], epsilon=1e9).values()) == {1.0}
-
-
 # How many *groups* an estimator can tell apart: distinct unordered sets of advantages over
 # all groups of G rollouts with K binary rewards, before whitening. It is another quantity
 # than `distinct_advantages`, which counts within a group. The default epsilon would move
@@ -464,14 +452,9 @@ def all_groups(size: int, rewards: int) -> tuple[Tensor, Tensor]:
     ("size", "rewards", "grpo", "grpo_without_std", "gdpo"),
     [
         (2, 2, 2, 3, 3),
-        (3, 2, 4, 6, 6),
         (4, 2, 7, 10, 14),
-        (6, 2, 16, 21, 38),
-        (8, 2, 29, 36, 81),
         (10, 2, 46, 55, 145),
         (4, 1, 4, None, 4),
-        (4, 3, 14, None, 45),
-        (4, 4, 23, None, 127),
         (4, 5, 41, None, 318),
     ],
 )
