@@ -288,8 +288,9 @@ def influence_metrics(
     """
     live, largest = decomposition.has_advantage, decomposition.largest_weight
     n = int(live.sum())
-    centred = torch.where(live, advantage - advantage[live].mean(), 0.0) if n else advantage
-    influences = centred @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
+    # Each z has the mean 0 over these rows, so that the advantage's own mean does not matter.
+    kept = torch.where(live, advantage, 0.0)
+    influences = kept @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
     metrics: dict[str, float] = {
         f"gdpo/{key}/influence": Weighted(value, n)
         for key, value in zip(keys, influences.tolist(), strict=True)

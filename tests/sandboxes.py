@@ -90,8 +90,7 @@ def answer(code):
     return f"So:\n```python\n{code}\n```\nThat is it."
 
 
-# A busy machine is no slow program: only what never ends is given a short limit.
-PATIENT = {"timeout": 60, "deadline": 600}
+PATIENT = {"timeout": LIMITS.timeout, "deadline": LIMITS.deadline}
 
 
 def verdict(code, ground_truth, **settings):
