@@ -62,6 +62,11 @@ def test_tchebycheff_looks_at_what_is_scored() -> None:
     alone = advantages(some[:, 1:], [0] * 4, variant="tchebycheff", ranges=RANGES[1:])
     close(advantages(some, [0] * 4, variant="tchebycheff", ranges=RANGES), alone, 1e-12)
     close(alone, grpo_advantages(some[:, 1:], [0] * 4, torch.ones(4, 1))[:, 0], 1e-5)
+    # With half a weight for r2 the worst distances of the first group are 1/2 1 1/6 1.
+    half = {"weights": [1.0, 0.5], "rho": 0.0, "ranges": RANGES}
+    worst = torch.tensor([[-1 / 2], [-1], [-1 / 6], [-1]], dtype=torch.float64)
+    weighted = advantages(EXAMPLE[:4], [0] * 4, variant="tchebycheff", **half)
+    close(weighted, grpo_advantages(worst, [0] * 4, torch.ones(4, 1))[:, 0], 1e-9)
     # Sums that differ by rounding alone: .1 + .2 and .3 of the range.
     equal = torch.tensor([[0.9, 0.8, 0.7], [0.7, 0.9, 0.8]], dtype=torch.float64)
     unit = [(0.0, 1.0)] * 3
