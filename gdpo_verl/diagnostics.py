@@ -95,23 +95,25 @@ def component_metrics(
     """
     ranges = ranges or {}
     values = rewards.to(torch.float64)
-    groups, count = factorize_groups(group_ids, values)
+    groups = factorize_groups(group_ids, values)
+    spread = Spread(values, groups)
+    filled = groups_with_any(spread.scored, groups).sum(dim=0).tolist()
+    varying = groups_with_any(spread.varies, groups).sum(dim=0).tolist()
     metrics: dict[str, float] = {}
-    for key, column in zip(keys, values.unbind(dim=1), strict=True):
-        scored = ~column.isnan()
-        present = column[scored]
+    for place, (key, column) in enumerate(zip(keys, values.unbind(dim=1), strict=True)):
+        present = column[~column.isnan()]
         n = len(present)
         unscored = 1.0 - n / max(len(column), 1)
         metrics[f"gdpo/{key}/unscored"] = Weighted(unscored, len(column))
         if not n:
             continue
-        constant, filled = _constant_groups(present, groups[scored], count)
+        constant = (filled[place] - varying[place]) / filled[place]
         metrics |= {
             f"rewards/{key}/mean": Weighted(float(present.mean()), n),
             f"rewards/{key}/std": Weighted(float(present.std()) if n > 1 else 0.0, n),
             f"rewards/{key}/min": float(present.min()),
             f"rewards/{key}/max": float(present.max()),
-            f"gdpo/{key}/constant_groups": Weighted(constant / filled, filled),
+            f"gdpo/{key}/constant_groups": Weighted(constant, filled[place]),
         }
         if key in ranges:
             low, high = ranges[key]
@@ -286,8 +288,9 @@ def influence_metrics(
     """
     live, largest = decomposition.has_advantage, decomposition.largest_weight
     n = int(live.sum())
-    centred = torch.where(live, advantage - advantage[live].mean(), 0.0) if n else advantage
-    influences = centred @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
+    # Each z has the mean 0 over these rows, so that the advantage's own mean does not matter.
+    kept = torch.where(live, advantage, 0.0)
+    influences = kept @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
     metrics: dict[str, float] = {
         f"gdpo/{key}/influence": Weighted(value, n)
         for key, value in zip(keys, influences.tolist(), strict=True)
@@ -326,11 +329,3 @@ def variant_metrics(decomposition: Estimation) -> dict[str, float]:
 def _share(rows: Tensor) -> Weighted:
     """The share of true ones, 0 of none."""
     return Weighted(int(rows.sum()) / max(len(rows), 1), len(rows))
-
-
-def _constant_groups(values: Tensor, groups: Tensor, count: int) -> tuple[int, int]:
-    """Count the groups with a single distinct value, and those with any value."""
-    low = values.new_full((count,), torch.inf).scatter_reduce_(0, groups, values, "amin")
-    high = values.new_full((count,), -torch.inf).scatter_reduce_(0, groups, values, "amax")
-    filled = low.isfinite()
-    return int((low == high)[filled].sum()), int(filled.sum())

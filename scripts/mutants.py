@@ -42,7 +42,13 @@ DIAGNOSTICS, SEAM = ["test_diagnostics*.py"], ["test_seam*.py"]
 # The tests of each module (or package): those without Ray, and those with it.
 TESTS: dict[str, tuple[list[str], list[str]]] = {
     "advantage": (
-        ["test_advantage*.py", *DIAGNOSTICS, "test_conformance.py", "test_*variants*.py"],
+        [
+            "test_advantage*.py",
+            *DIAGNOSTICS,
+            "test_conformance.py",
+            "test_variants*.py",
+            "test_config.py",
+        ],
         [],
     ),
     "aggregation": (["test_step.py", *DIAGNOSTICS], SEAM),

@@ -107,13 +107,17 @@ def queue() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared toolbox task."""
-    return made_once(tmp_path_factory, "toolbox", written_by("prepare", "toolbox"))
+    return made_once(
+        tmp_path_factory, "toolbox", lambda out: run_cli("prepare", "toolbox", "--out", str(out))
+    )
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny policy, as `gdpo-verl make-policy` trains it; the command checks its competence."""
-    return made_once(tmp_path_factory, "policy", written_by("make-policy"))
+    return made_once(
+        tmp_path_factory, "policy", lambda out: run_cli("make-policy", "--out", str(out))
+    )
 
 
 def inputs(toolbox: Path, policy: Path) -> list[str]:
@@ -123,11 +127,6 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
         f"data.val_files={toolbox / 'validation.parquet'}",
         f"actor_rollout_ref.model.path={policy}",
     ]
-
-
-def written_by(*command: str) -> Callable[[Path], str]:
-    """Makes what this command of ours writes."""
-    return lambda out: run_cli(*command, "--out", str(out))
 
 
 @pytest.fixture(scope="module")

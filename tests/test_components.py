@@ -21,14 +21,6 @@ def test_names_and_components_may_be_mixed_and_keep_their_order() -> None:
     )
 
 
-def test_the_function_stays_what_it_was() -> None:
-    def reward(x: int) -> int:
-        return x + 1
-
-    assert declares("a")(reward) is reward
-    assert reward(1) == 2
-
-
 def test_an_async_function_stays_async() -> None:
     @declares(Component("a", 0, 1))
     async def reward(x: int) -> dict[str, int]:

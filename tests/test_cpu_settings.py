@@ -47,7 +47,6 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         (SMOLLM2, [], f"{ACTOR}.use_prefix_grouper", True),
         (SMOLLM2, [], "actor_rollout_ref.model.use_remove_padding", True),
         (SLIDING, [], f"{ACTOR}.use_prefix_grouper", False),
-        (SLIDING, [], "actor_rollout_ref.model.use_remove_padding", False),
         (SLIDING, [], f"{ACTOR}.use_dynamic_bsz", True),
         (SLIDING, LENGTHS, TOKENS, 512),
         (SLIDING, LENGTHS, "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", 512),
@@ -58,9 +57,7 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         (SMOLLM2, [f"{TOKENS}=2048"], TOKENS, 2048),
         # The recipe's own values stay for another model.
         (TINY, [], f"{ACTOR}.ppo_micro_batch_size_per_gpu", 64),
-        (TINY, [], f"{ACTOR}.use_prefix_grouper", False),
         ({"model_type": "unknown"}, [], f"{ACTOR}.ppo_micro_batch_size_per_gpu", 64),
-        ({"model_type": "unknown"}, [], f"{ACTOR}.use_prefix_grouper", False),
     ],
 )
 def test_settings_follow_from_the_model(tmp_path, model, given, key, expected):

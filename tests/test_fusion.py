@@ -7,8 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from programs import ASSERTS, CALL, CALLS, SCRIPT, SCRIPTS, TOTAL, verdict
-from sandboxes import HOLDS
+from sandboxes import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
 
 from gdpo_verl.rewards.code import ParseError
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection
@@ -64,15 +63,12 @@ def service():
     ("code", "tests", "expected"),
     [
         pytest.param(SCRIPT, SCRIPTS, (1, 1, 0), id="script"),
-        pytest.param("input(); print(3)", SCRIPTS, (0.5, 1, 0), id="half"),
         pytest.param("1 / 0", SCRIPTS, (0, 0, 21), id="raises"),
         pytest.param("while True: pass", SCRIPTS, (0, 0, 22), id="never ends"),
         pytest.param("print('V3')\n" + CALL, CALLS, (1, 1, 0), id="call"),
         pytest.param("def add(a, b): return object()", CALLS, (0, 0, 26), id="an object"),
         pytest.param("def f(:", CALLS, (0, 0, 20), id="does not compile"),
-        pytest.param("def f(): pass", CALLS, (0, 0, 25), id="another name"),
         pytest.param(TOTAL, ASSERTS, (1, 1, 0), id="assert"),
-        pytest.param("def total(xs): return 3", ASSERTS, (0, 1, 0), id="assert, wrong"),
     ],
 )
 def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(

@@ -52,7 +52,6 @@ ANSWERS = [
     ("0", (1, 1), (0, 0), ["-0", ".0"]),
     ("42.5", (1, 0), (0, 0), ["42.50"]),
     ("0.5", (1, 0), (0, 0), [".5"]),
-    ("-.5", (1, 0), (0, 0), ["-.50"]),
     ("-0.5", (1, 0), (0, 0), ["$ -.5 $"]),
     ("-1042.5", (1, 0), (0, 0), ["-$1,042.50"]),
     ("-42", (1, 1), (0, 0), ["$-42"]),
@@ -68,7 +67,6 @@ ANSWERS = [
     ("42", (0, 0), (0, 0), ["", "\\boxed{}", "4.2.", ",042", "4 2", "$4$2", "41 42 43"]),
     ("42", (0, 0), (0, 0), ["84/2", "x = 42", "42 eggs"]),
     ("0.5", (0, 0), (0, 0), ["1/2"]),
-    ("40", (0, 0), (0, 0), ["4e1"]),
 ]
 
 
@@ -95,25 +93,20 @@ def test_answers_are_numbers(answer, truth, strict, published):
         ("<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),
         (f"{tagged('41')}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),  # the last counts
         (f"{tagged('42')} eggs", (1, 1, 0), "NONE", (1, 1, 0)),
-        (f"{THOUGHT} <answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),
         (f"{THOUGHT}<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 0)),
         ("<think> </think>\n<answer>42</answer>", (1, 1, 0), "NONE", (1, 1, 1)),
         (f"<think>a</think> So. {tagged('42')}", (1, 1, 1), "NONE", (1, 1, 1)),
         ("<think>I write <answer>.</think>\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0)),
-        (f"{THOUGHT}\n\n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0)),
         (f"{THOUGHT} \n<answer>42</answer>", (1, 1, 1), "NONE", (1, 1, 0)),
+        # Published, $ matches before a newline that ends the text.
+        (tagged("42") + "\n", (1, 1, 1), "NONE", (1, 1, 1)),
+        (tagged("42") + "\n\n", (1, 1, 1), "NONE", (1, 1, 0)),
         *((tagged("42") + token, (1, 1, 1), "NONE", (1, 1, 0)) for token in END_TOKENS),
     ],
 )
 def test_shapes_are_read_and_scored(text, strict, code, published):
     assert verdict(text) == (strict, ParseError[code])
     assert verdict(text, strict=False)[0] == published
-
-
-def test_the_published_format_ends_where_a_regular_expression_says_the_text_ends():
-    # $ matches at the end and before a newline that is the last character.
-    for behind, form in (("", 1), ("\n", 1), ("\n\n", 0), (" ", 0), ("\r\n", 0)):
-        assert verdict(tagged("42") + behind, strict=False)[0] == (1, 1, form)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +157,10 @@ WORST = {
     "groups of digits and a letter": filled(",999", INSIDE[0] + "9", "x</answer>"),
     "spaces": filled(" ", INSIDE[0], "42</answer>"),
     "ends of thought": filled("</think>\n", "<think>"),
-    "answers": filled("<answer>", THOUGHT),
     "ends of answer": filled("</answer>", f"{THOUGHT}\n<answer>"),
     "newlines": filled("\n", THOUGHT, "<answer>42</answer>"),
     "dollars": filled("$", INSIDE[0], "x</answer>"),
     "boxes": filled("\\boxed{", INSIDE[0], "42</answer>"),
-    "points": filled(".", INSIDE[0], "x</answer>"),
     "signs behind it": filled("%", INSIDE[0] + "42", "x</answer>"),
     "digits, blanks and a letter": filled(" ", INSIDE[0] + "9" * 9999, "x</answer>"),
     "special tokens": filled("<|im_end|> "),

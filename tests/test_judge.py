@@ -49,7 +49,6 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
     ("scale", "choice", "expected"),
     [
         pytest.param(FIVE, answer("4"), 0.75, id="a number"),
-        pytest.param(FIVE, answer(" **2**\n"), 0.25, id="in markdown"),
         pytest.param(FIVE, answer("Score: 5."), 1.0, id="the last word"),
         pytest.param(FIVE, answer("Score: 4/5"), None, id="the last of two"),
         pytest.param(FIVE, answer("My tools:\n1. Name: add"), None, id="in the midst"),
@@ -58,11 +57,9 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
         pytest.param(WORDS, answer("Partly, yes"), 0.5, id="words by their place"),
         pytest.param([0, 1, 4], answer("1"), 0.5, id="equally spaced"),
         pytest.param([5, 3, 1], answer("1"), 1.0, id="school marks, 5 the worst"),
-        pytest.param([-1, -0.5, 1], answer("-0.5"), 0.5, id="negative numbers"),
         pytest.param(FIVE, answer("Between 2 and 4"), None, id="two of the scale"),
         pytest.param(FIVE, answer("1.1.1.1."), None, id="no word of it"),
         pytest.param(FIVE, answer("2024"), None, id="part of a word"),
-        pytest.param(FIVE, answer("I cannot say."), None, id="prose"),
         pytest.param(FIVE, answer(None), None, id="nothing"),
         # (0.6 · 0.75 + 0.2 · 1 + 0.2 · 0) / 1
         pytest.param(FIVE, answer("4", {"4": 0.6, "5": 0.2, "1": 0.2}), 0.65, id="expected"),
@@ -92,6 +89,18 @@ def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None
 # ---------------------------------------------------------------- its server
 
 
+def reply(choice: dict[str, Any]) -> str:
+    return json.dumps({"choices": [choice]})
+
+
+GOOD = reply(answer("4", {"4": 0.6, "5": 0.4}))
+REPLIES = {
+    "nonsense": reply(answer("As a model I like all answers.")),
+    "no json": "<html>busy</html>",
+    "no choice": '{"choices": []}',
+}
+
+
 class Server(BaseHTTPRequestHandler):
     """A judge that behaves as its model's name says, and writes down what it was asked."""
 
@@ -106,29 +115,13 @@ class Server(BaseHTTPRequestHandler):
             Server.at_once += 1
             Server.most_at_once = max(Server.most_at_once, Server.at_once)
         model = body["model"]
+        time.sleep({"slow": 1.0, "measured": 0.05}.get(model, 0))
         failing = len(Server.asked) <= 2 if model == "recovers" else model == "fails"
-        choice: Any = answer("4", {"4": 0.6, "5": 0.4})
-        if model == "slow":
-            time.sleep(1.0)
-        if model == "measured":
-            time.sleep(0.05)
-        if model == "nonsense":
-            choice = answer("As a model I like all answers.")
-        if model == "without":
-            choice = answer("4")
-        status, reply = 200, json.dumps({"choices": [choice]})
-        if failing:
-            status, reply = 500, "out of memory"
-        if model == "refuses":
-            status, reply = 404, "no such model"
-        if model == "no json":
-            reply = "<html>busy</html>"
-        if model == "no choice":
-            reply = '{"choices": []}'
+        text = "out of memory" if failing else REPLIES.get(model, GOOD)
         with self.lock:
             Server.at_once -= 1
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(reply) + 1000 * (model == "drips")))
+        self.send_response(500 if failing else 200)
+        self.send_header("Content-Length", str(len(text) + 1000 * (model == "drips")))
         self.end_headers()
         while model == "drips":  # as gateways do that keep a connection alive
             time.sleep(0.05)
@@ -136,7 +129,7 @@ class Server(BaseHTTPRequestHandler):
                 self.wfile.write(b"\n")
             except OSError:
                 return
-        self.wfile.write(reply.encode())
+        self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -168,14 +161,11 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
     ("settings", "value", "said", "error", "requests"),
     [
         ({"model": "good"}, 0.85, "4", "", 1),  # 0.6 · 0.75 + 0.4 · 1
-        ({"model": "without"}, 0.75, "4", "", 1),
         ({"model": "nonsense"}, None, "As a model I like all answers.", "expected one of ['1',", 1),
         ({"model": "recovers"}, 0.85, "4", "", 3),
-        ({"model": "fails"}, None, None, "HTTP 500 from http://127.0.0.1:", 3),
-        ({"model": "fails", "repeats": 0}, None, None, "'out of memory'", 1),
+        ({"model": "fails"}, None, None, "'out of memory'", 3),
         ({"model": "slow", "seconds": 0.1, "repeats": 1}, None, None, "within 0.1 s: TimeoutE", 2),
         ({"model": "drips", "seconds": 0.3, "repeats": 0}, None, None, "within 0.3 s: Time", 1),
-        ({"model": "refuses"}, None, None, "HTTP 404 from", 3),
         ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
         ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
     ],
@@ -304,12 +294,8 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
 @pytest.mark.parametrize(
     ("function", "judge", "reward", "message"),
     [
-        ("one", {"question": None}, {}, r"\.question: expected a text with {response}.*found None"),
         ("one", {"question": "Is it?"}, {}, r"\.question: expected a text with {response}"),
-        ("one", {"scale": None}, {}, r"\.scale: expected two or more words or numbers"),
         ("one", {"scale": [3]}, {}, r"\.scale: .*, found \[3\]"),
-        ("one", {"scale": "12345"}, {}, r"\.scale: .*, found '12345'"),
-        ("one", {"scale": [1, 2, 1]}, {}, r"\.scale: "),
         ("one", {"scale": ["No", "no"]}, {}, r"\.scale: "),
         ("one", {"scale": [False, True]}, {}, r"\.scale: "),
         ("one", {"scale": ["bad", "very good"]}, {}, r"\.scale: "),
@@ -319,9 +305,7 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ("one", {"url": None, "model": None}, SERVED, r"\.url: .*\.enable_resource_pool to true"),
         ("one", {"secods": 3}, {}, r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
         ("one", {"seconds": 0}, {}, r"\.seconds: expected a number from 0.001 to .*, found 0"),
-        ("one", {"requests": 0}, {}, r"\.requests: expected a number from 1 to"),
         ("one", {"repeats": "2"}, {}, r"\.repeats: expected a number from 0 to 16, found '2'"),
-        ("one", {"most_failed": 10}, {}, r"\.most_failed: expected a number from 0 to 1, found 10"),
         ("one", {"request": ["a"]}, {}, r"\.request: expected a mapping"),
         ("one", {"name": "score"}, {}, r"\.name: 'score' cannot be the name of a component"),
         ("two", {}, {}, r"\.name: expected distinct names of components"),
@@ -334,13 +318,6 @@ def test_what_cannot_work_is_refused_with_its_key(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
         declared_reward(configured(function, reward, **judge))
-
-
-def test_what_is_no_mapping_is_refused(configured: Callable) -> None:
-    config = configured("one")
-    config.reward.custom_reward_function.reward_kwargs.judge = 5
-    with pytest.raises(ValueError, match=rf"^{KEY}: expected a mapping of .*'scale'.*, found 5"):
-        declared_reward(config)
 
 
 # ---------------------------------------------------------------- in verl's reward manager
@@ -427,13 +404,11 @@ def batch(values: list[float | None], most: float = 0.1) -> RewardBatch:
 @pytest.mark.parametrize(
     ("failed", "of", "most", "ends"),
     [
-        (3, 30, 0.1, False),
         (4, 30, 0.1, True),
         (2, 8, 0.1, False),  # of fewer than 20 as many as of 20
         (3, 8, 0.1, True),
         (0, 20, 0.0, False),
         (1, 20, 0.0, True),
-        (20, 20, 1.0, False),
     ],
 )
 def test_a_judge_that_fails_too_often_ends_the_training(

@@ -72,89 +72,49 @@ THREADS = {
     "asyncio.to_thread": "import asyncio\nasync def main():\n"
     "    print(await asyncio.gather(*(asyncio.to_thread(pow, 2, n) for n in range(5))))\n"
     "asyncio.run(main())",
-    "run_in_executor reads input": "import asyncio, sys\nasync def main():\n"
-    "    loop = asyncio.get_running_loop()\n"
-    "    print(await loop.run_in_executor(None, sys.stdin.readline))\nasyncio.run(main())",
-    "call_soon_threadsafe": "import asyncio, threading\nasync def main():\n"
-    "    loop, done = asyncio.get_running_loop(), asyncio.Event()\n"
-    "    threading.Thread(target=loop.call_soon_threadsafe, args=(done.set,)).start()\n"
-    "    await done.wait(); print('set')\nasyncio.run(main())",
-    "an executor": "from concurrent.futures import ThreadPoolExecutor\n"
-    "with ThreadPoolExecutor(3) as pool: print(list(pool.map(abs, [-1, -2])))",
-    "a timer": "import threading\nthreading.Timer(0.01, print, ('late',)).start()",
 }
 PROGRAMS = {
     # -------------------------------------------------------- reading
     "input": "n = int(input()); print(n, input().split(), repr(input()), repr(input()))",
     "input beyond the end": "try:\n    while True: print(input('> '))\nexcept EOFError: print('E')",
-    "sys.stdin": "import sys\nfor line in sys.stdin: print(repr(line))",
     "sys.stdin.buffer": "import sys\nprint(sys.stdin.buffer.read(3), sys.stdin.buffer.readlines())",
-    "input and then sys.stdin.read": "import sys\ninput(); print(repr(sys.stdin.read()))",
-    "open(0)": "print(repr(open(0).read()))",
-    "open(0) again": "print(repr(open(0).read()))\ntry: open(0)\nexcept OSError: print('closed')",
     "open(0) as sys.stdin": "import sys\nsys.stdin = open(0)\nprint(input(), sys.stdin.read())",
-    "open(0) in a with": "with open(0, newline='') as f: print([*f])",
-    "os.read": "import os\nprint(os.read(0, 5), os.fstat(0).st_size)",
     "fileno": "import os, sys\nprint(sys.stdin.fileno(), os.read(sys.stdin.fileno(), 99))",
-    "input = sys.stdin.readline": "import sys\ninput = sys.stdin.readline\nprint([input()] * 2)",
-    "sys.__stdin__": "import sys\nprint(sys.__stdin__.readline(), sys.__stdin__ is sys.stdin)",
-    "a wrapper around stdin": "import sys, io\n"
-    "sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding='utf-8')\nprint([*sys.stdin])",
-    "a codec's reader": "import codecs, sys\n"
-    "sys.stdin = codecs.getreader('utf-8')(sys.stdin.buffer)\nprint([*sys.stdin])",
     "a codec's reader of stdin detached": "import codecs, sys\n"
     "sys.stdin = codecs.getreader('utf-8')(sys.stdin.detach())\nprint(sys.stdin.read())",
-    "io.BytesIO of stdin": "import io, os\ninput = io.BytesIO(os.read(0, 1 << 16)).readline\n"
-    "print(int(input()), input())",
     "mmap": "import mmap\nm = mmap.mmap(0, 0, prot=mmap.PROT_READ)\nprint(m.readline(), len(m))",
     "select": "import select, sys\nprint(select.select([sys.stdin], [], [], 1)[0] == [sys.stdin])",
-    "fileinput": "import fileinput\nprint([*fileinput.input()])",
     "stdin sought": "import sys\nsys.stdin.read(); sys.stdin.seek(0); print(input())",
-    "stdin closed": "import sys\nprint(input()); sys.stdin.close()",
     "fd 0 closed": "import os\nprint(input()); os.close(0)",
     # -------------------------------------------------------- writing
-    "a wrapper around stdout": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n"
-    "print('x')",
     "stdout detached": "import io, sys\n"
     "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\nprint('\u00e9')",
     "stdout detached and left": "import sys\nout = sys.stdout.detach()\nout.write(b'x')",
-    "a codec's writer": "import codecs, sys\n"
-    "sys.stdout = codecs.getwriter('utf-8')(sys.stdout.buffer)\nprint('\u00e9')",
     "a buffered writer": "import io, sys\n"
     "out = io.BufferedWriter(io.FileIO(1, 'w', closefd=False), 1 << 20)\nout.write(b'x\\n' * 9)",
     "reconfigured": "import sys\nsys.stdout.reconfigure(line_buffering=True, newline='\\r\\n')\n"
     "print(sys.stdout.line_buffering)",
-    "os.fdopen": "import os\nout = os.fdopen(1, 'w')\nout.write('x')",
     "os.fdopen as sys.stdout": "import os, sys\nsys.stdout = os.fdopen(1, 'w')\nprint('x')",
     "os.fdopen closed": "import os\nwith os.fdopen(1, 'w') as out: out.write('x')",
     "text left behind fd 1 closed": "print('lost')\nwith open(1, 'w') as f: f.write('x')",
     "fd 1 closed": "import os, sys\nprint('x', flush=True); os.close(1)",
-    "open(1) not closed": "f = open(1, 'w', closefd=False); f.write('x')\nprint('y')",
     "io.open(1) in bytes": "import io\nf = io.open(1, 'wb', closefd=False); f.write(b'x')",
     "a file in a cycle": "class A: out = open(1, 'w', closefd=False)\nA.out.write('x')",
     "a file that a built-in holds": "import builtins\nout = open(1, 'w', closefd=False)\n"
     "builtins.show = lambda x: out.write(x)\nshow('x')",
     "os.write": "import os\nprint('b'); os.write(1, b'a')",
     "a copy of the descriptor": "import os, sys\nsys.stdout = open(os.dup(1), 'w')\nprint('x')",
-    "sys.__stdout__": "import sys\nprint('a'); print('x', file=sys.__stdout__)",
     "sys.__stdout__ behind another": "import io, sys\nsys.stdout = io.StringIO(); print('lost')\n"
     "print('x', file=sys.__stdout__)",
-    "stdout put back": "import io, sys\nsys.stdout = s = io.StringIO(); print('a')\n"
-    "sys.stdout = sys.__stdout__; print(s.getvalue() * 2)",
     "sys.stdout.close()": "import sys\nprint('x'); sys.stdout.close()",
     "sys.__stdout__.close()": "import sys\nprint('x'); sys.__stdout__.close()",
     "print after close": "import sys\nprint('x'); sys.stdout.close(); print('y')",
-    "no stdout": "import sys\nprint('x'); sys.stdout = None; print('y')",
     "stdout deleted": "import sys\nprint('x'); del sys.stdout",
     "stdout without flush": "import sys\nclass W:\n"
     "    def write(self, s): sys.__stdout__.write(s)\nsys.stdout = W(); print('x')",
     "stdout that cannot be flushed": "import sys\nclass W:\n    write = sys.stdout.write\n"
     "    def flush(self): 1 / 0\nsys.stdout = W(); print('x')",
     "stderr": "import sys\nprint('e', file=sys.stderr); sys.stderr.write('\\ud800'); print('x')",
-    "stderr closed": "import sys\nsys.stderr.close(); print('x')",
-    "stdout as stderr": "import sys\nsys.stdout = sys.stderr; print('lost')",
-    "redirected": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as s:\n"
-    "    print('a')\nprint(s.getvalue() * 2)",
     "a surrogate is refused": "print('a'); print('\\ud800')",
     "an escaped byte": "import sys\nprint('\\udce9\\udcff'.encode(errors='surrogateescape'))\n"
     "sys.stdout.write('\\udcc3\\udca9')",
@@ -167,9 +127,7 @@ PROGRAMS = {
     "print(sum(map(int, input().split())))",
     "the header, and exit": f"{FAST_IO}sys.stdout = IOWrapper(sys.stdout)\nprint('x'); exit()",
     "the header, never flushed": f"{FAST_IO}out = IOWrapper(sys.stdout)\nout.write('x')\n",
-    "the header in bytes": f"{FAST_IO}out = FastIO(sys.stdout)\nout.write(b'x')\n",
     # -------------------------------------------------------- the end
-    "exit handlers": "import atexit\natexit.register(print, 'b'); print('a')",
     "an exit handler for the output": "import atexit, io, os, sys\nout = io.StringIO()\n"
     "sys.stdout = out\natexit.register(lambda: os.write(1, out.getvalue().encode()))\nprint('x')",
     "an exit handler that raises": "import atexit\natexit.register(lambda: 1 / 0); print('a')",
@@ -178,17 +136,13 @@ PROGRAMS = {
     "__del__ in a cycle": "class A:\n    def __del__(self): print(self.n)\n"
     "a = A(); a.a = a; a.n = 3; del a",
     "exit": "print('x')\nexit()",
-    "quit": "print('x')\nquit(0)",
     "sys.exit with a text": "import sys\nprint('x'); sys.exit('text')",
-    "sys.exit(None)": "import sys\nprint('x'); sys.exit(None)",
-    "sys.exit(True)": "import sys\nprint('x'); sys.exit(True)",
     "sys.exit(256)": "import sys\nprint('x'); sys.exit(256)",
     "sys.exit(2.5)": "import sys\nprint('x'); sys.exit(2.5)",
     "sys.exit in a finally": "import sys\ntry: 1 / 0\nfinally: print('x'); sys.exit()",
     "os._exit loses what was not flushed": "import os\nprint('x'); os._exit(0)",
     "os._exit behind a flush": "import os\nprint('x', flush=True); os._exit(0)",
     "raises behind its output": "print('x'); 1 / 0",
-    "a keyboard interrupt": "print('x'); raise KeyboardInterrupt",
     "an alarm": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: print('time'))\n"
     "signal.alarm(1); signal.pause()",
     "gc disabled": "import gc; gc.disable(); gc.freeze(); print('x')",
@@ -204,30 +158,16 @@ PROGRAMS = {
     "the directory": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))",
     "__main__": "import __main__, sys\nx = 3\nprint(__main__.x, sys.modules[__name__].x)",
     "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__name__)",
-    "types": "import dataclasses, typing\n@dataclasses.dataclass\nclass P:\n    x: 'int' = 1\n"
-    "print(P(), typing.get_type_hints(P))",
     "deep recursion": "def f(n):\n    try: return f(n + 1)\n    except RecursionError: return n\n"
     "print(f(0) > 985)",
     "recursion as deep as it says": "import sys\nn = 3000\nsys.setrecursionlimit(n + 20)\n"
     "def f(n): return n and 1 + f(n - 1)\nprint(f(n))",
-    "a main function": "def main():\n    a = input()\n    print(a)\n"
-    "if __name__ == '__main__':\n    main()",
-    "an import from the future": "from __future__ import annotations\nprint('x')",
-    "decimals": "import decimal\nprint(decimal.Decimal(1) / 3)",
     "a traceback": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError as e:\n"
     "    print(e.__traceback__.tb_lineno, e.__traceback__.tb_next, e.__context__)\n"
     "    print(traceback.extract_stack()[-1].lineno)",
     "no exception is handled": "import sys\nprint(sys.exc_info())",
-    "warnings": "import warnings\nwarnings.warn('w'); print('x' is 'x')",
-    "logging": "import logging, sys\nlogging.basicConfig(stream=sys.stdout); logging.error('x')",
-    "the main thread": "import threading\n"
-    "print(threading.main_thread() is threading.current_thread(), threading.active_count())",
     "too many digits": "print(len(str(10**4299)))\nprint(10**5000)",
     "as many digits as it asks for": "import sys\nsys.set_int_max_str_digits(0)\nprint(10**5000)",
-    "asyncio": "import asyncio\nasync def work(n, q): await asyncio.sleep(0.01); await q.put(n)\n"
-    "async def main():\n    q = asyncio.Queue()\n"
-    "    await asyncio.gather(*(work(n, q) for n in range(3)))\n"
-    "    print(sorted([await q.get() for _ in range(3)]))\nasyncio.run(main())",
     "an event loop's own": "import asyncio\nloop = asyncio.new_event_loop()\n"
     "print(loop.run_until_complete(asyncio.sleep(0, 'x'))); loop.close()",
 }  # fmt: skip

@@ -18,8 +18,6 @@ import pytest
 import yaml
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
-from test_prepare import DOUBLE, coding, problem, published, write_lines
-from test_start import put_into_cache
 from transformers import Qwen2Config
 
 from gdpo_verl import dry_run
@@ -108,14 +106,6 @@ def test_composes_with_verls_keys_and_passes_its_validation(
     validate_config(config, need_reference_policy(config), need_critic(config))
     announced = capsys.readouterr().err.count("estimator 'gdpo' in place of verl 0.9.1's own")
     assert announced == ("gdpo" in name)
-
-
-def test_a_misspelt_key_would_be_seen() -> None:
-    config = plain(compose("toolbox/gdpo", "cpu"))
-    config["actor_rollout_ref"]["rollout"]["temprature"] = 1.0
-    config["trainer"]["total_step"] = 1
-    found = list(unknown_keys(config, verls_own()))
-    assert found == ["actor_rollout_ref.rollout.temprature", "trainer.total_step"]
 
 
 def test_there_are_seven_tasks_24_recipes_and_five_kinds_of_hardware() -> None:
@@ -245,21 +235,7 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
     assert not (tmp_path / "run").exists()
 
 
-# --- the READMEs, line by line -----------------------------------------------------------
-
-ROOT = RECIPES.parent
-# What stands at each data set's source, for there is no hub here.
-SOURCES = {
-    "rlla": {"train": [published(n, "train") for n in range(6)], "test": [published(9, "test")]},
-    "gsm8k": {"train": [problem(n) for n in range(6)], "test": [problem(9)]},
-    "deepscaler": {
-        "train": [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20)]
-    },
-    "eurus2-code": {
-        split: [coding("taco", DOUBLE, f"Double n, {split} {n}.") for n in range(6)]
-        for split in ("train", "validation")
-    },
-}
+# --- the READMEs -------------------------------------------------------------------------
 
 
 def lines_of(task: str) -> list[str]:
@@ -269,60 +245,43 @@ def lines_of(task: str) -> list[str]:
     return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
 
 
-def here(command: str, tmp_path: Path) -> str | None:
-    """A printed command as this machine can run it: without hub, clone, GPU or hours."""
-    words = command.split()
-    if words[0] in ("source", "git", "scripts/setup.sh") or words[:2] == ["gdpo-verl", "evaluate"]:
-        return None  # the environment's, the clone's and the evaluation's own tests
-    if words[:2] == ["gdpo-verl", "prepare"] and words[2] in SOURCES and "--from" not in words:
-        return f"{command} --from {tmp_path / 'source'}"
-    trains = words[0] == "scripts/train.sh" and "--dry-run" not in words
-    return f"{command} --dry-run" if trains else command
+@pytest.mark.parametrize("task", TASKS)
+def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str) -> None:
+    lines = lines_of(task)
+    assert lines[0].startswith("scripts/setup.sh")
+    assert lines[1] == "source .venv/bin/activate"
+    (prepared,) = [line.split()[2] for line in lines if line.startswith("gdpo-verl prepare")]
+    data = yaml.safe_load((RECIPES / task / "task.yaml").read_text())["data"]
+    assert data["train_files"] == f"data/{prepared}/train.parquet"  # where it is written
+    for arm in ("gdpo", "grpo"):
+        assert any(line.startswith(f"scripts/train.sh {task}/{arm}") for line in lines)
 
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_each_line_of_a_readme_runs_as_printed(
-    task: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    lines = lines_of(task)
-    assert lines[0].startswith("scripts/setup.sh")
-    assert lines[1] == "source .venv/bin/activate"
-    assert f"scripts/train.sh {task}/gdpo" in "\n".join(lines)
-    assert f"scripts/train.sh {task}/grpo" in "\n".join(lines)
+def test_each_line_of_the_toolboxs_readme_runs_as_printed(tmp_path: Path, policy: Path) -> None:
     # A clone with its environment, in which nothing has been prepared yet.
-    shutil.copytree(ROOT / "scripts", tmp_path / "clone" / "scripts")
-    clone = tmp_path / "clone"
-    (clone / ".venv").symlink_to(sys.prefix)
-    (clone / "models").mkdir()
-    if task == "toolbox":
-        (clone / "models" / "toolbox").symlink_to(request.getfixturevalue("policy"))
-    for data, splits in SOURCES.items():
-        place = clone / "ToolRL/dataset/rlla_4k" if data == "rlla" else tmp_path / "source"
-        if any(f"prepare {data}" in line for line in lines):
-            for split, rows in splits.items():
-                write_lines(place / f"{split}.jsonl", rows)
-    put_into_cache(tmp_path / "hub", compose(f"{task}/gdpo", "gpu8").actor_rollout_ref.model.path)
-    environment = {
-        **os.environ,
-        **{"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
-        "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
-    }
-    commands = dict.fromkeys(here(line, tmp_path) for line in lines)
-    for command in commands:
-        if command is None or command == "gdpo-verl make-policy":  # a minute; `policy` is its own
+    shutil.copytree(RECIPES.parent / "scripts", tmp_path / "scripts")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "toolbox").symlink_to(policy)
+    environment = {"HF_HUB_OFFLINE": "1", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    for line in lines_of("toolbox"):
+        command, subject = line.split()[:2]
+        # The environment, the policy and the evaluation have their own tests.
+        if command in ("source", "scripts/setup.sh") or subject in ("make-policy", "evaluate"):
             continue
+        trains = command == "scripts/train.sh"
         done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=clone,
-            env=environment,
+            ["bash", "-c", f"{line} --dry-run" if trains and "--dry-run" not in line else line],
+            cwd=tmp_path,
+            env=os.environ | environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        if "train.sh" in command:
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        if trains:
             assert "All checks passed." in done.stdout
             assert "returned" in done.stdout
-    assert not (clone / "runs").exists()
+    assert not (tmp_path / "runs").exists()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-import programs
 import pytest
+import sandboxes
 import tool_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,12 +83,12 @@ REWARDS = {
     "code": Reward(
         code,
         {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
-        programs.answer,
-        right=programs.SCRIPT,
-        truths=[programs.SCRIPTS],
-        pieces=programs.PIECES,
+        sandboxes.answer,
+        right=sandboxes.SCRIPT,
+        truths=[sandboxes.SCRIPTS],
+        pieces=sandboxes.PIECES,
         examples=60,
-        settings=programs.PATIENT | programs.runs_none,
+        settings=sandboxes.PATIENT | sandboxes.runs_none,
         graded="pass",
     ),
 }

@@ -62,6 +62,11 @@ def test_tchebycheff_looks_at_what_is_scored() -> None:
     alone = advantages(some[:, 1:], [0] * 4, variant="tchebycheff", ranges=RANGES[1:])
     close(advantages(some, [0] * 4, variant="tchebycheff", ranges=RANGES), alone, 1e-12)
     close(alone, grpo_advantages(some[:, 1:], [0] * 4, torch.ones(4, 1))[:, 0], 1e-5)
+    # With half a weight for r2 the worst distances of the first group are 1/2 1 1/6 1.
+    half = {"weights": [1.0, 0.5], "rho": 0.0, "ranges": RANGES}
+    worst = torch.tensor([[-1 / 2], [-1], [-1 / 6], [-1]], dtype=torch.float64)
+    weighted = advantages(EXAMPLE[:4], [0] * 4, variant="tchebycheff", **half)
+    close(weighted, grpo_advantages(worst, [0] * 4, torch.ones(4, 1))[:, 0], 1e-9)
     # Sums that differ by rounding alone: .1 + .2 and .3 of the range.
     equal = torch.tensor([[0.9, 0.8, 0.7], [0.7, 0.9, 0.8]], dtype=torch.float64)
     unit = [(0.0, 1.0)] * 3
@@ -319,27 +324,21 @@ def test_float32_rewards_are_told_constant_by_their_values() -> None:
     ("options", "message"),
     [
         ({"variant": "dvoa"}, "variant: expected one of .* Did you mean 'dvao'"),
-        ({"variant": 3}, "variant: expected one of"),
         ({"variant": "dara", "wmax": 2.0}, "wmax: the variant .* Did you mean 'w_max'"),
         ({"variant": "dara", "gamma": 0.5}, "gamma: the variant 'dara' has no such setting"),
         ({"variant": "dara", "w_max": 0.5}, r"w_max: expected a finite number from 1 to 1e\+06"),
-        ({"variant": "dara", "w_max": NAN}, "w_max: expected a finite number"),
         ({"variant": "dara", "symmetric": 1}, "symmetric: expected true or false, found 1"),
         ({"variant": "gd2po", "tau": 2}, "tau: expected a finite number from 0 to 1, found 2"),
         ({"variant": "rvpo", "k": 0}, "k: expected a finite number from 1e-06"),
-        ({"variant": "rvpo", "k": "1"}, "k: expected a finite number .* found '1'"),
         ({"variant": "sa_mrpo"}, r"ranges: .* needs .* none are known for \[0, 1\]"),
         ({"variant": "sa_mrpo", "ranges": [(0, 1), None]}, r"none are known for \[1\]"),
         ({"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}, "ranges: expected 2 pairs"),
         ({"variant": "saw", "ranges": [(0, 1)]}, "ranges: expected 2 pairs"),
-        ({"variant": "saw", "ranges": 3}, "ranges: expected 2 pairs"),
         ({"variant": "rvpo", "weights": [1.0, 2.0]}, "weights: the variant 'rvpo' is undefined"),
-        ({"variant": "rvpo", "weights": [-1.0, -1.0]}, "weights: the variant 'rvpo'"),
         ({"variant": "dvao", "weights": [1.0, -1.0]}, "weights: the variant 'dvao' is defined for"),
         ({"gate": 2}, "gate: expected a column from 0 to 1, found 2"),
         ({"gate": "correctness"}, "gate: expected the column of the outcome, found 'correctness'"),
         ({"gate": Gate(0, "never")}, "gate: expected when to be one of"),
-        ({"tau": 0.5}, "tau: the variant 'gdpo' has no such setting"),
     ],
 )
 def test_refused(options: dict[str, Any], message: str) -> None:

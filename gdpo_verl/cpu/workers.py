@@ -182,7 +182,8 @@ def _end_with(connection: int) -> None:
 
 def proxy_for_worker(address: str, arguments: list[str]) -> None:
     """Ask the server for a worker, and exit with its status."""
-    files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
+    listed = os.listdir("/proc/self/fd")  # the directory's own too, which is closed again
+    files = [int(file) for file in listed if os.path.lexists(f"/proc/self/fd/{file}")]
     message = json.dumps(
         {
             "arguments": arguments,
@@ -201,14 +202,6 @@ def proxy_for_worker(address: str, arguments: list[str]) -> None:
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)
-
-
-def _is_open(file: int) -> bool:
-    try:
-        os.fstat(file)
-    except OSError:  # the directory's, which was listed
-        return False
-    return True
 
 
 if __name__ == "__main__":

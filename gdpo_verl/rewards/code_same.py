@@ -45,8 +45,10 @@ def _same_word(found: str, expected: str) -> bool:
 
 
 def same_lines(found: str, expected: str) -> bool:
-    """As verl compares: but for white space around the whole and printed lines, for empty lines, or
-    line by line as numbers of numpy.allclose."""
+    """Compare as verl does: lines as texts, or all of them as numbers by numpy.allclose.
+
+    White space around the whole and around what was printed does not count, nor do empty lines.
+    """
     lines = found.splitlines()
     texts = "\n".join(lines), "\n".join(map(str.strip, lines))
     if expected.strip() in map(str.strip, texts):

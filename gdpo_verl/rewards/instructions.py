@@ -9,6 +9,7 @@ pleased by repeating the topic, which `own_words` tells.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -143,31 +144,27 @@ def is_followed(name: str, options: dict[str, Any], text: str) -> bool | None:
 @cache
 def registry() -> dict[str, Any]:
     """IFEval's checkers by the id of their instruction."""
-    try:
-        import langdetect
-        from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
-    langdetect.DetectorFactory.seed = 0  # it draws; the same text is to get the same verdict
-    return dict(INSTRUCTION_DICT)
+    # It draws; the same text is to get the same verdict.
+    _import("langdetect").DetectorFactory.seed = 0
+    return dict(_import("if_verifiable.ifeval.instructions_registry").INSTRUCTION_DICT)
 
 
 @cache
 def _embeddings() -> Any:
-    try:
-        import wordllama
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    wordllama = _import("wordllama")
     # Its own folder, where its wheel has the tokenizer: elsewhere it would look on the hub.
     folder = Path(wordllama.__file__).parent
     return wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
 
 
-def _missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    return ModuleNotFoundError(
-        f"instructions: expected the packages {' and '.join(REQUIREMENTS)} with what they need, "
-        f"found no {error.name}. Install them with: {INSTALL}"
-    )
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"instructions: expected the packages {' and '.join(REQUIREMENTS)} with what they "
+            f"need, found no {error.name}. Install them with: {INSTALL}"
+        ) from error
 
 
 def _words(text: str) -> Counter[str]:

@@ -68,14 +68,14 @@ def best_protection(
     Raises Unprotected where neither bubblewrap nor Landlock works, unless that is allowed.
     """
     reasons = []
-    for candidate in protection.candidates(site_packages):
+    for name, candidate in protection.candidates(site_packages).items():
         try:
             found = candidate()
             probe(found)
             protection.used.add(found.name)
             return found
         except (OSError, RuntimeError) as error:
-            reasons.append(f"{candidate.__name__.strip('_')}: {error}")
+            reasons.append(f"{name}: {error}")
     why = "; ".join(reasons)
     if not allow_unprotected:
         raise Unprotected(

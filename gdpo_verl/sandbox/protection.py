@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,22 +51,16 @@ class Protection:
     own_user: bool = False
 
 
-def candidates(site_packages: str | None) -> Iterator[Callable[[], Protection]]:
-    """The ways to protect that this machine may give, the best first; each may raise."""
-
-    def bubblewrap_as_root() -> Protection:
-        return _bubblewrap(site_packages, as_root=True)
-
-    def bubblewrap() -> Protection:
-        return _bubblewrap(site_packages, as_root=False)
-
-    def landlock() -> Protection:
-        return _landlock(site_packages)
-
-    if os.geteuid() == 0:
-        yield bubblewrap_as_root
-    yield bubblewrap
-    yield landlock
+def candidates(site_packages: str | None) -> dict[str, Callable[[], Protection]]:
+    """The ways to protect that this machine may give, by name, best first; each may raise."""
+    ways: dict[str, Callable[[], Protection]] = {
+        "bubblewrap as root": lambda: _bubblewrap(site_packages, as_root=True),
+        "bubblewrap": lambda: _bubblewrap(site_packages, as_root=False),
+        "landlock": lambda: _landlock(site_packages),
+    }
+    if os.geteuid() != 0:
+        del ways["bubblewrap as root"]
+    return ways
 
 
 def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:

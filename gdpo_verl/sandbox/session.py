@@ -76,11 +76,11 @@ class Limits:
 class Sandbox(AbstractContextManager["Sandbox"]):
     """A running sandbox; a context manager, not shared between threads.
 
-    Programs run one after the other, each in a process that inherits nothing from the others.
+    Programs run one after the other, each in a process that inherits nothing from the others;
+    `imports` are modules that are loaded once, for programs that all need them.
     """
 
     def __init__(self, protection: Protection, limits: Limits, imports: Sequence[str] = ()) -> None:
-        """Args: `imports`, modules that are loaded once, for programs that all need them."""
         self.limits = limits
         self.protection = protection
         self.imports = list(imports)

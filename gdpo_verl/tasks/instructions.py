@@ -54,45 +54,34 @@ CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "detectable_format:json_format": lambda rng: {},
 }
 
-# RLVR-IFeval's functions whose constraint IFEval has, and the columns of its arguments.
-FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "verify_keywords": ("keywords:existence", {"keywords": "keyword_list"}),
-    "validate_forbidden_words": (
-        "keywords:forbidden_words",
-        {"forbidden_words": "forbidden_words"},
-    ),
-    "validate_word_constraint": ("length_constraints:number_words", {"num_words": "N"}),
-    "verify_paragraph_count": ("length_constraints:number_paragraphs", {"num_paragraphs": "N"}),
-    "validate_paragraphs": (
-        "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": "N", "nth_paragraph": "i", "first_word": "first_word"},
-    ),
-    "verify_postscript": (
-        "detectable_content:postscript",
-        {"postscript_marker": "postscript_marker"},
-    ),
-    "validate_placeholders": ("detectable_content:number_placeholders", {"num_placeholders": "N"}),
-    "verify_bullet_points": ("detectable_format:number_bullet_lists", {"num_bullets": "N"}),
-    "validate_title": ("detectable_format:title", {}),
-    "validate_highlighted_sections": (
-        "detectable_format:number_highlighted_sections",
-        {"num_highlights": "N"},
-    ),
-    "validate_sections": (
-        "detectable_format:multiple_sections",
-        {"section_spliter": "section_splitter", "num_sections": "N"},
-    ),
-    "validate_json_format": ("detectable_format:json_format", {}),
-    "validate_repeat_prompt": (
-        "combination:repeat_prompt",
-        {"prompt_to_repeat": "original_prompt"},
-    ),
-    "validate_two_responses": ("combination:two_responses", {}),
-    "validate_uppercase": ("change_case:english_capital", {}),
-    "validate_lowercase": ("change_case:english_lowercase", {}),
-    "validate_end": ("startend:end_checker", {"end_phrase": "end_phrase"}),
-    "validate_quotation": ("startend:quotation", {}),
-    "validate_no_commas": ("punctuation:no_comma", {}),
+# RLVR-IFeval's functions whose constraint IFEval has.
+FUNCTIONS = {
+    "verify_keywords": "keywords:existence",
+    "validate_forbidden_words": "keywords:forbidden_words",
+    "validate_word_constraint": "length_constraints:number_words",
+    "verify_paragraph_count": "length_constraints:number_paragraphs",
+    "validate_paragraphs": "length_constraints:nth_paragraph_first_word",
+    "verify_postscript": "detectable_content:postscript",
+    "validate_placeholders": "detectable_content:number_placeholders",
+    "verify_bullet_points": "detectable_format:number_bullet_lists",
+    "validate_title": "detectable_format:title",
+    "validate_highlighted_sections": "detectable_format:number_highlighted_sections",
+    "validate_sections": "detectable_format:multiple_sections",
+    "validate_json_format": "detectable_format:json_format",
+    "validate_repeat_prompt": "combination:repeat_prompt",
+    "validate_two_responses": "combination:two_responses",
+    "validate_uppercase": "change_case:english_capital",
+    "validate_lowercase": "change_case:english_lowercase",
+    "validate_end": "startend:end_checker",
+    "validate_quotation": "startend:quotation",
+    "validate_no_commas": "punctuation:no_comma",
+}
+# Arguments that have another name there; every num_… is N.
+COLUMNS = {
+    "keywords": "keyword_list",
+    "nth_paragraph": "i",
+    "section_spliter": "section_splitter",
+    "prompt_to_repeat": "original_prompt",
 }
 
 
@@ -146,8 +135,11 @@ def convert(record: Record) -> Row:
     messages = check_messages(record.values.get("messages"))
     asked = json.loads(text_of(record.values, "ground_truth"))
     function = asked.get("func_name") if isinstance(asked, dict) else None
-    name, arguments = FUNCTIONS.get(str(function), ("", {}))
-    options = {argument: asked[key] for argument, key in arguments.items() if key in asked}
+    name, options = FUNCTIONS.get(str(function), ""), {}
+    for argument in rewards.registry()[name](name).get_instruction_args_keys() if name else ():
+        column = COLUMNS.get(argument, "N" if argument.startswith("num_") else argument)
+        if column in asked:
+            options[argument] = asked[column]
     if name == "length_constraints:number_words":
         relations = {"at least": ("at least", 0), "at most": ("less than", 1)}  # 9 at most: < 10
         options["relation"], more = relations.get(str(asked.get("quantifier")), (None, 0))
