@@ -91,11 +91,12 @@ def test_what_is_missing_is_named(config: Any, error: type[Exception], message: 
 
 def test_the_legacy_trainers_declaration_says_what_may_be_absent() -> None:
     declared = [Component("format"), Component("correctness", optional=True)]
-    token = estimator.legacy_objective.set(GdpoConfig().resolve(declared))
+    seam = SimpleNamespace(objective=GdpoConfig().resolve(declared))
+    token = estimator.legacy_trainer.set(SimpleNamespace(gdpo_seam=seam))
     try:
         found = computed(OmegaConf.create({}), format=FORMAT)
     finally:
-        estimator.legacy_objective.reset(token)
+        estimator.legacy_trainer.reset(token)
     # Each row is a session of its own, though the names of the prompts repeat.
     expected = gdpo_advantages(rewards()[:, :1], UIDS, MASK)
     torch.testing.assert_close(found, expected.float())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import sys
-import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +20,10 @@ COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3,
 @pytest.fixture(autouse=True)
 def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins in a process that has seen no trainer."""
-    from gdpo_verl.plugin import estimator, legacy
+    from gdpo_verl.plugin import estimator
 
-    fresh = contextvars.ContextVar[Any]
-    monkeypatch.setattr(legacy, "_trainer", fresh("trainer", default=None))
-    monkeypatch.setattr(estimator, "legacy_objective", fresh("objective", default=None))
+    fresh = contextvars.ContextVar[Any]("trainer", default=None)
+    monkeypatch.setattr(estimator, "legacy_trainer", fresh)
 
 
 def separate(config: DictConfig) -> Any:
@@ -126,49 +122,3 @@ def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(
         main_ppo.run_ppo(config, task_runner_class=None)
     with pytest.raises(ValueError, match=expected):
         trainer._fit_compute_advantage(batch())
-
-
-# The interface of verl's pull request 7894, as far as we use it.
-HOOKS = """
-def build_pre_advantage_hooks(config):
-    return []
-
-def run_pre_advantage_hooks(hooks, data, *, trainer):
-    metrics = {}
-    for hook in hooks:
-        data, found = hook(data, trainer=trainer)
-        metrics.update(found)
-    return data, metrics
-"""
-
-
-def test_a_trainer_with_pre_advantage_hooks_is_known_by_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import verl.trainer.ppo as package
-    from verl.trainer.ppo.metric_utils import compute_data_metrics
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
-    (tmp_path / "pre_advantage_hook.py").write_text(HOOKS)
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    from verl.trainer.ppo import pre_advantage_hook as hooks
-
-    trainer = types.SimpleNamespace(config=recipe())
-    data = batch()
-    data.batch["token_level_scores"] = data.batch["token_level_rewards"] = torch.zeros(6, 2)
-    data.non_tensor_batch |= {key: np.array(value) for key, value in COMPONENTS.items()}
-    found = hooks.build_pre_advantage_hooks(trainer.config)
-    data, metrics = hooks.run_pre_advantage_hooks(found, data, trainer=trainer)
-    assert metrics == {}
-    # Only the declaration names the components.
-    compute_advantage(data, "gdpo", config=trainer.config.algorithm)
-    assert compute_data_metrics(data, False)["rewards/correctness/min"] == -3.0
-    del sys.modules["verl.trainer.ppo.pre_advantage_hook"]
-
-
-def test_the_default_trainer_is_left_to_its_own_seam() -> None:
-    from gdpo_verl.plugin import legacy
-
-    trainer = types.SimpleNamespace(config=recipe(), replay_buffer=None)
-    assert legacy.pre_advantage_hook("data", trainer=trainer) == ("data", {})
-    assert legacy.metrics_of(batch()) == {}
