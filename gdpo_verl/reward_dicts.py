@@ -142,7 +142,7 @@ def read_components(
 
 
 _ABSENT = object()
-# What numpy reads at once as `_read` reads it one by one.
+# Types that numpy reads at once with the same result as `_read`.
 _PLAIN = {float, int, bool, type(None), np.float64, np.float32, np.int64, np.bool_}
 
 

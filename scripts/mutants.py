@@ -60,7 +60,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "batch": (["test_batch.py", "test_step.py"], SEAM),
     "config": ([*named("test_config"), "test_estimator.py"], []),
     "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
-    "estimator": (["test_estimator.py", "test_step.py"], SEAM),
+    "estimator": (["test_estimator.py", "test_legacy.py", "test_step.py"], SEAM),
     "plugin/dumps": (["test_dumps.py", "test_step.py"], SEAM),
     "reward_dicts": (["test_batch.py", "test_reward_dicts.py"], []),
     "replay_buffer": ([], ["test_seam_buffer.py"]),

@@ -200,17 +200,6 @@ def test_the_estimator_is_told_the_global_step(
     assert found[0].global_step == step
 
 
-def test_components_of_a_reward_model_beside_the_policy_are_fields_of_the_queue(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seams._init_dataloader(verls, trainer)
-    with open_dict(trainer.config):
-        trainer.config.reward.reward_model = {"enable": True, "enable_resource_pool": False}
-    monkeypatch.setattr(queue, "columns", lambda *args: [args])
-    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
-    assert trainer.gdpo_seam.step(batch).infos == [(["u_0_0"], "train", ("format", "correctness"))]
-
-
 @pytest.mark.parametrize("method", [seams._fit, seams._save_checkpoint, seams._dump_generations])
 def test_without_a_seam_verls_method_gets_what_it_was_given(method: Callable) -> None:
     calls: list[Any] = []

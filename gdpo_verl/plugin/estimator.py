@@ -143,7 +143,7 @@ def _step_of_arguments(
             "config and non_tensor_batch to verl's compute_advantage."
         )
     if objective is None:
-        # Which reward it is, and so what it declares, is not known here.
+        # The reward, and so its declaration, is unknown here.
         objective = GdpoConfig.from_algorithm(config).resolve((), list(non_tensor_batch))
     return step_of_columns(objective, index, non_tensor_batch)
 

@@ -41,7 +41,7 @@ def metrics_of(batch: Any) -> dict[str, float]:
         rewards, decomposition = step.decompose(token_counts(step))
         seam.check_score(step, rewards)
         if seam.objective.config.metrics:
-            # As they are, trackers cannot write them.
+            # Trackers write plain numbers alone.
             metrics = {k: float(v) for k, v in seam.metrics(rewards, decomposition).items()}
     return metrics
 

@@ -157,7 +157,7 @@ def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[
     return {
         "sandbox_fusion_url": sandbox_fusion["url"],
         "memory_limit_mb": sandbox_fusion["memory_limit_mb"],
-        # Of this reward worker, as verl's own; its threads are what asks at once.
+        # Shared by the threads of this reward worker, as verl's own is.
         "concurrent_semaphore": threading.BoundedSemaphore(sandbox_fusion["max_concurrent"]),
     }
 

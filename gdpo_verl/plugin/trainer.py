@@ -204,7 +204,7 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
     except RewardErrors:
         raise
     except Exception as error:
-        # Our manager has kept another score for a row without the components.
+        # For a row without the components our manager has kept the function's own score.
         sums = trainer.config.reward.reward_manager.name == reward.MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
         if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates or no_score:
