@@ -57,21 +57,6 @@ UIDS = ["u_1", "v", "u_1", "v", "u_1"]
 NAMES = ["u_1_0_0", "v_0_0", "u_1_1_0", "v_1_0", "u_1_2_0"]
 TOKENS = torch.tensor([3, 1, 2, 2, 1])
 
-# ---------------------------------------------------------------- one output a session
-
-
-@pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
-@pytest.mark.parametrize("scale", [True, False], ids=["std", "no std"])
-def test_plain_rows_give_what_the_pure_functions_give(whiten: Whiten, scale: bool) -> None:
-    weights = {"format": 2.0, "correctness": -0.5}
-    wanted = objective(whiten=whiten, scale=scale, epsilon=0.1, reward_weights=weights)
-    batch = RewardBatch(wanted, infos(*ROWS), UIDS, NAMES)
-    rewards, mask = torch.tensor(ROWS, dtype=torch.float64), lengths(*TOKENS.tolist())
-    options: dict[str, Any] = {"weights": [2.0, -0.5], "epsilon": 0.1, "scale": scale}
-    expected = gdpo_advantages(rewards, UIDS, mask, whiten=whiten, **options)
-    close(gdpo(batch, TOKENS), expected[:, 0])
-    close(grpo(batch), grpo_advantages(rewards, UIDS, mask, **options)[:, 0])
-
 
 def test_the_score_is_the_weighted_sum_of_what_counts() -> None:
     batch = of_one_prompt(
