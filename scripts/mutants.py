@@ -57,7 +57,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
         [],
     ),
     "aggregation": (["test_step.py", *DIAGNOSTICS], SEAM),
-    "batch": (["test_batch.py", "test_step.py"], SEAM),
+    "batch": (["test_batch.py", "test_step.py", "test_judge.py"], SEAM),
     "config": ([*named("test_config"), "test_estimator.py"], []),
     "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
     "estimator": (["test_estimator.py", "test_legacy.py", "test_step.py"], SEAM),

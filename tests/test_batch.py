@@ -291,3 +291,13 @@ def test_a_judge_that_fails_for_most_ends_the_training() -> None:
     batch = of_one_prompt(SCORED, judged(OSError("connection refused")), judged("late"))
     with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout': see to"):
         batch.error_share()
+
+
+def test_a_component_that_a_condition_leaves_out_is_no_failure_of_its_judge() -> None:
+    declared = [Component("format", optional=True), Component("judge", most_unscored=0.1)]
+    condition = {"judge": {"on": "format", "at_least": 1.0}}
+    names = [f"u_{row}_0" for row in range(4)]
+    wanted = GdpoConfig(conditions=condition).resolve(declared)
+    batch = RewardBatch(wanted, [{"judge": 1.0}] * 4, ["u"] * 4, names)
+    assert bool(batch.rewards[:, 1].isnan().all())
+    assert batch.error_share() == 0.0

@@ -37,8 +37,8 @@ from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
 
+# More than `<think>` and white space take in any tokenizer, one of bytes included.
 _MOST_TOKENS_OF_OPENING = 32
-"""More than `<think>` and white space take in any tokenizer, one of bytes included."""
 
 
 @register(MANAGER_NAME)
