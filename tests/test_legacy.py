@@ -56,16 +56,18 @@ def batch() -> Any:
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
 def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_their_metrics(
-    adv_estimator: str,
+    adv_estimator: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     trainer = separate(recipe(adv_estimator))
+    trainer.reward_tensor[0, -1] = 7.0
     data = trainer._fit_compute_advantage(batch())
     metrics = compute_data_metrics(batch=data, use_critic=False)
     assert metrics["rewards/format/mean"] == pytest.approx(0.5)
     assert metrics["rewards/correctness/max"] == 3.0
-    assert metrics["critic/score/mean"] == pytest.approx(0.5 - 8 / 6)
+    assert metrics["critic/score/mean"] == pytest.approx(0.5 - 8 / 6 + 3 / 6)
+    assert "the score is 7, but the weighted sum" in caplog.text
     assert metrics["gdpo/correctness/constant_groups"] == 0.5
     # verl's file tracker writes plain numbers alone.
     assert {type(v) for k, v in metrics.items() if k.startswith(("gdpo/", "rewards/"))} == {float}
@@ -85,17 +87,6 @@ def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
     config.reward.custom_reward_function.path = None
     data = separate(config)._fit_compute_advantage(batch())
     assert not [key for key in compute_data_metrics(data, False) if "format" in key]
-
-
-def test_a_score_that_is_not_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    from verl.trainer.ppo.metric_utils import compute_data_metrics
-
-    trainer = separate(recipe())
-    trainer.reward_tensor[0, -1] = 7.0
-    for _ in range(2):
-        compute_data_metrics(trainer._fit_compute_advantage(batch()), False)
-    (warning,) = caplog.messages
-    assert "the score is 7, but the weighted sum" in warning
 
 
 @pytest.mark.parametrize(

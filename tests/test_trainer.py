@@ -169,17 +169,28 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
         train_on(trainer, *infos, step=advantages)
 
 
-def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
-    trainer: SimpleNamespace,
+@pytest.mark.parametrize("before", [gc.enable, gc.disable])
+def test_the_collector_rests_in_the_step_of_a_run_with_a_seam_and_is_then_as_it_was(
+    trainer: SimpleNamespace, before: Callable[[], None]
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
     seams._init_dataloader(verls, trainer)
     seen: list[bool] = []
-    for _ in range(2):
-        train_on(trainer, {}, step=lambda *args: seen.append(gc.isenabled()))
-        assert gc.isenabled()
-        trainer.gdpo_seam = None
-    assert seen == [False, True]
+
+    def step(*args: Any) -> None:
+        seen.append(gc.isenabled())
+        raise KeyError("verl's own")
+
+    before()
+    try:
+        for _ in range(2):
+            with pytest.raises(KeyError, match="verl's own"):
+                train_on(trainer, {}, step=step)
+            assert gc.isenabled() == (before is gc.enable)
+            trainer.gdpo_seam = None
+    finally:
+        gc.enable()
+    assert seen == [False, before is gc.enable]
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
