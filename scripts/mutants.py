@@ -62,7 +62,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
     "estimator": (["test_estimator.py", "test_legacy.py", "test_step.py"], SEAM),
     "plugin/dumps": (["test_dumps.py", "test_step.py"], SEAM),
-    "reward_dicts": (["test_batch.py", "test_reward_dicts.py"], []),
+    "reward_dicts": (["test_batch.py", "test_reward_dicts.py", "test_reward_manager.py"], []),
     "replay_buffer": ([], ["test_seam_buffer.py"]),
     "trainer": (["test_trainer.py", "test_step.py", *DIAGNOSTICS], SEAM),
 }
