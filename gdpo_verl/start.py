@@ -54,7 +54,7 @@ def _fault(path: str, elsewhere: bool) -> str | None:
         return None if whole == path or elsewhere else f"{path!r}, in which verl leaves the '~'."
     parent, name = os.path.split(whole)
     beside = os.listdir(parent) if os.path.isdir(parent) else []
-    # What would lie in a folder of ours is meant to, unless the hub knows better.
+    # A path into a folder that is here means a directory, unless the hub knows the name.
     unknown = "" if beside else None
     answer = "" if os.path.isdir(path) else _hubs_answer(path, unknown, ask=not elsewhere)
     if answer is None:

@@ -1,9 +1,9 @@
-"""Three other plug-ins that wrap what ours wraps in verl's trainer: `test_unnoticed` runs this.
+"""Another plug-in that wraps what ours wraps in verl's trainer: `test_unnoticed` runs this.
 
     python tests/neighbours.py inside|outside DIRECTORY
 
-`inside` has them wrap first, so that ours is called before them; DIRECTORY is as for
-`unnoticed`. What they saw, and what the methods did, goes to `<inside|outside>.json` in it.
+`inside` has it wrap first, so that ours is called before it; DIRECTORY is as for `unnoticed`.
+What it saw, and what the methods did, goes to `<inside|outside>.json` in it.
 """
 
 from __future__ import annotations
@@ -23,44 +23,23 @@ METHODS = (
     "_save_checkpoint",
     "fit",
 )
-seen: list[tuple[str, str]] = []
+seen: list[str] = []
 
 
-def plainly(owner: Any, name: str) -> None:
-    original = getattr(owner, name)
-
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(("plainly", name))
-        return original(self, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def by_functools(owner: Any, name: str) -> None:
+def wrap(owner: Any, name: str) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(("by_functools", name))
+        seen.append(name)
         return original(self, *args, **kwargs)
 
     setattr(owner, name, wrapped)
 
 
-def by_our_hooks(owner: Any, name: str) -> None:
-    from gdpo_verl import hooks
-
-    def wrapper(original: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(("by_our_hooks", name))
-        return original(*args, **kwargs)
-
-    hooks.wrap(owner, name, wrapper)
-
-
 def move_in(v1: Any) -> None:
     for name in METHODS:
-        for wrap in (plainly, by_functools, by_our_hooks):
-            wrap(v1.PPOTrainer, name)
+        wrap(v1.PPOTrainer, name)
 
 
 def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:

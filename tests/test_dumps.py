@@ -51,7 +51,6 @@ class Rows:
     ("settings", "keys"),
     [
         ({}, ["b_0_0", "a_0_0", "a_1_0"]),
-        ({"rollout_dump_freq": 2}, ["b_0_0", "a_0_0", "a_1_0"]),
         ({"rollout_dump_prompts": 1}, ["a_0_0", "a_1_0"]),
         ({"rollout_dump_freq": 3, "rollout_dump_prompts": 1}, None),
     ],

@@ -14,7 +14,6 @@ from verl.trainer.config.algorithm import AlgoConfig
 from gdpo_verl import apply_conditions, gdpo_advantages
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import estimator
-from gdpo_verl.rewards.components import Component
 
 FORMAT = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 CORRECT = [3.0, -3.0, None, 3.0, 1.0, -3.0]
@@ -87,18 +86,6 @@ def test_the_configuration_counts_for_components_that_are_handed_over(
 def test_what_is_missing_is_named(config: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         computed(None if config is None else OmegaConf.create(config), format=FORMAT)
-
-
-def test_the_legacy_trainers_declaration_says_what_may_be_absent() -> None:
-    declared = [Component("format"), Component("correctness", optional=True)]
-    token = estimator.legacy_objective.set(GdpoConfig().resolve(declared))
-    try:
-        found = computed(OmegaConf.create({}), format=FORMAT)
-    finally:
-        estimator.legacy_objective.reset(token)
-    # Each row is a session of its own, though the names of the prompts repeat.
-    expected = gdpo_advantages(rewards()[:, :1], UIDS, MASK)
-    torch.testing.assert_close(found, expected.float())
 
 
 def test_a_row_of_a_trainer_without_a_queue_is_the_only_output_of_its_session() -> None:

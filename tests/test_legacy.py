@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import sys
-import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +20,10 @@ COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3,
 @pytest.fixture(autouse=True)
 def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins in a process that has seen no trainer."""
-    from gdpo_verl.plugin import estimator, legacy
+    from gdpo_verl.plugin import estimator
 
-    fresh = contextvars.ContextVar[Any]
-    monkeypatch.setattr(legacy, "_trainer", fresh("trainer", default=None))
-    monkeypatch.setattr(estimator, "legacy_objective", fresh("objective", default=None))
+    fresh = contextvars.ContextVar[Any]("trainer", default=None)
+    monkeypatch.setattr(estimator, "legacy_trainer", fresh)
 
 
 def separate(config: DictConfig) -> Any:
@@ -60,16 +56,18 @@ def batch() -> Any:
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
 def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_their_metrics(
-    adv_estimator: str,
+    adv_estimator: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     trainer = separate(recipe(adv_estimator))
+    trainer.reward_tensor[0, -1] = 7.0
     data = trainer._fit_compute_advantage(batch())
     metrics = compute_data_metrics(batch=data, use_critic=False)
     assert metrics["rewards/format/mean"] == pytest.approx(0.5)
     assert metrics["rewards/correctness/max"] == 3.0
-    assert metrics["critic/score/mean"] == pytest.approx(0.5 - 8 / 6)
+    assert metrics["critic/score/mean"] == pytest.approx(0.5 - 8 / 6 + 3 / 6)
+    assert "the score is 7, but the weighted sum" in caplog.text
     assert metrics["gdpo/correctness/constant_groups"] == 0.5
     # verl's file tracker writes plain numbers alone.
     assert {type(v) for k, v in metrics.items() if k.startswith(("gdpo/", "rewards/"))} == {float}
@@ -89,17 +87,6 @@ def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
     config.reward.custom_reward_function.path = None
     data = separate(config)._fit_compute_advantage(batch())
     assert not [key for key in compute_data_metrics(data, False) if "format" in key]
-
-
-def test_a_score_that_is_not_the_sum_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    from verl.trainer.ppo.metric_utils import compute_data_metrics
-
-    trainer = separate(recipe())
-    trainer.reward_tensor[0, -1] = 7.0
-    for _ in range(2):
-        compute_data_metrics(trainer._fit_compute_advantage(batch()), False)
-    (warning,) = caplog.messages
-    assert "the score is 7, but the weighted sum" in warning
 
 
 @pytest.mark.parametrize(
@@ -126,49 +113,3 @@ def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(
         main_ppo.run_ppo(config, task_runner_class=None)
     with pytest.raises(ValueError, match=expected):
         trainer._fit_compute_advantage(batch())
-
-
-# The interface of verl's pull request 7894, as far as we use it.
-HOOKS = """
-def build_pre_advantage_hooks(config):
-    return []
-
-def run_pre_advantage_hooks(hooks, data, *, trainer):
-    metrics = {}
-    for hook in hooks:
-        data, found = hook(data, trainer=trainer)
-        metrics.update(found)
-    return data, metrics
-"""
-
-
-def test_a_trainer_with_pre_advantage_hooks_is_known_by_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import verl.trainer.ppo as package
-    from verl.trainer.ppo.metric_utils import compute_data_metrics
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
-    (tmp_path / "pre_advantage_hook.py").write_text(HOOKS)
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    from verl.trainer.ppo import pre_advantage_hook as hooks
-
-    trainer = types.SimpleNamespace(config=recipe())
-    data = batch()
-    data.batch["token_level_scores"] = data.batch["token_level_rewards"] = torch.zeros(6, 2)
-    data.non_tensor_batch |= {key: np.array(value) for key, value in COMPONENTS.items()}
-    found = hooks.build_pre_advantage_hooks(trainer.config)
-    data, metrics = hooks.run_pre_advantage_hooks(found, data, trainer=trainer)
-    assert metrics == {}
-    # Only the declaration names the components.
-    compute_advantage(data, "gdpo", config=trainer.config.algorithm)
-    assert compute_data_metrics(data, False)["rewards/correctness/min"] == -3.0
-    del sys.modules["verl.trainer.ppo.pre_advantage_hook"]
-
-
-def test_the_default_trainer_is_left_to_its_own_seam() -> None:
-    from gdpo_verl.plugin import legacy
-
-    trainer = types.SimpleNamespace(config=recipe(), replay_buffer=None)
-    assert legacy.pre_advantage_hook("data", trainer=trainer) == ("data", {})
-    assert legacy.metrics_of(batch()) == {}

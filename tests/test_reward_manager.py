@@ -37,14 +37,10 @@ async def asynchronous(**kwargs):
     return plain(**kwargs)
 
 @judged
-def scoreless(**kwargs):
+async def scoreless(**kwargs):
     result = plain(**kwargs)
     del result["score"]
     return result
-
-@judged
-async def scoreless_async(**kwargs):
-    return scoreless(**kwargs)
 
 @judged
 def nested(**kwargs):
@@ -70,10 +66,6 @@ def sandboxed(
         "at_once": concurrent_semaphore._initial_value if concurrent_semaphore else 0,
     }
 """
-MATH = [
-    "reward.custom_reward_function.path=pkg://gdpo_verl.rewards.math_length",
-    "reward.custom_reward_function.name=compute_score",
-]
 
 
 @pytest.fixture(scope="module")
@@ -105,27 +97,18 @@ def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
     """One session's (prompt, response) outputs, padded as `AgentLoopWorker` pads them."""
     from verl import DataProto
 
-    prompts, responses = ([torch.tensor(output[i]) for output in outputs] for i in (0, 1))
+    truth = {"reward_model": {"ground_truth": ground_truth}, "extra_info": {"index": 7}}
+    columns = {"data_source": "mine", "__num_turns__": 2, **truth}
+    arrays = {key: np.array([value] * len(outputs), object) for key, value in columns.items()}
+    arrays["response_len"] = np.array([len(response) for _, response in outputs])
     tensors = {
-        "prompts": prompts,
-        "responses": responses,
+        "prompts": [torch.tensor(prompt) for prompt, _ in outputs],
+        "responses": [torch.tensor(response) for _, response in outputs],
         "attention_mask": [torch.ones(len(a) + len(b), dtype=torch.int64) for a, b in outputs],
     }
-    columns = {
-        "data_source": "mine",
-        "reward_model": {"ground_truth": ground_truth},
-        "extra_info": {"index": 7},
-        "__num_turns__": 2,
-    }
-    non_tensors = {
-        name: np.array([value] * len(outputs), dtype=object) for name, value in columns.items()
-    }
-    non_tensors["response_len"] = np.array([len(response) for _, response in outputs])
     pad = torch.nn.utils.rnn.pad_sequence
-    return DataProto.from_dict(
-        tensors={name: pad(rows, batch_first=True) for name, rows in tensors.items()},
-        non_tensors=non_tensors,
-    )
+    padded = {name: pad(rows, batch_first=True) for name, rows in tensors.items()}
+    return DataProto.from_dict(tensors=padded, non_tensors=arrays)
 
 
 def score(manager: Any, data: Any) -> dict[str, Any]:
@@ -137,9 +120,7 @@ ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
 TWO = [([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])]
 
 
-@pytest.mark.parametrize(
-    "function", ["plain", "asynchronous", "scoreless", "scoreless_async", "nested"]
-)
+@pytest.mark.parametrize("function", ["plain", "asynchronous", "scoreless", "nested"])
 def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
     manager: Callable, function: str
 ) -> None:
@@ -212,22 +193,6 @@ def test_verls_own_manager_reads_the_padding_of_such_an_output(
     theirs = NaiveRewardManager(ours.config, tokenizer, look)
     score(theirs, session(*TWO, ground_truth=""))
     assert seen == ["\\boxed{3}<pad><pad>"]
-
-
-def test_the_mathematics_reward_gets_length_and_limit_through_verls_configuration(
-    manager: Callable,
-) -> None:
-    for limit, expected in ((4, 2.0), (3, 1.0)):
-        option = f"+reward.custom_reward_function.reward_kwargs.limit={limit}"
-        result = score(manager(*MATH, option), session(*ONE, ground_truth="3"))
-        assert result["reward_score"] == expected
-        assert result["reward_extra_info"]["correctness"] == 1.0
-
-
-def test_the_mathematics_reward_under_verls_manager_names_ours(manager: Callable) -> None:
-    built = manager(*MATH, "reward.reward_manager.name=naive")
-    with pytest.raises(ValueError, match=r"reward\.reward_manager\.name=gdpo_components"):
-        score(built, session(*ONE, ground_truth="3"))
 
 
 SERVICE = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
-import fractions
 import json
 import warnings
 from pathlib import Path
@@ -21,16 +19,12 @@ from gdpo_verl.plugin.reward import score_problem, unloggable
 # answers to a prompt.
 VALUES = {
     "a float": (1.0, True, True, True),
-    "an integer": (1, True, True, True),
-    "a truth value": (True, True, True, True),
     "numpy's float64": (np.float64(1), True, True, True),
-    "numpy's float32": (np.float32(1), False, True, True),
     "numpy's truth value": (np.bool_(True), False, True, True),
     "an array": (np.array([1.0]), False, True, True),
     "a tensor": (torch.tensor(1.0), True, True, True),
     "a tensor of two": (torch.tensor([1.0, 2.0]), False, True, True),
     "a Decimal": (decimal.Decimal(1), False, False, False),
-    "a Fraction": (fractions.Fraction(1, 2), False, False, False),
     "None": (None, False, True, True),
     "a text": ("1.0", False, True, True),
     "a dict": ({"a": 1}, False, False, False),
@@ -38,8 +32,6 @@ VALUES = {
     "texts": (["a"], False, False, False),
     "nothing in a list": ([], False, True, False),
     "bytes": (b"1", False, False, False),
-    "a set": ({1}, False, False, False),
-    "a date": (datetime.date(2020, 1, 1), False, False, False),
 }
 
 
@@ -98,7 +90,7 @@ def test_texts_and_numbers_of_one_prompt_are_refused():
     assert problem.startswith("'why' is 2.0 (float) and 'late' (str), with which verl's validation")
 
 
-@pytest.mark.parametrize("name", ["input", "output", "gts", "step"])
+@pytest.mark.parametrize("name", ["input", "step"])
 def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(name, tmp_path):
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 

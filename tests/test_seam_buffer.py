@@ -6,9 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+import ray
 import torch
 from fake_verl import info, put, recipe, trainer_of
 from omegaconf import DictConfig
+
+from gdpo_verl.plugin import replay_buffer
+from gdpo_verl.plugin.replay_buffer import SessionFailures, filter_by_components
 
 pytestmark = pytest.mark.real
 
@@ -60,8 +64,6 @@ SCHEDULE = {"schedule": {"format": {"steps": [0, 5], "weights": [0.0, 1.0]}}}
 def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(
     queue: Any, settings: dict[str, Any], dropped: set[str]
 ) -> None:
-    from gdpo_verl.plugin.replay_buffer import filter_by_components
-
     config = recipe(**settings)
     config.algorithm.filter_groups.metric = "components"
     buffer = buffer_of(queue, config, GROUPS)
@@ -81,8 +83,6 @@ def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(
 
 
 def test_groups_are_judged_anew_when_a_weight_changes(queue: Any) -> None:
-    from gdpo_verl.plugin.replay_buffer import filter_by_components
-
     config, step = recipe(**SCHEDULE), 1
     config.algorithm.filter_groups.metric = "components"
     buffer = buffer_of(queue, config, GROUPS)
@@ -98,8 +98,6 @@ def test_groups_are_judged_anew_when_a_weight_changes(queue: Any) -> None:
 def test_filter_reads_each_group_once_and_leaves_validation_alone(
     queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gdpo_verl.plugin import replay_buffer
-
     read, reward_infos = [], replay_buffer.reward_infos
 
     def record(keys: list[str], partition_id: str) -> list[dict[str, Any]]:
@@ -110,7 +108,7 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
     config = recipe()
     config.algorithm.filter_groups.metric = "components"
     buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
-    replay_buffer.filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: 1)
+    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: 1)
     for _ in range(2):
         buffer._sync_metadata_from_transfer_queue()
         assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
@@ -130,64 +128,35 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
     buffer._clear_groups("train", {"same", "varies", "format"})
 
 
-def test_filter_by_components_needs_components(queue: Any) -> None:
-    from gdpo_verl.plugin.replay_buffer import filter_by_components
-
-    config = recipe("grpo")
-    config.algorithm.filter_groups.metric = "components"
-    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
-        filter_by_components(buffer_of(queue, config, {}), None, lambda: 1)
-    config.algorithm.filter_groups.metric = "reward"
-    filter_by_components(buffer_of(queue, config, {}), None, lambda: 1)
-
-
 def test_failed_sessions_are_counted_once(queue: Any) -> None:
-    from gdpo_verl.plugin.replay_buffer import SessionFailures
-
     buffer = buffer_of(queue, recipe(), {"whole": [info(1.0, 3.0)] * 3})
     failures = SessionFailures(buffer, 3, stop=False)
     buffer._sync_metadata_from_transfer_queue()
     assert failures.take() == 0
 
-    # Of three sessions one left two outputs, then none of another prompt any.
+    # Of three sessions one left two outputs, then none of another prompt any. A prompt with more
+    # answers than sessions is not subtracted.
     put(queue, [("half_0_0", [1], info(1.0, 3.0)), ("half_0_1", [1], info(1.0, 3.0))])
-    for uid, partition in (("half", "train"), ("none", "train"), ("held-out", "val")):
-        tag = {"is_prompt": True, "status": "failure", "global_steps": 1}
-        queue.kv_put(key=uid, partition_id=partition, tag=tag)
+    put(queue, [(f"many_{row}_0", [1], info(1.0, 3.0)) for row in range(4)])
+    status(queue, "failure", "half", "none", "many")
+    status(queue, "failure", "held-out", partition="val")
     for _ in range(2):
         buffer._sync_metadata_from_transfer_queue()
     assert failures.take() == 2 + 3
     assert failures.take() == 0
     queue.kv_clear(keys=["held-out"], partition_id="val")
-    queue.kv_clear(
-        keys=["whole", "half", "none", "whole_0_0", "whole_1_0", "whole_2_0"],
-        partition_id="train",
-    )
-    queue.kv_clear(keys=["half_0_0", "half_0_1"], partition_id="train")
+    buffer._clear_groups("train", {"whole", "half", "none", "many"})
 
 
-def status(queue: Any, status: str, *uids: str) -> None:
+def status(queue: Any, status: str, *uids: str, partition: str = "train") -> None:
     for uid in uids:
         tag = {"is_prompt": True, "status": status, "global_steps": 1}
-        queue.kv_put(key=uid, partition_id="train", tag=tag)
-
-
-def test_sessions_beyond_the_group_are_not_subtracted_from_those_that_failed(queue: Any) -> None:
-    from gdpo_verl.plugin.replay_buffer import SessionFailures
-
-    buffer = buffer_of(queue, recipe(), {"many": [info(1.0, 3.0)] * 4})
-    status(queue, "failure", "many", "none")
-    failures = SessionFailures(buffer, 3, stop=False)
-    buffer._sync_metadata_from_transfer_queue()
-    assert failures.take() == 3
-    buffer._clear_groups("train", {"many", "none"})
+        queue.kv_put(key=uid, partition_id=partition, tag=tag)
 
 
 def test_counting_failed_sessions_is_given_up_when_it_fails(
     queue: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gdpo_verl.plugin.replay_buffer import SessionFailures
-
     buffer = buffer_of(queue, recipe(), {})
     failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
     status(queue, "failure", "p")
@@ -201,7 +170,6 @@ def test_counting_failed_sessions_is_given_up_when_it_fails(
 
 def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12") -> Any:
     """An actor, by name an agent loop worker, after sessions that raised these errors."""
-    import ray
 
     @ray.remote
     class Worker:
@@ -220,31 +188,26 @@ def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12"
 
 
 def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
-    import ray
-
-    from gdpo_verl.plugin.replay_buffer import SessionFailures
-
     buffer = buffer_of(queue, recipe(), {})
     SessionFailures(buffer, 3, stop=True)
-    worker = worker_in_which_fails("no such table")
+    other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
+    assert replay_buffer.last_error() == "unknown"
+    worker = worker_in_which_fails("no such table", "no such tool")
     uids = [f"p{i}" for i in range(8)]
     status(queue, "failure", *uids[:7])
     status(queue, "running", uids[7])
     buffer._sync_metadata_from_transfer_queue()  # one may still answer
     status(queue, "failure", uids[7])
-    with pytest.raises(
-        RuntimeError, match=r"session failed: 8 prompts .*KeyError: 'no such table'"
-    ):
+    with pytest.raises(RuntimeError, match=r"session failed: 8 prompts .*KeyError: 'no such tool'"):
         buffer._sync_metadata_from_transfer_queue()
     queue.kv_clear(keys=uids, partition_id="train")
     ray.kill(worker)
+    ray.kill(other)
 
 
 def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
     queue: Any,
 ) -> None:
-    from gdpo_verl.plugin.replay_buffer import SessionFailures
-
     buffer = buffer_of(queue, recipe(), {})
     buffer.trainer_mode = "separate_async"
     SessionFailures(buffer, 3, stop=True)
@@ -281,18 +244,3 @@ def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
         metrics = coverage_metrics(torch.zeros(8, 2), [0] * 8, failed_sessions=failed)
         aggregator.add_step_metrics(metrics, sample_count=8)
     assert aggregator.get_aggregated_metrics()["gdpo/failed_sessions"] == pytest.approx(0.2)
-
-
-def test_the_last_error_of_a_session_is_asked_of_the_agent_loop_workers(queue: Any) -> None:
-    import ray
-
-    from gdpo_verl.plugin import replay_buffer
-
-    other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
-    assert replay_buffer.last_error() == "unknown"
-    before = queue.kv_list()
-    worker = worker_in_which_fails("no such table", "no such tool")
-    assert replay_buffer.last_error() == "KeyError: 'no such tool'"
-    assert queue.kv_list() == before
-    ray.kill(worker)
-    ray.kill(other)

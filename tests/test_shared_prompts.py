@@ -11,15 +11,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from gdpo_verl import upstream
-from gdpo_verl.plugin import contract, shared_prompts
+from gdpo_verl.plugin import shared_prompts
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
 
 
 def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
-    # Prompt 7 8 with responses 1 2 and 3, prompt 9 with response 4.
-    packed = pack([[7, 8, 1, 2], [9, 4], [7, 8, 3]], [2, 1, 2])
+    # Prompt 7 8 with responses 1 2, 3 and none, prompt 9 with response 4.
+    packed = pack([[7, 8, 1, 2], [9, 4], [7, 8, 3], [7, 8]], [2, 1, 2, 2])
 
-    # The rows' tokens are 0 to 8; the prompt of the last row, 6 and 7, is that of the first.
+    # The rows' tokens are 0 to 10, and the prompts 6 7 and 9 10 are that of the first row, 0 1.
     assert packed.tokens.tolist() == [0, 1, 2, 3, 4, 5, 8]
     # 1 follows 8, 2 follows 1, 4 follows 9 and 3 follows 8.
     assert packed.predictors.tolist() == [1, 2, 4, 1]
@@ -34,14 +34,6 @@ def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
         [0, 0, 0, 0, 1, 1, 0],
         [1, 1, 0, 0, 0, 0, 1],
     ]
-
-
-def test_a_row_without_a_response_adds_nothing_to_predict():
-    packed = pack([[7, 8], [7, 8, 3]], [2, 2])
-
-    assert packed.tokens.tolist() == [0, 1, 4]
-    assert packed.predictors.tolist() == [1]
-    assert packed.places.tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -158,10 +150,6 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(p
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_the_installed_verl_has_what_is_wrapped():
-    assert upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS) == []
-
-
 def test_upstreams_engine_does_not_read_the_key_yet():
     # Once it does, this departure goes.
     workers = upstream.source_of("verl") / "workers"
@@ -171,31 +159,21 @@ def test_upstreams_engine_does_not_read_the_key_yet():
     assert readers == []
 
 
+FITS = {
+    "trainer.use_v1": True,
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.use_fused_kernels": False,
+    "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    shared_prompts.KEY: True,
+    "actor_rollout_ref.actor.strategy": "fsdp2",
+}
+
+
 def configured(**changed):
-    config = OmegaConf.create(
-        {
-            "trainer": {"use_v1": True},
-            "actor_rollout_ref": {
-                "model": {
-                    "use_remove_padding": True,
-                    "use_fused_kernels": False,
-                    "override_config": {"attn_implementation": "sdpa"},
-                },
-                "actor": {
-                    "use_prefix_grouper": True,
-                    "strategy": "fsdp2",
-                    "fsdp_config": {"ulysses_sequence_parallel_size": 1, "pad_to_length": False},
-                },
-            },
-        }
-    )
-    for key, value in changed.items():
+    config = OmegaConf.create()
+    for key, value in (FITS | changed).items():
         OmegaConf.update(config, key, value)
     return config
-
-
-def test_settings_that_fit_pass():
-    check(configured())
 
 
 @pytest.mark.parametrize(
@@ -211,13 +189,10 @@ def test_settings_that_fit_pass():
     ],
 )
 def test_settings_of_another_engine_are_refused_with_their_key(key, value):
+    check(configured())
     with pytest.raises(ValueError, match=f"use_prefix_grouper: needs {key}"):
         check(configured(**{key: value}))
-
-
-def test_without_the_switch_nothing_is_refused():
-    key = "actor_rollout_ref.actor.use_prefix_grouper"
-    check(configured(**{key: False, "actor_rollout_ref.model.use_remove_padding": False}))
+    check(configured(**{key: value, shared_prompts.KEY: False}))
 
 
 @pytest.mark.parametrize(

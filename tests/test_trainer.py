@@ -19,7 +19,7 @@ from fake_verl import recipe
 from neighbours import METHODS
 from omegaconf import DictConfig, open_dict
 
-from gdpo_verl.plugin import estimator, legacy, queue, replay_buffer
+from gdpo_verl.plugin import estimator, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.policy.model import train_tokenizer
@@ -169,9 +169,9 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
         train_on(trainer, *infos, step=advantages)
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
-def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
-    trainer: SimpleNamespace, fails: bool
+@pytest.mark.parametrize("before", [gc.enable, gc.disable])
+def test_the_collector_rests_in_the_step_of_a_run_with_a_seam_and_is_then_as_it_was(
+    trainer: SimpleNamespace, before: Callable[[], None]
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
     seams._init_dataloader(verls, trainer)
@@ -179,17 +179,18 @@ def test_the_collector_rests_in_verls_own_step_of_a_run_with_a_seam(
 
     def step(*args: Any) -> None:
         seen.append(gc.isenabled())
-        if fails:
-            raise ValueError("verl's own")
+        raise KeyError("verl's own")
 
-    assert gc.isenabled()
-    with pytest.raises(ValueError, match="verl's own") if fails else contextlib.nullcontext():
-        train_on(trainer, {}, step=step)
-    assert gc.isenabled()
-    trainer.gdpo_seam = None
-    with contextlib.suppress(ValueError):
-        train_on(trainer, {}, step=step)
-    assert seen == [False, True]
+    before()
+    try:
+        for _ in range(2):
+            with pytest.raises(KeyError, match="verl's own"):
+                train_on(trainer, {}, step=step)
+            assert gc.isenabled() == (before is gc.enable)
+            trainer.gdpo_seam = None
+    finally:
+        gc.enable()
+    assert seen == [False, before is gc.enable]
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
@@ -210,35 +211,12 @@ def test_the_estimator_is_told_the_global_step(
     assert found[0].global_step == step
 
 
-def test_components_of_a_reward_model_beside_the_policy_are_fields_of_the_queue(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seams._init_dataloader(verls, trainer)
-    with open_dict(trainer.config):
-        trainer.config.reward.reward_model = {"enable": True, "enable_resource_pool": False}
-    monkeypatch.setattr(queue, "columns", lambda *args: [args])
-    batch = SimpleNamespace(keys=["u_0_0"], tags=[{}], partition_id="train")
-    assert trainer.gdpo_seam.step(batch).infos == [(["u_0_0"], "train", ("format", "correctness"))]
-
-
 @pytest.mark.parametrize("method", [seams._fit, seams._save_checkpoint, seams._dump_generations])
 def test_without_a_seam_verls_method_gets_what_it_was_given(method: Callable) -> None:
     calls: list[Any] = []
     trainer = SimpleNamespace()
     method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)
     assert calls == [((trainer, 1), {"last": True})]
-
-
-def test_the_legacy_trainer_refuses_a_schedule_because_it_tells_no_step(
-    trainer: SimpleNamespace,
-) -> None:
-    with open_dict(trainer.config):
-        ramp = {"from": 0.0, "to": 1.0, "steps": 5}
-        trainer.config.algorithm.gdpo = {"schedule": {"format": ramp}}
-        trainer.config.trainer.use_v1 = False
-    del trainer.replay_buffer
-    with pytest.raises(ValueError, match=r"algorithm\.gdpo\.schedule"):
-        legacy.init(verls, trainer)
 
 
 def test_installed_is_what_the_trainers_base_class_and_its_module_call() -> None:

@@ -166,17 +166,12 @@ def test_what_goes_wrong_is_raised_as_verl_raises_it(sides: dict[str, dict[str, 
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: str) -> None:
+def test_a_plugin_that_wraps_the_same_methods_gets_along(directory: Path, where: str) -> None:
     from neighbours import METHODS
 
     found = findings("neighbours.py", where, directory=directory, policy="auto")
     for estimator, side in found.items():
-        calls = [tuple(call) for call in side["seen"]]
-        assert calls == [
-            (wrapper, method)
-            for method in METHODS
-            for wrapper in ("by_our_hooks", "by_functools", "plainly")
-        ]
+        assert side["seen"] == list(METHODS)
         ours = estimator == "gdpo"
         assert ("length" in json.loads(side["dump"].splitlines()[0])) == ours
         assert ("rewards/length/mean" in side["metrics"]) == ours
@@ -185,34 +180,3 @@ def test_plugins_that_wrap_the_same_methods_get_along(directory: Path, where: st
     # .87 - .99.
     decoupled = [row[0] for row in found["gdpo"]["advantages"]]
     assert sorted(range(4), key=decoupled.__getitem__) == [2, 3, 0, 1]
-
-
-def test_verls_own_tests_are_compared_by_their_outcome(tmp_path: Path) -> None:
-    suites = ["experimental/agent_loop", "experimental/reward_loop"]
-    for suite in ["trainer", *suites, "workers/reward_manager", "utils/reward_score"]:
-        (tmp_path / "tests" / suite).mkdir(parents=True)
-    (tmp_path / "tests" / "trainer" / "test_made_up_on_cpu.py").write_text(
-        "import sys\n"
-        "import verl\n"
-        "def test_same(): pass\n"
-        "def test_fails_either_way(): assert 'site-packages' not in verl.__file__\n"
-        "def test_tells(): assert 'gdpo_verl.hooks' not in sys.modules\n"
-    )
-
-    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [TESTS.parent / "scripts" / "verl_tests.sh", tmp_path, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"PYTHON": sys.executable},
-        )
-
-    told = script()
-    assert told.returncode == 1, told.stderr
-    assert "+FAILED" in told.stdout
-    assert "::test_tells" in told.stdout
-    assert "either_way" not in told.stdout
-    same = script("-k", "not test_tells")
-    assert same.returncode == 0, same.stderr
-    assert "the same outcome with and without: 1 tests pass, 1 do not" in same.stdout

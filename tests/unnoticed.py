@@ -23,7 +23,7 @@ import re
 import signal
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,39 +128,30 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
+def owners() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each module and class of verl's with what it has in it."""
+    for module_name, module in sorted(sys.modules.items()):
+        # verl's own loop over plug-ins leaves its variables in the module `verl`.
+        if module_name.startswith("verl."):
+            yield module_name, vars(module)
+            for name, value in vars(module).items():
+                if isinstance(value, type) and value.__module__ == module_name:
+                    yield f"{module_name}.{name}", vars(value)
+
+
 def registries() -> dict[str, dict[str, str]]:
     """Every table that a module or class of verl's keeps: its keys, and what they stand for."""
-    tables: dict[str, dict[str, str]] = {}
-    for module_name, module in sorted(sys.modules.items()):
-        if module_name.split(".")[0] != "verl":
-            continue
-        owners = [(module_name, vars(module))]
-        owners += [
-            (f"{module_name}.{name}", vars(value))
-            for name, value in vars(module).items()
-            if isinstance(value, type) and value.__module__ == module_name
-        ]
-        for owner, names in owners:
-            for name, value in names.items():
-                if isinstance(value, dict) and not name.startswith("__"):
-                    tables[f"{owner}.{name}"] = {
-                        str(key): described(entry) for key, entry in value.items()
-                    }
-    return tables
+    return {
+        f"{owner}.{name}": {str(key): described(entry) for key, entry in value.items()}
+        for owner, members in owners()
+        for name, value in members.items()
+        if isinstance(value, dict) and not name.startswith("__")
+    }
 
 
 def names() -> dict[str, str]:
     """What each module and class of verl's has in it."""
-    members: dict[str, str] = {}
-    for module_name, module in sorted(sys.modules.items()):
-        # verl's own loop over plug-ins leaves its variables in the module `verl`.
-        if not module_name.startswith("verl."):
-            continue
-        members[module_name] = " ".join(sorted(vars(module)))
-        for name, value in vars(module).items():
-            if isinstance(value, type) and value.__module__ == module_name:
-                members[f"{module_name}.{name}"] = " ".join(sorted(vars(value)))
-    return members
+    return {owner: " ".join(sorted(members)) for owner, members in owners()}
 
 
 def process() -> dict[str, Any]:

@@ -117,18 +117,6 @@ def _wrap_separate_trainers(ray_trainer: Any) -> None:
     wrap(ray_trainer.SeparateRayPPOTrainer, "_fit_compute_advantage", legacy.before_advantage)
 
 
-@when_imported("verl.trainer.ppo.pre_advantage_hook")
-@_on_supported_verl
-def _use_pre_advantage_hooks(pre_advantage_hook: Any) -> None:
-    # Of verl's pull request 7894: what any trainer calls before it computes advantages.
-    def build(original: Any, config: Any) -> list[Any]:
-        from gdpo_verl.plugin import legacy
-
-        return [*original(config), legacy.pre_advantage_hook]
-
-    wrap(pre_advantage_hook, "build_pre_advantage_hooks", build)
-
-
 @when_imported("verl.trainer.ppo.metric_utils")
 @_on_supported_verl
 def _add_metrics_without_queue(metric_utils: Any) -> None:

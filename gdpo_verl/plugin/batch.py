@@ -17,9 +17,9 @@ from gdpo_verl.config import Objective
 from gdpo_verl.reward_dicts import failed_judgement, read_components, weighted_sum
 from gdpo_verl.rundir.row_key import RowKey
 
-# Of a batch's responses, what may be without a reward before the training ends.
+# The largest share of a batch's responses that may be without a reward; above it training ends.
 MOST_REWARD_ERRORS = 0.5
-# A batch of fewer is taken as so many, of which a component's `most_unscored` is a share.
+# A component's `most_unscored` is a share of at least so many responses, also in a smaller batch.
 FEWEST_RESPONSES = 20
 
 

@@ -52,11 +52,10 @@ CONTRACT: Contract = {
         _D("ReplayBuffer._sync_metadata_from_transfer_queue", "self"),
         _D("ReplayBuffer._dapo_filtered_keys", "self partition_id"),
     ],
-    # The trainers without a TransferQueue; the hooks are of verl's pull request 7894.
+    # The trainers without a TransferQueue.
     "experimental.separation.ray_trainer": [
         _D("SeparateRayPPOTrainer._fit_compute_advantage", "self ...", "config compute_advantage"),
     ],
-    "trainer.ppo.pre_advantage_hook": [_D("build_pre_advantage_hooks", "config")],
     "trainer.ppo.metric_utils": [
         _D("compute_data_metrics", "batch ...", "token_level_scores response_mask"),
     ],
@@ -88,7 +87,7 @@ SHARED_PROMPTS: Contract = {
     ],
 }
 # fmt: on
-OPTIONAL = ("experimental.separation.ray_trainer", "trainer.ppo.pre_advantage_hook")
+OPTIONAL = ("experimental.separation.ray_trainer",)
 
 
 @cache

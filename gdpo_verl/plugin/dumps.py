@@ -59,11 +59,7 @@ class DumpSettings:
         return self.every > 0 and step % self.every == 0
 
     def chosen(self, keys: Sequence[str]) -> list[str]:
-        """The rows of the prompts that are dumped, by verl's keys ``{uid}_{session}_{output}``.
-
-        >>> DumpSettings(prompts=1).chosen(["b_0_0", "a_0_0", "b_1_0"])
-        ['a_0_0']
-        """
+        """The rows of the prompts that are dumped, by verl's keys ``{uid}_{session}_{output}``."""
         uids = [RowKey.parse(key).uid for key in keys]
         chosen = set(sorted(set(uids))[: self.prompts])
         return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen]
@@ -71,7 +67,7 @@ class DumpSettings:
 
 def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Take the place of verl's `_log_rollout_data`, which a run without our keys keeps."""
-    # Whatever that is called with, a wrong call included, goes through as it is.
+    # A wrong call, too, goes through to verl.
     if trainer.config.trainer.keys().isdisjoint(_KEYS):
         return original(trainer, *args, **kwargs)
     return _dump_some(original, trainer, *args, **kwargs)
@@ -97,7 +93,6 @@ class Dump:
 
     def __init__(self, objective: Objective) -> None:
         variant = objective.config.estimator
-        # By the chosen one's name; a user's function may have any.
         self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
         self.names = [*objective.keys, "gdpo_advantage", "grpo_advantage"]
         self.names += [self.variant] if self.variant else []
@@ -149,7 +144,7 @@ def with_columns(
     dump: Dump, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add the dump's columns to the arguments; validation's dump has its own."""
-    # Of verl's `_dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)`.
+    # verl: _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)
     name, place = "reward_extra_infos_dict", 4
     given = kwargs[name] if name in kwargs else args[place]
     columns = dump.columns(given.get("uid", []))

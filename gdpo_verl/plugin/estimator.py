@@ -60,8 +60,9 @@ class AdvantageStep:
 
 
 _step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
-# Other trainers than the default one do not say which reward their components come from.
-legacy_objective: ContextVar[Objective | None] = ContextVar("gdpo_verl_objective", default=None)
+# A trainer without a TransferQueue does not tell the estimator which reward its components come
+# from; `gdpo_verl.plugin.legacy` notes here which one this process has.
+legacy_trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
 
 
 @contextmanager
@@ -132,7 +133,8 @@ def _step_of_arguments(
     verl's legacy trainer does, and others that call its `compute_advantage`: see
     `gdpo_verl.plugin.legacy`.
     """
-    objective = legacy_objective.get()
+    seam = getattr(legacy_trainer.get(), "gdpo_seam", None)
+    objective: Objective | None = getattr(seam, "objective", None)
     if index is None or non_tensor_batch is None or (objective is None and config is None):
         raise RuntimeError(
             "algorithm.adv_estimator=gdpo was called without reward components, by a trainer that "
@@ -141,7 +143,7 @@ def _step_of_arguments(
             "config and non_tensor_batch to verl's compute_advantage."
         )
     if objective is None:
-        # Which reward it is, and so what it declares, is not known here.
+        # The reward, and so its declaration, is unknown here.
         objective = GdpoConfig.from_algorithm(config).resolve((), list(non_tensor_batch))
     return step_of_columns(objective, index, non_tensor_batch)
 

@@ -8,14 +8,10 @@ from a batch that holds the components.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Any
 
 from gdpo_verl.plugin import estimator, reward, validation
 from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of, token_counts
-
-# The trainer of this process, once it was looked at.
-_trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
 
 
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -32,16 +28,10 @@ def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     return original(trainer, *args, **kwargs)
 
 
-def pre_advantage_hook(data: Any, *, trainer: Any) -> tuple[Any, dict[str, float]]:
-    """Look at the trainer before it computes advantages: a hook of verl's pull request 7894."""
-    _look(trainer)
-    return data, {}
-
-
 def metrics_of(batch: Any) -> dict[str, float]:
     """The metrics of a step's batch, verl's `DataProto`; none where the run has no components."""
-    trainer, metrics = _trainer.get(), dict[str, float]()
-    seam: Seam | None = None if trainer is None else trainer.gdpo_seam
+    trainer, metrics = estimator.legacy_trainer.get(), dict[str, float]()
+    seam: Seam | None = getattr(trainer, "gdpo_seam", None)
     if seam is None:
         return metrics
     with given_up_on_error(trainer):
@@ -51,20 +41,16 @@ def metrics_of(batch: Any) -> dict[str, float]:
         rewards, decomposition = step.decompose(token_counts(step))
         seam.check_score(step, rewards)
         if seam.objective.config.metrics:
-            # As they are, trackers cannot write them.
+            # Trackers write plain numbers alone.
             metrics = {k: float(v) for k, v in seam.metrics(rewards, decomposition).items()}
     return metrics
 
 
 def _look(trainer: Any) -> None:
     """Find out once what the trainer's reward declares, and remember the trainer."""
-    if hasattr(trainer, "replay_buffer"):
-        return  # the default trainer, which `gdpo_verl.plugin.trainer` looks after
     if not hasattr(trainer, "gdpo_seam"):
         trainer.gdpo_seam = seam_of(trainer.config)
         if trainer.gdpo_seam is not None:
             validation.check_settings(trainer.config)
             validation.check_trainer(trainer.config, trainer.gdpo_seam.objective)
-    _trainer.set(trainer)
-    objective = None if trainer.gdpo_seam is None else trainer.gdpo_seam.objective
-    estimator.legacy_objective.set(objective)
+    estimator.legacy_trainer.set(trainer)

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
 # The time the trainer has after a death to end by itself with a traceback.
 GRACE_SECONDS = 15.0
-# From the first call that fails until Ray knows why. By default a node is dead to it after five
-# failed health checks, one every three seconds.
+# The time from the first call that fails until Ray knows why. By default a node is dead to it after
+# five failed health checks, one every three seconds.
 NAMING_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _VLLM = "vllm_server_"
@@ -121,7 +121,7 @@ class ActorWatch:
         while not self._stopped.wait(POLL_SECONDS):
             death = self.first_death()
             if death and not self._stopped.is_set():
-                # Not through logging: this line is to be found by the launcher.
+                # The launcher looks for this line in the output, so logging may not change it.
                 sys.stderr.write(f"gdpo-verl: {death}\n")
                 sys.stderr.flush()
                 time.sleep(GRACE_SECONDS)

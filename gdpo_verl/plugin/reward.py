@@ -34,11 +34,11 @@ from gdpo_verl.text import did_you_mean
 logger = logging.getLogger(__name__)
 
 MANAGER_NAME = "gdpo_components"
-# How far a score may be from the sum of its components, relative; verl keeps scores in float32.
+# The largest relative difference of a score from the sum of its components; verl keeps float32.
 SCORE_TOLERANCE = 1e-4
-# By verl's managers and ours, to the reward function.
+# The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
-# What is not the user's in a traceback.
+# Files that are not the user's in a traceback.
 LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     *(str(Path(__file__).parents[1] / room) for room in ("plugin", "check_reward")),

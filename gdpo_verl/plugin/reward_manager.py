@@ -37,8 +37,8 @@ from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
 
+# More than `<think>` and white space take in any tokenizer, one of bytes included.
 _MOST_TOKENS_OF_OPENING = 32
-"""More than `<think>` and white space take in any tokenizer, one of bytes included."""
 
 
 @register(MANAGER_NAME)
@@ -157,7 +157,7 @@ def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[
     return {
         "sandbox_fusion_url": sandbox_fusion["url"],
         "memory_limit_mb": sandbox_fusion["memory_limit_mb"],
-        # Of this reward worker, as verl's own; its threads are what asks at once.
+        # Shared by the threads of this reward worker, as verl's own is.
         "concurrent_semaphore": threading.BoundedSemaphore(sandbox_fusion["max_concurrent"]),
     }
 

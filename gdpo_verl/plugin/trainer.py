@@ -74,27 +74,25 @@ class Seam:
         self.objective = objective
         self.estimates = validation.is_gdpo(config)
         self.failures: replay_buffer.SessionFailures | None = None
-        self.sessions, self.failed_sessions = 0, 0
         self.dump = Dump(objective)
-        self._score_checked = False
+        self._failures_warned = self._score_checked = False
 
     def step(self, batch: Any) -> AdvantageStep:
         """The components of the batch's rows, in the order of its keys: all that is fetched."""
-        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        return AdvantageStep(self.objective, self._infos(batch), batch.keys, padding)
-
-    def _infos(self, batch: Any) -> list[dict[str, Any]]:
         model = self.config.reward.reward_model
-        if not model.enable or model.enable_resource_pool:
-            return queue.reward_infos(batch.keys, batch.partition_id)
-        # A reward model that shares the trainer's devices runs after the rollout, and verl
-        # writes what it returns into fields of the queue (`_compute_reward_colocate`).
-        return queue.columns(batch.keys, batch.partition_id, self.objective.keys)
+        if model.enable and not model.enable_resource_pool:
+            # It shares the trainer's devices and runs after the rollout, and verl writes what it
+            # returns into fields of the queue (`_compute_reward_colocate`).
+            infos = queue.columns(batch.keys, batch.partition_id, self.objective.keys)
+        else:
+            infos = queue.reward_infos(batch.keys, batch.partition_id)
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        return AdvantageStep(self.objective, infos, batch.keys, padding)
 
-    def report(self, step: AdvantageStep, global_step: int, metrics: dict[str, Any]) -> None:
+    def report(self, step: AdvantageStep, metrics: dict[str, Any]) -> None:
         """Add the metrics of this step, and keep its columns for the dump."""
         wants_metrics = self.objective.config.metrics
-        wants_dump = DumpSettings.of(self.config.trainer).has(global_step)
+        wants_dump = DumpSettings.of(self.config.trainer).has(step.global_step)
         if step.decomposition is None and (wants_metrics or wants_dump):
             step.decompose(token_counts(step) if wants_dump else None)
         if step.batch is None or step.decomposition is None:
@@ -104,7 +102,7 @@ class Seam:
         if wants_metrics:
             metrics.update(self.metrics(step.batch, step.decomposition, failed))
         if wants_dump:
-            self.dump.keep(step.batch, step.decomposition, step.row_keys, global_step)
+            self.dump.keep(step.batch, step.decomposition, step.row_keys, step.global_step)
 
     def metrics(
         self, batch: RewardBatch, decomposition: Estimation, failed_sessions: int = 0
@@ -129,7 +127,8 @@ class Seam:
     def _failed_sessions(self, rows: int) -> int:
         """Count the sessions that failed since the last batch, and warn of the first."""
         failed = self.failures.take() if self.failures else 0
-        if failed and not self.failed_sessions:
+        if failed and not self._failures_warned:
+            self._failures_warned = True
             logger.warning(
                 "%d of %d rollout sessions failed and are left out (metric gdpo/failed_sessions): "
                 "a reward or an agent loop raised. The last error: %s.",
@@ -137,15 +136,7 @@ class Seam:
                 failed + rows,
                 replay_buffer.last_error(),
             )
-        self.failed_sessions += failed
-        self.sessions += failed + rows
         return failed
-
-    def close(self) -> None:
-        """Say at the end of a training what was lost in it."""
-        failed, sessions = self.failed_sessions, self.sessions
-        if failed:
-            logger.warning("%d of the %d rollout sessions of this run failed.", failed, sessions)
 
     def check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
         """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
@@ -213,7 +204,7 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
     except RewardErrors:
         raise
     except Exception as error:
-        # Our manager has kept another score for a row without the components.
+        # For a row without the components our manager has kept the function's own score.
         sums = trainer.config.reward.reward_manager.name == reward.MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
         if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates or no_score:
@@ -243,7 +234,7 @@ def _with_components(
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
     with given_up_on_error(trainer):
-        seam.report(step, step.global_step, metrics)
+        seam.report(step, metrics)
     return result
 
 
@@ -276,6 +267,4 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
             raise RuntimeError(death) from error
         raise
     watch.stop()
-    if trainer.gdpo_seam is not None:  # it may have been given up
-        trainer.gdpo_seam.close()
     return result

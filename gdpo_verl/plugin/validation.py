@@ -6,7 +6,7 @@ Each check raises ValueError, which names the configuration key in full and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -24,20 +24,17 @@ logger = logging.getLogger(__name__)
 
 # algorithm.filter_groups.metric: a group is dropped only if the estimator gives it nothing.
 FILTER_METRIC = "components"
-# verl's old sections of the reward, and where their keys are now; the default trainer of verl 0.9.1
-# has them in its configuration and reads none (verl/experimental/reward_loop/reward_loop.py,
+# Where verl's old keys of the reward are now. verl 0.9.1 has them in its configuration, and its
+# default trainer reads none (verl/experimental/reward_loop/reward_loop.py,
 # `migrate_legacy_reward_impl`, which only fully_async still calls).
 _OLD_REWARD_KEYS = {
-    "custom_reward_function": "reward.custom_reward_function",
-    "sandbox_fusion": "reward.sandbox_fusion",
+    "custom_reward_function.path": "reward.custom_reward_function.path",
+    "custom_reward_function.name": "reward.custom_reward_function.name",
+    "reward_model.enable": "reward.reward_model.enable",
+    "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
-    "reward_model.reward_loop_source": "reward.reward_manager.source",
-    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
-    "reward_model.reward_loop_class_name": "reward.reward_manager.name",
-    "reward_model.reward_kwargs": "reward.reward_kwargs",
-    "reward_model.model.path": "reward.reward_model.model_path",
-    "reward_model": "reward.reward_model",
+    "sandbox_fusion.url": "reward.sandbox_fusion.url",
 }
 
 
@@ -101,7 +98,6 @@ def check_settings(config: Any) -> None:
     with random_state_kept():
         _ = settings.estimator
     check_schedule(config)
-    _warn_about_overlong_buffer(config)
     if not is_gdpo(config):
         _warn_about_no_effect(config, settings)
         return
@@ -124,23 +120,13 @@ def check_keys(config: Any) -> None:
     for key in config:
         if str(key).startswith("gdpo"):
             raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
-    for section in ("custom_reward_function", "reward_model", "sandbox_fusion"):
-        for key, value in _leaves(section, config.get(section)):
-            old = next(old for old in _OLD_REWARD_KEYS if f"{key}.".startswith(f"{old}."))
-            new = _OLD_REWARD_KEYS[old] + key.removeprefix(old)
-            if value is not None and OmegaConf.select(config, new) != value:
-                raise ValueError(
-                    f"{key}: verl reads this key no more, and {value!r} would have no effect. Set "
-                    f"{new} instead."
-                )
-
-
-def _leaves(key: str, node: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _leaves(f"{key}.{name}", value)
-    else:
-        yield key, node
+    for key, new in _OLD_REWARD_KEYS.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and OmegaConf.select(config, new) != value:
+            raise ValueError(
+                f"{key}: verl reads this key no more, and {value!r} would have no effect. Set "
+                f"{new} instead."
+            )
 
 
 def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
@@ -162,17 +148,6 @@ def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
             config.algorithm.get("adv_estimator"),
             manager,
             MANAGER_NAME,
-        )
-
-
-def _warn_about_overlong_buffer(config: Any) -> None:
-    buffer = OmegaConf.select(config, "reward.reward_kwargs.overlong_buffer_cfg") or {}
-    manager = _manager_name(config)
-    if buffer.get("enable", False) and manager != "dapo":
-        logger.warning(
-            "reward.reward_kwargs.overlong_buffer_cfg: no effect with reward.reward_manager.name="
-            "%s; only verl's dapo reads it. Return the penalty as a component of the reward.",
-            manager,
         )
 
 
