@@ -187,4 +187,13 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             f"algorithm.gdpo_reward_keys: expected a finite number, None or NaN for {key!r}, found "
             f"{value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
         )
-    return number
+    return _as_written(number, value)
+
+
+def _as_written(number: float, value: Any) -> float:
+    """0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
+    dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return number
+    written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
+    return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)

@@ -23,6 +23,7 @@ from gdpo_verl.reward_dicts import read_components
 from gdpo_verl.rewards.components import Component
 
 close = functools.partial(advantages.close, tolerance=1e-12)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def objective(**settings: Any) -> Objective:
@@ -224,7 +225,9 @@ def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
         RewardBatch(objective(), rows, ["u"] * 3, ["pad", "u_0_0", "u_1_0"], [True, False, False])
 
 
-@pytest.mark.parametrize("value", [0.7, np.float32(0.7), torch.tensor(0.7)])
+@pytest.mark.parametrize(
+    "value", [0.7, np.float32(0.7), np.float16(0.7), *(torch.tensor(0.7).to(t) for t in HALVES)]
+)
 def test_a_reward_written_as_the_threshold_meets_it(value: Any) -> None:
     condition = {"correctness": {"on": "format", "at_least": 0.7}}
     batch = of_one_prompt(*infos((value, 1.0), (0.699, 1.0)), conditions=condition)
