@@ -87,7 +87,10 @@ def shifted(values: Sequence[Any], shift: int = 7) -> list[Any]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """The kinds of answers that a reward's first rule, the default, judges the other way."""
+    """The kinds of answers that a reward's first rule, the default, judges the other way.
+
+    Kinds that all rules judge alike are counted and not listed.
+    """
     parts = []
     for counted in (REFUSED, PAID):
         own = [row for row in rows if row["counted"] == counted]
@@ -98,10 +101,11 @@ def tables(rows: Sequence[Row]) -> str:
         of = sum(int(found[0]["of"]) for found in by_answers.values())
         text = f"**{counted.capitalize()}**: {len(faults)} of {len(by_answers)} kinds"
         parts.append(f"{text} ({of:,} answers).")
-        if faults:
-            rules = list(dict.fromkeys(row["rule"] for found in faults for row in found))
+        differing = [found for found in faults if len({row[FIELDS[-1]] for row in found}) > 1]
+        if differing:
+            rules = list(dict.fromkeys(row["rule"] for found in differing for row in found))
             lines = []
-            for found in faults:
+            for found in differing:
                 counts = {row["rule"]: f"{int(row[FIELDS[-1]]):,}" for row in found}
                 cells = [counts.get(rule, "–") for rule in rules]
                 lines.append([found[0]["answers"], f"{int(found[0]['of']):,}", *cells])
