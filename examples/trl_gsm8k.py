@@ -33,7 +33,7 @@ PROMPTS, GROUP, MICRO_BATCH = 32, 16, 16
 
 @dataclass
 class Arguments:
-    """What is trained on what."""
+    """The options of the command line: the model and its data."""
 
     model: str = "Qwen/Qwen2.5-1.5B-Instruct"
     data: str | None = field(

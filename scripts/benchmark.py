@@ -199,7 +199,7 @@ def questions(kind: str, answers: int, share: float) -> list[tuple[str, str]]:
 
 
 def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
-    """Whether an answer is right, and whether it got a verdict at all."""
+    """Judge an answer: is it right, and did it get a verdict at all?"""
     from gdpo_verl.rewards import code, math_length
 
     answer, truth = question

@@ -195,7 +195,7 @@ def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
 
 
 def trls() -> Callable[..., list[float]]:
-    """What TRL's trainer logs of a step of training on each vector (tests/trl_step.py)."""
+    """Train TRL's trainer a step on each vector (tests/trl_step.py); returns what it logs."""
     import pyarrow.parquet as pq
 
     asked: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""Which estimator helps when: tabular policies trained under all of them, the same draws for each.
+"""When does an estimator help? Tabular policies under all of them, with the same draws for each.
 
     python scripts/variants_study.py                          # about 20 minutes on two cores
     python scripts/variants_study.py --page                   # the table of the committed numbers

@@ -1,4 +1,4 @@
-"""What the real tests share: the task, the tiny policy, and a driver that is verl's own."""
+"""Fixtures of the real tests: the task, the tiny policy, and a driver that is verl's own."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def stock_overrides() -> list[str]:
-    """What the hardware recipe `cpu` sets, as overrides of verl's own configuration."""
+    """The settings of the hardware recipe `cpu`, as overrides of verl's own configuration."""
     recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
     flat = [
         f"++{key}={json.dumps(value) if isinstance(value, str) else value}"

@@ -1,4 +1,4 @@
-"""What stands for the rest of verl where one part is tested: a configuration, a trainer, rows."""
+"""Stand-ins for the rest of verl where one part is tested: a configuration, a trainer, rows."""
 
 from __future__ import annotations
 

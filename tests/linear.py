@@ -1,4 +1,4 @@
-"""Whether the time that a text takes grows linearly with it."""
+"""Check that the time a text takes grows linearly with it."""
 
 from __future__ import annotations
 

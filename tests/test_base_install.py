@@ -1,4 +1,4 @@
-"""What is there without the extras: the mathematics, and sentences about what is missing."""
+"""Without the extras: the mathematics works, and messages name what is missing."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_a_reward_manager_gets_a_copy_of_the_row() -> None:
 
 
 def judged(answer: Any) -> dict[str, Any]:
-    """What verl's `rate_limited` manager makes of a row whose judge answers so."""
+    """Score a row whose judge answers so with verl's `rate_limited` manager."""
     import asyncio
 
     from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""What the benchmark scripts count, where a wrong figure would not be seen."""
+"""Counts of the benchmark scripts, where a wrong figure would not be seen."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def starts_of(run: Path) -> list[list[int]]:
 
 
 def has_stepped(victim: Victim) -> bool:
-    """Whether the start that runs has logged a step; each start sets aside what others logged."""
+    """The start that runs has logged a step; each start sets aside what others logged."""
     return bool(steps_of(victim.run)) or not victim.running()
 
 
@@ -71,7 +71,7 @@ def there(victim: OnTwoNodes) -> dict[str, list[int]]:
 
 
 def is_over(victim: OnTwoNodes, leader: int, ended: set[int], *, early: bool) -> bool:
-    """Whether the start that was struck has ended with all its processes, or does without one.
+    """The start that was struck has ended with all its processes, or does without one.
 
     A start that has not come to a node, which is early, waits until the node is there again.
     """

@@ -1,4 +1,4 @@
-"""What `gdpo-verl train` chooses for a pretrained model on `hardware=cpu`."""
+"""Settings that `gdpo-verl train` chooses for a pretrained model on `hardware=cpu`."""
 
 from __future__ import annotations
 

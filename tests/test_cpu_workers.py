@@ -39,7 +39,7 @@ print([worker.wait() for worker in started])
 
 
 def lines_of(driver: str, directory: Path, **files: str) -> list[str]:
-    """What a driver and its workers print in a directory with these modules."""
+    """The output of a driver and its workers in a directory with these modules."""
     for name, text in files.items():
         (directory / f"{name}.py").write_text(text)
     command = [sys.executable, "-c", driver]

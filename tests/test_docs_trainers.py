@@ -23,7 +23,7 @@ BY_TOKENS = advantages_of(DICTS, [0, 0, 1, 1], TOKENS)
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """What the page's functions are called, from all blocks of code that define one."""
+    """Names of the page's functions, from all blocks of code that define one."""
     names: dict[str, Any] = {"advantages_of": advantages_of, "np": np, "torch": torch}
     names["register_rllm_adv_estimator"] = lambda name: lambda function: function
     found: dict[str, Any] = {}

@@ -38,7 +38,7 @@ def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None
 
 
 class Rows:
-    """Of verl's batch what is used: its keys, and a choice among them."""
+    """The used part of verl's batch: its keys, and a choice among them."""
 
     def __init__(self, keys: list[str]) -> None:
         self.keys = keys

@@ -60,7 +60,7 @@ def calling(*calls):
 
 
 def right_answer(question):
-    """What a perfect model says to a question that is asked once."""
+    """A perfect model's answer to a question that is asked once."""
     if question.category == "live_relevance":
         return calling(("anything", {}))
     if "irrelevance" in question.category:
@@ -75,7 +75,7 @@ def right_answer(question):
 
 
 def right_steps(question):
-    """What a perfect model says in a dialogue: the calls of each turn at once, then the end."""
+    """A perfect model's part of a dialogue: the calls of each turn at once, then the end."""
     entry = question.truth["entry"]
     held_back = [doc for docs in entry.get("missed_function", {}).values() for doc in docs]
     documents = {doc["name"]: doc for doc in [*entry["function"], *held_back]}

@@ -116,7 +116,7 @@ class Victim:
         return int(line.split()[0])
 
     def end(self) -> str:
-        """What the launcher said when it ended; nothing of it or of its driver is left."""
+        """Wait for the launcher's end, which leaves no process; returns its output."""
         said, _ = self.launcher.communicate(timeout=HANGS)
         assert session(self.leader) == []
         assert processes_of([str(self.run)]) == []

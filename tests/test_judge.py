@@ -324,7 +324,7 @@ def test_what_cannot_work_is_refused_with_its_key(
 
 
 def scored(config: Any, **options: Any) -> dict[str, Any]:
-    """What verl's loader and our manager make of one row."""
+    """Score one row with our manager, loaded by verl."""
     from verl.trainer.ppo.reward import load_reward_manager
 
     tokenizer = word_tokenizer("<pad>", "<eos>", "<unk>", "right", "wrong")

@@ -51,7 +51,7 @@ def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
 
 
 def started(run: Path, recipe: str = "toolbox/gdpo", *overrides: str) -> None:
-    """What a start leaves behind: Hydra's file and the launcher's."""
+    """Write what a start leaves behind: Hydra's file and the launcher's."""
     config = composed(recipe, run, overrides)
     with lock_run(run, recipe, config):
         OmegaConf.save(config, run / "config.yaml")

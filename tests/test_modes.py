@@ -93,7 +93,7 @@ def advantages(rows: list[dict[str, Any]]) -> torch.Tensor:
 
 
 def whitened_by_halves(rows: list[dict[str, Any]]) -> bool:
-    """Whether the groups fall into two mini-batches that give the dumped advantages."""
+    """Check that the groups fall into two mini-batches that give the dumped advantages."""
     first, *others = sorted(set(groups(rows)))
     for chosen in combinations(others, len(others) // 2):
         half = [group in {first, *chosen} for group in groups(rows)]
@@ -110,7 +110,7 @@ def whitened_by_halves(rows: list[dict[str, Any]]) -> bool:
 
 
 def check_metrics(data: dict[str, float], rows: list[dict[str, Any]]) -> None:
-    """What the tracker has of a step is what its dump has."""
+    """Check that the tracker has the same numbers of a step as its dump."""
     for key in ("format", "correctness"):
         values = [row[key] for row in rows]
         assert data[f"rewards/{key}/mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)

@@ -1,4 +1,4 @@
-"""What the plug-in registers in processes of verl's, and what it leaves alone."""
+"""The plug-in registers its parts in verl's processes and leaves the rest alone."""
 
 from __future__ import annotations
 

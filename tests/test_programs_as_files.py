@@ -175,7 +175,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """What each gives as a file run by plain Python: its output, and its success."""
+    """Run each as a file by plain Python; returns its output and its success."""
     here = tmp_path_factory.mktemp("plain")
     (here / "stdin").write_bytes(STDIN.encode())
 

@@ -42,7 +42,7 @@ def config(answers: int, dumps: str | None = None) -> Any:
 
 
 def train_on(score: Any) -> bool:
-    """What verl's agent loop does with the score; without one it has none to train on."""
+    """Use the score as verl's agent loop does; without one it has none to train on."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     tokens = {"prompt_ids": [1], "response_ids": [1], "response_mask": [1]}
@@ -54,7 +54,7 @@ def train_on(score: Any) -> bool:
 
 
 def validate_with(value: Any, answers: int, directory: Path) -> None:
-    """What verl's trainer does with one prompt's values of a validation, its dump included."""
+    """Aggregate and dump one prompt's values of a validation as verl's trainer does."""
     from verl.trainer.ppo.metric_utils import process_validation_metrics
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 

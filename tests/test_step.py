@@ -1,4 +1,4 @@
-"""What the seam makes of one step: metrics, dump columns, the check of the score. No Ray."""
+"""One step through the seam: metrics, dump columns, the check of the score. No Ray."""
 
 from __future__ import annotations
 

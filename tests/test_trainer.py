@@ -37,7 +37,7 @@ ROW = {
 
 
 class Buffer:
-    """What the seam looks for in verl's replay buffer, which may be without."""
+    """The attributes that the seam looks for in verl's replay buffer, which may lack them."""
 
     filter_groups_metric = "components"
 

@@ -80,7 +80,7 @@ def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does
 
 
 def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
-    """What a step logged and dumped is GDPO's, whitened over tokens, on groups that vary."""
+    """Check a step's log and dump: GDPO's advantages, whitened over tokens, on groups that vary."""
     padding = [row for row in rows if row["uid"].startswith("pad")]
     real = [row for row in rows if not row["uid"].startswith("pad")]
     assert (len(real), len(padding)) == (18, 6)

@@ -71,7 +71,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict[str, Any]:
-    """What a script of this folder found in a process of its own."""
+    """Run a script of this folder in a separate process; returns what it found."""
     process = subprocess.run(
         [sys.executable, str(TESTS / script), *arguments, str(directory)],
         capture_output=True,
@@ -86,7 +86,7 @@ def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict
 
 @pytest.fixture(scope="module")
 def sides(directory: Path) -> dict[str, dict[str, Any]]:
-    """What the same step leaves in a process without the plug-in, and in one with it."""
+    """Traces of the same step in a process without the plug-in, and in one with it."""
     return {
         policy: findings("unnoticed.py", directory=directory, policy=policy)
         for policy in ("none", "auto")

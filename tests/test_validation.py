@@ -1,4 +1,4 @@
-"""What is refused before the first rollout, through verl's own configuration and validation."""
+"""Refusals before the first rollout, through verl's own configuration and validation."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def close(found: Tensor, expected: Any, tolerance: float = 6e-6) -> None:
 
 
 def needs(name: str, components: int = 2) -> dict[str, Any]:
-    """What a variant cannot do without."""
+    """Arguments that a variant cannot do without."""
     return {"ranges": [(-10.0, 10.0)] * components} if VARIANTS[name].needs_ranges else {}
 
 

@@ -150,12 +150,12 @@ def registries() -> dict[str, dict[str, str]]:
 
 
 def names() -> dict[str, str]:
-    """What each module and class of verl's has in it."""
+    """Record what each module and class of verl's has in it."""
     return {owner: " ".join(sorted(members)) for owner, members in owners()}
 
 
 def process() -> dict[str, Any]:
-    """What a module of a user's, or of a plug-in's, changes by being imported."""
+    """Record what a user's or a plug-in's module changes by being imported."""
     return {
         "signals": {str(number): described(signal.getsignal(number)) for number in (2, 6, 13, 15)},
         "hooks": [described(hook) for hook in (sys.excepthook, sys.unraisablehook)],
@@ -197,7 +197,7 @@ def start(trainer: Any) -> list[Any]:
 
 
 def fails(trainer: Any, directory: Path) -> None:
-    """What verl raises where a run goes wrong, method by method."""
+    """Record what verl raises where a run goes wrong, method by method."""
     from omegaconf import OmegaConf
     from ray.exceptions import RayActorError
     from transfer_queue import KVBatchMeta

@@ -22,7 +22,7 @@ def wait_for(
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and waits for its parent does not."""
+    """Return whether a process runs; one that ended and waits for its parent does not."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
