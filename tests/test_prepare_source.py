@@ -101,7 +101,11 @@ def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "fault"),
-    [("{", "Expecting property name"), ("[1]", r"expected an object, found \[1\]")],
+    [
+        ("{", "Expecting property name"),
+        ("[1]", r"expected an object, found \[1\]"),
+        (r'{"n": "\ud800"}', "surrogates not allowed"),
+    ],
 )
 def test_a_malformed_line_is_refused_with_file_and_row(tmp_path, line, fault):
     path = tmp_path / "rows.jsonl"

@@ -157,9 +157,16 @@ def _read_json(file: Path) -> Iterator[Any]:
         is_list = text.read(100).lstrip().startswith("[")
         text.seek(0)
         if is_list:
-            yield from json.load(text)
+            yield from _parse(text.read())
         else:
-            yield from (json.loads(line) for line in text if line.strip())
+            yield from (_parse(line) for line in text if line.strip())
+
+
+def _parse(text: str) -> Any:
+    values = json.loads(text)
+    if "\\ud" in text.lower():  # JSON can hold halves of characters, which no parquet file can
+        json.dumps(values, ensure_ascii=False).encode()
+    return values
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
