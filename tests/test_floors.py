@@ -112,7 +112,7 @@ MOST_LINES = {
     "plugin": 2625,
     "policy": 790,
     "report": 1625,
-    "rewards": 2505,
+    "rewards": 2540,
     "run": 1545,
     "rundir": 715,
     "sandbox": 1355,

@@ -31,7 +31,7 @@ def emitted() -> set[str]:
     step.record_inputs(["a", "a", "b"], torch.ones(3, 2), torch.ones(3, 2))
     step.decompose(torch.tensor([2, 1, 3]))
     metrics: dict[str, float] = {}
-    Seam(config, objective).report(step, 1, metrics)
+    Seam(config, objective).report(step, metrics)
     return {
         name.replace(f"/{component.name}/", "/<component>/")
         .replace("code_4", "code_<code>")

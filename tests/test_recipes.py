@@ -267,7 +267,8 @@ def test_each_line_of_the_toolboxs_readme_runs_as_printed(tmp_path: Path, policy
     (tmp_path / "models" / "toolbox").symlink_to(policy)
     environment = {"HF_HUB_OFFLINE": "1", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
     for line in lines_of("toolbox"):
-        command, subject = line.split()[:2]
+        command, *rest = line.split()
+        subject = rest[0] if rest else ""
         # The environment, the policy and the evaluation have their own tests.
         if command in ("source", "scripts/setup.sh") or subject in ("make-policy", "evaluate"):
             continue

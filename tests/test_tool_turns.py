@@ -395,12 +395,15 @@ def test_two_steps_train_and_dump_whole_sessions(
     # The whole session is in the dump, with what the tools told, which is the truth.
     right = [row for step in (1, 2) for row in run.rollouts(step) if row["score"] == 4.0]
     assert right
+    told = 0
     for row in right:
         turns = row["output"].split("\nassistant\n")
         assert turns[-1] == f"<answer>{row['gts']}</answer>"
-        assert turns[-2].endswith(f"\ntool\n{row['gts']}")
-        text = turns[-2].partition("<tool_call>")[2].partition("</tool_call>")[0]
-        assert tool_turns.told((*json.loads(text).values(),)) == row["gts"]
+        text, _, result = turns[-2].partition("</tool_call>")
+        call = json.loads(text.partition("<tool_call>")[2])
+        assert result == f"\ntool\n{tool_turns.told((*call.values(),))}"
+        told += result.endswith(f"\n{row['gts']}")
+    assert told > len(right) / 2  # at times a policy is right though its last call was not
     page = write_report([run.directory], tmp_path / "report").read_text()
     escaped = page.replace(r"\u003c", "<").replace(r"\u003e", ">")
     assert any(json.dumps(row["output"]) in escaped for row in right)

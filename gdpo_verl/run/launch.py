@@ -90,8 +90,9 @@ def train(
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
         if config.trainer.device == "cpu":
-            dtype = config.actor_rollout_ref.actor.fsdp_config.dtype
-            print_status(f"{recipe}: computes in {dtype}")
+            actor = config.actor_rollout_ref.actor
+            once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
+            print_status(f"{recipe}: computes in {actor.fsdp_config.dtype}{once}")
         (run / "done").unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
