@@ -124,9 +124,13 @@ def hosts(view: SimpleNamespace) -> set[str]:
 
 
 def press(page: Any, label: str, key: str, times: int = 1) -> None:
-    page.locator("marimo-slider").filter(has_text=label).get_by_role("slider").focus()
+    """Move a slider; again where the page was drawn anew before the key had an effect."""
+    slider = page.locator("marimo-slider").filter(has_text=label).get_by_role("slider")
     for _ in range(times):
-        page.keyboard.press(key)
+        before = slider.get_attribute("aria-valuenow")
+        while slider.get_attribute("aria-valuenow") == before:
+            slider.press(key)
+            page.wait_for_timeout(500)
 
 
 def choose(page: Any, label: str, choice: str) -> None:
@@ -161,6 +165,7 @@ def twelve(scale: float = 1.0, weights: tuple[float, ...] = (1, 1, 1), **options
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
