@@ -118,6 +118,39 @@ def test_made_up_answers_that_do_not_differ(codes: list[int | None], text: str, 
     ]
 
 
+UNCODED = [replace(each, info={**each.info, "parse_error": None}) for each in GOOD]
+INVERTED = [UNCODED[1], UNCODED[0], UNCODED[3], UNCODED[2]]  # the empty answer gets the truth's
+
+
+@pytest.mark.parametrize(
+    ("results", "text", "kind", "expected"),
+    [
+        pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows", id="inverted"),
+        pytest.param([UNCODED[0], UNCODED[0], UNCODED[2], UNCODED[2]], "22", "problems",
+                     "does not order answers", id="unordered"),
+        pytest.param([result(3.0, a=0.0, b=3.0), result(4.0, a=1.0, b=3.0)] * 2, "22", "problems",
+                     "the reward is inverted", id="beside a full component"),
+        pytest.param([result(-3.0, a=0.0, b=-3.0), result(-2.0, a=1.0, b=-3.0)] * 2, "22", "notes",
+                     "--model", id="one alone, another at its lowest"),
+        pytest.param(INVERTED, '{"inputs": []}', "notes", "--model", id="tests of a program"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_does_not_prefer_the_truth(
+    results: list[RewardResult], text: str, kind: str, expected: str
+) -> None:
+    answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
+    report = report_of(results, answers=answers)
+    (found,) = [
+        (key, each) for key in ("problems", "notes") for each in report[key] if FORM in each
+    ]
+    assert (found[0], expected in found[1]) == (kind, True)
+    good = report_of(GOOD, answers=answers)
+    assert not any(FORM in each for each in (*good["problems"], *good["notes"]))
+
+
+FORM = "the ground truth (ground truth) scores less than a wrong answer"
+
+
 def test_score_follows_weights_and_conditions() -> None:
     # 2 a + b where a is 1, else 2 a: 4, 0, 1, 0.
     results = [

@@ -184,52 +184,67 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
-    """Complain of rewards that do not vary within any group.
-
-    It is a note where made-up answers are known not to fit: the reward's `parse_error` says that it
-    reads no ground truth, or most of them look like JSON objects, as the tests of a program do.
-    """
+    """Complain of rewards that do not vary within any group; a note where answers may not fit."""
     several = sum(size > 1 for size in Counter(batch.group_ids).values())
     if not several or groups_that_vary(batch.rewards, batch.group_ids):
         return
     text = f"no component differs between two answers to one prompt, in any of {several} prompts"
-    verdict = f"{text}: every advantage would be 0 and nothing would be learnt"
-    if not all(each.answer.made_up for each in readable):
-        yield PROBLEM, verdict
-        return
-    truths = [each for each in readable if each.answer.kind in WRONG]
-    bare = [each.answer.text for each in truths if each.answer.kind == GROUND_TRUTH]
-    objects = sum(truth.lstrip().startswith("{") for truth in bare)
-    if all(each.parse_error for each in truths) or objects > len(bare) / 2:
+    if truth_may_not_be_an_answer(readable):
         yield NOTE, f"{text}. {_REAL_ANSWERS}"
-    else:
-        yield PROBLEM, f"{verdict}. {_REAL_ANSWERS}"
+        return
+    text += ": every advantage would be 0 and nothing would be learnt"
+    yield PROBLEM, f"{text}. {_REAL_ANSWERS}" if readable[0].answer.made_up else text
 
 
-def truth_not_preferred(readable: Sequence[ScoredAnswer]) -> Iterator[Finding]:
-    """Complain of an inverted reward; note one that does not prefer the ground truth.
+def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
+    """Complain of rewards that do not prefer the ground truth to wrong answers.
 
-    In one of its forms, bare, phrased or boxed, the ground truth should score more than every wrong
-    answer in at least half of the rows, unless the reward asks for a form that was not made up.
+    In one of its forms, bare, phrased or boxed, the ground truth must score more than every wrong
+    answer in at least half of the rows. It is a note where the truth is known not to be an answer,
+    and where one component alone orders the answers and another stays at its lowest.
     """
     margins = {form: _margins(readable, form, [WRONG[form], RANDOM, EMPTY]) for form in WRONG}
-    margins = {form: found for form, found in margins.items() if any(found)}
+    margins = {form: found for form, found in margins.items() if found}
     preferred = (2 * sum(margin > 0 for margin in each) >= len(each) for each in margins.values())
-    if not margins or any(preferred):
+    if not margins or any(preferred) or len({each.score for each in readable}) < 2:
         return
     form = min(margins, key=lambda form: sum(margins[form]))
-    worse = sum(margin < 0 for margin in margins[form])
+    rows, worse = len(margins[form]), sum(margin < 0 for margin in margins[form])
     text = (
-        f"the ground truth ({form}) scores less than a wrong answer in {worse} of "
-        f"{len(margins[form])} rows, and in none of its forms more than every wrong answer in half "
-        "of them"
+        f"the ground truth ({form}) scores less than a wrong answer in {worse} of {rows} rows, and "
+        "in none of its forms more than every wrong answer in half of them"
     )
     # A length knows no truth from another; what puts another truth first in every row does.
-    to_another = [_margins(readable, form, [wrong]) for form, wrong in WRONG.items()]
-    if any(found and max(found) < 0 for found in to_another):
-        yield PROBLEM, f"{text}: the reward is inverted"
-    else:
+    to_another = (_margins(readable, form, [wrong]) for form, wrong in WRONG.items())
+    inverted = any(found and max(found) < 0 for found in to_another)
+    if truth_may_not_be_an_answer(readable) or (not inverted and _one_orders(batch)):
         yield NOTE, f"{text}. {_REAL_ANSWERS}"
+    else:
+        fault = "is inverted" if inverted or 2 * worse > rows else "does not order answers"
+        yield PROBLEM, f"{text}: the reward {fault}. {_REAL_ANSWERS}"
+
+
+def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
+    """Return whether made-up answers are known not to have the form that the reward asks for.
+
+    The reward's `parse_error` says that it reads no ground truth, or most of them look like JSON
+    objects, as the tests of a program do.
+    """
+    truths = [each for each in readable if each.answer.made_up and each.answer.kind in WRONG]
+    bare = [each.answer.text for each in truths if each.answer.kind == GROUND_TRUTH]
+    objects = sum(truth.lstrip().startswith("{") for truth in bare)
+    made_up = all(each.answer.made_up for each in readable)
+    return made_up and (all(each.parse_error for each in truths) or 2 * objects > len(bare))
+
+
+def _one_orders(batch: RewardBatch) -> bool:
+    """Whether one component alone varies, and another stays at its lowest for every answer."""
+    low = {key: limits[0] for key, limits in batch.objective.ranges.items()}
+    columns = dict(zip(batch.objective.keys, batch.rewards.nan_to_num(math.inf).T, strict=True))
+    varying = [key for key, column in columns.items() if column.min() < column.max()]
+    return len(varying) == 1 and any(
+        column.max() <= low.get(key, 0.0) for key, column in columns.items()
+    )
 
 
 def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) -> list[float]:

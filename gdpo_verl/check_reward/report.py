@@ -62,7 +62,7 @@ def measure(
             if batch := _read_components(dicts, objective, found):
                 readable = [each for each in dicts if each.weighted_sum is not None]
                 found += checks.no_variation(readable, batch)
-                found += checks.truth_not_preferred(readable)
+                found += checks.truth_not_preferred(readable, batch)
                 found += checks.failing_pays(batch)
                 components = _summarise(batch, scored.declared)
             validation.check_estimator(objective, config.actor_rollout_ref.rollout.n)
