@@ -110,12 +110,16 @@ def test_page_shows_curves_table_samples_and_collapse(page: Page) -> None:
 
 def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path: Path) -> None:
     run, count = tmp_path / "run", []
+    write_lines(run / "rollouts/2.jsonl", [row | {"length": None} for row in COLLAPSED])
     for more in ({}, {"gdpo/length/unscored": 1.0}):
         write_lines(run / "metrics.jsonl", [training(step, 0.5, 0.5, **more) for step in (1, 2)])
         page = page_of(tmp_path / "report", run)
         count.append(page.tags.count("svg"))
     assert count[0] == count[1]
-    assert "length" in page.text
+    assert "Never scored: length." in page.text
+    group = read_step(run / "rollouts/2.jsonl", [*COMPONENTS, "length"]).shown[0]
+    assert (group["keys"], group["unscored"]) == (COMPONENTS, ["length"])
+    assert {len(row["scores"]) for row in group["rows"]} == {2}
 
 
 def test_text_from_the_model_is_shown_and_never_run(written: Path, page: Page) -> None:

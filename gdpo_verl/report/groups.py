@@ -236,9 +236,10 @@ def _shown_group(
 ) -> dict[str, Any]:
     """A group as the page's script reads it.
 
-    `keys` names the scores: the components, or without them every number of the rows. `constant`
-    names those that do not vary, `variant` the estimator whose advantages are there too.
-    Rows are in the order of GDPO's advantage; of many, evenly spaced ones are kept.
+    `keys` names the scores: the components, or without them every number of the rows. `unscored`
+    names components that no row has, `constant` those that do not vary, `variant` the estimator
+    whose advantages are there too. Rows are in the order of GDPO's advantage; of many, evenly
+    spaced ones are kept.
     """
     keys = list(components)
     variant, column = variant_of(members[0])
@@ -246,13 +247,16 @@ def _shown_group(
         keys = [key for key, value in members[0].items() if is_number(value)]
         keys = [key for key in keys if key not in ("step", *ADVANTAGES) and key != column]
     vectors = [reward_vector(row, keys) for row in members]
+    # Of many rewards a prompt may have two: the others are named once.
+    scored = [k for k in range(len(keys)) if any(vector[k] is not None for vector in vectors)]
     confused = {each.rewards for each in patterns if each.collapsed}
     order = sorted(range(len(members)), key=lambda i: -(_number(members[i], ADVANTAGES[0]) or 0))
     return {
         "title": short_prompt(str(members[0].get("input", ""))),
         "prompt": shorten(members[0].get("input"), TEXT_CHARACTERS),
         "expected": shorten(members[0].get("gts"), TEXT_CHARACTERS),
-        "keys": keys,
+        "keys": [keys[k] for k in scored],
+        "unscored": [key for k, key in enumerate(keys) if k not in scored],
         "variant": variant,
         "constant": [
             key
@@ -263,7 +267,7 @@ def _shown_group(
         "rows": [
             {
                 "text": shorten(members[i].get("output"), TEXT_CHARACTERS),
-                "scores": vectors[i],
+                "scores": tuple(vectors[i][k] for k in scored),
                 "gdpo": _number(members[i], "gdpo_advantage"),
                 "grpo": _number(members[i], "grpo_advantage"),
                 "variant": _number(members[i], column),

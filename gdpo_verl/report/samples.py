@@ -53,7 +53,8 @@ def choose_samples(
     samples = []
     for prompt in sorted(shared, key=prompt_digest):
         rows = [each[prompt] for each in answers]
-        scores = [_scores(row, components) for row in rows]
+        scored = [name for name in components if any(is_number(row.get(name)) for row in rows)]
+        scores = [_scores(row, scored) for row in rows]
         texts = [shorten(row.get("output"), MOST) for row in rows]
         completions = tuple(
             {"run": run.name, "step": step, "text": text, "scores": given}

@@ -53,8 +53,12 @@ class Summary:
 def summarise_run(dumps: RunDumps) -> Summary:
     """Say which components learn, what they weigh, and which groups are dead."""
     run = dumps.run
-    sentences = [_learning(run, name) for name in run.components]
-    sentences += _weights(run)
+    series = {name: run.series(f"rewards/{name}/mean") for name in run.components}
+    scored = [name for name in series if series[name]]
+    sentences = [_learning(run, name) for name in scored]
+    if never := [name for name in series if not series[name]]:
+        sentences.append(f"Never scored: {', '.join(never)}.")
+    sentences += _weights(run, scored)
     sentences += _dead_groups(dumps)
     sentences += _collapse(dumps)
     alerts = find_alerts({step: run.metrics[step] for step in run.training_steps}, run.components)
@@ -92,8 +96,6 @@ def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
 
 def _learning(run: Run, name: str) -> str:
     series = run.series(f"rewards/{name}/mean")
-    if not series:
-        return f"{name} is never scored."
     few, first, last = _ends(series)
     went = f"{name} went from {first:.3g} to {last:.3g}"
     silent = ""
@@ -120,8 +122,8 @@ def _ends(series: Series) -> tuple[int, float, float]:
     return few, fmean(values[:few]), fmean(values[-few:])
 
 
-def _weights(run: Run) -> Iterator[str]:
-    series = {name: run.series(f"gdpo/{name}/advantage_share") for name in run.components}
+def _weights(run: Run, scored: Sequence[str]) -> Iterator[str]:
+    series = {name: run.series(f"gdpo/{name}/advantage_share") for name in scored}
     ends = {name: _ends(shares) for name, shares in series.items() if shares}
     if len(ends) > 1:
         parts = (f"{name} {first:.0%} → {last:.0%}" for name, (_, first, last) in ends.items())
