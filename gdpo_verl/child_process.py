@@ -30,6 +30,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True, **options
         )
         assert self.stdin
+        # Else a child that does not read would hold us in a write beyond the deadline.
         os.set_blocking(self.stdin.fileno(), False)
 
     def ask(self, request: Any, until: float, *, most: float = math.inf) -> Any:
@@ -53,7 +54,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         poll.register(sink, select.POLLOUT)
         while not received.endswith(b"\n"):
             left = max(0.0, until - time.monotonic())
-            ready = dict(poll.poll(min(1000 * left, 2**31 - 1)))
+            ready = dict(poll.poll(min(1000 * left, 2**31 - 1)))  # milliseconds, as a C int
             if not ready:
                 raise TimeoutError
             if sink in ready:

@@ -1,4 +1,4 @@
-"""A real Ray cluster: raylets with addresses of their own on this machine."""
+"""A real Ray cluster on this machine: raylets with separate addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 class Cluster:
-    """Raylets with addresses of their own.
+    """Raylets with separate addresses.
 
     The head is at this machine's own address, into which Ray turns 127.0.0.1, then come
     127.0.0.2 and so on. Each process is ours to end.
@@ -76,7 +76,7 @@ class Cluster:
         apart: bool = False,
         **environment: str,
     ) -> None:
-        """Start a raylet with so many logical GPUs and CPUs; jobs on it find its own Python.
+        """Start a raylet with logical devices, GPUs and CPUs; jobs on it find its own Python.
 
         Apart from the others, its processes see no other node's: of several raylets that a driver
         sees on its machine, Ray connects it to the head's, wherever it was started.
@@ -145,7 +145,6 @@ class Cluster:
         done = subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", *command],
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             check=False,
             env=self.environment,
@@ -155,17 +154,9 @@ class Cluster:
 
     def actors(self, *, alive: bool = False) -> dict[str, set[str]]:
         """The nodes that each class of actors is or was on, by Ray's own account."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "list", "actors", "--detail"]
-        command += ["--format=json", "--limit=1000", f"--address={self.address}"]
-        listing = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-            env=self.environment | {"RAY_API_SERVER_ADDRESS": self.address},
-        )
+        options = ["--detail", "--format=json", "--limit=1000", f"--address={self.address}"]
         places: dict[str, set[str]] = {}
-        for actor in json.loads(listing.stdout):
+        for actor in json.loads(self.ray("list", "actors", *options)):
             if actor["state"] == "ALIVE" or not alive:
                 places.setdefault(actor["class_name"], set()).add(actor["node_id"])
         return places

@@ -9,7 +9,7 @@ from typing import Any
 
 from gdpo_verl.report import write_report
 
-SCRIPT = "<script>alert('model')</script>"
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 COMPONENTS = ["format", "correctness"]
 
 
@@ -80,7 +80,7 @@ def write_run(path: Path, estimator: str = "gdpo", *, gain: float = 1.0) -> Path
     ]
     write_lines(path / "metrics.jsonl", lines)
     write_lines(path / "rollouts/2.jsonl", COLLAPSED)
-    before = [answer("add 1", SCRIPT, 0.0, -3.0), answer("add 2", "same", 1.0, 3.0)]
+    before = [answer("add 1", HOSTILE, 0.0, -3.0), answer("add 2", "same", 1.0, 3.0)]
     after = [answer("add 1", "now right", 1.0, 3.0), answer("add 2", "same", 1.0, 3.0)]
     write_lines(path / "validation/0.jsonl", before)
     write_lines(path / "validation/3.jsonl", after)
@@ -89,8 +89,6 @@ def write_run(path: Path, estimator: str = "gdpo", *, gain: float = 1.0) -> Path
         f"trainer: {{total_training_steps: 3, default_local_dir: '{path}/saved'}}\n"
         "actor_rollout_ref: {model: {path: /somewhere/tiny}}\n"
     )
-    (path / "saved").mkdir()
-    (path / "train.log").write_text("log\n")
     return path
 
 

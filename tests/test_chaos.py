@@ -99,7 +99,7 @@ def victim(
 def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path) -> None:
     chance = random.Random(SEED)
     print(f"CHAOS_SEED={SEED}")
-    victim.steps = 60  # more than so many starts can make before their faults
+    victim.steps = 60  # more than all starts can make before their faults
     options = ["--retries", "20", "--hang-after", str(HANG_MINUTES)]
     stop_at, faults, jobs, said = chance.randrange(FAULTS), 0, 0, ""
 
@@ -121,7 +121,7 @@ def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path
             victim.start(*options)
         wait_for(lambda: running_driver() or not victim.running(), every=1.0)
         leader = victim.leader
-        # One in three in the middle of the start; a step of its own has been made for the others.
+        # One in three in the middle of the start; the others when it has made a step.
         if chance.random() > 1 / 3:
             wait_for(partial(has_stepped, victim), every=1.0)
         time.sleep(chance.uniform(0, 10))

@@ -81,20 +81,16 @@ def test_checkpoint_counts_once_verl_has_noted_it(tmp_path: Path) -> None:
         assert said.startswith("global_step_4 was cut short and is skipped: its save did not end")
 
 
-def test_first_save_cut_short_means_the_beginning(tmp_path: Path) -> None:
-    (write_checkpoint(tmp_path, 2) / "data.pt").unlink()
-    (tmp_path / checkpoints.TRACKER).unlink()
-    step, said = checkpoints.select_checkpoint(tmp_path)
-    assert step == 0
-    assert "global_step_2 was cut short" in said[0]
-    assert checkpoints.select_checkpoint(tmp_path / "none") == (0, [])
-
-
-def test_training_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path: Path) -> None:
     cut(write_checkpoint(tmp_path, 2) / "data.pt")
     with pytest.raises(CheckpointError, match=r"no checkpoint is whole \(global_step_2: data.pt"):
         checkpoints.select_checkpoint(tmp_path)
     assert (tmp_path / "global_step_2").is_dir()
+    (tmp_path / checkpoints.TRACKER).unlink()  # the first save was cut short
+    step, (said,) = checkpoints.select_checkpoint(tmp_path)
+    assert step == 0
+    assert said.startswith("global_step_2 was cut short")
+    assert checkpoints.select_checkpoint(tmp_path / "none") == (0, [])
 
 
 def test_files_of_another_engine_count_as_verl_noted_them(tmp_path: Path) -> None:

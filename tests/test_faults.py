@@ -57,7 +57,7 @@ def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
 
 
 class Victim:
-    """A training in a directory of its own, whose processes are killed one after the other."""
+    """A training in its own directory, whose processes are killed one after the other."""
 
     def __init__(self, run: Path, toolbox: Path, policy: Path) -> None:
         self.run = run
@@ -83,28 +83,6 @@ class Victim:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    def kill(self, who: str, *, after: int, leaving: int | None = None) -> dict[int, set[str]]:
-        """Kill -9 one process when a step is done; returns the prompts of the steps so far.
-
-        `leaving` is a step of which half a checkpoint is planted, as a save that is killed leaves
-        it.
-        """
-        wait_for(lambda: after in steps_of(self.run) or not self.running())
-        assert self.running(), self.end()
-        dump = self.run / "rollouts" / f"{after}.jsonl"  # verl writes it in a thread
-        wait_for(lambda: dump.exists() and dump.read_text().count("\n") == 32)
-        self.leader = self.driver()
-        members = session(self.leader)
-        pids = [pid for pid, args in members if who in args]
-        assert pids, members
-        seen = {step: prompts(self.run, step) for step in steps_of(self.run)}
-        if leaving is not None:
-            unfinished = self.run / "checkpoints" / f"global_step_{leaving}" / "actor"
-            unfinished.mkdir(parents=True)
-            (unfinished / "model_world_size_1_rank_0.pt").write_bytes(b"PK\x03\x04 cut short")
-        os.kill(pids[0], signal.SIGKILL)
-        return seen
 
     def running(self) -> bool:
         return bool(self.launcher) and self.launcher.poll() is None
@@ -136,9 +114,20 @@ def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Any:
 def test_engine_that_is_killed_is_named_and_the_retry_goes_on_past_half_a_checkpoint(
     victim: Victim, policy: Path
 ) -> None:
-    # The kill comes two steps before the next checkpoint, which a late one must not meet.
     victim.start("--retries", "1")
-    before = victim.kill("VLLM::EngineCore", after=4, leaving=9)
+    # Two steps before the next checkpoint, which a late kill must not meet.
+    wait_for(lambda: 4 in steps_of(victim.run) or not victim.running())
+    assert victim.running(), victim.end()
+    dump = victim.run / "rollouts" / "4.jsonl"  # verl writes it in a thread
+    wait_for(lambda: dump.exists() and dump.read_text().count("\n") == 32)
+    victim.leader = victim.driver()
+    engines = [pid for pid, args in session(victim.leader) if "VLLM::EngineCore" in args]
+    before = {step: prompts(victim.run, step) for step in steps_of(victim.run)}
+    # What a save leaves that is killed.
+    unfinished = victim.run / "checkpoints" / "global_step_9" / "actor"
+    unfinished.mkdir(parents=True)
+    (unfinished / "model_world_size_1_rank_0.pt").write_bytes(b"PK\x03\x04 cut short")
+    os.kill(engines[0], signal.SIGKILL)
     said = victim.end()
     assert victim.launcher.returncode == 0, said
     parts = ["a vLLM engine died: ", "(killed by SIGKILL) of vllm_server_0_0", "retry 1 of 1"]

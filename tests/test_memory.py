@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fake_verl import word_tokenizer
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
@@ -94,17 +93,13 @@ def test_no_estimate_of_memory_refuses_a_run(tmp_path: Path) -> None:
     assert not any(problem.startswith(f"{MODEL}.path") for problem in found.problems)
 
 
-def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(
-    policy: Path, tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(policy, model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
-    overrides = ["hardware=cpu", f"{MODEL}.path={model}"]
+def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(tmp_path: Path) -> None:
+    Qwen2Config(vocab_size=2, num_hidden_layers=1).save_pretrained(tmp_path)
+    word_tokenizer("<eos>", "<unk>", "word").save_pretrained(tmp_path)
+    overrides = ["hardware=cpu", f"{MODEL}.path={tmp_path}"]
     problems = dry_run.dry_run("toolbox/gdpo", tmp_path / "run", overrides).problems
     (problem,) = [each for each in problems if each.startswith(MODEL)]
-    assert "expected weights for every token, found 100 rows" in problem
+    assert "expected weights for every token, found 2 rows" in problem
 
 
 @pytest.mark.parametrize(

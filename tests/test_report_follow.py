@@ -7,8 +7,6 @@ import fcntl
 import io
 import json
 import logging
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ from report_runs import Page, training, validation, write_lines, write_run
 
 from gdpo_verl.cli import main
 from gdpo_verl.report import follow_report
+from gdpo_verl.report import page as report_page
 from gdpo_verl.run import progress
 from gdpo_verl.run.progress import follow
 from gdpo_verl.rundir.metrics import RunError
@@ -115,7 +114,6 @@ def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("_quick")
 def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Path) -> None:
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
     assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
@@ -126,31 +124,29 @@ def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Pa
     assert text.endswith("gdpo: ended after 0 s (validating or taking the first step)\n")
 
 
-def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:3]))
-    page = tmp_path / "out/index.html"
+def test_followed_report_is_refreshed_until_the_run_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, page = write_run(tmp_path / "gdpo"), tmp_path / "out/index.html"
     said: list[str] = []
+    shown: list[str] = []
+    metrics = run / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text("".join(whole.splitlines(keepends=True)[:3]))
 
-    def finish() -> None:
-        while not said:
-            time.sleep(0.01)
-        first.append(page.read_text(encoding="utf-8"))
-        (run / "metrics.jsonl").write_text("".join(lines))
+    def finish(seconds: float) -> None:
+        shown.append(page.read_text(encoding="utf-8"))
+        metrics.write_text(whole)
         (run / "done").touch()
 
-    first: list[str] = []
+    monkeypatch.setattr(report_page, "time", SimpleNamespace(sleep=finish))
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        thread = threading.Thread(target=finish)
-        thread.start()
         assert follow_report([run], page.parent, every=1, say=said.append) == page
-        thread.join()
     assert said == [f"{page}: kept current every 1 s"]
-    assert "2 of 3" in Page(first[0]).text
-    assert '<body data-refresh="1">' in first[0]
-    last = page.read_text(encoding="utf-8")
+    (first,), last = shown, page.read_text(encoding="utf-8")
+    assert "2 of 3" in Page(first).text
+    assert '<body data-refresh="1">' in first
     assert "3 of 3" in Page(last).text
     assert "data-refresh" not in last
 

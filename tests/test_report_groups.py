@@ -11,7 +11,6 @@ import pytest
 from report_runs import (
     COLLAPSED,
     COMPONENTS,
-    Page,
     answer,
     page_of,
     rollout,
@@ -28,9 +27,11 @@ from gdpo_verl.rundir import dumps as rows
 from gdpo_verl.rundir.run import read_run
 
 
-def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "gdpo"))
-    collapse = find_collapse(read_dumps([run]))
+def test_a_collapsed_group_is_counted_and_comes_first(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gdpo")
+    write_lines(run / "rollouts/2.jsonl", COLLAPSED[3:] + COLLAPSED[:3])
+    (dumps,) = read_dumps([read_run(run)])
+    collapse = find_collapse([dumps])
     assert (collapse.groups, collapse.collapsed, collapse.by_gdpo) == (2, 1, 0)
     assert collapse.step == 2
     shown = [(c.rewards, c.grpo, c.gdpo, c.collapsed) for c in collapse.patterns]
@@ -39,6 +40,8 @@ def test_collapse_counts_groups_that_only_grpo_takes_for_equal(tmp_path: Path) -
         ((0.0, 2.0), 0.5, -0.2, True),
         ((0.0, -3.0), -1.5, -1.25, False),
     ]
+    first, other = ([row["collapsed"] for row in g["rows"]] for g in dumps.training[2].shown)
+    assert (first, other) == ([True, True, False], [False, False])
 
 
 @pytest.mark.parametrize(
@@ -85,16 +88,12 @@ def test_a_dump_without_the_plug_in_is_named(tmp_path: Path) -> None:
     assert "(first at step 3)" in note
 
 
-def test_a_directory_named_like_a_dump_is_no_dump(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    (run / "rollouts/7.jsonl").mkdir()
-    assert list(read_run(run).rollouts) == [2]
-
-
 def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", COLLAPSED, end='{"input": "cut')
+    (run / "rollouts/7.jsonl").mkdir()  # no dump
     (found,) = read_dumps([read_run(run)])
+    assert list(found.training) == [2]
     assert found.training[2].groups == 2
     assert found.notes == ("rollouts/2.jsonl: 1 lines are no whole rows (line 7 first).",)
 
@@ -153,20 +152,6 @@ def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path: Path) -> None:
     assert group["rows"][0]["text"] == f"{half}\n[… 1500 characters left out …]\n{half}"
 
 
-def test_collapsed_groups_are_kept_first(tmp_path: Path) -> None:
-    many = [
-        rollout(f"{uid}_{i}_0", 0.0, i, i, i) | {"input": uid} for uid in "bcdef" for i in (0, 1)
-    ]
-    write_lines(tmp_path / "rollouts/1.jsonl", many + COLLAPSED[:3])
-    first, *others = read_step(tmp_path / "rollouts/1.jsonl", COMPONENTS).shown
-    assert [(row["scores"], row["collapsed"]) for row in first["rows"]] == [
-        ((1.0, 1.0), True),
-        ((0.0, 2.0), True),
-        ((0.0, -3.0), False),
-    ]
-    assert not any(row["collapsed"] for group in others for row in group["rows"])
-
-
 def test_of_many_runs_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [write_run(tmp_path / name) for name in "ab"]
     for run in runs:
@@ -190,39 +175,22 @@ def test_a_run_without_components_shows_its_held_out_rollouts(tmp_path: Path) ->
     assert group["rows"][0]["gdpo"] is None
 
 
-def test_data_cannot_end_its_script_element(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "gdpo")
-    hostile = "</script><script>window.hacked = 1</script><!-- &lt;"
-    row = rollout("a_0_0", 1.0, 1.0, 0.9, 0.5) | {"input": hostile, "output": hostile}
-    write_lines(run / "rollouts/2.jsonl", [row])
-    html = write_report([run], tmp_path).read_text(encoding="utf-8")
-    assert "window.hacked" in html
-    assert "<script>window" not in html
-    page = Page(html)
-    (group,) = json.loads(page.scripts["r0-training-2"])["groups"]
-    assert (group["prompt"], group["rows"][0]["text"]) == (hostile, hostile)
-
-
 @pytest.mark.slow
 def test_three_hundred_steps_of_a_thousand_rollouts_take_seconds(tmp_path: Path) -> None:
-    run, prompt, output = write_run(tmp_path / "gdpo"), "p" * 1500, "o" * 1500
-    lines = []
-    for group in range(125):
-        for i in range(8):
-            values = (float(i % 2), float(i % 3), i / 8, i / 9)
-            row = rollout(f"{group}_{i}_0", *values) | {"input": f"{prompt}{group}"}
-            lines.append(json.dumps(row | {"output": output}) + "\n")
-    dump = run / "rollouts/1.jsonl"
-    dump.write_text("".join(lines))
+    run = write_run(tmp_path / "gdpo")
+    rows = [
+        rollout(f"{group}_{i}_0", float(i % 2), float(i % 3), i / 8, i / 9)
+        | {"input": f"{'p' * 1500}{group}", "output": "o" * 1500}
+        for group in range(125)
+        for i in range(8)
+    ]
+    write_lines(run / "rollouts/1.jsonl", rows)
     for step in range(2, 301):  # 0.9 GB to read, 3 MB on the disk
         (run / f"rollouts/{step}.jsonl").unlink(missing_ok=True)
-        (run / f"rollouts/{step}.jsonl").hardlink_to(dump)
-    steps = [training(step, 0.5, 1.0) for step in range(1, 301)]
-    write_lines(run / "metrics.jsonl", steps)
+        (run / f"rollouts/{step}.jsonl").hardlink_to(run / "rollouts/1.jsonl")
+    write_lines(run / "metrics.jsonl", [training(step, 0.5, 1.0) for step in range(1, 301)])
     started = time.process_time()
     page = write_report([run], tmp_path)
-    seconds, size = time.process_time() - started, page.stat().st_size
-    print(f"300 steps x 1000 rollouts: {seconds:.1f} s, page of {size / 1e6:.1f} MB")
     # Smoke limits, far above what was measured on two shared cores.
-    assert seconds < 90
-    assert size < 20e6
+    assert time.process_time() - started < 90
+    assert page.stat().st_size < 20e6

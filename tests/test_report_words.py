@@ -10,23 +10,23 @@ import pytest
 from report_runs import page_of, training, validation, write_lines, write_run
 
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
-from gdpo_verl.report.summary import summarise_run, trend
+from gdpo_verl.report.summary import summarise_run
 from gdpo_verl.report.survey import read_dumps
 from gdpo_verl.report.tables import quantities, recipe_table, seconds_by_phase
 from gdpo_verl.rundir.alerts import Alert, find_alerts
 from gdpo_verl.rundir.run import read_run
 
 
-def logged(key: str, *values: float, mean: float = 0.5) -> dict[int, dict[str, float]]:
+def groups_without_variation(*shares: float) -> dict[int, dict[str, float]]:
     """Metrics of the component `style` from step 1 on."""
     return {
-        step: {"rewards/style/mean": mean, f"gdpo/style/{key}": value}
-        for step, value in enumerate(values, start=1)
+        step: {"rewards/style/mean": 0.5, "gdpo/style/constant_groups": share}
+        for step, share in enumerate(shares, start=1)
     }
 
 
 def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
-    metrics = logged("constant_groups", *[0.1] * 5, *[0.9] * 20)
+    metrics = groups_without_variation(*[0.1] * 5, *[0.9] * 20)
     # Steps 4 to 23 have 2 of 0.1 and 18 of 0.9: a mean of 0.82. Steps 3 to 22: 0.78.
     # From step 4 to 25 there are 20 of 0.9 and 2 of 0.1: 18.2 / 22.
     (alert,) = find_alerts(metrics, ["style"])
@@ -39,37 +39,32 @@ def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
 @pytest.mark.parametrize(
     ("key", "values", "kind"),
     [
-        pytest.param("constant_groups", [0.8] * 20, "dead", id="exactly the threshold"),
-        pytest.param("constant_groups", [1.0] * 19, None, id="too few steps"),
-        pytest.param("constant_groups", [1.0, 0.0] * 20, None, id="every other step"),
-        pytest.param("saturation", [0.95] * 20, "saturated", id="at the top"),
-        pytest.param("saturation", [0.05] * 20, "stuck", id="at the bottom"),
-        pytest.param("saturation", [0.06] * 10 + [0.94] * 10, None, id="between both"),
+        pytest.param("style/constant_groups", [0.8] * 20, "dead", id="exactly the threshold"),
+        pytest.param("style/constant_groups", [1.0] * 19, None, id="too few steps"),
+        pytest.param("style/saturation", [0.95] * 20, "saturated", id="at the top"),
+        pytest.param("style/saturation", [0.05] * 20, "stuck", id="at the bottom"),
+        pytest.param("style/saturation", [0.06] * 10 + [0.94] * 10, None, id="between both"),
+        pytest.param("phantom_groups", [0.3] * 20, "phantom", id="without an outcome"),
+        pytest.param("phantom_groups", [0.2] * 20, None, id="mostly with an outcome"),
     ],
 )
 def test_an_alert_takes_twenty_steps_beyond_its_threshold(
     key: str, values: list[float], kind: str | None
 ) -> None:
-    found = find_alerts(logged(key, *values), ["style"])
+    metrics = {step: {f"gdpo/{key}": value} for step, value in enumerate(values, start=1)}
+    found = find_alerts(metrics, ["style"])
     assert [(each.kind, each.first, each.last) for each in found] == [(kind, 1, 20)] * bool(kind)
+    for each in found:
+        assert str(each).startswith("the outcome is" if kind == "phantom" else "style is")
 
 
 def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
-    metrics = logged("constant_groups", *[1.0] * 20, *[0.0] * 20, *[1.0] * 20)
+    metrics = groups_without_variation(*[1.0] * 20, *[0.0] * 20, *[1.0] * 20)
     first, second = find_alerts(metrics, ["style"])
     # The first window with a mean below 0.8 has five zeros, the last above it four.
     assert (first.first, first.last, first.ongoing) == (1, 24, False)
     assert str(first).endswith("steps 1 to 24")
     assert (second.first, second.last, second.ongoing) == (37, 60, True)
-
-
-def test_a_trend_compares_the_last_two_quarters() -> None:
-    # Quarters of two: (0, 2) and (10, 12), each of variance 2, so an error of sqrt(4 / 2).
-    found = trend(list(enumerate([9.0, 9.0, 9.0, 9.0, 0.0, 2.0, 10.0, 12.0])))
-    assert found is not None
-    assert (found.steps, found.change) == (4, 10.0)
-    assert found.error == pytest.approx(2**0.5)
-    assert trend([(step, 0.0) for step in range(7)]) is None
 
 
 STEADY = [training(i, 0.49 + 0.02 * (i % 2), float(i)) for i in range(1, 9)]
@@ -96,9 +91,9 @@ JUMPS = [
         pytest.param(JUMPS, 0, "format went from 5.5 to 5.5; nothing can be said of a trend, noise "
             "hides it: +0 ± 2.1 over the last 4 steps. It does not vary in 25% of the groups of "
             "the last 4 steps.", id="noise"),
-        pytest.param([training(1, 0.25, 0.0), training(2, 0.5, 0.0)], 0, "format went from 0.25 to "
-            "0.5; 2 steps are too few to tell a trend from noise. It does not vary in 25% of the "
-            "groups of the last step.", id="short"),
+        pytest.param(STEADY[:7], 1, "correctness went from 2 to 6; 7 steps are too few to tell a "
+            "trend from noise. It does not vary in 50% of the groups of the last 3 steps.",
+            id="short"),
     ],
 )  # fmt: skip
 def test_the_verdict_claims_no_more_than_the_numbers_say(
@@ -135,7 +130,7 @@ RUNS = ((1, "gdpo", 1.0), (2, "gdpo", 2.0), (1, "grpo", 0.5))
 def seeds(
     place: Path, *runs: tuple[int, str, float], files: str = "/data/train.parquet"
 ) -> list[Path]:
-    """Runs of seeds with an estimator and a gain; a seed may have files of its own."""
+    """Runs of seeds with an estimator and a gain; a seed may have its own files."""
     paths = []
     for seed, estimator, gain in runs:
         path = write_run(place / f"seed{seed}" / estimator, estimator, gain=gain)
@@ -151,19 +146,13 @@ def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Pa
     without = [tmp_path / "a", tmp_path / "b"]  # a configuration
     for path in without:
         write_lines(path / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    same = seeds(tmp_path, *RUNS)
-    others = seeds(tmp_path / "others", *RUNS, files="/data/{}/train.parquet")
-    found, apart = (
-        group_by_recipe(list(map(read_run, paths))) for paths in ([*same, *without], others)
-    )
+    found = group_by_recipe(list(map(read_run, [*seeds(tmp_path, *RUNS), *without])))
     groups = [(recipe.name, len(recipe.runs)) for recipe in found]
     assert groups == [("toolbox/gdpo", 2), ("grpo", 1), ("a", 1), ("b", 1)]
-    assert [len(recipe.runs) for recipe in apart] == [1, 1, 1]
-
-
-def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_path: Path) -> None:
-    paths = seeds(tmp_path, *RUNS, files="/data/{}/train.parquet")
-    runs = [read_run(path) for path in paths]
+    others = seeds(tmp_path / "others", *RUNS, files="/data/{}/train.parquet")
+    runs = list(map(read_run, others))
+    assert [len(recipe.runs) for recipe in group_by_recipe(runs)] == [1, 1, 1]
+    # Only settings that differ, and no place of this machine.
     assert dict(config_differences(runs)) == {
         "algorithm.adv_estimator": ("gdpo", "gdpo", "grpo"),
         "data.files": ("…/train.parquet",) * 3,
@@ -171,11 +160,13 @@ def test_only_differing_settings_are_listed_and_no_place_of_this_machine(tmp_pat
     }
 
 
-def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
-    paths = seeds(tmp_path, *RUNS)
-    recipes = group_by_recipe([read_run(path) for path in paths])
-    runs = [run for recipe in recipes for run in recipe.runs]
-    names, rows = recipe_table(recipes, quantities(read_dumps(runs), ["correctness"]))
+def test_seeds_are_summed_up_and_recipes_over_the_same_seeds_compared_by_pairs(
+    tmp_path: Path,
+) -> None:
+    paths = seeds(tmp_path, *RUNS, (2, "grpo", 1.0))
+    runs = [read_run(path) for path in paths]
+    found = quantities(read_dumps(runs), ["correctness"])
+    names, rows = recipe_table(group_by_recipe(runs[:3]), found)
     table = dict(rows)
     assert names == ["toolbox/gdpo", "grpo"]
     assert table["runs"] == ("2", "1")
@@ -184,7 +175,19 @@ def test_seeds_are_summed_up_by_mean_and_spread(tmp_path: Path) -> None:
     assert table["training correctness, first → last step"] == ends
     held_out = ("0.250 ± 0.000 → 1.500 ± 0.000", "0.250 → 1.500")
     assert table["held-out correctness, before → after"] == held_out
-    page = page_of(tmp_path / "out", *paths)
+
+    names, rows = recipe_table(group_by_recipe(runs), found)
+    table = dict(rows)
+    assert names[2] == "toolbox/gdpo − toolbox/grpo"
+    assert table["runs"] == ("2", "2", "2 pairs")
+    # Differences of 0.5 and 1: a mean of 0.75 ± 12.706 * sqrt(0.125) / sqrt(2).
+    assert table["training correctness, first → last step"][2] == "+0.750 ± 3.176"
+    constant = "groups in which correctness does not vary, first → last step"
+    assert table[constant][2] == "+0.0 ± 0.0 points"
+    # Of one run each there is no spread.
+    assert recipe_table(group_by_recipe(runs[1:3]), found) == (["gdpo", "grpo"], [])
+
+    page = page_of(tmp_path / "out", *paths[:3])
     assert "toolbox/gdpo (2 runs: seed1/gdpo, seed2/gdpo)" in page.text
     assert "2.000 ± 0.707" in (tmp_path / "out/summary.md").read_text(encoding="utf-8")
     assert "One seed" in page.text
@@ -199,35 +202,3 @@ def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     # A step takes 2 s, of which 0.75 s in no phase; 4 s of validation over two steps, outside.
     assert seconds_by_phase([run]) == {"testing": 2.0, "gen": 1.0, "adv": 0.25, "other": 0.75}
-    assert seconds_by_phase([]) == {}
-
-
-def test_groups_that_train_without_an_outcome_raise_an_alert_that_says_what_to_set() -> None:
-    metrics = {step: {"gdpo/phantom_groups": 0.4} for step in range(1, 21)}
-    (alert,) = find_alerts(metrics, ["style"])
-    assert alert == Alert("the outcome", "phantom", 1, 20, pytest.approx(0.4), None, ongoing=True)
-    assert str(alert) == (
-        "the outcome is the same for all in 40% of the groups, which train other rewards, since "
-        "step 1"
-    )
-    assert "algorithm.gdpo.gate={on:" in alert.advice
-    assert not find_alerts({step: {"gdpo/phantom_groups": 0.2} for step in metrics}, ["style"])
-
-
-def test_two_recipes_over_the_same_seeds_are_compared_by_pairs(tmp_path: Path) -> None:
-    paths = seeds(tmp_path, *RUNS, (2, "grpo", 1.0))
-    runs = [read_run(path) for path in paths]
-    found = quantities(read_dumps(runs), ["correctness"])
-    names, rows = recipe_table(group_by_recipe(runs), found)
-    table = dict(rows)
-    assert len(names) == 3
-    assert "−" in names[2]
-    assert table["runs"] == ("2", "2", "2 pairs")
-    # Differences of 0.5 and 1: a mean of 0.75 ± 12.706 * sqrt(0.125) / sqrt(2).
-    assert table["training correctness, first → last step"][2] == "+0.750 ± 3.176"
-    assert table["groups in which correctness does not vary, first → last step"][2] == (
-        "+0.0 ± 0.0 points"
-    )
-    # Without the same seeds there is nothing to pair, and of one run each no spread.
-    assert len(recipe_table(group_by_recipe(runs[:3]), found)[0]) == 2
-    assert recipe_table(group_by_recipe(runs[1:3]), found) == (["gdpo", "grpo"], [])

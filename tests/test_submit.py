@@ -141,9 +141,6 @@ def test_code_in_the_working_directory_keeps_its_relative_path(
     archive = "s3://bucket/code.zip"
     overrides = submit.absolute("tool_call/gdpo", [f"{CODE}=other.py"], archive)
     assert not any(each.startswith(f"{CODE}={tmp_path}") for each in overrides)
-
-
-def test_relative_path_of_code_that_is_nowhere_is_refused() -> None:
     with pytest.raises(submit.SubmitError, match=rf"{CODE}: 'no.py' is relative and not in .*sent"):
         submit.absolute("tool_call/gdpo", [f"{CODE}=no.py"], "sent")
 

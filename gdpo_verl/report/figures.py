@@ -59,6 +59,7 @@ def smooth(series: Series, window: int) -> Series:
     >>> smooth([(1, 0.0), (2, 3.0), (3, 6.0)], 3)
     [(1, 1.5), (2, 3.0), (3, 4.5)]
     """
+    # By running sums a wide window costs as little as a narrow one.
     half, count = window // 2, len(series)
     sums = [0.0, *accumulate(value for _, value in series)]
     ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
@@ -74,6 +75,7 @@ def band(series: Iterable[Series]) -> list[tuple[int, float, float, float]]:
     >>> band([[(1, 0.0), (2, 1.0)], [(1, 3.0)], []])
     [(1, 0.0, 1.5, 3.0)]
     """
+    # Where one run ends before the others, the mean of those left would jump.
     known = [dict(each) for each in series if each]
     shared = set.intersection(*map(set, known)) if known else set()
     values = {step: [each[step] for each in known] for step in sorted(shared)}
@@ -86,6 +88,7 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
     rows = max(1, -(-len(panels) // columns))
     height = max((panel.height for panel in panels), default=3.2)
     with matplotlib.rc_context(_STYLE):
+        # Not by pyplot, which keeps each figure until it is closed.
         figure = Figure(
             figsize=(max(6.0, 4.6 * columns), height * rows + 0.5), dpi=160, layout="constrained"
         )
@@ -100,6 +103,7 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
         legend = figure.legend(
             handles, labels, loc="outside upper center", ncols=len(handles), frameon=False
         )
+        # A run's name may hold dollar signs, which would be read as a formula.
         for text in legend.get_texts():
             text.set_parse_math(False)
         figure.savefig(path, facecolor="white")

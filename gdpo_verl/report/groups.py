@@ -31,58 +31,36 @@ from gdpo_verl.rundir.metrics import is_number
 STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
-DEAD_PROMPTS = 5
 
 Vector = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
 class RewardPattern:
-    """Rollouts of one group that got the same rewards.
+    """Rollouts of one group that got the same rewards."""
 
-    Attributes:
-      rewards: one a component; None where it is not scored.
-      count: the number of rollouts.
-      grpo, gdpo: their advantages.
-      collapsed: GRPO gives it the advantage of another pattern, GDPO does not.
-    """
-
-    rewards: Vector
+    rewards: Vector  # one a component; None where it is not scored
     count: int
     grpo: float
     gdpo: float
-    collapsed: bool
+    collapsed: bool  # GRPO gives it the advantage of another pattern, GDPO does not
 
 
 @dataclass(frozen=True)
 class DumpSummary:
-    """A dump, read once.
+    """A dump, read once."""
 
-    Attributes:
-      rows: those that could be read.
-      groups: those with a scored component; padding is left out.
-      dead: the groups in which nothing varies, by the rewards that all of their rollouts got.
-      dead_prompts: the ends of a few of their prompts.
-      compared: groups of which both advantages were dumped.
-      collapsed: those in which GRPO alone gives one advantage to different rewards.
-      collapsed_by_gdpo: those in which GDPO alone does: components that cancel when normalised.
-      example: the patterns of the group with the most that GRPO takes for equal.
-      shown: what the page's browser shows, see `_shown_group`.
-      shown_of: the number of groups that `shown` is taken from.
-      notes: what could not be read, as sentences.
-    """
-
-    rows: int
-    groups: int
-    dead: Mapping[Vector, int]
-    dead_prompts: tuple[str, ...]
-    compared: int
-    collapsed: int
-    collapsed_by_gdpo: int
-    example: tuple[RewardPattern, ...]
-    shown: tuple[dict[str, Any], ...]
-    shown_of: int
-    notes: tuple[str, ...]
+    rows: int  # those that could be read
+    groups: int  # those with a scored component; padding is left out
+    dead: Mapping[Vector, int]  # groups in which nothing varies, by what all their rollouts got
+    dead_prompt: str  # the end of the prompt of one of them
+    compared: int  # groups of which both advantages were dumped
+    collapsed: int  # those in which GRPO alone gives one advantage to different rewards
+    collapsed_by_gdpo: int  # those in which GDPO alone does: components that cancel out
+    example: tuple[RewardPattern, ...]  # of the group with the most that GRPO takes for equal
+    shown: tuple[dict[str, Any], ...]  # what the page's browser shows, see `_shown_group`
+    shown_of: int  # the number of groups that `shown` is taken from
+    notes: tuple[str, ...]  # what could not be read, as sentences
 
 
 def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
@@ -93,6 +71,7 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
 
 def prompt_digest(prompt: str) -> bytes:
     """A prompt's SHA-256: an order that knows nothing of how good the answers are."""
+    # Half of a surrogate pair, which JSON can hold, has no UTF-8.
     return hashlib.sha256(prompt.encode(errors="replace")).digest()
 
 
@@ -123,6 +102,7 @@ def reward_patterns(
       advantages: of each rollout, GRPO's and GDPO's.
     """
     counts = Counter(vectors)
+    # An advantage follows from the rewards: within a group one rollout speaks for all like it.
     firsts: dict[Vector, tuple[float, float]] = {}
     for rewards, pair in zip(vectors, advantages, strict=True):
         firsts.setdefault(rewards, pair)
@@ -150,6 +130,7 @@ def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> lis
 
 @lru_cache(maxsize=4096)
 def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
+    # Time and size are there for the cache, which else would answer from before the last change.
     name = f"{path.parent.name}/{path.name}"
     notes = []
     broken: list[int] = []
@@ -164,17 +145,17 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
             f"{name} has {size / 2**20:,.0f} MiB: only its first {DUMP_BYTES >> 20} MiB were read, "
             "which may cut its last group."
         )
-    elif broken:
+    elif broken:  # a file that is not read to its end ends within a line
         notes.append(f"{name}: {len(broken)} lines are no whole rows (line {broken[0]} first).")
     groups = [_summarise_group(each, components) for each in members.values()]
     # Those with the most that GRPO takes for equal, then in an order that knows no score.
     groups.sort(key=lambda group: (-group.collapsed_count, prompt_digest(group.prompt)))
-    dead = [group for group in groups if group.dead is not None]
+    dead = [(group.dead, group.prompt) for group in groups if group.dead is not None]
     compared = [group.patterns for group in groups if group.patterns]
     shown: list[dict[str, Any]] = []
     used = 0
     for group in groups:
-        found = _shown_group(group.members, group.patterns, components)
+        found = _shown_group(group, components)
         texts = [found["prompt"], found["expected"], *(row["text"] for row in found["rows"])]
         used += sum(map(len, texts))
         if shown and used > STEP_CHARACTERS:
@@ -183,8 +164,8 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     return DumpSummary(
         rows=rows,
         groups=sum(group.scored for group in groups),
-        dead=Counter(group.dead for group in dead if group.dead is not None),
-        dead_prompts=tuple(short_prompt(group.prompt) for group in dead[:DEAD_PROMPTS]),
+        dead=Counter(rewards for rewards, _ in dead),
+        dead_prompt=short_prompt(dead[0][1]) if dead else "",
         compared=len(compared),
         collapsed=sum(group.collapsed_count > 0 for group in groups),
         collapsed_by_gdpo=sum(
@@ -200,14 +181,11 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Group:
-    """A group; `dead` are the rewards that all rollouts got where nothing varies, `patterns` is
-    empty where a row lacks an advantage."""
-
     members: Sequence[Row]
     prompt: str
     scored: bool
-    dead: Vector | None
-    patterns: tuple[RewardPattern, ...]
+    dead: Vector | None  # the rewards that all rollouts got, where nothing varies
+    patterns: tuple[RewardPattern, ...]  # none where a row lacks an advantage
     collapsed_count: int
 
 
@@ -220,6 +198,7 @@ def _summarise_group(members: Sequence[Row], components: Sequence[str]) -> _Grou
     comparable = bool(components) and len(pairs) == len(members)
     patterns = reward_patterns(vectors, pairs) if comparable else ()
     values = [{v for v in column if v is not None} for column in zip(*vectors, strict=True)]
+    # A rollout alone has nothing that it could differ from.
     still = len(members) > 1 and any(values) and all(len(each) < 2 for each in values)
     return _Group(
         members=members,
@@ -231,9 +210,7 @@ def _summarise_group(members: Sequence[Row], components: Sequence[str]) -> _Grou
     )
 
 
-def _shown_group(
-    members: Sequence[Row], patterns: Sequence[RewardPattern], components: Sequence[str]
-) -> dict[str, Any]:
+def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     """A group as the page's script reads it.
 
     `keys` names the scores: the components, or without them every number of the rows. `unscored`
@@ -241,19 +218,21 @@ def _shown_group(
     whose advantages are there too. Rows are in the order of GDPO's advantage; of many, evenly
     spaced ones are kept.
     """
-    keys = list(components)
+    keys, members = list(components), group.members
     variant, column = variant_of(members[0])
+    # A dump without the plug-in's components has verl's score, and what its reward function adds.
     if not any(is_number(row.get(key)) for row in members for key in keys):
         keys = [key for key, value in members[0].items() if is_number(value)]
         keys = [key for key in keys if key not in ("step", *ADVANTAGES) and key != column]
     vectors = [reward_vector(row, keys) for row in members]
     # Of many rewards a prompt may have two: the others are named once.
     scored = [k for k in range(len(keys)) if any(vector[k] is not None for vector in vectors)]
-    confused = {each.rewards for each in patterns if each.collapsed}
+    confused = {each.rewards for each in group.patterns if each.collapsed}
+    # Held-out rows, which have no advantage, stay in the order of the dump.
     order = sorted(range(len(members)), key=lambda i: -(_number(members[i], ADVANTAGES[0]) or 0))
     return {
-        "title": short_prompt(str(members[0].get("input", ""))),
-        "prompt": shorten(members[0].get("input"), TEXT_CHARACTERS),
+        "title": short_prompt(group.prompt),
+        "prompt": shorten(group.prompt, TEXT_CHARACTERS),
         "expected": shorten(members[0].get("gts"), TEXT_CHARACTERS),
         "keys": [keys[k] for k in scored],
         "unscored": [key for k, key in enumerate(keys) if k not in scored],

@@ -69,7 +69,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     templates = Environment(
         loader=PackageLoader("gdpo_verl.report", "."),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -102,7 +102,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         # The browser runs this script and no other, whatever a completion holds.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     write_png(panels["curves"], recipes, out_dir / "curves.png")
     names = [run.name for run in found]
@@ -150,7 +149,7 @@ def follow_report(
     while True:
         # Asked before reading, so that the last report holds what a run wrote last.
         alive = any(map(is_running, find_runs(runs)))
-        refresh = max(1, round(every)) if alive else None
+        refresh = max(1, round(every)) if alive else None  # 0 would be no refresh
         try:
             page = write_report(runs, out_dir, refresh=refresh)
         except RunError as error:
@@ -175,6 +174,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
             errors.append(error)
     if not found:
         raise errors[0]
+    # One wrong path among several must not cost the report of the others.
     left_out = [f"Left out: {each}" for each in errors]
     for line in left_out:
         _log.warning(line)

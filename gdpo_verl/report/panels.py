@@ -58,6 +58,7 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Length, entropy, KL and time per phase."""
     logged = _logged(recipes)
+    # The one that the run is penalised by; without any, verl logs the updates' KL.
     kl = next((key for key in _KL if key in logged), "actor/ppo_kl")
     return [
         _metric_panel(recipes, "Response length, tokens", "response_length/mean"),
@@ -70,15 +71,12 @@ def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
 def _metric_panel(
     recipes: Sequence[Recipe], title: str, key: str, *, percent: bool = False, label: str = ""
 ) -> Panel:
-    return Panel(title, partial(_draw_metric, recipes, key, percent, label))
+    def draw(figure: Figure | SubFigure) -> None:
+        axes = figure.subplots()
+        _draw(axes, recipes, key)
+        _finish(axes, label, percent=percent)
 
-
-def _draw_metric(
-    recipes: Sequence[Recipe], key: str, percent: bool, label: str, figure: Figure | SubFigure
-) -> None:
-    axes = figure.subplots()
-    _draw(axes, recipes, key)
-    _finish(axes, label, percent=percent)
+    return Panel(title, draw)
 
 
 def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
@@ -90,6 +88,7 @@ def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> Non
 
 def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | SubFigure) -> None:
     parts = {"constant\ngroups": "constant_groups", "share of\nadvantage": "advantage_share"}
+    # Runs of an older version have none; an empty panel would take room in each column.
     if f"gdpo/{component}/influence" in _logged(recipes):
         parts["influence"] = "influence"
     ratios = [2.4] + [1.0] * len(parts)
@@ -105,10 +104,10 @@ def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | 
 
 def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-") -> None:
     """Draw one run as a thin raw line and a thick smoothed line; several as mean and range."""
-    window = smoothing_window(_runs(recipes))
+    window = smoothing_window(_runs(recipes))  # one for all, or curves could not be compared
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
         found = [series for run in recipe.runs if (series := run.series(key))]
-        if len(found) == 1:
+        if len(found) == 1:  # the raw lines of several would hide their mean
             axes.plot(*zip(*found[0], strict=True), color=color, linewidth=0.8, alpha=0.4)
         if points := band(smooth(series, window) for series in found):
             steps, low, middle, high = zip(*points, strict=True)
@@ -137,7 +136,7 @@ def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
         places = [n - 0.4 + (i + 0.5) * thick for n in range(len(phases))]
         axes.barh(places, [each.get(phase, 0.0) for phase in phases], thick, color=color)
     axes.set_yticks(range(len(phases)), phases, parse_math=False)
-    axes.invert_yaxis()
+    axes.invert_yaxis()  # the longest phase is the first, and belongs on top
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     if not phases:
@@ -147,7 +146,7 @@ def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
 def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = True) -> None:
     axes.set_ylabel(label)
     if percent:
-        axes.set_ylim(-0.03, 1.03)
+        axes.set_ylim(-0.03, 1.03)  # a line at 0 or 1 would lie on the frame
         axes.set_yticks([0.0, 0.5, 1.0])
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     if last:

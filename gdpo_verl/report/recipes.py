@@ -27,15 +27,10 @@ Row = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Runs whose configurations are the same but for seeds, names and places.
+    """Runs whose configurations are the same but for seeds, names and places."""
 
-    Attributes:
-      name: the recipe's, or the only run's.
-      runs: in the order in which they were given.
-    """
-
-    name: str
-    runs: tuple[Run, ...]
+    name: str  # the recipe's, or the only run's
+    runs: tuple[Run, ...]  # in the order in which they were given
 
     @property
     def estimator(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gdpo_verl.report.groups import TEXT_CHARACTERS, prompt_digest
@@ -12,60 +11,53 @@ from gdpo_verl.rundir.metrics import is_number
 from gdpo_verl.rundir.run import Run
 
 MOST = 4000
+CHANGED, UNCHANGED = 4, 2
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A held-out prompt with each run's first and last completion, and their scores."""
-
-    prompt: str
-    expected: str
-    changed: bool
-    completions: tuple[dict[str, Any], ...]
-
-    @property
-    def title(self) -> str:
-        return short_prompt(self.prompt)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The chosen prompts and how many there were to choose from."""
-
-    chosen: tuple[Sample, ...]
-    prompts: int
-    changed: int
-
-
-def choose_samples(
-    runs: Sequence[Run], components: Sequence[str], *, changed: int = 4, unchanged: int = 2
-) -> Samples:
+def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, Any]:
     """Pick prompts by a rule that knows nothing of how good the answers are.
 
     Prompts that every run answered at its first and last validation are put in the
-    order of their SHA-256. Taken are the first `changed` for which a component's score
-    differs between the two validations of some run, then the first `unchanged` of the others.
+    order of their SHA-256. Taken are the first `CHANGED` for which a component's score
+    differs between the two validations of some run, then the first `UNCHANGED` of the others.
+
+    Returns:
+      the `chosen` prompts with each run's completions as the page's template reads them, and the
+      numbers of `prompts` to choose from and of those whose score `changed`.
     """
     usable = [run for run in runs if len(run.validation) > 1]
     ends = [(run, pick(run.validation)) for run in usable for pick in (min, max)]
     answers = [_by_prompt(run, step) for run, step in ends]
     shared = set.intersection(*map(set, answers)) if answers else set()
-    samples = []
+    moved: list[dict[str, Any]] = []
+    still: list[dict[str, Any]] = []
     for prompt in sorted(shared, key=prompt_digest):
         rows = [each[prompt] for each in answers]
+        # Of many rewards a prompt may have two; the others would be "not scored" throughout.
         scored = [name for name in components if any(is_number(row.get(name)) for row in rows)]
         scores = [_scores(row, scored) for row in rows]
-        texts = [shorten(row.get("output"), MOST) for row in rows]
-        completions = tuple(
-            {"run": run.name, "step": step, "text": text, "scores": given}
-            for (run, step), text, given in zip(ends, texts, scores, strict=True)
-        )
-        expected = shorten(rows[0].get("gts"), TEXT_CHARACTERS)
-        differs = scores[::2] != scores[1::2]
-        samples.append(Sample(shorten(prompt, MOST), expected, differs, completions))
-    moved = [sample for sample in samples if sample.changed]
-    still = [sample for sample in samples if not sample.changed]
-    return Samples((*moved[:changed], *still[:unchanged]), len(samples), len(moved))
+        sample = {
+            "title": short_prompt(prompt),
+            "prompt": shorten(prompt, MOST),
+            "expected": shorten(rows[0].get("gts"), TEXT_CHARACTERS),
+            # First and last validation take turns, run by run.
+            "changed": scores[::2] != scores[1::2],
+            "completions": [
+                {
+                    "run": run.name,
+                    "step": step,
+                    "text": shorten(row.get("output"), MOST),
+                    "scores": given,
+                }
+                for (run, step), row, given in zip(ends, rows, scores, strict=True)
+            ],
+        }
+        (moved if sample["changed"] else still).append(sample)
+    return {
+        "chosen": [*moved[:CHANGED], *still[:UNCHANGED]],
+        "prompts": len(shared),
+        "changed": len(moved),
+    }
 
 
 def _by_prompt(run: Run, step: int) -> dict[str, Row]:

@@ -23,21 +23,6 @@ _RECENT_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Trend:
-    """Two neighbouring stretches at the end of a curve.
-
-    Attributes:
-      steps: how many logged steps both have together, half of the curve.
-      change: mean of the second minus mean of the first.
-      error: the standard error of the change, as if steps were independent.
-    """
-
-    steps: int
-    change: float
-    error: float
-
-
-@dataclass(frozen=True)
 class Summary:
     """Sentences about one run, and its alerts."""
 
@@ -61,17 +46,19 @@ def summarise_run(dumps: RunDumps) -> Summary:
     sentences += _weights(run, scored)
     sentences += _dead_groups(dumps)
     sentences += _collapse(dumps)
-    alerts = find_alerts({step: run.metrics[step] for step in run.training_steps}, run.components)
-    return Summary(run.name, tuple(filter(None, sentences)), tuple(alerts))
+    alerts = find_alerts(run.metrics, run.components)
+    return Summary(run.name, tuple(sentences), tuple(alerts))
 
 
-def trend(series: Series) -> Trend | None:
+def trend(series: Series) -> tuple[int, float, float] | None:
     """Compare the last quarter of a curve with the one before.
 
-    Returns None for fewer than `_FEWEST` steps.
+    Returns:
+      the steps of both together, the change of their mean, and its standard error, as if steps
+      were independent; None for fewer than `_FEWEST` steps.
 
     >>> trend([(step, float(step)) for step in range(8)])
-    Trend(steps=4, change=2.0, error=0.7071067811865476)
+    (4, 2.0, 0.7071067811865476)
     """
     if len(series) < _FEWEST:
         return None
@@ -79,7 +66,7 @@ def trend(series: Series) -> Trend | None:
     quarter = len(values) // 4
     before, after = values[-2 * quarter : -quarter], values[-quarter:]
     error = sqrt((variance(before) + variance(after)) / quarter)
-    return Trend(2 * quarter, fmean(after) - fmean(before), error)
+    return 2 * quarter, fmean(after) - fmean(before), error
 
 
 def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
@@ -102,21 +89,23 @@ def _learning(run: Run, name: str) -> str:
     if constant := [value for _, value in run.series(f"gdpo/{name}/constant_groups")][-few:]:
         ends = f"{few} steps" if few > 1 else "step"
         silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
-    found = trend(series)
-    if found is None:
+    if (found := trend(series)) is None:
         return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
-    numbers = f"{found.change:+.3g} ± {found.error:.2g} over the last {found.steps} steps"
-    if abs(found.change) > 2 * found.error:
-        still = "still rises" if found.change > 0 else "falls"
+    steps, change, error = found
+    numbers = f"{change:+.3g} ± {error:.2g} over the last {steps} steps"
+    # Of curves that stand still about one in twenty is beyond two errors by chance.
+    if abs(change) > 2 * error:
+        still = "still rises" if change > 0 else "falls"
         return f"{went} and {still}: {numbers}.{silent}"
+    # "Stopped" takes more than a change that noise could make: even two errors further it is small.
     given = [v for key in ("min", "mean", "max") for _, v in run.series(f"rewards/{name}/{key}")]
-    if abs(found.change) + 2 * found.error <= _STILL * (max(given) - min(given)):
+    if abs(change) + 2 * error <= _STILL * (max(given) - min(given)):
         return f"{went} and has stopped learning: {numbers}, within noise.{silent}"
     return f"{went}; nothing can be said of a trend, noise hides it: {numbers}.{silent}"
 
 
 def _ends(series: Series) -> tuple[int, float, float]:
-    """At most five steps, and the means over so many of the first and of the last."""
+    """A number of steps, at most five, and the means over the first and over the last of them."""
     values = [value for _, value in series]
     few = max(1, min(5, len(values) // 2))
     return few, fmean(values[:few]), fmean(values[-few:])
@@ -125,7 +114,7 @@ def _ends(series: Series) -> tuple[int, float, float]:
 def _weights(run: Run, scored: Sequence[str]) -> Iterator[str]:
     series = {name: run.series(f"gdpo/{name}/advantage_share") for name in scored}
     ends = {name: _ends(shares) for name, shares in series.items() if shares}
-    if len(ends) > 1:
+    if len(ends) > 1:  # a component alone has all of it
         parts = (f"{name} {first:.0%} → {last:.0%}" for name, (_, first, last) in ends.items())
         yield f"Of the advantage, first → last steps: {', '.join(parts)}."
 
@@ -145,8 +134,9 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
         f"{times} with {_rewards(vector, dumps.run.components)}"
         for vector, times in dead.most_common(_COMMONEST)
     )
-    prompts = next((step.dead_prompts for step in reversed(recent) if step.dead_prompts), ())
-    example = f" For example: “{prompts[0]}”" if prompts and prompts[0] else ""
+    # A recent one: at the start many groups are dead of which training makes others.
+    prompt = next((step.dead_prompt for step in reversed(recent) if step.dead_prompt), "")
+    example = f" For example: “{prompt}”" if prompt else ""
     yield (
         f"{count} of {groups} groups of {where} ({count / groups:.0%}) are dead, nothing varies "
         f"in them: {stuck}.{example}"

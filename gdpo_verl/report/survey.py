@@ -21,43 +21,32 @@ _MOST_NOTES = 5
 
 @dataclass(frozen=True)
 class Collapse:
-    """The collapsed among the groups that can be compared, see `DumpSummary`, and an example.
-
-    Attributes:
-      patterns: the group with the most patterns that GRPO takes for equal to another; of several
-        the first by run and step.
-      run, step, components: where it is from, and what its rewards are called.
-    """
+    """The collapsed among the groups that can be compared, see `DumpSummary`, and an example."""
 
     groups: int = 0
     collapsed: int = 0
     by_gdpo: int = 0
+    # Of the group with the most patterns that GRPO takes for equal to another; of several the
+    # first by run and step.
     patterns: tuple[RewardPattern, ...] = ()
-    run: str = ""
+    run: str = ""  # where it is from, and what its rewards are called
     step: int = 0
     components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunDumps:
-    """A run's dumps, as far as they were read.
-
-    Attributes:
-      run: whose they are.
-      training: step to the summary of its rollout dump.
-      held_out: step to that of its validation dump.
-      notes: what was left out, as sentences.
-    """
+    """A run's dumps, as far as they were read."""
 
     run: Run
-    training: Mapping[int, DumpSummary]
-    held_out: Mapping[int, DumpSummary]
-    notes: tuple[str, ...]
+    training: Mapping[int, DumpSummary]  # by step, of its rollout dumps
+    held_out: Mapping[int, DumpSummary]  # of its validation dumps
+    notes: tuple[str, ...]  # what was left out, as sentences
 
 
 def read_dumps(runs: Sequence[Run]) -> list[RunDumps]:
     """Read the dumps of all runs, of each kind about `REPORT_BYTES` together."""
-    return [_read_run(run, REPORT_BYTES // max(1, len(runs))) for run in runs]
+    return [_read_run(run, REPORT_BYTES // len(runs)) for run in runs]
 
 
 def find_collapse(dumps: Sequence[RunDumps]) -> Collapse:
@@ -83,7 +72,7 @@ def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:
     """
     index: list[dict[str, Any]] = []
     data: dict[str, Markup] = {}
-    share = max(2, PAGE_STEPS // max(1, len(dumps)))
+    share = max(2, PAGE_STEPS // len(dumps))  # two at least: the first and the last
     for i, each in enumerate(dumps):
         entry: dict[str, Any] = {"name": each.run.name, "kinds": {}}
         for kind, steps in (("training", each.training), ("held-out", each.held_out)):

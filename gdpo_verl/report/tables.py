@@ -25,16 +25,10 @@ Ends = tuple[float | None, float]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of each run.
-
-    Attributes:
-      label: the row's.
-      of: the ends of each run by its path, where they are known.
-      form: a format such as ".3f" or ".1%".
-    """
+    """A number of each run."""
 
     label: str
-    of: Mapping[Path, Ends]
+    of: Mapping[Path, Ends]  # by the run's path, where it is known
     form: str = ".3f"
 
 
@@ -45,6 +39,7 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     run has less than ten; of held-out scores they are the first and the last validation.
     """
     runs = [each.run for each in dumps]
+    # Of the shortest run, so that every column is a mean over as many steps.
     shortest = min((len(run.training_steps) for run in runs if run.training_steps), default=0)
     few = max(1, min(_FEW, shortest // 2))
     where = f"first → last {few} steps" if few > 1 else "first → last step"
@@ -96,6 +91,7 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     for phase in dict.fromkeys(phase for each in times.values() for phase in each):
         seconds = {path: (None, each[phase]) for path, each in times.items() if phase in each}
         found.append(Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f"))
+    # The first step loads and compiles: a mean would tell of that.
     medians = {path: (None, median(v)) for path, v in series("timing_s/step").items()}
     return [*found, Quantity("seconds a step (median)", medians, ".1f")]
 
@@ -140,6 +136,7 @@ def recipe_table(
         cells = [_spread_of_ends(ends, each.form) for ends in known]
         if any(cell != NOTHING for cell in cells):
             if pairs:
+                # Not over the pairs that are left, whose seeds would be a choice.
                 lasts = {path: last for path, (_, last) in each.of.items()}
                 whole = all(run.path in lasts for pair in pairs for run in pair)
                 differences = [lasts[a.path] - lasts[b.path] for a, b in pairs] if whole else []
@@ -192,7 +189,7 @@ def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
 def half_interval(differences: Sequence[float]) -> float:
     """Half of the 95 % interval around the mean of paired differences, by Student's t.
 
-    t s / sqrt(n); of more than ten pairs that of ten, which is too wide.
+    t s / sqrt(n); for more than ten pairs t is that of ten, which is too wide.
 
     >>> round(half_interval([1.0, 2.0, 3.0]), 3)  # 4.303 / sqrt(3)
     2.484
@@ -221,6 +218,7 @@ def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
     first, second = ({run.setting("data.seed"): run for run in recipe.runs} for recipe in recipes)
     if None in first or set(first) != set(second) or len(first) < 2:
         return []
+    # A seed that a recipe has twice leaves it open which of its runs to compare.
     if any(len(recipe.runs) != len(first) for recipe in recipes):
         return []
     return [(run, second[seed]) for seed, run in first.items()]

@@ -30,7 +30,7 @@ class CheckpointError(RuntimeError):
 def directory_of(run: Path) -> Path | None:
     """The directory of a run's checkpoints, as its last start was configured.
 
-    None when there was none, or it was not to resume by itself (`trainer.resume_mode`).
+    None when there was none, or `trainer.resume_mode` is not auto.
     """
     if not (run / "config.yaml").exists():
         return None

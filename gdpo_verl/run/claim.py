@@ -57,6 +57,7 @@ def is_finished(run: Path, config: DictConfig) -> bool:
         return True
     before, now = OmegaConf.load(run / "config.yaml").trainer, config.trainer
     did, steps = before.total_training_steps, now.total_training_steps
+    # A run by epochs has as many steps as verl makes of its data.
     if None in (did, steps):
         return bool(did == steps and now.total_epochs <= before.total_epochs)
     return bool(steps <= did)

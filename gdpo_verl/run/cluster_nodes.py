@@ -77,6 +77,7 @@ def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[st
 
     pending = {}
     for node in nodes:
+        # Without a CPU, or a busy node would not answer; and never on another in its place.
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(inspect_node).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
         pending[node] = task.remote(list(files))

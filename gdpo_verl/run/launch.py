@@ -97,12 +97,13 @@ def train(
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
-            set_aside_metrics(run)
+            set_aside_metrics(run)  # verl would write over the steps of earlier starts
             failure = _run(driver, recipe, run, config, lock, hang_after)
             if failure is None:
                 (run / "done").touch()
                 return
             reached = max(_last_step(run), start)
+            # One start that gets no further may be bad luck; a second would fail for ever.
             advanced = reached > max(furthest, start)
             if not left or (stalled and not advanced):
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
@@ -128,6 +129,7 @@ def _run(
     hang_after: float,
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
+    started, metrics = time.time(), run / METRICS
     with (run / "train.log").open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
@@ -139,17 +141,25 @@ def _run(
             # The directory stays claimed while the driver lives, even without us.
             pass_fds=[lock.fileno()],
         )
+
+    def runs_on() -> bool:
+        logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
+        return driver.poll() is None and time.time() - logged < hang_after
+
     with processes.ended_by_signals():
         try:
             steps = config.trainer.total_training_steps or 0
-            hang = _follow(driver, run, recipe, steps, hang_after)
+            follow(run, total_steps=steps, is_alive=runs_on, label=recipe)
+            hangs = driver.poll() is None
         finally:
-            processes.terminate(driver)
-    if hang:
-        return hang
-    with (run / "train.log").open("rb") as log:
-        log.seek(begin)
-        return _failure(log.read().decode(errors="replace"), driver.pid, driver.returncode)
+            processes.terminate(driver)  # one that has ended may leave workers behind
+    if hangs:
+        # Nobody else reports a live process that does nothing.
+        minutes = f"{hang_after / 60:g} minutes"
+        return f"the training hangs: no step was logged for {minutes} (--hang-after)"
+    with (run / "train.log").open("rb") as printed:
+        printed.seek(begin)
+        return _failure(printed.read().decode(errors="replace"), driver.pid, driver.returncode)
 
 
 def _failure(log: str, pid: int, status: int) -> str | None:
@@ -259,23 +269,6 @@ def _path_overrides(run: Path) -> list[str]:
 def quoted(path: Path | str) -> str:
     """A path as Hydra reads it whole, in quotation marks where it needs them."""
     return str(path) if re.fullmatch(r"[\w/.+-]+", str(path)) else f"'{path}'"
-
-
-def _follow(
-    driver: subprocess.Popen[bytes], run: Path, recipe: str, steps: int, hang_after: float
-) -> str | None:
-    """Show how far the training is until it ends or hangs; returns a description of the hang."""
-    started, metrics = time.time(), run / METRICS
-
-    def runs_on() -> bool:
-        logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
-        return driver.poll() is None and time.time() - logged < hang_after
-
-    follow(run, total_steps=steps, is_alive=runs_on, label=recipe)
-    if driver.poll() is not None:
-        return None
-    # Nobody else reports a live process that does nothing.
-    return f"the training hangs: no step was logged for {hang_after / 60:g} minutes (--hang-after)"
 
 
 def _reason(log: str) -> str:

@@ -54,7 +54,7 @@ def load_shape(model: Any) -> Shape | None:
     remote_code = bool(model.get("trust_remote_code", False))
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
-        with torch.device("meta"):
+        with torch.device("meta"):  # counted, not made
             empty = AutoModelForCausalLM.from_config(found, trust_remote_code=remote_code)
         weights = sum(parameter.numel() for parameter in empty.parameters())
         return Shape(weights, found.get_text_config().vocab_size)
@@ -67,6 +67,7 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
     model, actor, rollout = (config.actor_rollout_ref[key] for key in ("model", "actor", "rollout"))
     if actor.strategy in ("fsdp", "fsdp2"):
         fsdp, devices = actor.fsdp_config, config.trainer.nnodes * config.trainer.n_gpus_per_node
+        # -1 is verl's word for all devices.
         shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < devices else devices
         size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
         own, away = shape.weights * size / shards, ", in the machine's memory between uses"
@@ -78,6 +79,7 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
     if not rollout.quantization:
         size = shape.weights * _bytes(rollout.dtype)
         yield f"{rollout.name}'s copy of the weights in {parts} part(s)", size / parts
+    # Without dynamic batches a micro-batch is a number of rows, the longest of which counts.
     row = config.data.max_prompt_length + config.data.max_response_length
     unit, each = ("max_token_len", 1) if actor.use_dynamic_bsz else ("micro_batch_size", row)
     updates, infers = actor[f"ppo_{unit}_per_gpu"] or 0, rollout[f"log_prob_{unit}_per_gpu"] or 0

@@ -38,7 +38,7 @@ def terminate(driver: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             driver.wait(GRACE_SECONDS)
     # Without a driver, Ray's agents live on for a minute, and vLLM's processes until they notice.
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + GRACE_SECONDS  # one that waits for a disk cannot be killed
     while (left := _session(driver.pid)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):

@@ -159,6 +159,6 @@ class _Tail:
         with self.path.open("rb") as stream:
             stream.seek(self.offset)
             new = stream.read()
-        whole = new.rfind(b"\n") + 1
+        whole = new.rfind(b"\n") + 1  # the rest is still being written
         self.offset += whole
         return new[:whole].splitlines()

@@ -78,12 +78,12 @@ def group_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return "prompt", str(row.get("input", ""))
 
 
-def short_prompt(prompt: str, most: int = 160) -> str:
+def short_prompt(prompt: str) -> str:
     """The end of a prompt, where the question usually stands."""
     lines = [line.strip() for line in prompt.splitlines()]
     roles = {"", "user", "assistant", "system"}
     last = next((line for line in reversed(lines) if line.lower() not in roles), "")
-    return last if len(last) <= most else last[: most - 1] + "…"
+    return last if len(last) <= 160 else last[:159] + "…"
 
 
 def shorten(value: Any, most: int) -> str:
@@ -100,7 +100,7 @@ def shorten(value: Any, most: int) -> str:
 
 
 def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` items, evenly spaced, the first and the last among them.
+    """At most `most` items, one at least, evenly spaced, the first and the last among them.
 
     >>> evenly_spaced([1, 2, 3, 4, 5], 3), evenly_spaced([1, 2], 5), evenly_spaced([1, 2, 3], 1)
     ([1, 3, 5], [1, 2], [3])
@@ -108,7 +108,7 @@ def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
     if len(items) <= most:
         return list(items)
     if most < 2:
-        return list(items[-most:]) if most else []
+        return list(items[-1:])
     last = len(items) - 1
     return [items[round(i * last / (most - 1))] for i in range(most)]
 

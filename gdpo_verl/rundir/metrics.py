@@ -81,10 +81,10 @@ def set_aside_metrics(run: Path) -> Path | None:
     verl's `file` tracker opens its file for writing, so a resumed run would erase
     the steps logged before it. Returns the new name, or None when there is nothing to keep.
     """
-    current = Path(run) / METRICS
+    current = run / METRICS
     if not current.is_file() or not current.stat().st_size:
         return None
-    number = 1 + max((n for n, _ in _earlier_metrics(Path(run))), default=0)
+    number = 1 + max((n for n, _ in _earlier_metrics(run)), default=0)
     return current.rename(current.with_name(f"metrics.{number}.jsonl"))
 
 
