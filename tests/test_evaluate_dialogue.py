@@ -12,7 +12,7 @@ from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling, open_benc
 
 
 def counting(steps, *, pause=0.0):
-    """A dialogue of so many steps; its answer is all that it was told."""
+    """A dialogue that asks `steps` times; its answer is all that it was told."""
 
     def talk(say):
         told = []
@@ -32,21 +32,19 @@ def echo(rounds):
     return answer_all
 
 
-def test_each_round_asks_all_that_are_under_way_in_their_order():
+def test_each_round_asks_all_that_are_under_way_in_their_order(monkeypatch):
     rounds = []
     talks = [counting(2, pause=0.05), counting(0), counting(3), counting(1)]
     held = run_dialogues(talks, echo(rounds))
     assert rounds == [[0, 2, 3], [0, 2], [2]]
     assert [each.text for each in held] == ["0:0 0:1", "", "2:0 2:1 2:2", "3:0"]
-
-
-def test_more_dialogues_than_threads_follow_as_others_end(monkeypatch):
+    assert run_dialogues([], echo(rounds)) == []
+    # More dialogues than threads follow as others end.
     monkeypatch.setattr(generate, "AT_ONCE", 2)
-    rounds = []
+    rounds.clear()
     held = run_dialogues([counting(2), counting(1), counting(2), counting(0)], echo(rounds))
     assert rounds == [[0, 1], [0, 2], [2]]
     assert [each.tokens for each in held] == [2, 1, 2, 0]
-    assert run_dialogues([], echo(rounds)) == []
 
 
 def test_a_failure_of_the_model_or_of_a_dialogue_is_raised_when_the_others_have_ended():

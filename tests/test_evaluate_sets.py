@@ -78,19 +78,7 @@ def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, m
         assert found == {"accuracy": worth, "within_4000_tokens": worth}
 
 
-def test_the_test_split_is_taken_where_there_is_one(tmp_path):
-    write_lines(tmp_path / "train.jsonl", [{"problem": "a", "answer": "1"}])
-    write_lines(tmp_path / "test.jsonl", [{"problem": "b", "answer": "2"}])
-    out = tmp_path / "out"
-    found = catalog.prepare("math500", out, source=str(tmp_path))
-    (row,) = written(out, "test")
-    assert row["prompt"][0]["content"].startswith("b\n")
-    assert row["extra_info"] == {"index": 0, "split": "test", "file": "test.jsonl", "row": 0}
-    assert found["counts"]["of_unused_splits"] == {"train": 1}
-    assert list(found["files"]) == ["test.parquet"]
-
-
-def test_answers_that_cannot_be_compared_and_rows_without_columns_are_listed(tmp_path):
+def test_the_test_split_is_taken_alone_and_what_cannot_be_compared_is_listed(tmp_path):
     rows = [
         *({"problem": "a", "answer": str(number)} for number in range(4)),
         {"problem": "a", "answer": "\\frac{"},
@@ -99,10 +87,15 @@ def test_answers_that_cannot_be_compared_and_rows_without_columns_are_listed(tmp
         {"Problem": "a", "Answer": 13, "Solution": "By hand."},
         {"question": "a", "context": "Given b.", "final_answer": ["1", "2"]},
     ]
-    source = write_lines(tmp_path / "mine.jsonl", rows)
-    found = catalog.prepare("olympiad", tmp_path / "out", source=source)
+    write_lines(tmp_path / "train.jsonl", [{"problem": "b", "answer": "1"}])
+    write_lines(tmp_path / "test.jsonl", rows)
+    found = catalog.prepare("math500", tmp_path / "out", source=str(tmp_path))
     assert rejected(found) == [(4, "ground_truth"), (5, "columns"), (8, "columns")]
     assert truths(tmp_path / "out", "test") == ["0", "1", "2", "3", "12", "13"]
+    row = written(tmp_path / "out", "test")[4]
+    assert row["extra_info"] == {"index": 4, "split": "test", "file": "test.jsonl", "row": 6}
+    assert found["counts"]["of_unused_splits"] == {"train": 1}
+    assert list(found["files"]) == ["test.parquet"]
 
 
 def results(benchmark, rows, answers, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from itertools import islice
 from pathlib import Path
@@ -36,17 +35,11 @@ def judge(text: str, **constraints: dict[str, Any]) -> dict[str, Any]:
     ("name", "options", "kind", "followed", "missed"),
     [
         ("number_words", {"num_words": 20, "relation": "less than"}, "length", SEA, SEA * 2),
-        ("number_words", {"num_words": 20, "relation": "at least"}, "length", SEA * 2, SEA),
         ("english_lowercase", {}, "case", SEA.lower(), SEA),
-        ("english_capital", {}, "case", SEA.upper(), SEA),
         ("no_comma", {}, "punctuation", SEA, "Blue, wide and deep."),
         ("existence", {"keywords": ["fish", "ships"]}, "keywords", SEA, "Fish swim."),
-        ("forbidden_words", {"forbidden_words": ["fish"]}, "keywords", "A fishery.", SEA),
         ("end_checker", {"end_phrase": "The end."}, "start_end", f"{SEA} The end.", SEA),
-        ("quotation", {}, "start_end", f'"{SEA}"', f'"{SEA}'),
-        ("number_bullet_lists", {"num_bullets": 2}, "format", "* a\n* b", "* a\n* b\n* c"),
         ("title", {}, "format", f"<<Waves>> {SEA}", f"# Waves\n{SEA}"),
-        ("json_format", {}, "format", '```json\n{"sea": "blue"}\n```', "{'sea': 'blue'}"),
     ],
 )  # fmt: skip
 def test_a_kind_is_scored_by_its_checker(
@@ -76,10 +69,8 @@ def test_two_constraints_of_a_kind_share_it() -> None:
         (f"The sea covers most of the planet. The sea has fish and whales. The sea {SEA}",
          (0.7, 0.9), 0.0),
         (f"The sea has fish. {SEA} Ships like the sea.", (0.6, 0.8), 1.0),
-        ("Bicycles have two wheels and a chain.", (0.0, 0.1), 0.0),
         ("<think>the sea the sea</think>Bicycles.", (0.0, 0.1), 0.0),
         ("<think>the sea the sea", (0.0, 0.0), 0.0),
-        ("", (0.0, 0.0), 0.0),
     ],
 )  # fmt: skip
 def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
@@ -91,7 +82,10 @@ def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
 
 
 @pytest.mark.parametrize("text", [SEA, ""])
-def test_what_nobody_can_check_is_counted_and_not_scored(text: str) -> None:
+def test_what_nobody_can_check_is_counted_and_not_scored(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nltk.data.path", [])  # with which sentences would be told apart
     found = judge(
         text,
         no_such={},
@@ -100,16 +94,11 @@ def test_what_nobody_can_check_is_counted_and_not_scored(text: str) -> None:
         title={},
         existence={"keywords": ["a("]},
         capital_word_frequency={"capital_frequency": 1},
+        number_sentences={"num_sentences": 2, "relation": "at least"},
     )
-    assert found["unchecked"] == 5
+    assert found["unchecked"] == 6
     assert not {"punctuation", "length", "keywords", "case"} & set(found)
     assert found["format"] == 0.0
-
-
-def test_a_checker_without_its_data_does_not_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nltk.data.path", [])
-    asked = {"num_sentences": 2, "relation": "at least"}
-    assert judge(SEA, number_sentences=asked)["unchecked"] == 1
 
 
 @pytest.mark.parametrize(
@@ -131,11 +120,9 @@ def test_a_damaged_ground_truth_is_told(truth: Any) -> None:
 
 
 def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
-    examples = list(
-        islice(generated.examples("x", "train", instructions.draw_example, seed=0), 300)
-    )
     used = set()
-    for example in examples:
+    drawn = generated.examples("x", "train", instructions.draw_example, seed=0)
+    for example in islice(drawn, 300):
         kinds = [name.partition(":")[0] for name in example.constraints]
         assert 1 <= len(kinds) == len(set(kinds)) <= 3
         found = rewards.compute_score("", SEA, example.ground_truth)
@@ -143,8 +130,6 @@ def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
         assert sum(found[kind] is not None for kind in rewards.KINDS.values()) == len(kinds)
         used |= set(example.constraints)
     assert used == set(instructions.CONSTRAINTS)
-    rng = random.Random(0)
-    assert instructions.draw_example(rng) != instructions.draw_example(rng)
 
 
 EMPTY = dict.fromkeys(
@@ -168,14 +153,12 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
         published("validate_word_constraint", N=9, quantifier="around"),
         published("verify_keywords", keyword_list=["fish"]),
         published("verify_letter_frequency", letter="a", N=3),
-        published("verify_bullet_points", N=2),
         {"messages": [], "ground_truth": "{}"},
         published("validate_end", end_phrase="So."),
         {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "no JSON"},
         {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "[]"},
         published("verify_bullet_points"),
         published("verify_paragraph_count", N=2),
-        published("validate_title"),
     ]
     file = tmp_path / "in.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -194,10 +177,8 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
         1: (words, [{"num_words": 10, "relation": "less than"}]),
         2: (words, [{"num_words": 9, "relation": "at least"}]),
         4: (["keywords:existence"], [{"keywords": ["fish"]}]),
-        6: (["detectable_format:number_bullet_lists"], [{"num_bullets": 2}]),
-        8: (["startend:end_checker"], [{"end_phrase": "So."}]),
-        12: (["length_constraints:number_paragraphs"], [{"num_paragraphs": 2}]),
-        13: (["detectable_format:title"], [{}]),
+        7: (["startend:end_checker"], [{"end_phrase": "So."}]),
+        11: (["length_constraints:number_paragraphs"], [{"num_paragraphs": 2}]),
     }
     told = capsys.readouterr().err
     assert "6 rows rejected" in told

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from fake_verl import word_tokenizer
+from tokenizers import pre_tokenizers
 
 from gdpo_verl import cli
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
-from gdpo_verl.rewards import math_length as math_reward
-from gdpo_verl.rewards import tool_call as tool_reward
 from gdpo_verl.tasks import benchmark, build, catalog, deepscaler, eurus2_code, gsm8k, prompt, rlla
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def write_lines(path, rows):
@@ -51,83 +47,77 @@ NO_NUMBER = {"question": "?", "answer": "no number"}
 # --- GSM8K ----------------------------------------------------------------------------
 
 
-def test_gsm8k_takes_what_stands_behind_the_hashes(tmp_path):
-    rows = [problem(1), {"question": " How much? ", "answer": "#1 #### 1\n#### 1,000 "}]
-    write_lines(tmp_path / "in/train.jsonl", rows)
-    write_lines(tmp_path / "in/test.jsonl", [problem(5)])
-    provenance = gsm8k.prepare(tmp_path / "out", source=str(tmp_path / "in"))
-    assert truths(tmp_path / "out", "train") == ["2", "1,000"]
-    assert truths(tmp_path / "out", "validation") == ["6"]
-    row = written(tmp_path / "out", "train")[1]
+def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_where(tmp_path):
+    behind = {"question": " How much? ", "answer": "#1 #### 1\n#### 1,000 "}
+    splits = {"train": [problem(1), behind], "validation": [problem(2)], "test": [problem(3)]}
+    for split, rows in splits.items():
+        write_lines(tmp_path / f"in/{split}.jsonl", rows)
+    source, out = str(tmp_path / "in"), tmp_path / "out"
+    gsm8k.prepare(out, source=source, seed=5, validation=9)
+    assert truths(out, "train") == ["2", "1,000"]
+    assert truths(out, "validation") == ["3"]
+    row = written(out, "train")[1]
     assert row["data_source"] == "gsm8k"
     assert row["prompt"] == [*gsm8k.turns(), {"role": "user", "content": "How much?"}]
     info = {"index": 1, "split": "train", "file": "train.jsonl", "row": 1}
     assert row["extra_info"] == info
-    assert provenance["splits"] == {"train": "train", "validation": "test"}
+
+    found = json.loads((out / "provenance.json").read_text())
+    assert found["source"]["path"] == source
+    assert list(found["source"]["files"]) == ["test.jsonl", "train.jsonl", "validation.jsonl"]
+    assert all(len(digest) == 64 for digest in found["source"]["files"].values())
+    assert found["splits"] == {"train": "train", "validation": "validation"}
+    settings = {"seed": 5, "validation": 9, "model": None, "max_prompt_length": None}
+    assert found["settings"] == settings
+    counts = {"read": 4, "kept": 3, "rejected": {}, "of_unused_splits": {"test": 1}}
+    assert found["counts"] == {**counts, "other_tasks": {}}
 
 
-def test_answers_in_the_form_of_the_gsm8k_prompt_and_its_examples_earn_everything(tmp_path):
+def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(tmp_path):
     source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
-    answers = {gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000"): "1000"}
-    for shots in (0, 4):
-        out_dir = tmp_path / str(shots)
-        assert gsm8k.prepare(out_dir, source=source, shots=shots)["shots"] == shots
-        system, *worked, asked = written(out_dir, "train")[0]["prompt"]
-        assert system == {"role": "system", "content": gsm8k.SYSTEM}
-        assert [turn["role"] for turn in worked] == ["user", "assistant"] * shots
-        assert asked["content"].startswith("What is")
-        for (_, thought, answer), turn in zip(gsm8k.WORKED, worked[1::2], strict=False):
-            assert eval(thought.partition(" =")[0]) == int(answer)
-            answers[turn["content"]] = answer
-    assert len(answers) == 5
-    for text, truth in answers.items():
-        for strict in (True, False):
-            score = gsm8k_reward.compute_score("gsm8k", text, truth, strict=strict)
-            assert score["score"] == 3.0
-
-
-def test_gsm8k_is_asked_behind_the_worked_examples_of_the_training(tmp_path):
-    source = write_lines(tmp_path / "in/test.jsonl", [problem(1)])
-    rows = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
-    for shots in (0, 2):
-        gsm8k.prepare(tmp_path / str(shots), source=rows, shots=shots)
-    files = [str(tmp_path / str(shots) / "train.parquet") for shots in (0, 2)]
+    held_out = write_lines(tmp_path / "in/test.jsonl", [problem(1)])
+    question = {"role": "user", "content": "What is 1 + 1?"}
 
     def asked(*prompt_from):
         opened = benchmark.open_benchmark("gsm8k", prompt_from=prompt_from)
-        return list(opened.load(source).items[0].messages)
+        return list(opened.load(held_out).items[0].messages)
 
-    question = {"role": "user", "content": "What is 1 + 1?"}
-    assert asked() == asked(files[0]) == [*gsm8k.turns(), question]
-    assert asked(files[1]) == [*written(tmp_path / "2", "train")[0]["prompt"][:-1], question]
+    assert asked() == [*gsm8k.turns(), question]
+    # That the worked ones earn everything, too: tests/test_data.py.
+    text = gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000")
+    for strict in (True, False):
+        assert gsm8k_reward.compute_score("gsm8k", text, "1000", strict=strict)["score"] == 3.0
+    for shots in (0, 4):
+        out_dir = tmp_path / str(shots)
+        assert gsm8k.prepare(out_dir, source=source, shots=shots)["shots"] == shots
+        *before, last = written(out_dir, "train")[0]["prompt"]
+        assert before[0] == {"role": "system", "content": gsm8k.SYSTEM}
+        assert [turn["role"] for turn in before[1:]] == ["user", "assistant"] * shots
+        assert last["content"].startswith("What is")
+        assert asked(str(out_dir / "train.parquet")) == [*before, question]
     with pytest.raises(ValueError, match=r"--prompt-from: .*one kind of worked.*found 2"):
-        asked(*files)
+        asked(*(str(tmp_path / shots / "train.parquet") for shots in "04"))
 
 
 # --- DeepScaleR -----------------------------------------------------------------------
 
 
 def test_deepscaler_has_rows_held_out_and_rejects_missing_and_unreadable_answers(tmp_path):
-    rows = [
-        {"problem": f"Halve {n}.", "answer": rf"\frac{{{n}}}{{2}}", "solution": "."}
-        for n in range(20)
-    ]
-    rows[3]["answer"] = ""
+    rows = [{"problem": f"Halve {n}.", "answer": rf"\frac{{{n}}}{{2}}"} for n in range(20)]
     rows[7]["answer"] = r"\frac{"
     del rows[9]["answer"]
     (tmp_path / "deepscaler.json").write_text(json.dumps(rows))
     provenance = deepscaler.prepare(tmp_path / "out", source=str(tmp_path))
-    assert rejected(provenance) == [(3, "columns"), (7, "ground_truth"), (9, "columns")]
+    assert rejected(provenance) == [(7, "ground_truth"), (9, "columns")]
     assert {row["file"] for row in provenance["rejected"]} == {"deepscaler.json"}
-    assert (provenance["counts"]["read"], provenance["counts"]["kept"]) == (20, 17)
+    assert (provenance["counts"]["read"], provenance["counts"]["kept"]) == (20, 18)
     train, (row,) = written(tmp_path / "out", "train"), written(tmp_path / "out", "validation")
-    assert [row["extra_info"]["index"] for row in train] == list(range(16))  # a tenth is held out
+    assert [row["extra_info"]["index"] for row in train] == list(range(17))  # a tenth is held out
     assert "1 rows held out of train" in provenance["splits"]["validation"]
     source = rows[row["extra_info"]["row"]]
     assert row["reward_model"]["ground_truth"] == source["answer"]
     request = "Reason step by step and put the final answer in \\boxed{}."
     assert row["prompt"] == [{"role": "user", "content": f"{source['problem']}\n\n{request}"}]
-    math_reward.parse_ground_truth(row["reward_model"]["ground_truth"])
 
 
 # --- Eurus-2 --------------------------------------------------------------------------
@@ -152,27 +142,23 @@ CALL = json.dumps({"inputs": [[1]], "outputs": [[2]], "fn_name": "double"})
 
 def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
     sources = ["taco", "apps", "codecontests", "codeforces"]
+    fenced = "Write double(n).\n```python\nYour code\n```\nat the end."
     rows = [coding(source, DOUBLE, f"Double n, {source}.") for source in sources]
-    rows.insert(2, coding("numina_aops_forum", "42", "What is 6 * 7?"))
+    rows += [coding("numina_aops_forum", "42", "What is 6 * 7?"), coding("taco", CALL, fenced)]
     write_lines(tmp_path / "in/data/train-00000-of-00001.jsonl", rows)
     write_lines(tmp_path / "in/data/validation-00000-of-00001.jsonl", [coding("apps", CALL)])
     counts = eurus2_code.prepare(tmp_path / "out", source=str(tmp_path / "in"))["counts"]
     train = written(tmp_path / "out", "train")
-    assert [row["data_source"] for row in train] == sources
+    assert [row["data_source"] for row in train] == [*sources, "taco"]
     assert counts["other_tasks"] == {"numina_aops_forum": 1}
-    assert (counts["read"], counts["kept"]) == (6, 5)
+    assert (counts["read"], counts["kept"]) == (7, 6)
     (message,) = train[0]["prompt"]  # Eurus's own system message is gone
     assert message["role"] == "user"
     assert message["content"].startswith("Double n, taco.\n\nWrite a Python program")
     assert train[0]["reward_model"]["ground_truth"] == DOUBLE
+    assert train[-1]["prompt"] == [{"role": "user", "content": fenced}]  # says all already
     ((call,),) = (row["prompt"] for row in written(tmp_path / "out", "validation"))
     assert call["content"].endswith("The tests call the function `double`.")
-
-
-def test_a_code_prompt_that_asks_for_a_fenced_block_stays_as_it_is():
-    text = "Write double(n).\n```python\nYour code\n```\nat the end."
-    record = build.Record("f", 0, None, coding("apps", CALL, text))
-    assert eurus2_code.convert(record)["prompt"] == [{"role": "user", "content": text}]
 
 
 BAD_CODING = [
@@ -193,7 +179,6 @@ def test_bad_coding_rows_are_rejected_with_file_row_and_reason(tmp_path):
     for found, (_, _, reason) in zip(provenance["rejected"], BAD_CODING, strict=True):
         assert found["file"] == "code.jsonl"
         assert reason in found["reason"]
-    assert provenance["counts"]["kept"] == 8
 
 
 # --- rlla -----------------------------------------------------------------------------
@@ -225,11 +210,14 @@ def published(number, split, ability="math"):
 def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     rows = {"train": [published(7, "train"), published(3, "train")]}
     rows["test"] = [published(0, "test")]
-    for split, some in rows.items():
-        write_lines(tmp_path / f"in/{split}.jsonl", some)
-    rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
+    foreign = {**published(1, "train"), "data_source": "gsm8k"}
+    broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
+    write_lines(tmp_path / "in/train.jsonl", [*rows["train"], foreign, broken])
+    write_lines(tmp_path / "in/test.jsonl", rows["test"])
+    provenance = rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
     assert written(tmp_path / "out", "train") == rows["train"]
     assert written(tmp_path / "out", "validation") == rows["test"]
+    assert rejected(provenance) == [(2, "data_source"), (3, "ground_truth")]
 
     (tmp_path / "raw.json").write_text(json.dumps([calling(n) for n in range(10)]))
     rlla.prepare(tmp_path / "raw", source=str(tmp_path / "raw.json"))
@@ -240,31 +228,16 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     assert row == expected
 
 
-def test_rlla_rejects_unreadable_rows(tmp_path):
-    foreign = {**published(1, "train"), "data_source": "gsm8k"}
-    broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
-    rows = [published(0, "train"), foreign, calling(2), broken, calling(4)]
-    source = write_lines(tmp_path / "mixed.jsonl", rows)
-    provenance = rlla.prepare(tmp_path / "out", source=source)
-    assert rejected(provenance) == [(1, "data_source"), (3, "ground_truth")]
-    assert provenance["counts"]["kept"] == 3
-
-
 def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp_path):
     file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
         pytest.skip("ToolRL's dialogues are not here")
     provenance = rlla.prepare(tmp_path / "out", source=str(file))
     assert provenance["rejected"] == []
-    train, validation = (truths(tmp_path / "out", split) for split in ("train", "validation"))
-    assert (len(train), len(validation)) == (360, 40)
+    assert [len(truths(tmp_path / "out", each)) for each in ("train", "validation")] == [360, 40]
     (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
     assert "**Available Tools**" in frame.header
     assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
-    for truth in train + validation:
-        score = tool_reward.compute_score("rlla", truth, truth)
-        assert score["format"] == 1.0
-        assert score["correctness"] in (0.0, 3.0)
 
 
 # --- splits, checks, provenance -------------------------------------------------------
@@ -286,27 +259,6 @@ def test_a_tenth_is_held_out_at_most_whatever_the_order_and_rows_of_one_prompt_t
         assert sorted(map(len, parts)) == [1, 99]
     with pytest.raises(ValueError, match="at least 2 usable rows"):
         build.hold_out(rows_of("same", "same"), 512, seed=0)
-
-
-def test_the_provenance_names_source_hash_settings_and_counts(tmp_path):
-    for split, numbers in {"train": [1, 2], "validation": [2], "test": [3]}.items():
-        write_lines(tmp_path / f"in/{split}.jsonl", [problem(n) for n in numbers])
-    source = str(tmp_path / "in")
-    gsm8k.prepare(tmp_path / "out", source=source, seed=5, validation=9)
-    assert truths(tmp_path / "out", "validation") == ["3"]
-    found = json.loads((tmp_path / "out/provenance.json").read_text())
-    assert found["source"]["path"] == source
-    assert list(found["source"]["files"]) == ["test.jsonl", "train.jsonl", "validation.jsonl"]
-    assert all(len(digest) == 64 for digest in found["source"]["files"].values())
-    settings = {"seed": 5, "validation": 9, "model": None, "max_prompt_length": None}
-    assert found["settings"] == settings
-    assert found["counts"] == {
-        "read": 4,
-        "kept": 3,
-        "rejected": {},
-        "of_unused_splits": {"test": 1},
-        "other_tasks": {},
-    }
 
 
 @pytest.mark.parametrize(
@@ -336,11 +288,9 @@ TEMPLATE = (
 
 def word_model(directory, template):
     """A tokenizer that takes every word for a token."""
-    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
-    fast.chat_template = template
-    fast.save_pretrained(directory)
+    words = word_tokenizer("<eos>", "<unk>", pre_tokenizer=pre_tokenizers.WhitespaceSplit())
+    words.chat_template = template
+    words.save_pretrained(directory)
     return str(directory)
 
 
@@ -383,7 +333,7 @@ def test_an_option_that_cannot_be_used_is_refused_by_name(tmp_path, name, option
     assert not (tmp_path / "out").exists()
 
 
-# --- the command and the recipes ------------------------------------------------------
+# --- the command ----------------------------------------------------------------------
 
 
 def test_the_command_prints_files_and_lists_the_first_rejected_rows(tmp_path, capsys):
@@ -397,16 +347,3 @@ def test_the_command_prints_files_and_lists_the_first_rejected_rows(tmp_path, ca
     assert "  in.jsonl row 6: ground_truth: expected a number" in captured.err
     assert "in.jsonl row 7" not in captured.err
     assert "and 2 more, which provenance.json lists" in captured.err
-
-
-@pytest.mark.parametrize("task", sorted(path.parent.name for path in RECIPES.glob("*/task.yaml")))
-def test_every_recipes_data_is_what_a_command_writes(task):
-    data = yaml.safe_load((RECIPES / task / "task.yaml").read_text())["data"]
-    for key, split in (("train_files", "train"), ("val_files", "validation")):
-        path = Path(data[key])
-        assert path.name == f"{split}.parquet"
-        command = catalog.prepare_command_of(path)
-        assert command is not None
-        assert command.startswith(f"gdpo-verl prepare {path.parent.name}")
-    dataset = catalog.DATASETS[Path(data["train_files"]).parent.name]
-    assert dataset.max_prompt_length == data["max_prompt_length"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -17,24 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gdpo_verl.tasks.source import Record, open_source
+from gdpo_verl.tasks.source import Record, open_source, split_of
 
-ROWS = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}, {"n": 3, "text": "c"}]
+ROWS = [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-def values(source, config=None):
-    records = open_source(source, config=config).records
-    return [(r.file, r.row, r.split, r.values["n"]) for r in records]
+def values(source):
+    return [(r.file, r.row, r.split, r.values["n"]) for r in open_source(source).records]
 
 
 def write_file(path, rows=ROWS):
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist(rows)
     if path.suffix == ".parquet":
-        pq.write_table(table, path)
-    elif path.suffix == ".arrow":
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
+        pq.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     else:
@@ -42,7 +36,7 @@ def write_file(path, rows=ROWS):
     return str(path)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl", ".json"])
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
 def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
     for name, number in (("test", 9), ("train-00001-of-00002", 2), ("train-00000-of-00002", 1)):
         write_file(tmp_path / f"data/{name}{suffix}", [{"n": number}])
@@ -56,11 +50,15 @@ def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
     assert values(write_file(tmp_path / "alone" / name)) == expected
 
 
-def test_a_data_set_that_datasets_saved_is_read(tmp_path):
+def test_a_data_set_that_datasets_saved_is_read_and_named_when_damaged(tmp_path):
     rows = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": rows, "test": rows.select([2])}).save_to_disk(tmp_path)
     found = [(split, number) for _, _, split, number in values(str(tmp_path))]
     assert found == [("test", 3), ("train", 1), ("train", 2), ("train", 3)]
+    (file,) = (tmp_path / "test").glob("*.arrow")
+    os.truncate(file, file.stat().st_size - 20)
+    with pytest.raises(ValueError, match=r"\.arrow' cannot be read as arrow, at or after row 0"):
+        values(str(tmp_path))
 
 
 def test_json_of_one_object_a_line_is_read(tmp_path):
@@ -68,35 +66,26 @@ def test_json_of_one_object_a_line_is_read(tmp_path):
     assert [number for *_, number in values(str(tmp_path / "rows.json"))] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("gsm8k-train.jsonl", "train"),
-        ("parquet-validation-00000-of-00003.jsonl", "validation"),
-        ("train-00000-of-00001-a09b74b3ef9c3b56.jsonl", "train"),
-        ("dev.jsonl", "validation"),
-        ("test/part.jsonl", "test"),
-        ("contest.jsonl", None),
-    ],
-)
-def test_the_split_is_what_the_name_says(tmp_path, name, split):
-    write_file(tmp_path / name)
-    assert {found for _, _, found, _ in values(str(tmp_path))} == {split}
+def test_the_split_is_what_the_name_says():
+    names = {
+        "gsm8k-train.jsonl": "train",
+        "parquet-validation-00000-of-00003.jsonl": "validation",
+        "train-00000-of-00001-a09b74b3ef9c3b56.jsonl": "train",
+        "dev.jsonl": "validation",
+        "test/part.jsonl": "test",
+        "contest.jsonl": None,
+    }
+    assert {name: split_of(Path(name)) for name in names} == names
 
 
-def test_files_without_a_splits_name_are_left_out_beside_those_with_one(tmp_path):
+def test_files_without_a_splits_name_are_left_out_of_a_configurations_folder(tmp_path):
     for name in ("train", "train_socratic", "example_model_solutions"):
-        write_file(tmp_path / f"{name}.jsonl", [{"n": 1}])
-    source = open_source(str(tmp_path))
+        write_file(tmp_path / f"main/{name}.jsonl", [{"n": 1}])
+    write_file(tmp_path / "other/train.parquet")
+    source = open_source(str(tmp_path), config="main")  # has a folder
     assert [record.file for record in source.records] == ["train.jsonl"]
     left_out = ["example_model_solutions.jsonl", "train_socratic.jsonl"]
     assert source.provenance["files_left_out"] == left_out
-
-
-def test_a_configurations_folder_is_taken_where_there_is_one(tmp_path):
-    write_file(tmp_path / "main/train.parquet", [{"n": 1}])
-    write_file(tmp_path / "socratic/train.parquet", [{"n": 2}])
-    assert values(str(tmp_path), "main") == [("train.parquet", 0, "train", 1)]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +103,7 @@ def test_a_malformed_line_is_refused_with_file_and_row(tmp_path, line, fault):
         list(open_source(str(path)).records)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".json"])
+@pytest.mark.parametrize("suffix", [".parquet", ".json"])
 def test_a_damaged_file_is_named(tmp_path, suffix):
     path = Path(write_file(tmp_path / f"cut{suffix}"))
     for content in (path.read_bytes()[:-20], b'[{"n": 1}, {"n"'):
@@ -141,42 +130,23 @@ REPO = "datasets/openai/gsm8k"
 class Hub(BaseHTTPRequestHandler):
     """As much of the hub's protocol as one public data set needs."""
 
-    files: ClassVar = {}
+    pages: ClassVar = {}
 
     def do_GET(self):
-        path = self.path.partition("?")[0].strip("/")
-        if match := re.fullmatch(rf"{REPO}/resolve/{COMMIT}/(.*)", path):
-            body = self.files.get(match[1])
-            if body is None:
-                self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
-            else:
-                self._send(200, body, {"ETag": f'"{match[1]}"', "X-Repo-Commit": COMMIT})
-        elif re.fullmatch(rf"api/{REPO}(/revision/[^/]+)?", path):
-            self._send_json({"id": "openai/gsm8k", "sha": COMMIT, "siblings": []})
-        elif match := re.fullmatch(rf"api/{REPO}/tree/{COMMIT}/?(.*)", path):
-            self._send_json([self._entry(name) for name in self.files if name.startswith(match[1])])
-        else:
-            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        path = self.path.partition("?")[0]
+        body = self.pages.get(path)
+        self.send_response(404 if body is None else 200)
+        if body is None:
+            absent = "EntryNotFound" if "/resolve/" in path else "RepoNotFound"
+            self.send_header("X-Error-Code", absent)
+        self.send_header("ETag", f'"{path}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body or b"")
 
     do_HEAD = do_GET
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
-        self._send_json([self._entry(name) for name in asked if name in self.files])
-
-    def _entry(self, name):
-        return {"type": "file", "path": name, "oid": "0" * 40, "size": len(self.files[name])}
-
-    def _send_json(self, content):
-        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status, body, headers):
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
     def log_message(self, format, *args):
         pass
@@ -185,16 +155,23 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path):
     """The address of a hub that has openai/gsm8k with two configurations of two splits."""
-    card = ["---", "configs:"]
-    Hub.files = {}
+    card, files = ["---", "configs:"], {}
     for config in ("main", "socratic"):
         card += [f"- config_name: {config}", "  data_files:"]
         for split, numbers in (("train", (1, 2)), ("test", (3,))):
             rows = [{"question": f"{config} {n}?", "answer": f"#### {n}"} for n in numbers]
             name = f"{config}-{split}.parquet"
-            Hub.files[name] = Path(write_file(tmp_path / "hub" / name, rows)).read_bytes()
-            card += [f"  - split: {split}", f"    path: {config}-{split}.parquet"]
-    Hub.files["README.md"] = "\n".join([*card, "---", ""]).encode()
+            files[name] = Path(write_file(tmp_path / "hub" / name, rows)).read_bytes()
+            card += [f"  - split: {split}", f"    path: {name}"]
+    files["README.md"] = "\n".join([*card, "---", ""]).encode()
+    info = {"id": "openai/gsm8k", "sha": COMMIT, "siblings": []}
+    tree = [
+        {"type": "file", "path": name, "oid": "0" * 40, "size": len(body)}
+        for name, body in files.items()
+    ]
+    Hub.pages = {f"/{REPO}/resolve/{COMMIT}/{name}": body for name, body in files.items()}
+    for place, content in (("", info), (f"/revision/{COMMIT}", info), (f"/tree/{COMMIT}", tree)):
+        Hub.pages[f"/api/{REPO}{place}"] = json.dumps(content).encode()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -205,14 +182,14 @@ def hub(tmp_path):
 
 
 def prepare(tmp_path, *arguments, endpoint, **environment):
-    """The command in a process of its own: the hub's libraries read their settings once."""
+    """The command in a separate process: the hub's libraries read their settings once."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), **environment}
     command = [sys.executable, "-m", "gdpo_verl.cli", "prepare", *arguments]
     variables = {**os.environ, "HF_HUB_DISABLE_XET": "1", **settings}
     return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
 
 
-def test_a_hub_id_is_loaded_at_its_commit_and_offline_from_the_cache(tmp_path, hub):
+def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_else_a_remedy_is_named(tmp_path, hub):
     done = prepare(tmp_path, "gsm8k", endpoint=hub)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "data/gsm8k"
@@ -227,20 +204,16 @@ def test_a_hub_id_is_loaded_at_its_commit_and_offline_from_the_cache(tmp_path, h
     assert done.returncode == 0, done.stderr
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
-    unknown = prepare(tmp_path, "gsm8k", "--from", "no/such", endpoint=hub)
-    assert unknown.returncode == 1
-    assert "the hub refuses 'no/such': 404" in unknown.stderr
-    assert "Traceback" not in unknown.stderr
-
-
-def test_a_hub_that_cannot_be_reached_is_an_error_with_the_remedy(tmp_path):
-    done = prepare(tmp_path, "deepscaler", endpoint="http://127.0.0.1:9")
-    assert done.returncode == 1
+    refused = prepare(tmp_path, "gsm8k", "--from", "no/such", endpoint=hub)
+    assert "the hub refuses 'no/such': 404" in refused.stderr
+    unreachable = prepare(tmp_path, "deepscaler", endpoint="http://127.0.0.1:9")
     name = "agentica-org/DeepScaleR-Preview-Dataset"
-    assert f"--from: cannot load '{name}' from the hub: " in done.stderr
-    assert f"`hf download --repo-type dataset {name} --local-dir DIR`" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "data").exists()
+    assert f"--from: cannot load '{name}' from the hub: " in unreachable.stderr
+    assert f"`hf download --repo-type dataset {name} --local-dir DIR`" in unreachable.stderr
+    for failed in (refused, unreachable):
+        assert failed.returncode == 1
+        assert "Traceback" not in failed.stderr
+    assert list((tmp_path / "data").iterdir()) == [out]
 
 
 def test_a_path_is_never_looked_up_on_the_hub(tmp_path):

@@ -26,6 +26,7 @@ from gdpo_verl.tasks import tool_turns, turn_tools
 from gdpo_verl.tasks.turn_tools import TOOLS, guarded
 
 TOOLS_FILE = Path(turn_tools.__file__).with_name("function_tools.py")
+PROBLEM = next(tool_turns.examples("train", seed=0))
 
 # --- the tools ------------------------------------------------------------------------
 
@@ -56,7 +57,6 @@ FORMULA = "expected numbers with + - * / ** and brackets, found "
         ("calculate", {"expression": "__import__('os')"}, FORMULA),
         ("calculate", {"expression": ["1"]}, FORMULA + "['1']"),
         ("calculate", {"expression": "(" * 100_000}, FORMULA + "'(((("),
-        ("calculate", {}, "calculate() missing 1 required positional argument: 'expression'"),
         ("convert", {"amount": 1, "source": "pounds", "target": "pints"},
          "expected one of pounds to ounces, gallons to quarts, gallons to pints, "
          "found 'pounds to pints'"),
@@ -75,26 +75,18 @@ def test_a_call_that_a_tool_refuses_is_told_why(
     assert len(text) < 256  # verl would cut what is longer, without a word in the reward
 
 
-HANG = "9 ** 9 ** 9 ** 9"
-
-
-def test_a_call_that_takes_forever_is_ended_and_the_next_one_is_made() -> None:
-    told = guarded(TOOLS["calculate"], deadline=0.5)(expression=HANG)
-    assert told == ("Error: no answer within 0.5 seconds", TIMED_OUT)
-    assert guarded(TOOLS["calculate"])(expression="6 * 7") == ("42", EXECUTED)
-
-
 USERS_TOOLS = """
-import sys
+import sys, time
 
 def flood(letters): return letters * "x"
 def quit(): sys.exit(1)
 def eat(): return len(bytearray(1 << 40))
 def silent(): raise RuntimeError
+def hang(): time.sleep(600)
 """
 
 
-def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_told(
+def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "users_tools.py").write_text(USERS_TOOLS)
@@ -110,6 +102,8 @@ def test_tools_of_a_users_own_can_flood_crash_and_eat_memory_and_the_policy_is_t
     assert guarded(users_tools.quit)() == ("Error: the tool crashed", RAISED)
     assert guarded(users_tools.silent)() == ("Error: RuntimeError", RAISED)
     assert guarded(users_tools.eat)() == ("Error: MemoryError", RAISED)
+    told = "Error: no answer within 0.5 seconds"
+    assert guarded(users_tools.hang, deadline=0.5)() == (told, TIMED_OUT)
     pool.close()
 
 
@@ -118,7 +112,7 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
 ) -> None:
     from verl.tools.function_tool import load_function_tools_from_path
 
-    # verl loads a file under a name of its own; what is defined in it, nobody else can import.
+    # verl loads a file under another name; what is defined in it, nobody else can import.
     imports = "from gdpo_verl.tasks.turn_tools import guarded\n"
     (tmp_path / "tools.py").write_text(f"{imports}{USERS_TOOLS}\nguarded(flood)\n")
     with pytest.raises(ImportError, match=r"at the top of a module .* '_verl_function_tools_"):
@@ -129,11 +123,11 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
 
 
 def test_the_first_problems_are_pinned_and_take_two_or_three_calls() -> None:
-    drawn = list(islice(tool_turns.examples("train", seed=0), 400))
-    assert drawn[0].question == "What do 14 gallons of honey cost in Delhi, priced by the quart?"
+    assert PROBLEM.question == "What do 14 gallons of honey cost in Delhi, priced by the quart?"
     # 14 gallons are 56 quarts, at 22 each.
-    assert [tool_turns.told(call) for call in drawn[0].calls] == ["56", "22", "1232"]
-    assert drawn[0].ground_truth == "1232"
+    assert [tool_turns.told(call) for call in PROBLEM.calls] == ["56", "22", "1232"]
+    assert PROBLEM.ground_truth == "1232"
+    drawn = list(islice(tool_turns.examples("train", seed=0), 400))
     assert {len(each.calls) for each in drawn} == {2, 3}
     used = {name for each in drawn for name, _ in each.calls}
     assert used == set(TOOLS)
@@ -215,12 +209,9 @@ def test_calls_are_counted_and_those_that_timed_out_or_were_cut_have_a_code() ->
     for outcomes, code in (([1.0, 0.5, 0.0, -1.0], 22), ([1.0, 0.5, 0.0], 24), ([1.0, 1.0], 0)):
         found = compute_score("", text, "42", {"calls": 1, "tool_rewards": outcomes})
         assert (found["calls"], found["executed"], found["parse_error"]) == (5, 2 / 5, code)
-
-
-@pytest.mark.parametrize(("truth", "calls"), [("forty-two", 1), ("42", None)])
-def test_a_row_at_fault_gets_the_minimum_and_its_code(truth: str, calls: Any) -> None:
-    found = compute_score("", CALL + TOLD + ANSWER, truth, {"calls": calls, "tool_rewards": [1.0]})
-    assert (found["score"], found["parse_error"]) == (0.0, 9)
+    for truth, calls in (("forty-two", 1), ("42", None)):  # the row is at fault
+        found = compute_score("", text, truth, {"calls": calls, "tool_rewards": [1.0]})
+        assert (found["score"], found["parse_error"]) == (0.0, 9)
 
 
 # --- verl's own loop ------------------------------------------------------------------
@@ -245,54 +236,42 @@ def tokenizer() -> Any:
     return train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
 
 
-@pytest.fixture
-def session(tokenizer: Any) -> Callable[..., Any]:
+def session(tokenizer: Any, *turns: str) -> Any:
     """verl's tool agent with the recipe's settings, from the first turn to its output."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+    from verl.tools.tool_registry import load_all_tools
 
-    def run(*turns: str, **settings: Any) -> Any:
-        from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-        from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
-        from verl.tools.tool_registry import load_all_tools
+    # Longer than the recipe's, so that all fits that a tool tells of a fault.
+    config = compose("tool_turns/gdpo", "actor_rollout_ref.rollout.response_length=600")
 
-        overrides = [f"actor_rollout_ref.rollout.{key}={value}" for key, value in settings.items()]
-        config = compose("tool_turns/gdpo", *overrides)
+    async def dialogue() -> Any:
+        loop = ToolAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=Script(tokenizer, list(turns)),
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(config.data),
+            hf_model_type="qwen2",
+            tools=ToolListWrap(load_all_tools(None, str(TOOLS_FILE))),
+        )
+        return await loop.run({}, raw_prompt=PROBLEM.messages)
 
-        async def dialogue() -> Any:
-            loop = ToolAgentLoop(
-                trainer_config=DictConfigWrap(config),
-                server_manager=Script(tokenizer, list(turns)),
-                tokenizer=tokenizer,
-                processor=None,
-                dataset_cls=None,
-                data_config=DictConfigWrap(config.data),
-                hf_model_type="qwen2",
-                tools=ToolListWrap(load_all_tools(None, str(TOOLS_FILE))),
-            )
-            problem = next(tool_turns.examples("train", seed=0))
-            return await loop.run({}, raw_prompt=problem.messages)
-
-        return asyncio.run(dialogue())
-
-    return run
+    return asyncio.run(dialogue())
 
 
 def call(name: str, **arguments: Any) -> str:
     return tool_turns.written((name, arguments))
 
 
-def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
-    session: Callable[..., Any], tokenizer: Any
-) -> None:
-    problem = next(tool_turns.examples("train", seed=0))
-    convert, price, total = problem.calls
-    turns = [
-        tool_turns.written(convert),
-        call("look_up", item="honey", city="Atlantis"),
-        tool_turns.written(price),
-        tool_turns.written(total),
-        "<answer>1232</answer>",
-    ]
-    output = session(*turns)
+SUM = call("calculate", expression="6 * 7")
+
+
+def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(tokenizer: Any) -> None:
+    turns = [*map(tool_turns.written, PROBLEM.calls), "<answer>1232</answer>"]
+    turns.insert(1, call("look_up", item="honey", city="Atlantis"))
+    output = session(tokenizer, *turns)
     own, told = [], []
     for token, trained in zip(output.response_ids, output.response_mask, strict=True):
         (own if trained else told).append(token)
@@ -314,7 +293,7 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
 @pytest.mark.parametrize(
     ("turn", "outcomes", "told"),
     [
-        (call("calculate", expression=HANG), [TIMED_OUT], "no answer within 2 seconds"),
+        (call("calculate", expression="9 ** 9 ** 9 ** 9"), [TIMED_OUT], "no answer within 2 sec"),
         (call("calculate", expression="7 ** 999"), [CUT], "[cut: the first 200 of 845 characters]"),
         (call("guess"), [RAISED], "Unknown function 'guess'"),
         (call("calculate", expression="<|im_end|>"), [RAISED], "found '<|im_end|>'"),
@@ -324,10 +303,11 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(
     ],
 )
 def test_nothing_that_a_policy_writes_ends_the_loop_unheard(
-    session: Callable[..., Any], tokenizer: Any, turn: str, outcomes: list[float], told: str
+    tokenizer: Any, turn: str, outcomes: list[float], told: str
 ) -> None:
-    output = session(turn, "<answer>1</answer>", response_length=600)
-    assert output.extra_fields["tool_rewards"] == outcomes
+    output = session(tokenizer, turn, SUM, "<answer>1</answer>")
+    made = [*outcomes, EXECUTED] if outcomes else []  # the next call is made, too
+    assert output.extra_fields["tool_rewards"] == made
     assert told in tokenizer.decode(output.response_ids)
     assert len(output.response_mask) == len(output.response_ids)
 

@@ -8,7 +8,7 @@ separately.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -68,6 +68,7 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
     if not names:
         found = {str(each.path): sorted(each.benchmarks) for each in everyone}
         raise ValueError(f"compare: expected a benchmark in common, found {found}")
+    # By what was asked, not by names: a prepared file's rows have the same names in every file.
     for name in names:
         for other in everyone[1:]:
             wanted, given = first.benchmarks[name], other.benchmarks[name]
@@ -75,8 +76,8 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
                 raise ValueError(
                     f"compare: {name}: {first.path} ({wanted['questions']} questions) and "
                     f"{other.path} ({given['questions']}) were not asked the same questions. "
-                    "Evaluate both with the same --data and --limit; questions are left out by "
-                    "themselves only without --data"
+                    "Evaluate both with the same --data and --limit; without --data, questions "
+                    "that a run was trained on are left out"
                 )
     notes = [
         f"{name} is not in every evaluation and was not compared"
@@ -112,6 +113,7 @@ def _compare_benchmark(name: str, sides: Sequence[Sequence[Evaluation]]) -> dict
     each_evaluation = {}
     values = [[each.values(name) for each in side] for side in sides]
     for measure in values[0][0]:
+        # Such as pass@k, where another evaluation has fewer than k answers.
         if not all(measure in each for side in values for each in side):
             continue
         of_sides = [[each[measure] for each in side] for side in values]
@@ -126,12 +128,11 @@ def _compare_benchmark(name: str, sides: Sequence[Sequence[Evaluation]]) -> dict
         )
         difference = {question: a[question] - b[question] for question in a}
         for row, parts in groups.items():
-            estimates = {
+            rows[row][measure] = {
                 "a": result.estimate_row(a, categories, parts),
                 "b": result.estimate_row(b, categories, parts),
                 "difference": result.estimate_row(difference, categories, parts, paired=True),
             }
-            rows[row][measure] = {key: asdict(each) for key, each in estimates.items()}
     return {"rows": rows, "each_evaluation": each_evaluation}
 
 

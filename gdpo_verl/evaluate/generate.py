@@ -119,6 +119,7 @@ def run_dialogues(dialogues: Sequence[Dialogue], answer_all: AnswerAll) -> list[
     waiting: dict[int, Messages] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         while True:
+            # One that waits for its answer still holds its thread.
             for place in islice(upcoming, AT_ONCE - len(running) - len(waiting)):
                 running.add(place)
                 futures[place] = pool.submit(run_one, place)

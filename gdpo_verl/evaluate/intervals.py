@@ -61,6 +61,7 @@ def bootstrap(
     for stratum, weight in zip(strata, weights, strict=True):
         values = np.asarray(stratum, dtype=np.float64)
         varies = varies or bool(np.ptp(values) > 0)
+        # In blocks: all draws of thousands of questions at once take most of a gigabyte.
         rows = max(1, _AT_ONCE // len(values))
         for start in range(0, RESAMPLES, rows):
             size = min(rows, RESAMPLES - start)

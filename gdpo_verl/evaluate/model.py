@@ -90,6 +90,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    # Of two formats vLLM loads the first alone.
     return next((found for glob in _WEIGHTS if (found := sorted(folder.glob(glob)))), [])
 
 

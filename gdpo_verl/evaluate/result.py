@@ -14,14 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.evaluate.intervals import Estimate, estimate, pass_at_k
+from gdpo_verl.evaluate.intervals import estimate, pass_at_k
 from gdpo_verl.files import replacing
 from gdpo_verl.tasks.benchmark import ACCURACY, Averages
 from gdpo_verl.text import columns
 
 FORMAT = 2
 ALL = "all"
-NOTHING = "–"
 
 Line = dict[str, Any]
 WeightedCategory = tuple[float, Sequence[str]]
@@ -82,17 +81,18 @@ def estimate_row(
     parts: Sequence[WeightedCategory],
     *,
     paired: bool = False,
-) -> Estimate:
-    """The estimate of a row from the values of all questions; `paired` as for `estimate`."""
+) -> dict[str, Any]:
+    """Estimate a row from the values of all questions; `paired` as for `estimate`."""
     strata = [
         [value for question, value in values.items() if categories[question] in pooled]
         for _, pooled in parts
     ]
-    return estimate(strata, [weight for weight, _ in parts], paired=paired)
+    return asdict(estimate(strata, [weight for weight, _ in parts], paired=paired))
 
 
 def count_of(categories: Mapping[str, str], parts: Sequence[WeightedCategory]) -> int:
     """The questions of a row."""
+    # A set, since an average of averages may name a category twice.
     pooled = {category for _, part in parts for category in part}
     return sum(category in pooled for category in categories.values())
 
@@ -112,7 +112,7 @@ def summarise(lines: Sequence[Line], averages: Averages, pass_at: Sequence[int])
     for name, parts in groups.items():
         rows[name] = {"questions": count_of(categories, parts)}
         for measure, found in values.items():
-            rows[name][measure] = asdict(estimate_row(found, categories, parts))
+            rows[name][measure] = estimate_row(found, categories, parts)
     too_long = [line["question"] for line in lines if line["finish"] == "prompt too long"]
     return {
         "questions": len(categories),
@@ -131,7 +131,7 @@ def write(out: Path, record: Mapping[str, Any], lines: Sequence[Line]) -> dict[s
     """Write both files, the answers first; returns the record as written."""
     path = answers_path(out)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    data = text.encode("utf-8", "surrogatepass")
+    data = text.encode("utf-8", "surrogatepass")  # tokenizers may give half a surrogate pair
     answers = {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
     written = {**record, "answers": answers}
     for target, content in ((path, data), (out, to_json(written).encode())):
@@ -200,7 +200,7 @@ def percent(found: Mapping[str, Any], *, signed: bool = False) -> str:
     sign, unit = ("+", "") if signed else ("", "%")
     shown = f"{100 * found['mean']:{sign}.1f}{unit}"
     if found["low"] is None:
-        return f"{shown} ({NOTHING})"
+        return f"{shown} (–)"
     return f"{shown} ({100 * found['low']:{sign}.1f} to {100 * found['high']:{sign}.1f})"
 
 

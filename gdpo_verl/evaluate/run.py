@@ -91,7 +91,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     longest = max(each.longest for each in prepared)
     template_sha256 = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
     with model.weights() as folder, started(folder, longest, request.engine) as engine:
-        digest = weights_digest(folder)
+        digest = weights_digest(folder)  # merged shards are gone when the engine is
         answers = [generate(each, engine, tokenizer) for each in prepared]
         about = engine.about
     judged = [_judge(*each) for each in zip(prepared, answers, strict=True)]

@@ -142,6 +142,7 @@ class Engine:
         answers = [[ModelAnswer("", 0, "prompt too long")] * sampling.samples for _ in prompts]
         outputs = self.llm.generate(requests, params, use_tqdm=progress) if requests else []
         for place, output in zip(fitting, outputs, strict=True):
+            # In the order of their seeds, whichever ended first.
             answers[place] = [
                 ModelAnswer(each.text, len(each.token_ids), str(each.finish_reason))
                 for each in sorted(output.outputs, key=lambda each: each.index)

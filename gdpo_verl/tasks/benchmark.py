@@ -26,7 +26,7 @@ Averages = Mapping[str, Sequence[Sequence[str] | str]]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of answers."""
+    """The settings with which answers are drawn."""
 
     temperature: float  # 0 is greedy
     top_p: float
@@ -77,9 +77,6 @@ class Questions:
         """Read a prepared file: the category is the data source, the truth its text.
 
         ``parse`` is the reward's own parser, which has to read every ground truth.
-
-        Raises:
-          FileNotFoundError, ValueError: no file, or a bad row.
         """
         path = Path(file).expanduser()
         items = []
@@ -171,6 +168,7 @@ def open_benchmark(
         raise ValueError(
             f"benchmark: expected one of {known}, found {name!r}.{did_you_mean(name, known)}"
         )
+    # Imported now, because each benchmark needs other packages.
     module, _, kind = str(catalog.BENCHMARKS[name].benchmark).partition(":")
     found: type[Benchmark] = getattr(catalog.load_module(module), kind)
     return found(name, allow_unprotected=allow_unprotected, prompt_from=prompt_from)
@@ -179,6 +177,7 @@ def open_benchmark(
 def questions_digest(questions: Sequence[Question]) -> str:
     """The SHA-256 of what is asked and how it is judged, in order."""
     digest = hashlib.sha256()
+    # With the truths: answers to the same words, judged by others, cannot be compared.
     for each in questions:
         asked = [each.name, each.category, list(each.messages), each.truth]
         digest.update(json.dumps(asked, sort_keys=True).encode() + b"\n")

@@ -42,7 +42,7 @@ def build(
     *,
     about: Mapping[str, Any],
     length: PromptLength | None = None,
-    validation: int | None = None,
+    validation: int = VALIDATION_ROWS,
     seed: int = 0,
     split_rows: SplitRows | None = None,
 ) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def build(
         meant. ``extra_info`` gets index and split where it has none.
       about: what the data set says of itself, for the provenance.
       length: the longest prompt, unchecked without it.
-      validation: rows to hold out, at most a tenth; `VALIDATION_ROWS` by default.
+      validation: rows to hold out, at most a tenth.
       seed: decides which.
       split_rows: gets the rows of each split of the source, ``validation`` and ``seed``, and
         leaves what is not written. By default the source's validation split is kept, else its
@@ -65,7 +65,6 @@ def build(
     Raises:
       ValueError: no row of a split can be used, or more than half of all rows cannot.
     """
-    validation = VALIDATION_ROWS if validation is None else validation
     if validation < 1:
         raise ValueError(f"--validation: expected at least 1 row, found {validation}")
     by_split: dict[str | None, list[Row]] = {}
@@ -85,13 +84,12 @@ def build(
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
             reason = {"kind": kind, "reason": str(error)}
             rejected.append({"file": record.file, "row": record.row, **reason})
-            by_split.setdefault(record.split, [])
+            by_split.setdefault(record.split, [])  # a split without one good row is refused below
         else:
             by_split.setdefault(record.split, []).append(row)
     meant = read - sum(others.values())
     kinds = Counter(row["kind"] for row in rejected)
     most_are_bad = len(rejected) == meant or len(rejected) > MOST_REJECTED * meant
-    # A split that was rejected whole would otherwise be missing without a word.
     if most_are_bad or not all(by_split.values()):
         where = source.provenance.get("path") or source.provenance.get("hub")
         how = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
@@ -104,7 +102,7 @@ def build(
         )
     splits, origin = (split_rows or _train_and_validation)(by_split, validation, seed)
     for split, rows in splits.items():
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows):  # rlla has its own index and split, which stay
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
     provenance = {
         **about,
@@ -131,6 +129,7 @@ def build(
 def _train_and_validation(
     by_split: dict[str | None, list[Row]], validation: int, seed: int
 ) -> tuple[Splits, dict[str, str]]:
+    # A single file's name says no split; all of its rows may be trained on.
     training = "train" if "train" in by_split else None
     if training not in by_split:
         raise ValueError(

@@ -37,12 +37,10 @@ TASKS = {
     "deepscaler": Task("deepscaler", 1024),
     "eurus2-code": Task("eurus2_code", 1024),
     "math": Task("math_sets", benchmark="math_sets:Boxed"),
-    "aime24": Task("math_sets", 1024, "math_sets:Published", trained=False),
-    "aime25": Task("math_sets", 1024, "math_sets:Published", trained=False),
-    "amc": Task("math_sets", 1024, "math_sets:Published", trained=False),
-    "math500": Task("math_sets", 1024, "math_sets:Published", trained=False),
-    "minerva": Task("math_sets", 1024, "math_sets:Published", trained=False),
-    "olympiad": Task("math_sets", 1024, "math_sets:Published", trained=False),
+    **dict.fromkeys(
+        ("aime24", "aime25", "amc", "math500", "minerva", "olympiad"),
+        Task("math_sets", 1024, "math_sets:Published", trained=False),
+    ),
     "code": Task("eurus2_code", benchmark="eurus2_code:Programs"),
     "humaneval": Task("humaneval", benchmark="humaneval:HumanEval"),
 }
@@ -125,7 +123,7 @@ def prepare_command_of(path: str | Path) -> str | None:
 
 
 def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
-    """Tell the user of rejected rows, the first of them with file and row."""
+    """Describe the rejected rows, the first of them with file and row."""
     rows = provenance.get("rejected")
     if not rows:
         return []

@@ -57,7 +57,7 @@ def convert(record: Record) -> Row:
 def _question(values: dict[str, Any], function: str) -> str:
     """The user's turn, with what an answer must know and the turn does not say."""
     text = check_messages(values.get("prompt"))[-1]["content"].strip()
-    if FENCE not in text:
+    if FENCE not in text:  # some problems ask for it themselves
         text += f"\n\n{REQUEST}"
     if function and function not in text:
         text += f"\n\nThe tests call the function `{function}`."

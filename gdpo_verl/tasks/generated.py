@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from gdpo_verl.tasks.rows import PromptLength, Row, make_row, write_dataset
 
+# When a small set of questions is used up, nothing else tells.
 _MAX_DUPLICATES_IN_A_ROW = 10_000
 
 
@@ -48,6 +49,7 @@ def draw_of(split: str, draw: Draw[AnExample], rng: random.Random) -> AnExample:
 
 def examples(name: str, split: str, draw: Draw[AnExample], *, seed: int) -> Iterator[AnExample]:
     """Draw examples of a split, no question twice, until there are no new ones left."""
+    # A text seeds alike in every process.
     rng = random.Random(f"{name}/{split}/{seed}")
     seen: set[str] = set()
     duplicates = 0

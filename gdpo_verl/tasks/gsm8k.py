@@ -42,9 +42,8 @@ exactly this form and with nothing else around it:
 <think>your thoughts</think>
 <answer>the number</answer>"""
 
-Worked = Sequence[tuple[str, str, str]]  # question, thought and answer of each example
-# Ours, and in no data set.
-WORKED: Worked = (
+# Question, thought and answer of each worked example; ours, and in no data set.
+WORKED: Sequence[tuple[str, str, str]] = (
     ("A hut has 3 beds and a barn has 4. How many beds are there?", "3 + 4 = 7", "7"),
     ("Ines had 20 stamps. She used 6 and got 5. How many has she?", "20 - 6 + 5 = 19", "19"),
     ("A tram has 4 cars of 30 seats. How many seats is that?", "4 * 30 = 120", "120"),
@@ -52,7 +51,7 @@ WORKED: Worked = (
 )
 
 
-def turns(worked: Worked = (), shots: int = 0) -> list[dict[str, str]]:
+def turns(worked: Sequence[tuple[str, str, str]] = (), shots: int = 0) -> list[dict[str, str]]:
     """Build the turns before a question: the system message, then ``shots`` worked examples."""
     if not 0 <= shots <= len(worked):
         raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
@@ -98,6 +97,7 @@ class Gsm8k(Benchmark):
             return Questions.read(data, parse_ground_truth)
         found = shared_by(
             self.prompt_from,
+            # As a text, because the different ones are counted.
             lambda chat: chat[0]["content"] == SYSTEM and json.dumps(chat[:-1]),
             "kind of worked examples",
         )

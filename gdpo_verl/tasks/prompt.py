@@ -63,6 +63,7 @@ def parse_frame(system: str) -> PromptFrame | None:
 
 def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> str:
     """Write a tool's three lines, without the number that goes in front of them."""
+    # Each field is one line, as in ToolRL's data; descriptions from elsewhere have several.
     one_line = " ".join(description.split())
     schema = json.dumps(parameters, ensure_ascii=False)
     return f". Name: {name}\nDescription: {one_line}\nParameters: {schema}\n"

@@ -24,7 +24,6 @@ from gdpo_verl.tasks import generated, gsm8k
 DATA_SOURCE = "reasoning-gym"
 SHORT, WORDS = "short-sums", "gsm-symbolic"
 REQUIREMENT = "reasoning-gym==0.1.25"
-INSTALL = f"pip install {REQUIREMENT}"
 GENERATORS: dict[str, tuple[str, dict[str, int | float]]] = {
     DATA_SOURCE: (
         "chain_sum",
@@ -73,7 +72,7 @@ def generator(name: str = DATA_SOURCE) -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"reasoning-gym: expected the package {REQUIREMENT} with what it needs, found no "
-            f"{error.name}. Install it with: {INSTALL}"
+            f"{error.name}. Install it with: pip install {REQUIREMENT}"
         ) from error
     kind, options = GENERATORS[name]
     size = _PROBLEMS if name == WORDS else _SEEDS
@@ -87,6 +86,7 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
         entry = entries[rng.randrange(len(entries))]
         answer, expression = entry["answer"], entry["metadata"].get("expression", "")
         question = expression if name == SHORT else entry["question"]
+        # Every second word of a sum is a number, the others are its signs.
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
         asked = name != SHORT or "-" not in expression
         if answer.isdecimal() and len(question) <= LONGEST and small and asked:

@@ -54,6 +54,7 @@ def _raw(values: dict[str, Any]) -> Row:
         [{"role": "system", "content": instruction}, {"role": "user", "content": question}],
         output,
         ability="tool_call",
+        # As ToolRL's own parquet has them.
         extra_info={column: values[column] for column in RAW_COLUMNS},
     )
 

@@ -40,10 +40,8 @@ def tokenizer_of(
 ) -> Any:
     """Load the tokenizer of a directory or a hub id, which the option or key ``where`` names.
 
-    ``load`` takes the place of `AutoTokenizer.from_pretrained`; the options go to it.
-
-    Raises:
-      ValueError: there is none.
+    ``load`` takes the place of `AutoTokenizer.from_pretrained`; the options go to it. Raises
+    ValueError where there is none.
     """
     from transformers import AutoTokenizer
 
@@ -57,11 +55,7 @@ def tokenizer_of(
 
 
 class PromptLength:
-    """The longest prompt that fits: ``most`` tokens of the chat template of ``model``.
-
-    Raises:
-      ValueError: it has no tokenizer or no chat template, or ``most`` is below 1.
-    """
+    """The longest prompt that fits: ``most`` tokens of the chat template of ``model``."""
 
     def __init__(self, model: str, most: int) -> None:
         if most < 1:
@@ -73,22 +67,14 @@ class PromptLength:
             raise ValueError(f"--model: the tokenizer of {model!r} has no chat template")
 
     def check(self, messages: Messages) -> None:
-        """Count as verl does.
-
-        Raises:
-          BadRow: the prompt is longer than `most` tokens, or not one that the template takes.
-        """
+        """Raise `BadRow` for a prompt that is longer, or not one that the template takes."""
         tokens = len(chat_tokens(self.tokenizer, messages))
         if tokens > self.most:
             raise BadRow("prompt_too_long", f"the prompt has {tokens} tokens, {self.most} fit")
 
 
 def chat_tokens(tokenizer: Any, messages: Messages) -> list[int]:
-    """Encode a chat by the tokenizer's template, with the generation prompt.
-
-    Raises:
-      BadRow: the template refuses it.
-    """
+    """Encode a chat as verl does; raises `BadRow` where the tokenizer's template refuses it."""
     try:
         tokens = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
@@ -104,11 +90,7 @@ def chat_text(messages: Messages) -> str:
 
 
 def text_of(values: Mapping[str, Any], *path: str) -> str:
-    """The text under ``path``, as in ``text_of(values, "reward_model", "ground_truth")``.
-
-    Raises:
-      BadRow: it is absent, empty, or no text.
-    """
+    """The text under ``path``, such as ``"reward_model", "ground_truth"``; raises `BadRow`."""
     value: Any = values
     for depth, key in enumerate(path, start=1):
         if not isinstance(value, Mapping) or key not in value:
@@ -121,11 +103,7 @@ def text_of(values: Mapping[str, Any], *path: str) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, str]]:
-    """Check that a prompt is a list of {role, content}, and return it.
-
-    Raises:
-      BadRow: it is none, or ends in something else than the user's turn.
-    """
+    """Return a prompt; raises `BadRow` unless it is a list of {role, content}, the user's last."""
     valid = isinstance(messages, list) and all(
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
@@ -150,7 +128,7 @@ def make_row(
     ability: str,
     extra_info: Mapping[str, Any],
 ) -> Row:
-    """Put a row in verl's columns. ``extra_info`` needs ``index`` and ``split``."""
+    """Put a row in verl's columns; `build` adds index and split where ``extra_info`` has none."""
     return {
         "data_source": data_source,
         "prompt": prompt,

@@ -154,6 +154,7 @@ def _read_arrow(file: Path) -> Iterator[Any]:
 def _read_json(file: Path) -> Iterator[Any]:
     """Read a list of objects, or one object a line."""
     with file.open(encoding="utf-8") as text:
+        # Names do not tell: many a file of lines ends in .json.
         is_list = text.read(100).lstrip().startswith("[")
         text.seek(0)
         if is_list:
@@ -189,12 +190,12 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
     hub_id, _, revision = source.partition("@")
     commit: str | None = revision or None
     try:
-        # Offline, what is in the cache will do, and only `load_dataset` can tell what that is.
-        with hub_errors("--from", source, "data set"), suppress(errors.OfflineModeIsEnabled):
-            commit = HfApi().dataset_info(hub_id, revision=commit).sha
-            if config and config not in get_dataset_config_names(hub_id, revision=commit):
-                config = None
         with hub_errors("--from", source, "data set"):
+            # Offline, what is in the cache will do, and only `load_dataset` can tell what that is.
+            with suppress(errors.OfflineModeIsEnabled):
+                commit = HfApi().dataset_info(hub_id, revision=commit).sha
+                if config and config not in get_dataset_config_names(hub_id, revision=commit):
+                    config = None
             splits = load_dataset(hub_id, config, revision=commit)
     except DatasetsError as error:
         raise ValueError(f"--from: cannot read {source!r}: {first_line(error)}") from error

@@ -57,6 +57,7 @@ class TurnsExample:
 
 def told(call: Call) -> str:
     """Make a call and return what its tool tells."""
+    # As in a rollout, cut where it is too long, so that truths are what a policy is told.
     return run((TOOLS[call[0]].__module__, *call, MOST))[0]
 
 
@@ -68,6 +69,7 @@ def written(call: Call) -> str:
 
 def draw_example(rng: random.Random) -> TurnsExample:
     """Draw one of four kinds of problems."""
+    # All that any kind needs: what follows is drawn alike, whichever kind it is.
     (item, other), city = rng.sample(ITEMS, 2), rng.choice(CITIES)
     (large, small), n, m = rng.choice([*UNITS]), rng.randint(2, 20), rng.randint(2, 9)
     look_up, also = (("look_up", {"item": each, "city": city}) for each in (item, other))

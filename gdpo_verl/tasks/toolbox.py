@@ -51,8 +51,7 @@ class Tool:
         """Draw a value of each parameter; source and target differ."""
         pair: dict[str, Any] = {}
         if "source" in self.parameters:
-            names = ("source", "target")
-            pair = dict(zip(names, rng.sample(self.parameters["source"], 2), strict=True))
+            pair["source"], pair["target"] = rng.sample(self.parameters["source"], 2)
         return {
             name: pair[name] if name in pair else rng.choice(values)
             for name, values in self.parameters.items()
@@ -176,9 +175,7 @@ def prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
     )
 
 
-QUESTIONS = 256
-EXACT = 3.0
-"""The correctness of a call that equals the expected one."""
+QUESTIONS = 256  # as many as `prepare toolbox` holds out
 
 
 class Toolbox(Benchmark):
@@ -197,6 +194,6 @@ class Toolbox(Benchmark):
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         result = tool_call.compute_score("toolbox", text, question.truth)
-        exact = float(result["correctness"] == EXACT)
+        exact = float(result["correctness"] == tool_call.HIGHEST)
         measures = {ACCURACY: exact, "format": result["format"]}
         return Score(measures, tool_call.ParseError(int(result["parse_error"])))

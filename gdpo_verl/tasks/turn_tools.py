@@ -90,6 +90,7 @@ def guarded(
     Raises:
       ImportError: another process does not find it.
     """
+    # Found now by the process that will run it, not at its first call in the middle of a rollout.
     where = {"module": tool.__module__, "name": tool.__name__}
     text, outcome = _pool.ask([__name__, "find", where, MOST], 60)
     if outcome == RAISED:
@@ -119,11 +120,12 @@ def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
     module, name, arguments, most = question
     try:
         text, outcome = str(find(module, name)(**arguments)), EXECUTED
-    except Exception as error:
+    except Exception as error:  # of any tool; the policy reads it, and the rollout goes on
         text, outcome = f"{ERROR}{str(error) or type(error).__name__}", RAISED
     if len(text) > most:
         text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
-        outcome = min(outcome, CUT)
+        outcome = min(outcome, CUT)  # a refusal that was cut stays one
+    # No tokenizer takes half of a surrogate pair.
     return text.encode(errors="backslashreplace").decode(), outcome
 
 

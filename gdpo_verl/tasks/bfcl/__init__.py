@@ -137,6 +137,7 @@ def accepted_rows(
             calls = first_answer(accepted)
             output = [{name: arguments} for name, arguments in calls]
             language = checker.Language.PYTHON
+            # Of the answers that are listed first it refuses a few; none of them could be rewarded.
             verdict = checker.ast_checker(
                 question["function"], output, accepted, language, category, MODEL
             )

@@ -123,6 +123,7 @@ class Bfcl(Benchmark):
 
     def score(self, question: Question, text: str, tokens: int) -> Score:
         said = json.loads(text or "[]") if question.category in MULTI_TURN else [[text]]
+        # A text in place of turns is the error with which the dialogue ended.
         held = said if isinstance(said, list) else []
         steps = [read(assistant_text(step)) for turn in held for step in turn]
         asks_for_calls = question.category not in MULTI_TURN and "irrel" not in question.category

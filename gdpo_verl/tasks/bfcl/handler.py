@@ -69,7 +69,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     def _add_next_turn_user_message_prompting(
         self, inference_data: dict[str, Any], user_message: list[dict[str, str]]
     ) -> dict[str, Any]:
-        inference_data["history"].append("")
+        inference_data["history"].append("")  # rlla has an empty line between turns
         return self.add_first_turn_message_prompting(inference_data, user_message)
 
     def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[ModelAnswer, float]:
