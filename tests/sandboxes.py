@@ -68,7 +68,6 @@ def nothing_protects(monkeypatch):
 
 # ------------------------------------------------ programs, and the code rewards' verdicts on them
 
-KEYS = {"score", "pass", "length", "bug_free", "parse_error"}
 # For what never runs a program, so that it is tested without a sandbox too.
 runs_none = {"allow_unprotected": not FOUND}
 SCRIPTS = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]})
@@ -96,8 +95,6 @@ PATIENT = {"timeout": LIMITS.timeout, "deadline": LIMITS.deadline}
 def verdict(code, ground_truth, **settings):
     extra_info, settings = {"response_length": 9}, PATIENT | settings
     result = compute_score("mine", answer(code), ground_truth, extra_info, **settings)
-    assert set(result) == KEYS
-    assert result["score"] == result["pass"] + result["length"] + result["bug_free"]
     return result["pass"], result["bug_free"], ParseError(result["parse_error"])
 
 

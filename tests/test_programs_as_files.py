@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sandboxes import FOUND, HOLDS, LIMITS
@@ -27,15 +29,6 @@ class FastIO(IOBase):
         self.buffer = BytesIO()
         self.writable = "x" in file.mode or "r" not in file.mode
         self.write = self.buffer.write if self.writable else None
-    def read(self):
-        while True:
-            b = os.read(self._fd, max(os.fstat(self._fd).st_size, BUFSIZE))
-            if not b:
-                break
-            ptr = self.buffer.tell()
-            self.buffer.seek(0, 2), self.buffer.write(b), self.buffer.seek(ptr)
-        self.newlines = 0
-        return self.buffer.read()
     def readline(self):
         while self.newlines == 0:
             b = os.read(self._fd, max(os.fstat(self._fd).st_size, BUFSIZE))
@@ -54,15 +47,12 @@ class IOWrapper(IOBase):
         self.flush = self.buffer.flush
         self.writable = self.buffer.writable
         self.write = lambda s: self.buffer.write(s.encode("ascii"))
-        self.read = lambda: self.buffer.read().decode("ascii")
         self.readline = lambda: self.buffer.readline().decode("ascii")
 """
 THREADS = {
     "a thread": "import threading\nthreading.Thread(target=print, args=('t',)).start()",
     "a daemon is not waited for": "import threading, time\nprint('main')\n"
     "threading.Thread(target=lambda: (time.sleep(60), print('t')), daemon=True).start()",
-    "a thread that raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\n"
-    "t.start(); t.join(); print('on')",
     "exit() in a thread": "import threading\nt = threading.Thread(target=exit, args=(3,))\n"
     "t.start(); t.join(); print('on')",
     "a thread with a stack of its own": "import functools, sys, threading\n"
@@ -79,13 +69,11 @@ PROGRAMS = {
     "input beyond the end": "try:\n    while True: print(input('> '))\nexcept EOFError: print('E')",
     "sys.stdin.buffer": "import sys\nprint(sys.stdin.buffer.read(3), sys.stdin.buffer.readlines())",
     "open(0) as sys.stdin": "import sys\nsys.stdin = open(0)\nprint(input(), sys.stdin.read())",
-    "fileno": "import os, sys\nprint(sys.stdin.fileno(), os.read(sys.stdin.fileno(), 99))",
     "a codec's reader of stdin detached": "import codecs, sys\n"
     "sys.stdin = codecs.getreader('utf-8')(sys.stdin.detach())\nprint(sys.stdin.read())",
     "mmap": "import mmap\nm = mmap.mmap(0, 0, prot=mmap.PROT_READ)\nprint(m.readline(), len(m))",
     "select": "import select, sys\nprint(select.select([sys.stdin], [], [], 1)[0] == [sys.stdin])",
     "stdin sought": "import sys\nsys.stdin.read(); sys.stdin.seek(0); print(input())",
-    "fd 0 closed": "import os\nprint(input()); os.close(0)",
     # -------------------------------------------------------- writing
     "stdout detached": "import io, sys\n"
     "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\nprint('\u00e9')",
@@ -97,9 +85,6 @@ PROGRAMS = {
     "os.fdopen as sys.stdout": "import os, sys\nsys.stdout = os.fdopen(1, 'w')\nprint('x')",
     "os.fdopen closed": "import os\nwith os.fdopen(1, 'w') as out: out.write('x')",
     "text left behind fd 1 closed": "print('lost')\nwith open(1, 'w') as f: f.write('x')",
-    "fd 1 closed": "import os, sys\nprint('x', flush=True); os.close(1)",
-    "io.open(1) in bytes": "import io\nf = io.open(1, 'wb', closefd=False); f.write(b'x')",
-    "a file in a cycle": "class A: out = open(1, 'w', closefd=False)\nA.out.write('x')",
     "a file that a built-in holds": "import builtins\nout = open(1, 'w', closefd=False)\n"
     "builtins.show = lambda x: out.write(x)\nshow('x')",
     "os.write": "import os\nprint('b'); os.write(1, b'a')",
@@ -107,13 +92,10 @@ PROGRAMS = {
     "sys.__stdout__ behind another": "import io, sys\nsys.stdout = io.StringIO(); print('lost')\n"
     "print('x', file=sys.__stdout__)",
     "sys.stdout.close()": "import sys\nprint('x'); sys.stdout.close()",
-    "sys.__stdout__.close()": "import sys\nprint('x'); sys.__stdout__.close()",
     "print after close": "import sys\nprint('x'); sys.stdout.close(); print('y')",
     "stdout deleted": "import sys\nprint('x'); del sys.stdout",
     "stdout without flush": "import sys\nclass W:\n"
     "    def write(self, s): sys.__stdout__.write(s)\nsys.stdout = W(); print('x')",
-    "stdout that cannot be flushed": "import sys\nclass W:\n    write = sys.stdout.write\n"
-    "    def flush(self): 1 / 0\nsys.stdout = W(); print('x')",
     "stderr": "import sys\nprint('e', file=sys.stderr); sys.stderr.write('\\ud800'); print('x')",
     "a surrogate is refused": "print('a'); print('\\ud800')",
     "an escaped byte": "import sys\nprint('\\udce9\\udcff'.encode(errors='surrogateescape'))\n"
@@ -125,23 +107,18 @@ PROGRAMS = {
     "the header": f"{FAST_IO}sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)\n"
     "input = lambda: sys.stdin.readline().rstrip('\\r\\n')\nprint(int(input()) + 1)\n"
     "print(sum(map(int, input().split())))",
-    "the header, and exit": f"{FAST_IO}sys.stdout = IOWrapper(sys.stdout)\nprint('x'); exit()",
     "the header, never flushed": f"{FAST_IO}out = IOWrapper(sys.stdout)\nout.write('x')\n",
     # -------------------------------------------------------- the end
     "an exit handler for the output": "import atexit, io, os, sys\nout = io.StringIO()\n"
     "sys.stdout = out\natexit.register(lambda: os.write(1, out.getvalue().encode()))\nprint('x')",
     "an exit handler that raises": "import atexit\natexit.register(lambda: 1 / 0); print('a')",
-    "an exit handler that leaves": "import atexit\natexit.register(exit, 3); print('a')",
     "__del__ with globals": "class A:\n    def __del__(self): print(x)\na = A()\nx = 5",
     "__del__ in a cycle": "class A:\n    def __del__(self): print(self.n)\n"
     "a = A(); a.a = a; a.n = 3; del a",
     "exit": "print('x')\nexit()",
     "sys.exit with a text": "import sys\nprint('x'); sys.exit('text')",
     "sys.exit(256)": "import sys\nprint('x'); sys.exit(256)",
-    "sys.exit(2.5)": "import sys\nprint('x'); sys.exit(2.5)",
-    "sys.exit in a finally": "import sys\ntry: 1 / 0\nfinally: print('x'); sys.exit()",
     "os._exit loses what was not flushed": "import os\nprint('x'); os._exit(0)",
-    "os._exit behind a flush": "import os\nprint('x', flush=True); os._exit(0)",
     "raises behind its output": "print('x'); 1 / 0",
     "an alarm": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: print('time'))\n"
     "signal.alarm(1); signal.pause()",
@@ -152,7 +129,6 @@ PROGRAMS = {
     "names of a module": "import builtins\nprint(__name__, __doc__, __package__, __spec__)\n"
     "print(__builtins__ is builtins)",
     "names that are not there": "print({*globals()} & {'code', 'request', 'command', 'Program'})",
-    "a docstring": "'Words.'\nprint(__doc__)",
     "sys.argv": "import os, sys\nprint(len(sys.argv), os.path.basename(sys.argv[0]))",
     "sys.path": "import os, sys\nprint(os.path.dirname(__file__) == sys.path[0])",
     "the directory": "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))",
@@ -167,22 +143,19 @@ PROGRAMS = {
     "    print(traceback.extract_stack()[-1].lineno)",
     "no exception is handled": "import sys\nprint(sys.exc_info())",
     "too many digits": "print(len(str(10**4299)))\nprint(10**5000)",
-    "as many digits as it asks for": "import sys\nsys.set_int_max_str_digits(0)\nprint(10**5000)",
     "an event loop's own": "import asyncio\nloop = asyncio.new_event_loop()\n"
     "print(loop.run_until_complete(asyncio.sleep(0, 'x'))); loop.close()",
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """Run each as a file by plain Python; returns its output and its success."""
-    here = tmp_path_factory.mktemp("plain")
-    (here / "stdin").write_bytes(STDIN.encode())
-
-    def run(name):
-        folder = tmp_path_factory.mktemp("program")
-        (folder / "solution.py").write_text((PROGRAMS | THREADS)[name], "utf-8")
-        with open(here / "stdin") as stdin, open(folder / "stdout", "w+b") as stdout:
+@functools.cache
+def as_a_file(name):
+    """The output of a program, and its success, as a file that plain Python runs."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as stdin:
+        Path(folder, "solution.py").write_text((PROGRAMS | THREADS)[name], "utf-8")
+        stdin.write(STDIN.encode())
+        stdin.seek(0)
+        with open(f"{folder}/stdout", "w+b") as stdout:
             code = subprocess.run(
                 [sys.executable, "-X", "utf8", "solution.py"],
                 **{"cwd": folder, "stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL},
@@ -191,9 +164,6 @@ def plain(tmp_path_factory):
             ).returncode
             stdout.seek(0)
             return stdout.read().decode(errors="replace"), code == 0
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names := [*PROGRAMS, *THREADS], pool.map(run, names), strict=True))
 
 
 # The sandboxes of every protection, and one as lenient programs run in.
@@ -215,13 +185,13 @@ def started():
 @HOLDS
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", [*PROGRAMS, *THREADS])
-def test_a_program_runs_as_a_file_of_its_own_would(plain, started, name, place):
+def test_a_program_runs_as_a_file_of_its_own_would(started, name, place):
     found, strict = PLACES[place]
     if name in THREADS and not found.own_user and (os.geteuid() == 0 or found.name == "landlock"):
         pytest.skip("threads cannot be counted here, so there are none")
     code = (PROGRAMS | THREADS)[name]
     outcome = started[place].run(code, STDIN, setup="" if strict else PUBLISHED_SETUP)
-    assert (outcome.text, outcome.status is Status.OK) == plain[name]
+    assert (outcome.text, outcome.status is Status.OK) == as_a_file(name)
 
 
 @HOLDS

@@ -128,7 +128,7 @@ for _ in range(900):
 SCRIPTS = [([], []), (["1"], []), ([1], ["1"]), (["1"], [None]), ([DEEP], ["1"])]
 CALLS = [("nan,", "1"), (3, 1), ("[" * 700 + "]" * 700, "1"), (DEEP, 1), ([1], DEEP)]
 MALFORMED = {
-    "gsm8k": ["", "#### ", "forty-two", "1 2", None, 42],
+    "gsm8k": ["", "42 ####", "forty-two", "1 2", None, 42],
     "math_length": ["", r"\frac{", r"\boxed{3", "@#", "9" * 10_001, None, 3],
     "tool_call": [
         tool_calls.block("not json"),
@@ -137,6 +137,9 @@ MALFORMED = {
         f"<tool_call>\n{tool_calls.ONE}",
         "<think>a",
         f"{tool_calls.RESPONSE}\n{tool_calls.ASKED}",
+        *("", "<think> </think>", "Look it up.", "<response>It is sunny."),
+        f"{tool_calls.THOUGHT}\nIt is sunny.",
+        f"{tool_calls.block(tool_calls.call(html='</response>'))}\n<response>It is sunny.",
         None,
         {"calls": []},
     ],
@@ -150,7 +153,7 @@ MALFORMED = {
         {"entry_point": 3, "test": "pass"},
     ],
 }
-SAID = {"tool_call": ".*(cannot be read|expected text)", "gsm8k": "expected "}
+SAID = {"tool_call": "(its tool calls cannot be read|expected )", "gsm8k": "expected "}
 CASES = [(name, index) for name, truths in MALFORMED.items() for index in range(len(truths))]
 
 
@@ -168,6 +171,7 @@ def test_a_malformed_ground_truth_is_refused_and_in_training_counted_and_said_on
     # math-verify reads the ground truth together with a box.
     for answer in answers if name == "math_length" else ["", *answers]:
         assert reward(answer, truth) == lowest
+        assert name != "gsm8k" or reward(answer, truth, strict=False) == lowest
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"{name}: a row gets the minimum" in caplog.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -19,14 +21,8 @@ from sandboxes import FOUND, HOLDS, still_works
 from sandboxes import sandbox as sandbox
 from waiting import HANGS, is_alive, wait_for
 
-from gdpo_verl.sandbox import (
-    Limits,
-    Sandbox,
-    SandboxError,
-    Status,
-    core_slot,
-    slot_directory,
-)
+from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, core_slot, slot_directory
+from gdpo_verl.sandbox.protection import unprotected
 
 
 def test_nothing_is_left_when_it_is_closed(sandbox):
@@ -45,19 +41,14 @@ for channel in range(3, 64):
     except OSError: pass
 while True: time.sleep(1)
 """
+BUSY = "def f(x):\n    while True: pass"
 TRAINER = """
-import contextlib, json, sys
-from gdpo_verl.sandbox import Limits, Sandbox
-from gdpo_verl.sandbox import protection as protections
-name, attack, timeout, code = sys.argv[1:]
-found = [protections.unprotected(None)]
-for candidate in protections.candidates(None).values():
-    with contextlib.suppress(OSError, RuntimeError):
-        found.append(candidate())
-(protection,) = [each for each in found if each.name == name]
-limits = Limits(timeout=float(timeout), deadline=2 * float(timeout) + 9)
-sandbox = Sandbox(protection, limits)
-assert sandbox.load("", code if attack == "deaf" else "def f(x):\\n    while True: pass", "f")
+import json, sys
+from gdpo_verl.sandbox import Limits, Protection, Sandbox
+protection, code, timeout = json.loads(sys.stdin.readline())
+limits = Limits(timeout=timeout, deadline=2 * timeout + 9)
+sandbox = Sandbox(Protection(**protection), limits)
+sandbox.load("", code, "f")
 print("ready", flush=True)
 print(sandbox.call(json.dumps([[list(range(30_000))], {"dict": []}])).status.name, flush=True)
 sandbox.close()
@@ -66,21 +57,23 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("attack", "end"),
+    ("code", "end"),
     [
-        ("deaf", "trainer killed"),
-        ("deaf", "server killed"),
-        ("deaf", "deadline"),
-        ("busy", "trainer killed"),
+        pytest.param(DEAF, "trainer killed", id="deaf, trainer killed"),
+        pytest.param(DEAF, "server killed", id="deaf, server killed"),
+        pytest.param(DEAF, "deadline", id="deaf, deadline"),
+        pytest.param(BUSY, "trainer killed", id="busy, trainer killed"),
     ],
 )
-@pytest.mark.parametrize("name", [found.name for found in FOUND] + ["unprotected"])
-def test_no_process_is_left_however_it_ends(name, attack, end):
-    timeout = "2" if end == "deadline" else "60"
-    command = [sys.executable, "-c", TRAINER, name, attack, timeout, DEAF]
-    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+@pytest.mark.parametrize("protection", [*FOUND, unprotected(None)], ids=lambda found: found.name)
+def test_no_process_is_left_however_it_ends(protection, code, end):
+    command, pipe = [sys.executable, "-c", TRAINER], subprocess.PIPE
+    trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe)
     assert trainer.stdin
     assert trainer.stdout
+    settings = [asdict(protection), code, 2 if end == "deadline" else 60]
+    trainer.stdin.write(json.dumps(settings).encode() + b"\n")
+    trainer.stdin.flush()
     try:
         assert trainer.stdout.readline() == b"ready\n"
         time.sleep(0.3)

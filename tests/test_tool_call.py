@@ -3,7 +3,6 @@
 import json
 import math
 
-import hostile_texts
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from tool_calls import (
     OWN_ROWS,
     RESPONSE,
     THOUGHT,
-    bad,
     block,
     call,
     calling,
@@ -46,11 +44,13 @@ from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward
         pytest.param(f"{THOUGHT} {ASKED}", ASKED, 0.0, id="no newline after think"),
         pytest.param(f"{THOUGHT}\n{RESPONSE}</response>", RESPONSE, 0.0, id="closed twice"),
         pytest.param(ANSWER.replace(f"\n{ONE}", ONE), ASKED, 0.0, id="no newline before the call"),
-        pytest.param("", RESPONSE, 0.0, id="empty"),
     ],
 )
 def test_format_is_the_shape_of_the_ground_truth(response, ground_truth, expected, strict):
     assert format_reward(response, ground_truth, strict=strict) == expected
+
+
+# ---------------------------------------------------------------- the ground truth
 
 
 def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
@@ -59,45 +59,11 @@ def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
         parse_ground_truth(block(*[ONE] * (tool_call.MOST_ASKED + 1)))
 
 
-# ---------------------------------------------------------------- malformed ground truth
-
-
 @pytest.mark.parametrize("ground_truth", [block("not json"), None], ids=["not JSON", "None"])
 def test_the_published_rules_count_what_they_crash_on(ground_truth, caplog, monkeypatch):
     monkeypatch.setattr(parse_error, "_warned", set())
-    for _ in range(3):
-        assert verdict(ANSWER, ground_truth, strict=False)[1:] == (-3.0, ParseError.GROUND_TRUTH)
-    assert len(caplog.messages) == 1
-    assert "tool_call: a row gets the minimum" in caplog.messages[0]
-
-
-@pytest.mark.parametrize(
-    ("valid", "invalid"),
-    [
-        pytest.param(THOUGHT, "<think> </think>", id="thought alone"),
-        pytest.param(THOUGHT, "Look it up.", id="tags"),
-        pytest.param(THOUGHT, f"{THOUGHT}\nIt is sunny.", id="nothing behind a thought alone"),
-        pytest.param(RESPONSE, "", id="not empty"),
-        pytest.param(RESPONSE, "<response>It is sunny.", id="response closed"),
-        pytest.param(
-            block(call(html="<response>")),
-            f"{block(call(html='</response>'))}\n<response>It is sunny.",
-            id="tags in arguments do not count",
-        ),
-    ],
-)
-def test_a_ground_truth_holds_calls_or_a_closed_response_or_a_thought_alone(valid, invalid):
-    parse_ground_truth(valid)
-    with pytest.raises(ValueError, match=r"ground_truth: expected calls between .*, found '"):
-        parse_ground_truth(invalid)
-    assert verdict(ANSWER, invalid) == bad(ParseError.GROUND_TRUTH)
-
-
-def test_a_ground_truth_is_read_into_calls_and_response():
-    found = parse_ground_truth(f"{ANSWER}\n{RESPONSE}\n")
-    assert found.calls == [{"name": "weather", "parameters": {"city": "Paris", "days": 1}}]
-    assert found.has_response
-    assert parse_ground_truth(RESPONSE).calls == []
+    assert verdict(ANSWER, ground_truth, strict=False)[1:] == (-3.0, ParseError.GROUND_TRUTH)
+    assert "tool_call: a row gets the minimum" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [lambda: OWN_ROWS, real_rows], ids=["own", "real"])
@@ -149,8 +115,18 @@ def test_values_nested_to_the_limit_are_counted_and_never_raise():
 
 # ---------------------------------------------------------------- on the clock
 
-
-ENDS = {
+START, END = f"{THOUGHT}\n<tool_call>\n", "\n</tool_call>"
+# What regular expressions, or a walk from each tag to the end, would be slow on.
+WORST = {
+    "unclosed calls": filled("<tool_call>"),
+    "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>"),
+    "seams": filled("</think>\n<tool_call>\n", "<think>", END),
+    "responses": filled("<response>", f"{THOUGHT}\n"),
+    "opening brackets": filled("<"),
+    "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
+    "special tokens": filled("<|im_end|> ", "x"),
+    "special tokens and a letter": filled("<|im_end|> ", "x", "x</s>"),
+    "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
     "ends before calls": filled("</think>x<tool_call>", "<think>"),
     "ends before calls that begin": filled('</think>\n<tool_call>\n{"name": "', "<think>"),
     "ends before responses": filled("</think>x<response>", "<think>"),
@@ -161,31 +137,33 @@ ENDS = {
     "ends of the prompt's thought": filled("x</think>\n<tool_call>", "<tool_call>"),
     "arguments as text": filled('{"name":"f","arguments":"{}"}', "<think>x</think><tool_call>"),
 }
-
-
-def judge(strict, ground_truth):
-    return lambda text: compute_score("rlla", text, ground_truth, strict=strict)
+ASKED_AND_TOLD = f"{block(*[call(city='Paris', days=days) for days in range(5)])}\n{RESPONSE}"
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize(
-    "text", [*hostile_texts.WORST.values(), *ENDS.values()], ids=[*hostile_texts.WORST, *ENDS]
-)
+@pytest.mark.parametrize("text", WORST.values(), ids=WORST)
 def test_the_time_is_linear_in_the_text(text, strict):
-    assert_linear(judge(strict, hostile_texts.TRUTH), text)
+    assert_linear(lambda each: compute_score("rlla", each, ASKED_AND_TOLD, strict=strict), text)
+
+
+# Calls are as slow as they get at the length up to which they are read.
+NEAR = '{"name": "weather", "parameters": {"city": %d, "days": 7}}'
+SHARED = '{"name": "weather", "parameters": {"city": %d}}'
+DEEP = '{"name": "weather", "parameters": {"city": [%s1]}}'
+LONGEST = {
+    "near": [NEAR % i for i in range(1600)],
+    "one key": [SHARED % i for i in range(1900)],
+    "shortest": ['{"name":"","parameters":{}}'] * 3500,
+    "900 deep": [DEEP % (("[" * 900 + "]" * 900 + ",") * 55)],
+    "no calls": ["5"] * 49_900,
+    # Numbers of one hash for names, which the published rules take.
+    "names of one hash": [f'{{"name":{(2**61 - 1) * (i + 1)}}}' for i in range(3000)],
+}
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        hostile_texts.counted(hostile_texts.NEAR),
-        hostile_texts.counted(hostile_texts.SHARED),
-        hostile_texts.filled(hostile_texts.SHORTEST),
-    ],
-    ids=["near", "one key", "shortest"],
-)
-def test_twenty_calls_asked_for_take_no_longer(text, strict):
-    text = text(tool_text.LONGEST)
-    assert compute_score("rlla", text, hostile_texts.LONG_TRUTH, strict=strict)["parse_error"] == 0
-    assert seconds(lambda: judge(strict, hostile_texts.LONG_TRUTH)(text)) < long()
+@pytest.mark.parametrize("calls", LONGEST.values(), ids=LONGEST)
+def test_the_longest_calls_that_are_read_take_no_longer(calls, strict):
+    answer, asked = calling(*calls), block(*[call(city=i, days=i) for i in range(20)])
+    assert tool_text.LONGEST * 0.9 < len(answer) < tool_text.LONGEST
+    assert seconds(lambda: compute_score("rlla", answer, asked, strict=strict)) < long()

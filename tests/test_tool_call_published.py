@@ -35,32 +35,19 @@ VALUES = ["1", "1.0", "true", "0", "2", '"1"', "null", "NaN", "1e999", "[1]", "[
 
 
 def random_call(rng, keys="abc"):
+    """A call whose name need not be a text, which these rules take."""
     given = ",".join(f'"{key}":{rng.choice(VALUES)}' for key in keys if rng.random() < 0.6)
-    return f'{{"name": "{rng.choice("ffg")}", "parameters": {{{given}}}}}'
+    name = rng.choice(['"f"'] * 12 + ['"g"'] * 6 + VALUES[:8])
+    return f'{{"name": {name}, "parameters": {{{given}}}}}'
 
 
 def test_not_strict_is_the_published_rule_on_many_calls(published):
     rng = random.Random(300)
-    for _ in range(30):
-        asked = block(*[random_call(rng) for _ in range(rng.choice((2, 20)))])
-        calls = [random_call(rng, "abcd") for _ in range(700)]
-        answer = calling(*calls)
-        assert verdict(answer, asked, strict=False)[:2] == pytest.approx(published(answer, asked))
-
-
-def test_not_strict_is_the_published_rule_on_names_that_are_no_text(published):
-    rng = random.Random(61)
-    for _ in range(2000):
-        names = [rng.choice(VALUES) for _ in range(4)]
-        calls = [f'{{"name": {name}, "parameters": {{"a": 1}}}}' for name in names]
-        asked = block(*calls[: rng.choice((1, 2))])
-        answer = calling(*rng.sample(calls, rng.choice((1, 2, 4))))
-        try:
-            expected = published(answer, asked)
-        except TypeError:  # the rule crashes on names asked for that are lists
-            continue
+    for count in [700] * 30 + [4] * 1000:
+        asked = block(*[random_call(rng) for _ in range(rng.choice((1, 2, 20)))])
+        answer = calling(*[random_call(rng, "abcd") for _ in range(count)])
         found = verdict(answer, asked, strict=False)
-        assert found[:2] == pytest.approx(expected), (answer, asked)
+        assert found[:2] == pytest.approx(published(answer, asked)), (answer, asked)
 
 
 @pytest.mark.parametrize("rows", [lambda: OWN_ROWS, real_rows], ids=["own", "real"])

@@ -16,23 +16,6 @@ from gdpo_verl.rewards.tool_call import (
 )
 
 LONG_THOUGHT = "</think> and <tool_call> so " * 9
-
-
-@pytest.mark.parametrize(
-    "thought",
-    [
-        pytest.param("I write <tool_call> now", id="opening tag"),
-        pytest.param("<tool_call>\n{}\n</tool_call>", id="whole block"),
-        pytest.param("a <response> is not needed</response>", id="response"),
-        pytest.param("after </think> comes the call", id="end of thought"),
-        pytest.param("<think>twice</think>", id="thought in thought"),
-        pytest.param(LONG_THOUGHT, id="its end any number of times"),
-    ],
-)
-def test_tags_inside_the_thought_are_ignored(thought):
-    assert verdict(f"<think>{thought}</think>\n{ASKED}") == GOOD
-
-
 HELD = block(call(text="a</think>b", why="<think>"))
 BOUND = block(call(text="</think> <tool_call>", more="</think>\n<response>"))
 
@@ -44,17 +27,19 @@ BOUND = block(call(text="</think> <tool_call>", more="</think>\n<response>"))
         pytest.param("<think>why</think>\n", 1, id="newline"),
         pytest.param("<think>why</think>\n \n", 1, id="newline and blank"),
         pytest.param("<think>why</think> ", 0, id="blank"),
-        pytest.param("<think>why</think>", 0, id="nothing"),
         pytest.param("<think>why</think>\nI call it:\n", 0, id="text"),
         pytest.param("<think>I end with </think> soon</think>\n", 1, id="end named"),
         pytest.param("<think>I end with </think>\n<tool_call>\n soon</think>\n", 1, id="on lines"),
         pytest.param(f"<think>so: </think> {ASKED} or not</think>\n", 1, id="tried out"),
-        pytest.param(f"<think>{ASKED}</think>\n", 1, id="another call inside"),
         pytest.param("<think>no <response> here</think> So: ", 0, id="response named"),
+        pytest.param("<think><think>twice</think></think>\n", 1, id="thought in thought"),
+        pytest.param(f"<think>{LONG_THOUGHT}</think>\n", 1, id="its end any number of times"),
         pytest.param("<think>a</think> text <think>b</think>\n", 1, id="two thoughts"),
         pytest.param("why</think>\n", 0, id="opened by the prompt"),
         pytest.param("why <tool_call></think> So: ", 0, id="opened by the prompt, tag named"),
         pytest.param("", 0, id="no thought"),
+        pytest.param("<think></think>\n", 0, id="an empty thought"),
+        pytest.param("<think> \n </think>\n", 0, id="a blank thought"),
     ],
 )
 def test_a_thought_ends_where_the_call_behind_it_can_be_read(before, tidy, asked):
@@ -65,12 +50,10 @@ def test_a_thought_ends_where_the_call_behind_it_can_be_read(before, tidy, asked
 @pytest.mark.parametrize(
     "response",
     [
-        pytest.param(f"<think>a {HELD}", id="thought without end"),
         pytest.param(f"<think>a</think> so {HELD} or</think>", id="mentioned and closed behind it"),
         pytest.param(f"a {HELD}</think>", id="opened by the prompt"),
         pytest.param(f"<think>a</think> b <think>{HELD}</think>", id="in the second"),
         pytest.param(f"<think>a</think>\n{ASKED}\n</think>\n{HELD}", id="behind another call"),
-        pytest.param(f"<think>a</think>\n<response>{HELD}</response>", id="in the response"),
         pytest.param(f"<think>{LONG_THOUGHT}\n{HELD}</think>", id="a long thought"),
     ],
 )
@@ -85,13 +68,11 @@ def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
 @pytest.mark.parametrize(
     ("response", "code"),
     [
-        ("", "NO_CALL"),
         (f"<think>{ASKED}</think>", "NO_CALL"),
         (f"<think>\n{ASKED}", "UNCLOSED"),
         (f"{THOUGHT}\n<tool_call>\n{ONE}", "UNCLOSED"),
         (f"<think>a</think>\n{ASKED}\n</think>", "OUT_OF_ORDER"),
         (f"{THOUGHT}\n</tool_call>\n{ONE}\n<tool_call>", "OUT_OF_ORDER"),
-        (f"{THOUGHT}\n</tool_call>\n{ASKED}", "OUT_OF_ORDER"),
         (f"{ASKED}\n{THOUGHT}", "OUT_OF_ORDER"),
         (f"{THOUGHT}\n{RESPONSE}\n{ASKED}", "OUT_OF_ORDER"),
         (f"{THOUGHT}\n<response>{ASKED}</response>", "OUT_OF_ORDER"),
@@ -155,11 +136,9 @@ def nested(line):
         pytest.param(block(ONE.replace("parameters", "arguments"), call("time")), id="arguments"),
         pytest.param(f"{block(ONE)}\n{block(call('time'))}", id="several blocks"),
         pytest.param(block(as_text("parameters"), call("time")), id="parameters as text"),
-        pytest.param(block(nested(ONE), nested(call("time"))), id="OpenAI's"),
         pytest.param(block(nested(as_text("arguments")), call("time")), id="OpenAI's, as text"),
         pytest.param(block(f"[{nested(ONE)}, {call('time')}]"), id="OpenAI's in a list"),
         pytest.param(block(ONE[:-1] + ', "id": 7}', call("time")), id="extra fields"),
-        pytest.param("\n" + TWO, id="two newlines after think"),
     ],
 )
 def test_calls_are_read_as_what_they_plainly_are(body):
@@ -189,13 +168,8 @@ def test_a_part_without_content_or_with_a_call_tag_has_no_format(response):
     assert format_reward(response, RESPONSE, strict=False) == 1.0
 
 
-@pytest.mark.parametrize("thought", ["<think></think>", "<think> \n </think>"])
-def test_an_empty_thought_costs_the_format_and_not_the_calls(thought):
-    assert verdict(f"{thought}\n{ASKED}") == (0.0, 3.0, ParseError.NONE)
-
-
 def holding(characters):
-    """An answer of so many characters from its first call tag on, one parameter too many."""
+    """An answer with this many characters from its first call tag on, and a surplus parameter."""
     line = ONE[:-2] + ', "x": "%s"}}'
     return f"{THOUGHT}\n{block(line % ('x' * (characters - len(block(line)) + 2)))}"
 
@@ -211,14 +185,9 @@ def test_calls_of_more_characters_than_any_are_refused():
     tags = len(block(""))
     assert verdict(holding(longest + tags), strict=False)[1] == pytest.approx(2.5)
     assert verdict(holding(longest + tags + 1), strict=False) == (1.0, -3.0, ParseError.TOO_LONG)
-
-
-def test_a_ground_truth_of_more_characters_is_an_error_in_preparation():
-    longest = tool_text.LONGEST
     parse_ground_truth(holding(longest))
     with pytest.raises(ValueError, match="TOO_LONG"):
         parse_ground_truth(holding(longest + 1))
-    assert verdict(ANSWER, holding(longest + 1)) == bad(ParseError.GROUND_TRUTH)
     assert verdict(ANSWER, holding(2 * longest), strict=False)[2] == ParseError.GROUND_TRUTH
 
 
@@ -228,17 +197,13 @@ END_TOKENS = [f"<|{name}|>" for name in [*BARS.split(), "END_OF_TURN_TOKEN"]]
 END_TOKENS += ["<EOS_TOKEN>", "<end_of_turn>", "<eos>", "<turn|>", "</s>", "<｜end▁of▁sentence｜>"]
 
 
-@pytest.mark.parametrize("token", END_TOKENS)
-def test_the_special_tokens_of_all_common_models_are_dropped_at_the_end(token):
-    assert verdict(f"{ANSWER}{token}") == GOOD
-    assert assistant_text(f"{token} x {token}y") == f"{token} x {token}y"
-
-
-def test_special_tokens_at_the_end_are_dropped_in_any_number_and_order():
+def test_the_special_tokens_of_all_common_models_are_dropped_at_the_end():
+    for token in END_TOKENS:
+        assert assistant_text(f" {ANSWER}{token}") == ANSWER
+        assert assistant_text(f"{token} x {token}y") == f"{token} x {token}y"
     rng = random.Random(7)
-    for count in (1, 2, 5, 50):
+    for count in (2, 5, 50):
         tokens = "".join(rng.choice((*END_TOKENS, " ", "\n")) for _ in range(count))
-        assert assistant_text(f" {ANSWER}{tokens}") == ANSWER
         assert assistant_text(f"<|im_end|> x{tokens}") == "<|im_end|> x"
         assert assistant_text(f"{tokens}</s>") == ""
     for text in ("a <|b c|>", "<|" * 30, "|>", "<||>", f"<|{'x' * 50}|>"):

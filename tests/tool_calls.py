@@ -10,7 +10,6 @@ import pytest
 from gdpo_verl.rewards.tool_call import ParseError, compute_score
 
 ROOT = Path(__file__).parents[1]
-KEYS = {"score", "format", "correctness", "parse_error"}
 THOUGHT = "<think>Look it up.</think>"
 RESPONSE = "<response>It is sunny.</response>"
 
@@ -34,8 +33,6 @@ ANSWER = calling(ONE)
 
 def verdict(response, ground_truth=ASKED, strict=True):
     result = compute_score("rlla", response, ground_truth, strict=strict)
-    assert set(result) == KEYS
-    assert result["score"] == result["format"] + result["correctness"]
     return result["format"], result["correctness"], ParseError(result["parse_error"])
 
 

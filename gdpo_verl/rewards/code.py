@@ -81,7 +81,11 @@ def compute_score(
       ValueError: no `response_length`, or a setting out of range.
       Unprotected, SandboxError: nothing protects this machine; the sandbox does not work.
     """
-    limits = _limits(timeout, deadline, memory_limit_mb)
+    try:
+        limits = Limits(timeout=timeout, deadline=deadline, memory_mb=memory_limit_mb)
+    except ValueError as error:  # by the names that the user knows
+        text = str(error).replace("memory_mb", "memory_limit_mb")
+        raise ValueError(f"reward.custom_reward_function.reward_kwargs.{text}") from error
     if sandbox_fusion_url:
         check_service(sandbox_fusion_url)
         solver: Callable[[], Solver] = functools.partial(
@@ -113,6 +117,7 @@ def compute_score(
         if not sandbox_fusion_url or tests.kind == "assert":
             stack.enter_context(core_slot())
         verdicts = list(_judge(tests, code, stack, solver, strict, allow_unprotected))
+    # Where the test passed, it expected the exception.
     errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
     return _result(
         sum(passed for passed, _ in verdicts) / len(verdicts),
@@ -120,14 +125,6 @@ def compute_score(
         float(not errors),
         ParseError[errors[0].name] if errors else ParseError.NONE,
     )
-
-
-def _limits(timeout: float, deadline: float, memory_mb: int) -> Limits:
-    try:
-        return Limits(timeout=timeout, deadline=deadline, memory_mb=memory_mb)
-    except ValueError as error:
-        text = str(error).replace("memory_mb", "memory_limit_mb")
-        raise ValueError(f"reward.custom_reward_function.reward_kwargs.{text}") from error
 
 
 def _result(passed: float, length: float, bug_free: float, error: ParseError) -> dict[str, float]:
@@ -152,7 +149,7 @@ def _as_published(tests: Tests) -> Tests:
 
 
 def _number_keys(value: Any) -> Any:
-    """JSON has texts for keys: a dict with none but those of integers gets the integers."""
+    """Turn the keys of a dict into integers, where all are: JSON writes them as texts."""
     try:
         return {int(key): item for key, item in value.items()}
     except (AttributeError, ValueError):
@@ -185,7 +182,7 @@ def _judge(
 
 
 def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: Solver) -> Verdict:
-    outcome = solver.load(tests.setup, code, tests.name)
+    outcome = solver.load(tests.setup, code, tests.name)  # anew: no test sees another's state
     if outcome.status is Status.OK:
         outcome = solver.call(json.dumps(encode([given, {}])))
     try:

@@ -17,7 +17,7 @@ from gdpo_verl.sandbox.child import encode
 
 
 def same_text(found: str, expected: str) -> bool:
-    """Line by line, whatever the white space.
+    """Compare line by line, whatever the white space.
 
     A number that `expected` writes with a point or an exponent has the tolerance.
     """
@@ -31,7 +31,7 @@ def _same_line(found: str, expected: str) -> bool:
     if found == expected:
         return True
     b = expected.split()
-    a = found.split(None, len(b))
+    a = found.split(None, len(b))  # no more of a line that may be megabytes long
     return len(a) == len(b) and all(map(_same_word, a, b))
 
 
@@ -59,7 +59,7 @@ def same_lines(found: str, expected: str) -> bool:
 
 
 def _all_close(found: list[str], expected: list[str]) -> bool:
-    """Integers without a sign alone are exact."""
+    """Compare as numpy.allclose does, but not integers without a sign, which are exact."""
     if len(found) != len(expected) or all(map(str.isdigit, found + expected)):
         return False
     try:
@@ -85,7 +85,7 @@ def same_value(text: str, expected: Any) -> bool:
 
 
 def _size(text: str) -> int:
-    """Equal values have equally many of these, and reading many more takes long."""
+    """Count what equal values have equally many of: reading many more takes long."""
     return text.count("[") + text.count(",")
 
 

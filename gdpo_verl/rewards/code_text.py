@@ -113,7 +113,7 @@ def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
             left = False
         if "think>" in line:
             for tag in _TAG.findall(_SPAN.sub("", line)):
-                if tag == END_THINK:
+                if tag == END_THINK:  # what was fenced in the thought is no answer
                     del blocks[begun:]
                 begun, thinking = begun if thinking else len(blocks), tag == THINK
             line = line.rpartition("think>")[2]
@@ -123,7 +123,7 @@ def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
             if not before or _PYTHON.fullmatch(label.strip()) or before.rstrip()[-1] in ":>":
                 fence, margin = run, len(marker.expandtabs(4))
                 blocks.append((label.strip(), []))
-    if fence:
+    if fence:  # cut off, or closed where no line begins
         blocks[-1][1][:] = _BEHIND_CODE.split("\n".join(blocks[-1][1]), 1)[:1]
     return None if thinking else blocks
 

@@ -57,7 +57,7 @@ def declared_components(reward: Any) -> tuple[Component, ...]:
 
 
 def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
-    if isinstance(entries, str):
+    if isinstance(entries, str):  # else its letters would be names
         entries = (entries,)
     components = tuple(Component(entry) if isinstance(entry, str) else entry for entry in entries)
     names = [getattr(component, "name", component) for component in components]

@@ -113,7 +113,7 @@ def _judge_strictly(text: str, wanted: str) -> Verdict:
     number = None if answer is None else _read_number(answer)
     if answer is not None and number is None:
         error = ParseError.UNREADABLE
-    integer = number is not None and "." not in number
+    integer = number is not None and "." not in number  # zeros behind the point are gone
     return number == wanted, integer, form, error
 
 
@@ -128,6 +128,7 @@ def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
     answer, tag, tail = behind.partition(CLOSE)
     if not tag:
         return None, False, ParseError.UNCLOSED
+    # Where the thought has no end, `rest` is all of it: a negative index would count from behind.
     thought = text[len(THINK) : max(0, len(text) - len(rest) - len(END_THINK))]
     thinks = text.startswith(THINK) and bool(thought.strip())
     alone = gap.isspace() and "\n" in gap and not tail
@@ -154,15 +155,13 @@ def _judge_as_published(text: str, ground_truth: str) -> Verdict:
     _, opened, behind = text.rpartition(OPEN)
     answer, closed, _ = behind.partition(CLOSE)
     answer = answer.strip()
+    # The published rules tell no reason: it is the strict reader's.
     error = ParseError.NONE if _read_number(answer) else ParseError.UNREADABLE
     if not opened or not closed:  # as these rules see it, the rest of the text is the answer
         error = ParseError.UNCLOSED if opened else ParseError.NO_ANSWER
     before, hashes, behind = ground_truth.partition(HASHES)
     wanted = behind.partition(HASHES)[0] if hashes else before
-    return answer == wanted.strip(), answer.isdigit(), _published_format(text), error
-
-
-def _published_format(text: str) -> bool:
     # Counted first: where both tags stand once, the expression takes one pass.
     once = text.count(OPEN) == 1 == text.count(CLOSE)
-    return once and _PUBLISHED_FORMAT.match(text) is not None
+    form = once and _PUBLISHED_FORMAT.match(text) is not None
+    return answer == wanted.strip(), answer.isdigit(), form, error

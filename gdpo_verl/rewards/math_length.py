@@ -87,7 +87,7 @@ def compute_score(
     question = str((extra_info or {}).get("question") or "")
     correct, error = _judge(solution_str, ground_truth, deadline, question if strict else None)
     if error is ParseError.GROUND_TRUTH:
-        length = 0.0
+        length = 0.0  # nothing is learned from a row at fault
     return {
         "score": correct + length,
         "correctness": float(correct),
@@ -105,6 +105,7 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     '3'
     """
     wanted = _formula(ground_truth)
+    # What does not equal itself, no answer would ever meet.
     correct, error = _compare(wanted, wanted, None, deadline)
     if not correct:
         raise ValueError(
@@ -119,6 +120,7 @@ def _formula(ground_truth: str) -> str:
     if not isinstance(ground_truth, str):
         raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
     boxed, error = _last_box(ground_truth)
+    # Data sets give the formula alone, or a solution that boxes it.
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
     if not 0 < len(wanted) <= LONGEST:
         found = _BOXES.get(error, "none or more")
@@ -138,7 +140,7 @@ def _judge(
     except ValueError as fault:
         warn_of_ground_truth("math_length", fault)
         return False, ParseError.GROUND_TRUTH
-    behind = text if question is None else behind_thought(text)
+    behind = text if question is None else behind_thought(text)  # math-verify knows no thought
     answer, error = ("", ParseError.UNCLOSED) if behind is None else _last_box(behind)
     if error:
         return False, error
@@ -150,11 +152,12 @@ def _judge(
 
 def _last_box(text: str) -> tuple[str, ParseError]:
     """The content of the last box, up to the brace that closes it. Linear in the text."""
+    # A list of all boxes would hold a million matches of an adversary's text.
     (box,) = deque(_BOX.finditer(text), maxlen=1) or [None]
     if box is None or box[1]:
         return (box[1], ParseError.NONE) if box else ("", ParseError.NO_ANSWER)
     start = box.end()
-    depth = 1
+    depth = 1  # counted up to the longest box: behind it nothing is read
     for brace in _BRACE.finditer(text, start, start + LONGEST + 1):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
@@ -177,6 +180,7 @@ def _compare(
 
 @cache
 def _pool() -> DeadlinePool:
+    # Two at least: while one hangs until its deadline, the other judges.
     return DeadlinePool(
         "gdpo_verl.rewards.math_worker", size=max(2, min(WORKERS, os.cpu_count() or 1))
     )

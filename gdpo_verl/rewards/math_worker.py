@@ -53,8 +53,10 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
         return False, ParseError.NONE
     if question is None:
         return True, ParseError.NONE
+    # Equal for math-verify, which multiplies letters and rounds to six places.
     if differ(tidied(truth), tidied(answer)) or _apart(wanted, found):
         return False, ParseError.NONE
+    # The ground truth is an answer even where the question shows it.
     as_asked = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
     results = list(_results(answer, found))
     evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
@@ -100,6 +102,7 @@ def _is_plain(formula: Any) -> bool:
         return _is_named(formula) and _is_plain(formula.rhs)
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
         return all(map(_is_plain, formula.args))
+    # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
     factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
     kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
     return len(set(kinds)) == len(kinds) and None not in kinds
@@ -155,6 +158,7 @@ def _formulas(question: str) -> list[Any]:
 
 def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
     """A digest that equal formulas share: their digits, and what is in braces."""
+    # Digits too: equal numbers in another spelling, as 7/12 for 84/144, are no copy.
     one = isinstance(formula, Set) and len(formula.args) == 1
     return re.findall(r"\d", latex), formula.args[0] if one else formula
 

@@ -139,6 +139,7 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
     found = read(text)
+    # The format pays for the shape: how many calls there are is a matter of correctness.
     form = float(
         found.tidy
         and bool(found.calls) == bool(wanted.calls)
@@ -190,7 +191,7 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
         return LOWEST, failure.code
     except ValueError:
         return LOWEST, ParseError.NOT_JSON
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError):  # which the published code catches, too
         return LOWEST, ParseError.NOT_A_CALL
 
 

@@ -76,7 +76,7 @@ def _pairs_in_turn(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
     for row, call in enumerate(wanted):
         likeness = {column: _similarity(call, other, same) for column, other in unused.items()}
         best = max(likeness, key=likeness.__getitem__, default=-1)
-        if best >= 0 and likeness[best] > 0:
+        if best >= 0 and likeness[best] > 0:  # with nothing in common it stays free
             pairs.append((row, best, likeness[best]))
             del unused[best]
     return pairs
@@ -89,6 +89,7 @@ def _best_pairs(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
     best = (sorted(range(len(found)), key=lambda j: -row[j])[: len(rows)] for row in rows)
     kept = sorted(set().union(*best))
     chosen = _assign([[row[j] for j in kept] for row in rows])
+    # A pair with nothing in common uses no call up, which then counts as sprayed.
     return [(i, kept[j], rows[i][kept[j]]) for i, j in chosen if rows[i][kept[j]] > 0]
 
 
@@ -114,7 +115,7 @@ def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
             free.remove(column)
             row, walked = owner[column], cost[column]
         price = [old + max(0.0, walked - one) for old, one in zip(price, cost, strict=True)]
-        while column >= 0:
+        while column >= 0:  # back along the exchanges: each row gives its column to the one before
             row = owner[column] = before[column]
             taken[row], column = column, taken[row]
     return [(row, column) for row, column in enumerate(taken) if column < columns]

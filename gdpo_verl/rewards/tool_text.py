@@ -63,7 +63,7 @@ def read(text: str) -> Reading:
         try:
             return _read_behind(text, end)
         except Unreadable as failure:
-            error = error or failure.code
+            error = error or failure.code  # of the most likely end; the others are guesses
             if apart and failure.code is ParseError.OUT_OF_ORDER:
                 break
     return Reading([], False, False, error or ParseError.UNCLOSED)
@@ -73,6 +73,7 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
     """The places where the thought may end, best first, 0 for none, and if a newline follows."""
     tags = list(_TAG.finditer(text))
     thoughts = [tag for tag in tags if "think" in tag[0]]
+    # There may be no thought where the first tag is of something else.
     none = [(False, 0)] if tags[:1] != thoughts[:1] or not tags else []
     if none and (not thoughts or thoughts[0][0] == THINK):
         return none
@@ -83,6 +84,7 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
     ]
     ends.sort(key=lambda end: not end[0])
     last = text.rfind(END_THINK)
+    # Behind each end the rest is read once more: all of them would take quadratic time.
     return [*none, *ends[:MOST_ENDS], *([(False, last + len(END_THINK))] if last >= 0 else [])]
 
 
@@ -172,6 +174,7 @@ def _read_tail(tail: str) -> tuple[bool, bool]:
     inner, closed, after = rest.rpartition(END_RESPONSE)
     if _TAG.search(gap) or _TAG.search(after) or CLOSE in inner:
         raise Unreadable(ParseError.OUT_OF_ORDER)
+    # A response that mentions its own tags is one, but which of them end it nobody can tell.
     once = RESPONSE not in inner and END_RESPONSE not in inner
     tidy = bool(closed) and not after and once and _apart(gap) and bool(inner.strip())
     return bool(opened), tidy
@@ -192,7 +195,7 @@ def _finite(digits: str) -> float:
 
 
 def _integer(digits: str) -> int:
-    _finite(digits)
+    _finite(digits)  # first: int() raises another error where digits are too many
     return int(digits)
 
 

@@ -446,7 +446,7 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """Its built-in class and, as JSON, its arguments, where they are plain data."""
+    """The exception's built-in class and, where they are plain data, its arguments as JSON."""
     name = next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
     try:
         return f"{name} {json.dumps(encode(list(error.args)))}"

@@ -45,6 +45,7 @@ class FusionSandbox(AbstractContextManager["FusionSandbox"]):
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
         """Run a program from its first line to its end, behind `setup`."""
+        # The service limits each program: the time for all of them is counted here.
         if time.monotonic() >= self.deadline:
             return Outcome(Status.DEADLINE)
         answer = _post(
@@ -86,6 +87,7 @@ class FusionSandbox(AbstractContextManager["FusionSandbox"]):
         outcome = self.run(_caller() + f"_call_once({self.function!r})\n", arguments)
         if outcome.status is not Status.OK:
             return outcome
+        # Its last whole line: before it stands that the function is loaded.
         *_, reply = outcome.text.split("\n")[:-1] or [""]
         return read_reply(reply)
 
@@ -116,6 +118,7 @@ def _post(
 ) -> dict[str, Any]:
     body = json.dumps(request).encode()
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    # Longer than the service may take: its own time-out says that the program was too slow.
     patience = 10 + 2 * request["run_timeout"]
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -130,7 +133,7 @@ def _post(
                 raise ValueError(f"expected an object, found {answer!a}"[:200])
             return answer
         except (OSError, ValueError) as error:
-            code = getattr(error, "code", None)
+            code = getattr(error, "code", None)  # none where it was never reached
             if attempt == _ATTEMPTS or (code is not None and code not in _BUSY):
                 raise SandboxError(f"{URL_KEY}={url}: {type(error).__name__}: {error}") from error
             time.sleep(attempt)

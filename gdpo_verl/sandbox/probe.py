@@ -51,10 +51,10 @@ def probe(found: Protection) -> None:
         secret = os.path.join(here, "secret")
         Path(secret).write_text("secret")
         for path in (here, secret):
-            os.chmod(path, 0o777)
+            os.chmod(path, 0o777)  # so that nothing but the sandbox keeps the program out
         with Sandbox(found, Limits(timeout=5, deadline=30)) as sandbox:
             outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
-    if outcome.text != "done\n":
+    if outcome.text != "done\n":  # without its last word it did not try every door
         doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
         raise RuntimeError(f"the probe found a door open: {doors}")
 

@@ -69,7 +69,7 @@ class Limits:
 
     @property
     def cpu_seconds(self) -> int:
-        """The time out as the kernel takes it."""
+        """The time-out in whole seconds, as the kernel takes it."""
         return max(1, math.ceil(self.timeout))
 
 
@@ -86,7 +86,6 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self.imports = list(imports)
         self.deadline = time.monotonic() + limits.deadline
         self.process: ChildProcess | None = None
-        self.last_status: int | None = None  # exit status of the last program that ended
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -150,9 +149,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             # "\\u0000" for every character.
             most = 6 * self.limits.output_bytes + 4096
             found = self.process.ask({"wall": wall, **request}, self.deadline, most=most)
-            answer: dict[str, Any] = found if isinstance(found, dict) else {}
-            self.last_status = answer.get("status")
-            return answer
+            return found if isinstance(found, dict) else {}
         except TimeoutError:
             self.close()
             return None

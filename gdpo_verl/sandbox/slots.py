@@ -55,7 +55,7 @@ def slot_directory() -> Iterator[int]:
     path = Path(tempfile.gettempdir()) / f"gdpo-verl-slots-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    try:
+    try:  # opened once and asked then, so that nobody can put another in its place in between
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise SandboxError(_refusal(path, error.strerror or str(error))) from error

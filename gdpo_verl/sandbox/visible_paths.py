@@ -37,6 +37,7 @@ def hidden(site_packages: str | None) -> list[str]:
     found = [path for pattern in system for path in glob.glob(pattern)]
     found = [path for path in [*beside, *found] if os.path.isdir(path)]
     found += [os.path.realpath(path) for path in found]
+    # No path begins with NUL.
     shown = os.path.join(os.path.realpath(site_packages), "") if site_packages else "\0"
     return [
         path
@@ -46,7 +47,7 @@ def hidden(site_packages: str | None) -> list[str]:
 
 
 def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
-    """Landlock cannot take back what it gave: name everything beside what is hidden."""
+    """Name everything beside what is hidden: Landlock cannot take back what it gave."""
     if path in hidden:
         return
     if not any(other.startswith(path + "/") for other in hidden):
