@@ -55,8 +55,9 @@ def test_braces_inside_the_box_are_matched_and_escaped_ones_are_not():
 
 
 UNIVERSAL = [
-    "x=x", r"\text{True}", r"\frac{0}{0}", r"\emptyset", r"\mathbb{R}", "x", r"\infty", "()",
-    r"[-\infty,\infty]", r"\pm", "?", "*", r"\text{}", "nan", r"\begin{pmatrix}\end{pmatrix}",
+    "x=x", r"\text{True}", r"\frac{0}{0}", r"\emptyset", r"\mathbb{R}", "x", r"\infty", "0=0",
+    "1=1", r"\{\}", "()", r"[-\infty,\infty]", r"x\in\mathbb{R}", r"\pm", r"x\ne x", "?", "*",
+    r"\ldots", r"\text{}", "nan", "f(x)", "x_1", "x > -1", r"\begin{pmatrix}\end{pmatrix}",
 ]  # fmt: skip
 GOLD = ["3", "-4", r"\frac12", "(1,2)", "[1,2)", r"\{1,2\}", "x+1", r"\text{Monday}", "x<2", r"\pi"]
 
@@ -88,35 +89,44 @@ RIGHT = [
     ("x^2 - 1", "(x-1)(x+1)"), (r"\text{Monday}", "Monday"), (r"50\%", "50"),
     (r"The sum is $3$, so \boxed{\sqrt{7}}.", r"\sqrt7"),
     # No plain numbers, whatever their spelling.
-    (r"\text{(C)}", "C"), (r"\frac12x", r"\frac x2"), ("x+y=1", "y=1-x"), ("5!", "120"),
-    (r"\frac{1}{2^{100}}", "2^{-100}"), ("2^{10}", "1024"),
+    (r"\text{(C)}", "C"), (r"\frac12x", r"\frac x2"), ("2x", r"2\cdot x"), ("x+y=1", "y=1-x"),
+    ("2x+3y-z-3=0", "z=2x+3y-3"), (r"3\pi", r"\pi\cdot3"), (r"2\sqrt2", r"\sqrt8"), ("3x", "x+2x"),
+    ("x^2-1", "(x-1)(x+1)"), (r"\frac{1}{2^{100}}", "2^{-100}"), ("2^{10}", "1024"), ("5!", "120"),
     # Plain numbers in any spelling.
     ("15", "{15}"), ("-3", "−3"), (r"-\frac34", r"\frac3{-4}"), ("5", r"5\ \text{m s}^{-1}"),
-    (r"(-\infty,\infty)", r"\mathbb{R}"), (r"\frac54", "1 1/4"), (r"\sqrt{12}", "√12"),
-    ("100000", "1e5"), ("0.001", "1e-3"), ("1000000", "10^6"), ("5", r"\mathbf{5}"),
-    ("5", r"\text{5}"), ("5", r"x = 5"), ("5", r"5 \text{ cm}^2"), ("5", r"\$5"),
-    ("20", r"20^{\circ}"), (r"\frac12", ".5"), (r"\frac{5}{4}", r"1\frac{1}{4}"),
-    ("45000", r"4.5 \times 10^{4}"), (r"\{1,2\}", "1, 2"), ("1,2", r"2 \text{ and } 1"),
+    (r"(-\infty,\infty)", r"\mathbb{R}"), ("15", r"15~\text{cm}"), (r"\frac54", "1 1/4"),
+    (r"\sqrt{12}", "√12"), ("100000", "1e5"), ("0.001", "1e-3"), ("1000000", "10^6"),
+    ("5", r"\mathbf{5}"), ("5", r"\text{5}"), ("5", r"x = 5"), ("5", r"5\text{ cm}"),
+    ("5", r"5 \text{ cm}^2"), ("5", r"\$5"), ("20", r"20^{\circ}"), ("1000", "1,000"),
+    (r"\frac12", ".5"), ("0.5", r"\frac{2}{4}"), (r"\frac{5}{4}", r"1\frac{1}{4}"),
+    ("45000", r"4.5 \times 10^{4}"), (r"\frac35", "3/5"), ("[0,3)", r"[0, 3)"),
+    ("(1,2)", r"\left(1, 2\right)"), (r"\{1,2\}", "1, 2"), ("1,2", r"2 \text{ and } 1"),
     (r"\begin{pmatrix} \frac15 \\ -1 \end{pmatrix}", r"\begin{bmatrix} 1/5 \\ -1 \end{bmatrix}"),
     # The left-hand side is what was asked for, and d a variable.
     ("2x+2", "f'(x)=2(x+1)"), ("x^2+C", r"\int 2x\,dx=C+x^2"), (r"2\sqrt2", r"A'B'=\sqrt8"),
     (r"\frac{1+d}2", r"\frac{d+1}2"), ("5", r"\int_0^5 dx = 5"), ("10", r"\sum_{i=1}^4 i=10"),
-    ("2x", r"\frac{dy}{dx}=2x"), ("x+y=1", "2x+2y=2"), ("x^2+y^2=25", "x^2+y^2-25=0"),
-    ("15", "f(3)=9+6=15"), ("15", r"1+2+3+4+5=\frac{5\cdot6}2=15"), ("2e-1", "-1+2e"),
-    (r"\sqrt{x+1}", "√{x+1}"), (r"\frac54", r"1\ 1/4"),
+    ("10", "1+2+3+4=10"), ("2x", r"\frac{dy}{dx}=2x"),
+    ("x+y=1", "2x+2y=2"), ("x^2+y^2=25", "x^2+y^2-25=0"), ("3x-4y+7=0", "3x-4y=-7"),
+    ("15", "f(3)=9+6=15"), ("15", r"P(3)=3\cdot5=15"), ("15", r"1+2+3+4+5=\frac{5\cdot6}2=15"),
+    (r"\log_2 3", r"\log_2(3)"), (r"\sin^2(1)", r"\sin^2 1"), ("2e-1", "-1+2e"),
+    (r"\frac{\sqrt3}{2}", r"\frac{√3}{2}"), (r"\frac54", r"1\ 1/4"), (r"\sqrt{x+1}", "√{x+1}"),
     # The ground truth holds the operator itself.
-    (r"\binom{n}{2}", r"\dbinom{n}{2}"), (r"\frac{1}{2004!}", r"\frac{1}{2004!}"),
+    (r"\binom{n}{2}", r"\dbinom{n}{2}"), (r"\binom{n}{2}", r"\binom{n}{n-2}"),
+    (r"\binom{n}{2}", r"\frac{n(n-1)}2"),
+    (r"\frac{1}{2004!}", r"\frac{1}{2004!}"),
     # Letters, and numbers below math-verify's tolerance.
-    ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("10^{-9}", "10^{-9}"),
-    (r"\triangle ABC", r"\triangle CAB"), ("0", "-0"),
+    ("CAB", "CAB"), (r"\angle ABC", r"\angle CBA"), ("AB", "BA"), ("xy", "yx"),
+    (r"\triangle ABC", r"\triangle CAB"), ("10^{-9}", "10^{-9}"), ("0", "-0"),
+    (r"1.5\times10^{-8}", r"1.5\times 10^{-8}"),
     # What stands behind it, repeating decimals, the empty set.
     ("42", "42."), ("5", "5,"), ("5", r"5\,"), (r"\frac13", r"0.\overline{3}"),
     (r"-\frac{7}{30}", r"-0.2\overline{3}"), (r"0.\overline{142857}", r"\frac17"),
-    (r"\emptyset", r"\varnothing"),
+    (r"\emptyset", r"\varnothing"), (r"\varnothing", r"\emptyset"),
     # A list, and thousands.
-    ("12345", r"12,\!345"), ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
-    ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("(5,125)", "(5, 125)"),
-    ("1, 100, 250", "1,100,250"),
+    ("12345", r"12,\!345"), (r"\frac{12}{5,\!525}", r"\frac{12}{5525}"),
+    ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
+    ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"),
+    ("(5,125)", "(5, 125)"),
 ]  # fmt: skip
 WRONG = [
     ("3", "30"), ("-3", r"\pm 3"), ("1,000", "1"), (r"\frac12", r"\frac21"), ("1/2", "12"),
@@ -127,15 +137,17 @@ WRONG = [
 # Right by value for math-verify, and no answer.
 UNEVALUATED = [
     ("5", r"\int_{0}^{2} \int_{0}^{1}(x+2) d x d y"), ("5", "2(3)"), ("6", "2(3)"),
-    ("120", r"\binom{10}{3}"), ("120", r"{10 \choose 3}"), ("120", "5!"), ("32", "2^5"),
-    ("15", "x=15=10+5"), ("2", r"\sqrt{4}"), ("2", "√4"), ("6", "(2)(3)"), ("5", "2+3"),
-    ("5", r"\log_2 32"),
-    ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"), (r"\{3,7\}", r"\{1+2,7\}"),
+    ("120", r"\binom{10}{3}"), ("120", r"{10 \choose 3}"), ("120", "5!"), ("6", r"\gcd(12,18)"),
+    ("32", "2^5"), ("15", "x=15=10+5"),
+    ("2", r"\sqrt{4}"), ("2", "√4"), ("6", "(2)(3)"), ("6", r"2 \cdot 3"),
+    ("5", "2+3"), ("5", r"x = 2 + 3"), ("3", "|-3|"), ("5", r"\log_2 32"), ("5", r"\max(3,5)"),
+    ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"), ("0", r"\sin 0"), (r"\{3,7\}", r"\{1+2,7\}"),
     ("-2", r"\det \begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("10", r"S=\sum_{i=1}^4 i"),
     (r"\begin{pmatrix}2\\4\end{pmatrix}", r"2\begin{pmatrix}1\\2\end{pmatrix}"),
-    ("(3, 7)", "(1+2, 3+4)"), ("[0,3)", "[0,1+2)"), ("2x+1", r"\frac{d}{dx}(x^2+x)"),
+    ("(3, 7)", "(1+2, 3+4)"), ("[0,3)", "[0,1+2)"),
+    ("2x+1", r"\frac{d}{dx}(x^2+x)"), ("2x", r"\frac{\mathrm{d}}{\mathrm{d}x} x^2"),
     ("2x", r"f'(x)=\frac{d}{dx}x^2"), (r"\frac{x^2}2", r"\int x\,dx"),
-    ("n!", r"\prod_{i=1}^n i"), ("x", r"\lim_{h\to0}(x+h)"),
+    (r"\frac{n(n-1)}2", r"\binom{n}{2}"), ("n!", r"\prod_{i=1}^n i"), ("x", r"\lim_{h\to0}(x+h)"),
 ]  # fmt: skip
 # Another formula, which math-verify takes for the same.
 DIFFERENT = [
