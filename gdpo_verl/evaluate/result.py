@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.evaluate.intervals import estimate, pass_at_k
+from gdpo_verl.evaluate.intervals import mean_interval, pass_at_k
 from gdpo_verl.files import replacing
 from gdpo_verl.tasks.benchmark import ACCURACY, Averages
 from gdpo_verl.text import columns
@@ -82,12 +82,12 @@ def estimate_row(
     *,
     paired: bool = False,
 ) -> dict[str, Any]:
-    """Estimate a row from the values of all questions; `paired` as for `estimate`."""
+    """Estimate a row from the values of all questions; `paired` as for `mean_interval`."""
     strata = [
         [value for question, value in values.items() if categories[question] in pooled]
         for _, pooled in parts
     ]
-    return asdict(estimate(strata, [weight for weight, _ in parts], paired=paired))
+    return asdict(mean_interval(strata, [weight for weight, _ in parts], paired=paired))
 
 
 def count_of(categories: Mapping[str, str], parts: Sequence[WeightedCategory]) -> int:
