@@ -13,7 +13,7 @@ from typing import Any
 
 from gdpo_verl import __version__, text
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.reward import MANAGER_NAME
+from gdpo_verl.plugin.reward_function import MANAGER_NAME
 from gdpo_verl.run.cluster_nodes import installed_version
 from gdpo_verl.sandbox import Unprotected, best_protection
 
@@ -122,7 +122,7 @@ def _versions() -> Iterator[Finding]:
             yield Finding(name, installed)
     if not found["verl"]:
         yield Finding("verl", "missing", f"{text.install_extra('verl')}; tested: {contract.TESTED}")
-    elif reason := contract.misfit():
+    elif reason := contract.first_violation():
         yield Finding("verl", "unsupported", reason)
     if found["verl"] and not found["TransferQueue"]:
         yield Finding("TransferQueue", "missing", "pip install TransferQueue")

@@ -25,7 +25,7 @@ def when_imported(name: str) -> Callable[[Hook], Hook]:
         def guarded(module: Any) -> None:
             try:
                 hook(module)
-            except Exception:
+            except Exception:  # training with another estimator goes on as without us
                 logger.exception(
                     "gdpo-verl could not be set up on %s; run `gdpo-verl doctor`", name
                 )

@@ -62,6 +62,7 @@ def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
         arguments = node.args
         found = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         expected = dependency.parameters.split()
+        # Without the dots we wrap or override it with these parameters alone, so none may be added.
         first = len(expected) - 1 if expected[-1:] == ["..."] else None
         if found[:first] != expected[:first]:
             yield f"takes ({', '.join(found)}), expected ({', '.join(expected)})"
@@ -83,6 +84,7 @@ def _definition(module: str, name: str, root: Path) -> ast.AST | None:
         if name in _defines(node):
             return node  # type: ignore[no-any-return]
         if isinstance(node, ast.ImportFrom):
+            # A package's __init__ imports from its modules, and what has moved is often left so.
             package = module.split(".")[: -node.level] if node.level else []
             source = ".".join([*package, node.module or ""])
             for alias in node.names:

@@ -55,7 +55,10 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "batch": (["test_batch.py", "test_step.py", "test_judge.py"], SEAM),
     "config": (["test_config*.py", "test_estimator.py"], []),
     "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
-    "estimator": (["test_estimator.py", "test_legacy.py", "test_step.py"], SEAM),
+    "estimator": (
+        ["test_estimator.py", "test_legacy.py", "test_step.py", "test_trainer.py"],
+        SEAM,
+    ),
     "plugin/dumps": (["test_dumps.py", "test_step.py"], SEAM),
     "reward_dicts": (["test_batch.py", "test_reward_dicts.py", "test_reward_manager.py"], []),
     "replay_buffer": ([], ["test_seam_buffer.py"]),

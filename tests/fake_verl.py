@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hydra
+import pytest
 import torch
 from omegaconf import DictConfig, open_dict
 
@@ -89,6 +91,15 @@ def put(queue: Any, rows: list[tuple[str, list[int], dict[str, Any] | None]]) ->
         keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags
     )
     return KVBatchMeta(partition_id="train", keys=keys, tags=copy.deepcopy(tags))
+
+
+@pytest.fixture(autouse=True)
+def emptied(queue: Any) -> Iterator[None]:
+    """No row of a test is left in the queue for the next one."""
+    yield
+    for partition, rows in (queue.kv_list() or {}).items():
+        if rows:
+            queue.kv_clear(keys=list(rows), partition_id=partition)
 
 
 def advantages(queue: Any, batch: Any) -> list[list[float]]:

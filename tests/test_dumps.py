@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin.batch import RewardBatch
@@ -37,16 +38,6 @@ def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None
         DumpSettings.of({key: value})
 
 
-class Rows:
-    """The used part of verl's batch: its keys, and a choice among them."""
-
-    def __init__(self, keys: list[str]) -> None:
-        self.keys = keys
-
-    def select_keys(self, keys: list[str]) -> Rows:
-        return Rows(keys)
-
-
 @pytest.mark.parametrize(
     ("settings", "keys"),
     [
@@ -61,7 +52,7 @@ def test_verl_dumps_the_rows_of_the_chosen_prompts(
     calls: list[tuple[Any, ...]] = []
     config = OmegaConf.create({"trainer": {"rollout_data_dir": "r", **settings}})
     trainer = SimpleNamespace(config=config, global_steps=4)
-    rows = Rows(["b_0_0", "a_0_0", "a_1_0"])
+    rows = KVBatchMeta(["b_0_0", "a_0_0", "a_1_0"], [{}] * 3)
     log_rollout_data(
         lambda *args, **kwargs: calls.append((args, kwargs)), trainer, rows, "timing", to="r"
     )

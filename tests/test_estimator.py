@@ -88,11 +88,6 @@ def test_what_is_missing_is_named(config: Any, error: type[Exception], message: 
         computed(None if config is None else OmegaConf.create(config), format=FORMAT)
 
 
-def test_a_row_of_a_trainer_without_a_queue_is_the_only_output_of_its_session() -> None:
-    step = estimator.step_of_columns(OBJECTIVE, ["a", "b", "a"], {"format": np.ones(3)})
-    assert step.row_keys == ["a_0_0", "b_1_0", "a_2_0"]
-
-
 def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
     step = estimator.AdvantageStep(OBJECTIVE, [{}], ["a_0_0"], [False])
     with pytest.raises(KeyError), estimator.advantage_step(step):

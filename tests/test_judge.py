@@ -13,14 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from fake_verl import compose, word_tokenizer
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
-from gdpo_verl.plugin.reward import declared_reward, single_row_batch, unnamed_arguments
+from gdpo_verl.plugin.reward import single_row_batch
+from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
 from gdpo_verl.plugin.validation import objective_of
 from gdpo_verl.rewards import judge as module
 from gdpo_verl.rewards.components import Component
@@ -52,12 +52,9 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
         pytest.param(FIVE, answer("Score: 5."), 1.0, id="the last word"),
         pytest.param(FIVE, answer("Score: 4/5"), None, id="the last of two"),
         pytest.param(FIVE, answer("My tools:\n1. Name: add"), None, id="in the midst"),
-        pytest.param(FIVE, answer("4, not 5"), 0.75, id="the first word"),
         pytest.param(FIVE, answer("<think>1 or 2?</think>3"), 0.5, id="behind a thought"),
         pytest.param(WORDS, answer("Partly, yes"), 0.5, id="words by their place"),
-        pytest.param([0, 1, 4], answer("1"), 0.5, id="equally spaced"),
-        pytest.param([5, 3, 1], answer("1"), 1.0, id="school marks, 5 the worst"),
-        pytest.param(FIVE, answer("Between 2 and 4"), None, id="two of the scale"),
+        pytest.param([4, 1, 0], answer("1"), 0.5, id="equally spaced"),
         pytest.param(FIVE, answer("1.1.1.1."), None, id="no word of it"),
         pytest.param(FIVE, answer("2024"), None, id="part of a word"),
         pytest.param(FIVE, answer(None), None, id="nothing"),
@@ -93,6 +90,7 @@ def reply(choice: dict[str, Any]) -> str:
     return json.dumps({"choices": [choice]})
 
 
+DOWN = "http://127.0.0.1:9/v1"
 GOOD = reply(answer("4", {"4": 0.6, "5": 0.4}))
 REPLIES = {
     "nonsense": reply(answer("As a model I like all answers.")),
@@ -168,24 +166,19 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
         ({"model": "drips", "seconds": 0.3, "repeats": 0}, None, None, "within 0.3 s: Time", 1),
         ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
         ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
+        ({"model": "down", "url": DOWN, "repeats": 0}, None, None, f"{DOWN} within 60.0 s: All", 0),
     ],
     ids=lambda each: each["model"] if isinstance(each, dict) else None,
 )
 def test_a_server_at_its_worst_costs_a_value_and_no_more(
     url: str, settings: dict, value: float | None, said: str | None, error: str, requests: int
 ) -> None:
-    (found,) = ask(url=url, name="helpful", **settings)
+    (found,) = ask(**{"url": url, "name": "helpful", **settings})
     assert found["helpful"] == (None if value is None else pytest.approx(value))
     assert found["helpful_said"] == said
     assert error in found["helpful_error"]
     assert bool(error) == bool(found["helpful_error"])
     assert len(Server.asked) == requests
-
-
-def test_a_server_that_is_down_is_named() -> None:
-    (found,) = ask(url="http://127.0.0.1:9/v1", model="any", repeats=0)
-    assert (found["judge"], found["judge_said"]) == (None, None)
-    assert "no answer from http://127.0.0.1:9/v1 within 60.0 s: All connect" in found["judge_error"]
 
 
 def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +202,10 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-@pytest.mark.parametrize("requests", [1, 3])
-def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(
-    url: str, requests: int
-) -> None:
-    found = ask(12, url=url, model="measured", requests=requests, seconds=0.5)
-    assert [each["judge_error"] for each in found] == [""] * 12
-    assert len(Server.asked) == 12
-    assert Server.most_at_once == requests
+def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) -> None:
+    found = ask(36, url=url, model="measured", requests=3, seconds=0.5)
+    assert [each["judge_error"] for each in found] == [""] * 36
+    assert (len(Server.asked), Server.most_at_once) == (36, 3)
 
 
 # ---------------------------------------------------------------- its settings
@@ -391,34 +380,24 @@ def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: 
     assert found.most_unscored == {"judge": 0.1}
 
 
-def batch(values: list[float | None], most: float = 0.1) -> RewardBatch:
-    declared = [Component("short", 0, 1), Component("judge", 0, 1, most_unscored=most)]
-    rows = [
-        {"short": 1.0, "judge": value, "judge_error": "" if value else f"down {place}"}
-        for place, value in enumerate(values)
-    ]
-    names = [f"u_{row}_0" for row in range(len(rows))]
-    return RewardBatch(GdpoConfig().resolve(declared), rows, ["u"] * len(rows), names)
-
-
 @pytest.mark.parametrize(
-    ("failed", "of", "most", "ends"),
-    [
-        (4, 30, 0.1, True),
-        (2, 8, 0.1, False),  # of fewer than 20 as many as of 20
-        (3, 8, 0.1, True),
-        (0, 20, 0.0, False),
-        (1, 20, 0.0, True),
-    ],
+    ("most_failed", "of", "most"),
+    [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # of fewer than 20 as many as of 20
 )
 def test_a_judge_that_fails_too_often_ends_the_training(
-    failed: int, of: int, most: float, ends: bool
+    most_failed: int, of: int, most: float
 ) -> None:
-    found = batch([0.5] * (of - failed) + [None] * failed, most)
-    assert int(np.isnan(found.raw[:, 1]).sum()) == failed
-    if not ends:
-        assert found.error_share() == 0.0
-        return
-    text = rf"{failed} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
-    with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down {of - 1}$"):
-        found.error_share()
+    declared = [Component("short", 0, 1), Component("judge", 0, 1, most_unscored=most)]
+    names = [*(f"u_{row}_1" for row in range(of)), "u_0_0"]
+    earlier = {"short": 1.0, "judge": None, "judge_error": "of an output that is not the last"}
+
+    def batch(failed: int) -> RewardBatch:
+        rows = [{"short": 1.0, "judge": 0.5}] * (of - failed)
+        rows += [{"short": 1.0, "judge": None, "judge_error": f"down {i}"} for i in range(failed)]
+        objective = GdpoConfig().resolve(declared)
+        return RewardBatch(objective, [*rows, earlier], ["u"] * (of + 1), names)
+
+    assert batch(most_failed).error_share() == 0.0
+    text = rf"{most_failed + 1} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
+    with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down {most_failed}$"):
+        batch(most_failed + 1).error_share()

@@ -34,10 +34,6 @@ def plain(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
 @judged
 async def asynchronous(**kwargs):
     await asyncio.sleep(0)
-    return plain(**kwargs)
-
-@judged
-async def scoreless(**kwargs):
     result = plain(**kwargs)
     del result["score"]
     return result
@@ -120,7 +116,7 @@ ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
 TWO = [([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])]
 
 
-@pytest.mark.parametrize("function", ["plain", "asynchronous", "scoreless", "nested"])
+@pytest.mark.parametrize("function", ["plain", "asynchronous", "nested"])
 def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
     manager: Callable, function: str
 ) -> None:

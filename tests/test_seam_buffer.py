@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import ray
-import torch
+from fake_verl import emptied as emptied
 from fake_verl import info, put, recipe, trainer_of
-from omegaconf import DictConfig
 
 from gdpo_verl.plugin import replay_buffer
 from gdpo_verl.plugin.replay_buffer import SessionFailures, filter_by_components
@@ -17,10 +18,24 @@ from gdpo_verl.plugin.replay_buffer import SessionFailures, filter_by_components
 pytestmark = pytest.mark.real
 
 
-def buffer_of(queue: Any, config: DictConfig, groups: dict[str, list[dict[str, Any]]]) -> Any:
-    """verl's replay buffer on a queue in which these groups have finished."""
+def status(queue: Any, status: str, *uids: str, partition: str = "train") -> None:
+    for uid in uids:
+        tag = {"is_prompt": True, "status": status, "global_steps": 1}
+        queue.kv_put(key=uid, partition_id=partition, tag=tag)
+
+
+def finish(queue: Any, groups: dict[str, list[dict[str, Any]]]) -> None:
+    """Leave groups with these rewards in the queue, as agent loops do."""
+    for uid, infos in groups.items():
+        put(queue, [(f"{uid}_{i}_0", [1], info) for i, info in enumerate(infos)])
+        status(queue, "finished", uid)
+
+
+def buffer_of(step: Callable[[], int] = lambda: 1, **settings: Any) -> Any:
+    """verl's replay buffer, which filters groups by the components of the toolbox recipe."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+    config = recipe(**settings)
     buffer = ReplayBuffer(
         trainer_mode="sync",
         trainer_config=config.trainer.v1.sync,
@@ -28,14 +43,11 @@ def buffer_of(queue: Any, config: DictConfig, groups: dict[str, list[dict[str, A
         max_off_policy_strategy="drop",
         sampler_kwargs={},
         refill_fn=lambda count: None,
-        filter_groups_metric=config.algorithm.filter_groups.metric,
+        filter_groups_metric="components",
         train_batch_size=1,
         gen_batch_size=1,
     )
-    for uid, infos in groups.items():
-        put(queue, [(f"{uid}_{i}_0", [1], info) for i, info in enumerate(infos)])
-        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
-        queue.kv_put(key=uid, partition_id="train", tag=tag)
+    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, step)
     return buffer
 
 
@@ -64,58 +76,40 @@ SCHEDULE = {"schedule": {"format": {"steps": [0, 5], "weights": [0.0, 1.0]}}}
 def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(
     queue: Any, settings: dict[str, Any], dropped: set[str]
 ) -> None:
-    config = recipe(**settings)
-    config.algorithm.filter_groups.metric = "components"
-    buffer = buffer_of(queue, config, GROUPS)
-    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: 1)
+    finish(queue, GROUPS)
+    buffer = buffer_of(**settings)
     buffer._sync_metadata_from_transfer_queue()
-    try:
-        found, counts = buffer._dapo_filtered_keys("train")
-        # The classification of a finished group is kept, and forgotten with the group.
-        assert buffer._dapo_filtered_keys("train")[0] == found
-        assert buffer._dapo_filtered_keys("val") == (set(), {})
-    finally:
-        buffer._clear_groups("train", set(GROUPS))
+    found, counts = buffer._dapo_filtered_keys("train")
     assert found == dropped
     assert sum(counts.values()) == len(dropped)
     assert counts[0.0] == 1  # the score of "same"
-    assert buffer._dapo_filtered_keys("train")[0] == set()
 
 
 def test_groups_are_judged_anew_when_a_weight_changes(queue: Any) -> None:
-    config, step = recipe(**SCHEDULE), 1
-    config.algorithm.filter_groups.metric = "components"
-    buffer = buffer_of(queue, config, GROUPS)
-    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: step)
+    finish(queue, GROUPS)
+    steps = [1]
+    buffer = buffer_of(lambda: steps[-1], **SCHEDULE)
     buffer._sync_metadata_from_transfer_queue()
-    found = []
-    for step in (1, 5):  # noqa: B007  the filter reads it
-        found.append(buffer._dapo_filtered_keys("train")[0])
-    buffer._clear_groups("train", set(GROUPS))
-    assert found == [{"same", "format"}, {"same", "cancels"}]
+    assert buffer._dapo_filtered_keys("train")[0] == {"same", "format"}
+    steps.append(5)
+    assert buffer._dapo_filtered_keys("train")[0] == {"same", "cancels"}
 
 
 def test_filter_reads_each_group_once_and_leaves_validation_alone(
     queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, reward_infos = [], replay_buffer.reward_infos
-
-    def record(keys: list[str], partition_id: str) -> list[dict[str, Any]]:
-        read.append({key.split("_")[0] for key in keys})
-        return reward_infos(keys, partition_id)
-
-    monkeypatch.setattr(replay_buffer, "reward_infos", record)
-    config = recipe()
-    config.algorithm.filter_groups.metric = "components"
-    buffer = buffer_of(queue, config, {name: GROUPS[name] for name in ("same", "varies")})
-    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, lambda: 1)
+    read = mock.Mock(wraps=replay_buffer.reward_infos)
+    monkeypatch.setattr(replay_buffer, "reward_infos", read)
+    finish(queue, {name: GROUPS[name] for name in ("same", "varies")})
+    buffer = buffer_of()
     for _ in range(2):
         buffer._sync_metadata_from_transfer_queue()
         assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
-    buffer_of(queue, config, {"format": GROUPS["format"]})
+    finish(queue, {"format": GROUPS["format"]})
     buffer._sync_metadata_from_transfer_queue()
     assert buffer._dapo_filtered_keys("train")[0] == {"same"}
-    assert read == [{"same", "varies"}, {"format"}]
+    groups = [{key.split("_")[0] for key in call.args[0]} for call in read.call_args_list]
+    assert groups == [{"same", "varies"}, {"format"}]
 
     # As if the same groups were validation's.
     buffer.finished_keys["val"] = buffer.finished_keys["train"]
@@ -125,11 +119,11 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
     buffer.finished_keys["train"] = {"varies", "format"}
     assert buffer._dapo_filtered_keys("train") == (set(), {})
     assert buffer._dapo_classification_cache["train"].keys() == {"varies", "format"}
-    buffer._clear_groups("train", {"same", "varies", "format"})
 
 
 def test_failed_sessions_are_counted_once(queue: Any) -> None:
-    buffer = buffer_of(queue, recipe(), {"whole": [info(1.0, 3.0)] * 3})
+    finish(queue, {"whole": [info(1.0, 3.0)] * 3})
+    buffer = buffer_of()
     failures = SessionFailures(buffer, 3, stop=False)
     buffer._sync_metadata_from_transfer_queue()
     assert failures.take() == 0
@@ -144,20 +138,12 @@ def test_failed_sessions_are_counted_once(queue: Any) -> None:
         buffer._sync_metadata_from_transfer_queue()
     assert failures.take() == 2 + 3
     assert failures.take() == 0
-    queue.kv_clear(keys=["held-out"], partition_id="val")
-    buffer._clear_groups("train", {"whole", "half", "none", "many"})
-
-
-def status(queue: Any, status: str, *uids: str, partition: str = "train") -> None:
-    for uid in uids:
-        tag = {"is_prompt": True, "status": status, "global_steps": 1}
-        queue.kv_put(key=uid, partition_id=partition, tag=tag)
 
 
 def test_counting_failed_sessions_is_given_up_when_it_fails(
     queue: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    buffer = buffer_of(queue, recipe(), {})
+    buffer = buffer_of()
     failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
     status(queue, "failure", "p")
     for _ in range(2):
@@ -165,7 +151,6 @@ def test_counting_failed_sessions_is_given_up_when_it_fails(
     (record,) = (record for record in caplog.records if "failed_sessions" in record.getMessage())
     assert record.exc_info is not None
     assert failures.take() == 0
-    queue.kv_clear(keys=["p"], partition_id="train")
 
 
 def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12") -> Any:
@@ -188,7 +173,7 @@ def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12"
 
 
 def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
-    buffer = buffer_of(queue, recipe(), {})
+    buffer = buffer_of()
     SessionFailures(buffer, 3, stop=True)
     other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
     assert replay_buffer.last_error() == "unknown"
@@ -200,7 +185,6 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> N
     status(queue, "failure", uids[7])
     with pytest.raises(RuntimeError, match=r"session failed: 8 prompts .*KeyError: 'no such tool'"):
         buffer._sync_metadata_from_transfer_queue()
-    queue.kv_clear(keys=uids, partition_id="train")
     ray.kill(worker)
     ray.kill(other)
 
@@ -208,7 +192,7 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> N
 def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
     queue: Any,
 ) -> None:
-    buffer = buffer_of(queue, recipe(), {})
+    buffer = buffer_of()
     buffer.trainer_mode = "separate_async"
     SessionFailures(buffer, 3, stop=True)
     status(queue, "running", "w0")
@@ -228,19 +212,3 @@ def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wai
     status(queue, "failure", "q4")
     with pytest.raises(RuntimeError, match=r"session failed: 5 prompts of the partition 'train'"):
         buffer._sync_metadata_from_transfer_queue()
-    keys = ["w0", "w1", "q0", "q1", "q2", "q3", "q4"]
-    queue.kv_clear(keys=keys, partition_id="train")
-
-
-def test_failed_sessions_of_a_step_are_a_share_of_all_its_sessions() -> None:
-    from verl.trainer.ppo.v1.utils import MetricsAggregator
-
-    import gdpo_verl.plugin.trainer  # noqa: F401
-    from gdpo_verl.diagnostics import coverage_metrics
-
-    # Four failed before the first of two mini-batches of eight.
-    aggregator = MetricsAggregator()
-    for failed in (4, 0):
-        metrics = coverage_metrics(torch.zeros(8, 2), [0] * 8, failed_sessions=failed)
-        aggregator.add_step_metrics(metrics, sample_count=8)
-    assert aggregator.get_aggregated_metrics()["gdpo/failed_sessions"] == pytest.approx(0.2)

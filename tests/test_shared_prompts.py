@@ -8,11 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl import upstream
 from gdpo_verl.plugin import shared_prompts
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
+from gdpo_verl.policy.model import make_model, train_tokenizer
+from gdpo_verl.policy.tasks import TASKS
 
 
 def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
@@ -142,10 +145,13 @@ assert sum(computed) == 2 * (26 + sum(len(r) for _, r in rows)), computed
 """
 
 
-def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(policy: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", ENGINE, str(policy)], capture_output=True, text=True, check=False
-    )
+def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(tmp_path: Path):
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(TASKS["toolbox"], 0, vocabulary=300)
+    for part in (tokenizer, make_model(tokenizer)):
+        part.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", ENGINE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import estimator, replay_buffer
@@ -22,13 +23,13 @@ NAN = math.nan
 GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}
 
 # Key, response tokens, format, correctness, parse error. A format counts where correctness is 0 or
-# more. a_1 has two outputs, of which the last counts; the rows are in no order.
+# more. a_1 has two outputs, of which 10 is the last and counts; the rows are in no order.
 ROWS: list[tuple[str, int, float, float | None, int]] = [
     ("c_1_0", 2, 0.0, -1.0, 0),
-    ("a_1_1", 3, 1.0, -3.0, 4),
+    ("a_1_10", 3, 1.0, -3.0, 4),
     ("d_0_0", 1, 1.0, None, 1),
     ("b_0_0", 4, 1.0, 3.0, 0),
-    ("a_1_0", 2, 0.0, 3.0, 6),
+    ("a_1_9", 2, 0.0, 3.0, 6),
     ("a_0_0", 1, 1.0, 1.0, 0),
     ("c_0_0", 2, 1.0, -1.0, 4),
     ("a_2_0", 5, 1.0, 0.0, 0),
@@ -36,7 +37,7 @@ ROWS: list[tuple[str, int, float, float | None, int]] = [
 ]
 KEYS = [key for key, *_ in ROWS]
 # The sum of what counts of each row.
-SCORES = [-1.0, -3.0, 0.0, 4.0, 3.0, 2.0, -1.0, 1.0, 4.0]
+SCORES = dict(zip(KEYS, [-1.0, -3.0, 0.0, 4.0, 3.0, 2.0, -1.0, 1.0, 4.0], strict=True))
 # The sessions a_0, a_1, a_2, b_0, b_1, c_0, c_1, d_0 under the condition.
 COUNTED = torch.tensor(
     [[1, 1], [0, -3], [1, 0], [1, 3], [1, 3], [0, -1], [0, -1], [NAN, NAN]], dtype=torch.float64
@@ -57,17 +58,19 @@ def seam_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) 
     )
 
 
-def step_of(seam: Seam, global_step: int = 1) -> tuple[AdvantageStep, dict[str, float]]:
-    """One step of verl's on ROWS between two rows of padding, and its metrics."""
-    real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in ROWS]
-    keys = ["pad 0", *KEYS, "pad 1"]
+def step_of(
+    seam: Seam, global_step: int = 1, rows: list[Any] = ROWS
+) -> tuple[AdvantageStep, dict[str, float]]:
+    """One step of verl's on rows between two of padding, and its metrics."""
+    real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
+    keys = ["pad 0", *(key for key, *_ in rows), "pad 1"]
     padding = [key.startswith("pad") for key in keys]
     step = AdvantageStep(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
-    uids = ["a", *(key[0] for key, *_ in ROWS), "b"]
-    tokens = torch.tensor([7, *(tokens for _, tokens, *_ in ROWS), 7])
+    uids = ["a", *(key[0] for key, *_ in rows), "b"]
+    tokens = torch.tensor([7, *(tokens for _, tokens, *_ in rows), 7])
     mask = torch.arange(7) < tokens[:, None]
     scores = torch.zeros(mask.shape)
-    scores[:, 0] = torch.tensor([99.0, *SCORES, 99.0])
+    scores[:, 0] = torch.tensor([SCORES.get(key, 99.0) for key in keys])
     if seam.estimates:
         with estimator.advantage_step(step):
             advantages, _ = estimator.gdpo(scores, mask, uids)
@@ -79,6 +82,7 @@ def step_of(seam: Seam, global_step: int = 1) -> tuple[AdvantageStep, dict[str, 
             whiten=config.whiten,
             variant=config.variant,
             weights=seam.objective.weights_at(step.global_step),
+            ranges=seam.objective.range_list,
             gate=seam.objective.gate,
         )
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
@@ -148,9 +152,29 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
     assert float(pure[3, 0]) > 0.1
 
 
-@pytest.mark.parametrize("whiten", ["token", "sequence", "none"])
-def test_whiten_shift_is_where_a_group_that_does_not_vary_ends(whiten: Any) -> None:
-    _, metrics = step_of(seam_of(whiten=whiten))
+def test_metrics_of_mini_batches_are_those_of_all_their_rows() -> None:
+    from verl.trainer.ppo.v1.utils import MetricsAggregator
+
+    import gdpo_verl.plugin  # noqa: F401  where the tests run without verl's plug-ins
+
+    # In the second one a session is not scored for correctness, and a code is new.
+    seam, aggregator = seam_of("grpo", dump=False), MetricsAggregator()
+    for groups in ("ab", "cd"):
+        rows = [row for row in ROWS if row[0][0] in groups]
+        _, metrics = step_of(seam, rows=rows)
+        aggregator.add_step_metrics(metrics, sample_count=len(rows))
+    found, (_, whole) = aggregator.get_aggregated_metrics(), step_of(seam)
+    # A deviation is averaged, and an advantage is set against those of its mini-batch.
+    own = {name for name in whole if name.endswith(("/std", "/influence"))}
+    assert found.keys() == whole.keys()
+    for name in found.keys() - own:
+        assert found[name] == pytest.approx(float(whole[name])), name
+
+
+@pytest.mark.parametrize("whiten", ["sequence", "none"])
+def test_padding_and_outputs_count_alike_however_it_is_whitened(whiten: Any) -> None:
+    _, metrics = step_of(seam_of(whiten=whiten))  # holds the estimator against gdpo_advantages
+    # Where a group that does not vary ends.
     pure = gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten)
     assert metrics["gdpo/whiten_shift"] == pytest.approx(float(pure[3, 0]), abs=1e-12)
 
@@ -161,15 +185,17 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
     seam, failures = seam_of(), iter([0, 2, 1])
     seam.failures = SimpleNamespace(take=lambda: next(failures))  # type: ignore[assignment]
-    shares = [step_of(seam)[1]["gdpo/failed_sessions"] for _ in range(3)]
+    shares: Any = [step_of(seam)[1]["gdpo/failed_sessions"] for _ in range(3)]
     assert shares == pytest.approx([0, 2 / 10, 1 / 9])
+    assert [share.weight for share in shares] == [8, 10, 9]  # in the mean over mini-batches
     (message,) = caplog.messages
     assert message.startswith("2 of 10 rollout sessions failed and are left out")
     assert "KeyError: 'no such table'" in message
 
 
-@pytest.mark.parametrize("whiten", ["token", "none"])
-@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+@pytest.mark.parametrize(
+    ("adv_estimator", "whiten"), [("gdpo", "token"), ("grpo", "token"), ("grpo", "none")]
+)
 def test_dump_has_raw_components_and_both_advantages_in_the_order_asked_for(
     adv_estimator: str, whiten: Any
 ) -> None:
@@ -194,11 +220,11 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
     assert step.decomposition is not None
     other = [f"other {key}" for key in step.row_keys]
     for global_step, keys, rows in ((1, other, 2), (2, other, 1), (2, step.row_keys, 2)):
-        step.batch.raw = -step.batch.raw
+        step.batch.raw = 2 * step.batch.raw
         seam.dump.keep(step.batch, step.decomposition, list(keys), global_step)
         assert len(seam.dump) == rows * len(ROWS)
     found = seam.dump.columns(["b_0_0", "other a_0_0"])
-    assert (found["format"], found["correctness"]) == ([-1.0, 1.0], [-3.0, 1.0])
+    assert (found["format"], found["correctness"]) == ([8.0, 4.0], [24.0, 4.0])
     assert seam.dump.columns(["of validation"]) == {}
     seam.dump.clear()
     assert seam.dump.columns(["b_0_0"]) == {}
@@ -235,7 +261,7 @@ def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
     assert "is 0.5." in message
 
 
-@pytest.mark.parametrize(("weight", "warned"), [(1.0, 0), (1.0005, 1), (1.00001, 0)], ids=str)
+@pytest.mark.parametrize(("weight", "warned"), [(1.0005, 1), (1.00001, 0)], ids=str)
 def test_scores_are_float32_sums_whatever_padding_has(
     weight: float, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,12 +269,14 @@ def test_scores_are_float32_sums_whatever_padding_has(
     assert len(caplog.records) == warned
 
 
-@pytest.mark.parametrize("name", ["dvao", "rvpo", "mgda"])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "gdpo"])
 def test_a_variant_trains_and_is_dumped_beside_gdpo_and_grpo(name: str) -> None:
     seam = seam_of(variant=name)
     _, metrics = step_of(seam)  # holds the estimator against gdpo_advantages
     columns = seam.dump.columns([*KEYS, "pad 0"])
-    variant = gdpo_advantages(COUNTED, GROUPS, MASK, variant=name)[SESSION_OF_ROW, 0]
+    ranges = seam.objective.range_list
+    variant = gdpo_advantages(COUNTED, GROUPS, MASK, variant=name, ranges=ranges)
+    variant = variant[SESSION_OF_ROW, 0]
     gdpo = gdpo_advantages(COUNTED, GROUPS, MASK)[SESSION_OF_ROW, 0]
     assert columns[f"{name}_advantage"][-1] is None
     assert columns[f"{name}_advantage"][:-1] == pytest.approx(variant.tolist(), abs=1e-9)

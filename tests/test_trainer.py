@@ -19,11 +19,13 @@ from fake_verl import recipe
 from neighbours import METHODS
 from omegaconf import DictConfig, open_dict
 
+from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import estimator, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams
-from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.batch import RewardErrors
 from gdpo_verl.policy.model import train_tokenizer
 from gdpo_verl.policy.tasks import TASKS
+from gdpo_verl.rewards.components import Component
 
 ROW = {
     "raw_prompt": [{"role": "user", "content": "call"}],
@@ -52,18 +54,13 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DictConfig:
+def trainer(tmp_path: Path, tokenizer: Any) -> SimpleNamespace:
     config = recipe()
     for key in ("train_files", "val_files"):
         config.data[key] = str(tmp_path / "rows.parquet")
     pq.write_table(pa.table({"data_source": ["toolbox"]}), tmp_path / "rows.parquet")
     (tmp_path / "config.json").touch()
     config.actor_rollout_ref.model.path = str(tmp_path)
-    return config
-
-
-@pytest.fixture
-def trainer(config: DictConfig, tokenizer: Any) -> SimpleNamespace:
     return SimpleNamespace(config=config, tokenizer=tokenizer, replay_buffer=Buffer())
 
 
@@ -73,7 +70,17 @@ def verls(trainer: Any, *args: Any, **kwargs: Any) -> Any:
     return args, kwargs
 
 
-def train_on(trainer: Any, *infos: Any, step: Callable = lambda *args: args) -> Any:
+def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
+    """verl's own `_compute_advantage`, as far as the seam sees it."""
+    count = len(batch.keys)
+    step: Any = estimator._step.get()
+    step.record_inputs(["u"] * count, torch.ones(count, 1), torch.ones(count, 1))
+    if trainer.config.algorithm.adv_estimator == "gdpo":
+        estimator.gdpo(torch.zeros(count, 1), torch.ones(count, 1))
+    return "verl's own result"
+
+
+def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
     """Call the seam around verl's own step on a batch whose rewards are these, or raise one."""
     keys = [f"u_{row}_0" for row in range(len(infos))]
     batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
@@ -142,8 +149,8 @@ def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_i
     trainer.config.algorithm.adv_estimator = "grpo"
     seams._init_dataloader(verls, trainer)
     for _ in range(2):
-        who, batch, metrics = train_on(trainer, KeyError("moved upstream"))
-        assert (who, batch.keys, metrics) == (trainer, ["u_0_0"], {})
+        found = train_on(trainer, KeyError("moved upstream"), step=lambda *args: args)
+        assert (found[0], found[1].keys, found[2]) == (trainer, ["u_0_0"], {})
     assert trainer.gdpo_seam is None
     (record,) = (r for r in caplog.records if "no more metrics for the reward" in r.getMessage())
     assert record.levelno == logging.WARNING
@@ -160,13 +167,21 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
         trainer.config.algorithm.gdpo = {"metrics": True}
     seams._init_dataloader(verls, trainer)
     infos = [{"format": 1.0, "correctness": 3.0}, {"score": 0.25, "correctness": 3.0}]
-
-    def advantages(*args: Any) -> None:
-        estimator._step.get().record_inputs(["u", "u"], torch.ones(2, 1), torch.ones(2, 1))  # type: ignore
-
     ends = pytest.raises(ValueError, match="the reward returned no 'format' for row u_1_0, only")
     with ends if manager == "gdpo_components" else contextlib.nullcontext():
-        train_on(trainer, *infos, step=advantages)
+        train_on(trainer, *infos)
+
+
+@pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
+def test_a_judge_that_fails_too_often_ends_treatment_and_control(
+    trainer: SimpleNamespace, adv_estimator: str
+) -> None:
+    trainer.config.algorithm.adv_estimator = adv_estimator
+    seams._init_dataloader(verls, trainer)
+    judged = [Component("judge", most_unscored=0.1)]
+    trainer.gdpo_seam.objective = GdpoConfig(metrics=False).resolve(judged)
+    with pytest.raises(RewardErrors, match=r"^3 of 3 responses.*at most 10% may.*HTTP 503"):
+        train_on(trainer, *[{"judge": None, "judge_error": "HTTP 503"}] * 3)
 
 
 @pytest.mark.parametrize("before", [gc.enable, gc.disable])
@@ -200,15 +215,9 @@ def test_the_estimator_is_told_the_global_step(
     seams._init_dataloader(verls, trainer)
     vars(trainer).update(attributes)
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
-    found: list[AdvantageStep] = []
-
-    def advantages(*args: Any) -> str:
-        found.append(estimator._step.get())  # type: ignore[arg-type]
-        estimator.gdpo(torch.zeros(2, 1), torch.ones(2, 1), ["u", "u"])
-        return "verl's own result"
-
-    assert train_on(trainer, *infos, step=advantages) == "verl's own result"
-    assert found[0].global_step == step
+    with mock.patch.object(trainer.gdpo_seam, "report") as report:
+        assert train_on(trainer, *infos) == "verl's own result"
+    assert report.call_args[0][0].global_step == step
 
 
 @pytest.mark.parametrize("method", [seams._fit, seams._save_checkpoint, seams._dump_generations])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,17 +77,14 @@ def validate(config: DictConfig) -> None:
     validate_config(config, need_reference_policy(config), need_critic(config))
 
 
-# A key, its value, and how the message goes on behind the key (more: test_config.py). Refused in a
-# run with GDPO:
+# A key, its value, and how the message goes on behind the key (more: test_config.py).
 INVALID = [
     ("algorithm.use_kl_in_reward", "true", ".*use_kl_loss"),
     ("actor_rollout_ref.model.path", "/no/model", ": expected a model's directory.*in '/no/model'"),
     ("reward.custom_reward_function.path", "null", ": not set.*gdpo_components has no default"),
-    ("algorithm.gdpo.variant", "pkg://broken:nan", ": 'nan' failed on a batch of 9.*found nan"),
-    ("algorithm.gdpo.variant", "pkg://broken:nothing", ": cannot load 'nothing'"),
+    ("algorithm.gdpo.variant", "pkg://math:isnan", ": 'isnan' failed on a batch of 9.*TypeError"),
 ]
-# Refused in a control, too.
-INVALID_IN_BOTH = [
+INVALID_IN_A_CONTROL_TOO = [
     ("algorithm.gdpo.conditoins", "{}", ": unknown key.*mean 'conditions'"),
     ("gdpo", "{whiten: none}", r": unknown key\. .* under algorithm\.gdpo"),
     ("algorithm.gdpo_reward_weights", "{fromat: 2}", r"\.fromat: .*mean 'format'"),
@@ -101,33 +97,23 @@ RAMP = "{format: {from: 0.0, to: 1.0, steps: 5}}"
 @pytest.mark.parametrize(
     ("recipe", "key", "value", "message"),
     [
-        *[("gdpo", *each) for each in (*INVALID, *INVALID_IN_BOTH)],
-        *[("grpo", *each) for each in INVALID_IN_BOTH],
+        *[("gdpo", *each) for each in INVALID],
+        *[("grpo", *each) for each in INVALID_IN_A_CONTROL_TOO],
         ("grpo", "algorithm.gdpo.schedule", RAMP, r": .*algorithm\.adv_estimator=grpo"),
     ],
 )
 def test_refused_before_ray_starts(
-    compose: Callable,
-    recipe: str,
-    key: str,
-    value: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compose: Callable, recipe: str, key: str, value: str, message: str
 ) -> None:
-    (tmp_path / "broken.py").write_text("def nan(d):\n    return d.combined * float('nan')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(ValueError, match=f"^{re.escape(key)}{message}"):
         validate(compose(f"++{key}={value}", recipe=recipe))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "function", "message"),
+    ("overrides", "message"),
     [
         (
             ["reward.reward_manager.name=batch"],
-            None,
             r"reward\.reward_manager: Unknown reward manager: batch, only "
             r"\['dapo', 'gdpo', 'gdpo_components', 'naive'",
         ),
@@ -136,18 +122,16 @@ def test_refused_before_ray_starts(
                 *("+algorithm.gdpo.variant=corr_grpo", "actor_rollout_ref.rollout.n=2"),
                 "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
             ],
-            None,
             r"actor_rollout_ref\.rollout\.n: the variant 'corr_grpo' .* groups of 2",
         ),
-        ([], "good", r"algorithm\.gdpo_reward_keys: the reward declares no"),
     ],
-    ids=["manager", "group size", "no components"],
+    ids=["manager", "group size"],
 )
 def test_refused_under_another_key_than_the_one_that_was_set(
-    compose: Callable, overrides: list[str], function: str | None, message: str
+    compose: Callable, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        validate(compose(*overrides, function=function))
+        validate(compose(*overrides))
 
 
 def filtered(metric: str) -> str:
@@ -238,14 +222,6 @@ def probe(compose: Callable, tokenizer: Any) -> Callable[..., tuple[Any, dict[st
     return run
 
 
-def test_the_probe_calls_our_reward_whose_score_is_the_weighted_sum(probe: Callable) -> None:
-    keys, returned = probe("+algorithm.gdpo_reward_weights={format:0.5,correctness:2}")
-    assert keys == ("format", "correctness")
-    # An empty answer: format 0, correctness -3.
-    assert (returned["format"], returned["correctness"]) == (0.0, -3.0)
-    assert returned["score"] == 0.5 * 0.0 + 2 * -3.0
-
-
 def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passed_on(
     probe: Callable, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -304,11 +280,6 @@ LIMT = LIMIT.replace("limit", "limt")
             FORMAT,
             r"row 0 of data\.train_files \(data source None\), with an empty answer: raised "
             r"ZeroDivisionError: division by zero \(.*rewards\.py:5\)",
-        ),
-        (
-            "good",
-            "+algorithm.gdpo_reward_keys=[format,corectness]",
-            r"algorithm\.gdpo_reward_keys: 'corectness' is not among.*Did you mean 'correctness'",
         ),
         (
             "a_text",

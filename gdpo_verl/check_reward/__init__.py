@@ -23,6 +23,7 @@ from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import score_twice
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import reward, validation
+from gdpo_verl.plugin.reward_function import MANAGER_NAME
 from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.run import composition
@@ -131,7 +132,7 @@ def check(
     if opening:
         in_front = (
             f"the prompt ends in {opening!r}, so that answers start inside the thought; "
-            f"{reward.MANAGER_NAME} puts that in front of them for the reward"
+            f"{MANAGER_NAME} puts that in front of them for the reward"
         )
         report["notes"].insert(0, reward.opened_thought_warning(config, prompt) or in_front)
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report

@@ -14,7 +14,8 @@ from gdpo_verl.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, C
 from gdpo_verl.check_reward.worker import RewardResult
 from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.reward import MANAGER_NAME, SCORE_TOLERANCE, score_problem
+from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
+from gdpo_verl.plugin.reward_function import MANAGER_NAME
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.text import seconds_text

@@ -25,13 +25,12 @@ from gdpo_verl.check_reward.answers import CheckedAnswer
 from gdpo_verl.check_reward.tokens import load_tokenizer
 from gdpo_verl.plugin.reward import (
     LIBRARIES,
-    declared_reward,
     prompt_text,
     raised,
     score_row,
     single_row_batch,
-    unnamed_arguments,
 )
+from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.sandbox import protection
 

@@ -33,7 +33,7 @@ def _on_supported_verl(hook: Hook) -> Hook:
     def supported(module: Any) -> None:
         from gdpo_verl.plugin import contract
 
-        if contract.misfit() is None:
+        if contract.first_violation() is None:
             hook(module)
 
     return supported
@@ -44,7 +44,7 @@ def _register_estimator(core_algos: Any) -> None:
     from gdpo_verl.plugin import contract, estimator
 
     # register_adv_est refuses a second "gdpo" (core_algos.py), hence the assignment.
-    reason = contract.misfit()
+    reason = contract.first_violation()
     core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = (
         estimator.gdpo if reason is None else estimator.unsupported(reason)
     )

@@ -19,7 +19,7 @@ from gdpo_verl.rundir.row_key import RowKey
 
 # The largest share of a batch's responses that may be without a reward; above it training ends.
 MOST_REWARD_ERRORS = 0.5
-# A component's `most_unscored` is a share of at least so many responses, also in a smaller batch.
+# In a smaller batch a component's `most_unscored` is a share of this many responses.
 FEWEST_RESPONSES = 20
 
 
@@ -71,23 +71,20 @@ class RewardBatch:
     def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
         names = [RowKey.parse(row_keys[row]) for row in rows]
         place: dict[tuple[str, int], int] = {}
-        sessions = np.array(
-            [place.setdefault(name[:2], len(place)) for name in names], dtype=np.int64
-        )
-        self.session_of_row = torch.from_numpy(sessions)
-        self.last_rows = self.real
-        if len(place) < len(rows):
-            outputs = np.array([name.output for name in names])
-            order = np.lexsort((outputs, sessions))
-            last = order[np.append(np.diff(sessions[order]) > 0, True)]
-            self.last_rows = self.real[last]
+        sessions = [place.setdefault(name[:2], len(place)) for name in names]
+        self.session_of_row = torch.tensor(sessions, dtype=torch.int64)
+        # verl's balancing shuffles the rows; in the order of the outputs, the last of a session
+        # takes the place of its others.
+        order = sorted(range(len(rows)), key=lambda row: names[row].output)
+        last = {sessions[row]: rows[row] for row in order}
+        self.last_rows = torch.tensor([last[s] for s in range(len(place))], dtype=torch.int64)
 
     def error_share(self) -> diagnostics.Weighted:
         """The share of the sessions without a reward.
 
         Raises:
-          RewardErrors: it is above `MOST_REWARD_ERRORS`, or that of the responses without a
-            component above the component's `most_unscored`.
+          RewardErrors: it is above `MOST_REWARD_ERRORS`, or more responses lack a component
+            than the component's `most_unscored` allows.
         """
         sessions = len(self.last_rows)
         share = diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
@@ -141,7 +138,6 @@ class RewardBatch:
 
 
 def _parse_error_code(value: Any) -> int | None:
-    if not isinstance(value, (int, float, np.number)):
-        return None
-    number: Any = value
+    # A user's reward may use the name for something else, which is no reason to end a training.
+    number: Any = value if isinstance(value, (int, float, np.number)) else math.nan
     return int(number) if abs(number) <= LARGEST else None

@@ -2,8 +2,7 @@
 
 With one checkpoint to keep, verl 0.9.1 removes the last one when the next one's weights are written
 (verl/utils/checkpoint/checkpoint_manager.py, `register_checkpoint`), before the place in the data
-is: a run that is killed in between has none. `save` lets the last one go when the save has
-returned.
+is: a run that is killed in between has none. `save` removes the last one once the next is whole.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ OPTIONAL = ("experimental.separation.ray_trainer",)
 
 
 @cache
-def misfit() -> str | None:
+def first_violation() -> str | None:
     """Say why the installed verl is not supported; None when it is."""
     found = violations(source_of("verl"), CONTRACT, OPTIONAL)
     if not found:

@@ -30,8 +30,8 @@ class DumpSettings:
       prompts: `trainer.rollout_dump_prompts`, of each dumped step; None is all.
     """
 
-    every: int = 1
-    prompts: int | None = None
+    every: int
+    prompts: int | None
 
     @classmethod
     def of(cls, trainer: Any) -> DumpSettings:
@@ -85,10 +85,8 @@ def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: An
 class Dump:
     """The columns that a rollout dump gets: components and advantages of each row.
 
-    These are GDPO's, GRPO's, and those of a variant where one is chosen.
-
-    verl dumps a step's rows together when all its mini-batches are done. What a trainer never
-    dumps is forgotten at its next step.
+    The advantages are GDPO's, GRPO's, and those of a variant where one is chosen. verl dumps a
+    step's rows together when all its mini-batches are done.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -112,7 +110,7 @@ class Dump:
     ) -> None:
         """Keep the rows of one mini-batch of a step."""
         if global_step != self._step:
-            self.clear()
+            self.clear()  # of a trainer that has not dumped its last step
             self._step = global_step
         advantages = [batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo)]
         if self.variant:
@@ -126,6 +124,7 @@ class Dump:
         """The columns of these rows, None for padding and what is not scored; empty for others."""
         if self._rows.keys().isdisjoint(row_keys):
             return {}
+        # Padding is in no table: it gets the row behind them.
         nothing = torch.full((1, len(self.names)), torch.nan, dtype=torch.float64)
         table = torch.cat([*self._tables, nothing])[
             [self._rows.get(key, len(self._rows)) for key in row_keys]

@@ -19,12 +19,12 @@ def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     original(trainer, *args, **kwargs)
     if validation.uses_plugin(trainer.config):
         validation.objective_of(trainer.config, reward.probe_reward(trainer))
-    _look(trainer)
+    _attach_seam(trainer)
 
 
 def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `SeparateRayPPOTrainer._fit_compute_advantage`."""
-    _look(trainer)
+    _attach_seam(trainer)
     return original(trainer, *args, **kwargs)
 
 
@@ -32,7 +32,7 @@ def metrics_of(batch: Any) -> dict[str, float]:
     """The metrics of a step's batch, verl's `DataProto`; none where the run has no components."""
     trainer, metrics = estimator.legacy_trainer.get(), dict[str, float]()
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    if seam is None:
+    if seam is None:  # or given up
         return metrics
     with given_up_on_error(trainer):
         columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
@@ -46,8 +46,8 @@ def metrics_of(batch: Any) -> dict[str, float]:
     return metrics
 
 
-def _look(trainer: Any) -> None:
-    """Find out once what the trainer's reward declares, and remember the trainer."""
+def _attach_seam(trainer: Any) -> None:
+    """Give the trainer its seam at the first call, and tell the estimator which trainer it is."""
     if not hasattr(trainer, "gdpo_seam"):
         trainer.gdpo_seam = seam_of(trainer.config)
         if trainer.gdpo_seam is not None:

@@ -40,10 +40,10 @@ _VLLM = "vllm_server_"
 
 
 class ActorWatch:
-    """Looks after the named actors of this job: verl names all but its load balancer.
+    """Watches the named actors of this job: verl names all but its load balancer.
 
-    Of this job, because a namespace of Ray's has no place for two of verl's: their names would
-    collide. Start it in the trainer's process, when all actors are there.
+    They are this job's alone, because two jobs of verl's in one namespace of Ray's would collide
+    by their names. Start it in the trainer's process, when all actors are there.
     """
 
     def __init__(self) -> None:

@@ -15,9 +15,9 @@ from tensordict import NonTensorData
 def collector_paused() -> Iterator[None]:
     """Keep Python's cyclic garbage collector from running.
 
-    A value comes out of the queue, and goes into it, as several objects. For so many new ones the
-    collector goes through all that the trainer holds, time and again: at 65,536 rows almost 10,000
-    times in an advantage step, and for three tenths of its time.
+    A value comes out of the queue, and goes into it, as several objects. For every few of them
+    the collector goes through all that the trainer holds: at 65,536 rows almost 10,000 times in an
+    advantage step, three tenths of its time.
     """
     enabled = gc.isenabled()
     gc.disable()

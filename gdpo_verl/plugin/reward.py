@@ -1,7 +1,6 @@
-"""The configured reward before the first rollout: what it declares, and what it returns.
+"""The configured reward called before the first rollout, and complaints of what it returns.
 
-Loading and calling it run the user's code, so the trainer's random state is kept. The complaints
-are those of `check_reward`, too.
+The complaints are those of `check_reward`, too.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import inspect
 import json
 import logging
 import math
-import random
 import reprlib
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -25,110 +22,19 @@ import numpy as np
 import torch
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.config.parsing import plain
-from gdpo_verl.rewards.components import RESERVED, Component, check_names, declared_components
-from gdpo_verl.rewards.judge import JUDGE, Judge
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, random_state_kept, unnamed_arguments
+from gdpo_verl.rewards.components import RESERVED
 from gdpo_verl.rewards.thought import opened_thought
-from gdpo_verl.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-MANAGER_NAME = "gdpo_components"
 # The largest relative difference of a score from the sum of its components; verl keeps float32.
 SCORE_TOLERANCE = 1e-4
-# The arguments that verl's managers and ours pass to a reward function.
-_PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
 # Files that are not the user's in a traceback.
 LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     *(str(Path(__file__).parents[1] / room) for room in ("plugin", "check_reward")),
 )
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Keep a module that seeds a generator when it is imported from moving the trainer's."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-
-
-def declared_reward(config: Any) -> tuple[Component, ...]:
-    """The components that the configured reward function, else its manager, declares.
-
-    Raises:
-      ValueError: the reward function or the manager cannot be loaded.
-    """
-    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-    from verl.trainer.ppo.reward import resolve_reward_manager_cls
-    from verl.utils.import_utils import load_extern_object
-
-    function = config.reward.get("custom_reward_function") or {}
-    path, name = function.get("path"), function.get("name")
-    loaded: Any = None
-    if path:
-        try:
-            with random_state_kept():
-                loaded = load_extern_object(path, str(name))
-                declared_components(loaded)
-        except (Exception, SystemExit) as error:
-            raise ValueError(
-                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
-                f"{type(error).__name__}: {error}. Give "
-                "path=pkg://package.module or a file, and name=the function in it."
-            ) from error
-    try:
-        manager = resolve_reward_manager_cls(config)
-    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
-        named, known = config.reward.reward_manager.name, ""
-        if "Unknown reward manager:" in str(error):
-            known = f", only {sorted(REWARD_MANAGER)}.{did_you_mean(named, REWARD_MANAGER)}"
-        raise ValueError(f"reward.reward_manager: {error}{known}") from error
-    # A custom function takes the place of the manager's own rewards.
-    return components_of(loaded, config) if path else declared_components(manager)
-
-
-def components_of(function: Any, config: Any) -> tuple[Component, ...]:
-    """The components that a reward function declares, and that of the judge in `reward_kwargs`."""
-    declared, judge = declared_components(function), judge_of(function, config)
-    own = () if judge is None else (Component(judge.name, 0, 1, most_unscored=judge.most_failed),)
-    return (*declared, *own)
-
-
-def judge_of(function: Any, config: Any) -> Judge | None:
-    """The judge in `reward_kwargs`; None without, and where the function itself has the argument.
-
-    Raises:
-      ValueError: names the key of a setting that is wrong.
-    """
-    settings = config.reward
-    node = plain(settings.custom_reward_function.get("reward_kwargs")).get("judge")
-    if node is None or "judge" in inspect.signature(function).parameters:
-        return None
-    if (manager := settings.reward_manager.name) != MANAGER_NAME:
-        raise ValueError(
-            f"{JUDGE}: reward.reward_manager.name={manager} asks none. Set it to {MANAGER_NAME}."
-        )
-    judge, names = Judge.read(node), [each.name for each in declared_components(function)]
-    check_names([*names, judge.name], f"{JUDGE}.name")
-    if not names and config.algorithm.get("gdpo_reward_keys") is None:
-        raise ValueError(
-            f"{JUDGE}: the reward function declares no components beside the judge's. Declare them "
-            "with gdpo_verl.rewards.declares, or name all in algorithm.gdpo_reward_keys."
-        )
-    model = settings.reward_model
-    if not (judge.url or (model.enable and model.enable_resource_pool)):
-        # Without a pool verl calls no function with a ground truth (`_compute_reward_colocate`).
-        raise ValueError(
-            f"{JUDGE}.url: not set, and verl serves no model. Set it and .model; or set "
-            "reward.reward_model.enable and .enable_resource_pool to true, and .model_path."
-        )
-    return judge
 
 
 @random_state_kept()
@@ -192,7 +98,7 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
         raise ValueError(raised(error)) from error
     score = result.get("reward_score")
     if inspect.iscoroutine(score):
-        score.close()
+        score.close()  # Python would warn of it, long after
         raise ValueError(
             "returned a coroutine: verl awaits only a function that is itself written with `async "
             "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
@@ -224,10 +130,9 @@ def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mappin
         "prompt_len": len(prompt),
         "response_len": len(response),
     }
-    boxes = {key: np.empty(1, dtype=object) for key in columns}
-    for key, value in columns.items():
-        boxes[key][0] = value
-    return DataProto.from_dict(tensors=tensors, non_tensors=boxes)
+    # np.array would make a table of a value that is a list.
+    arrays = {key: np.fromiter([value], object) for key, value in columns.items()}
+    return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
 
 
 def raised(error: BaseException) -> str:
@@ -239,6 +144,7 @@ def raised(error: BaseException) -> str:
             "returned a dict without 'score'. Return the sum of the components as 'score', or "
             f"declare them and set reward.reward_manager.name={MANAGER_NAME}, which computes it"
         )
+    # The last of them may lie in a library that the user's code has called.
     own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     return f"raised {line} ({own[-1].filename}:{own[-1].lineno})"
 
@@ -304,49 +210,6 @@ def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
     sources = list(frame[key]) if known else [None] * bool(dataset)
     numbers = {source: sources.index(source) for source in dict.fromkeys(sources)}
     return {f"{row} of data.{files} (data source {name!r})": row for name, row in numbers.items()}
-
-
-def unnamed_arguments(config: Any) -> list[str]:
-    """Complain of each of the `reward_kwargs` that misspells an argument of the reward function.
-
-    One that takes any keyword argument swallows it. What has no similar name, which it may pass on,
-    is logged.
-
-    Raises:
-      ValueError: verl cannot call the function.
-    """
-    from verl.utils.import_utils import load_extern_object
-
-    function: Any = config.reward.get("custom_reward_function") or {}
-    if not function.get("path"):
-        return []
-    given, problems = dict(function.get("reward_kwargs") or {}), []
-    try:
-        loaded: Any = load_extern_object(function.path, str(function.name))
-        signature = inspect.signature(loaded)
-        if judge_of(loaded, config):
-            del given["judge"]
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        named = [p.name for p in signature.parameters.values() if p.kind in kinds]
-        for key in [key for key in given if key not in named]:
-            text = (
-                f"reward.custom_reward_function.reward_kwargs.{key}: {function.path}:"
-                f"{function.name} names no such argument, only {named}."
-            )
-            if near := did_you_mean(key, named):
-                problems.append(text + near)
-            else:
-                logger.warning(text)
-        if config.reward.reward_manager.source == "register":  # others pass what they like
-            signature.bind(**(dict.fromkeys(_PASSED) | given))
-    except ValueError:  # a compiled function has no signature
-        return []
-    except TypeError as error:
-        raise ValueError(
-            f"reward.custom_reward_function: verl calls {function.path}:{function.name} with "
-            f"{', '.join(_PASSED)} and the reward_kwargs by name: {error}. {' '.join(problems)}"
-        ) from error
-    return problems
 
 
 def opened_thought_warning(config: Any, prompt: str) -> str:

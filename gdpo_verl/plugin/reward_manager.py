@@ -5,7 +5,7 @@ the response's length in tokens (`extra_info['response_length']`) and, as verl's
 the experiment's name, it makes the score the weighted sum of the components that GDPO decouples,
 from the same configuration, and where the prompt itself opens the thought it puts that end of the
 prompt in front of the response, so that the function judges the assistant's whole turn. The
-function may be sync or async. A judge among the `reward_kwargs` is asked besides.
+function may be sync or async. A judge among the `reward_kwargs` is asked at the same time.
 
 A row whose components cannot be read keeps the function's own score: verl does not tell a manager
 that it is a validation's, whose data may have other rewards, and an exception would only take the
@@ -30,7 +30,7 @@ from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.reward import MANAGER_NAME, components_of, judge_of
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, components_of, judge_of
 from gdpo_verl.reward_dicts import score_of, unnested
 from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.rewards.thought import opened_thought

@@ -6,7 +6,7 @@ which a response sees its prompt and itself. Log-probabilities and gradients are
 rows; logits are computed for response tokens alone.
 
 The switch is verl's own key ``actor_rollout_ref.actor.use_prefix_grouper``, which its engine does
-not read (0.9.1, verl/workers/engine). The idea is that of Prefix Grouper
+not read (0.9.1, verl/workers/engine). The idea comes from Prefix Grouper
 (https://arxiv.org/abs/2506.05433).
 """
 

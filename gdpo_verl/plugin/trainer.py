@@ -37,6 +37,7 @@ from gdpo_verl.plugin import (
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.reward_function import MANAGER_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Seam:
         wants_metrics = self.objective.config.metrics
         wants_dump = DumpSettings.of(self.config.trainer).has(step.global_step)
         if step.decomposition is None and (wants_metrics or wants_dump):
+            # Another estimator was called. Tokens count in GDPO's whitening alone: for the dump.
             step.decompose(token_counts(step) if wants_dump else None)
         if step.batch is None or step.decomposition is None:
             return
@@ -143,6 +145,7 @@ class Seam:
         if self._score_checked or step.scores is None:
             return
         self._score_checked = True
+        # verl has a row's score at its last token, and 0 at the others.
         scores = step.scores.sum(dim=1).to("cpu", torch.float64)
         real, sums = batch.real, batch.score()
         difference = (sums[real] - scores[real]).abs() / scores[real].abs().clamp(min=1.0)
@@ -156,7 +159,7 @@ class Seam:
                 float(scores[row]),
                 list(self.objective.keys),
                 float(sums[row]),
-                reward.MANAGER_NAME,
+                MANAGER_NAME,
             )
 
 
@@ -205,7 +208,7 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
         raise
     except Exception as error:
         # For a row without the components our manager has kept the function's own score.
-        sums = trainer.config.reward.reward_manager.name == reward.MANAGER_NAME
+        sums = trainer.config.reward.reward_manager.name == MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
         if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates or no_score:
             raise
@@ -266,5 +269,5 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         if death := watch.wait_for_death():
             raise RuntimeError(death) from error
         raise
-    watch.stop()
+    watch.stop()  # verl ends its actors now
     return result

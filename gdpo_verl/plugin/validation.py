@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from gdpo_verl.advantage import VARIANTS, validate_variant
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin import contract, reward, shared_prompts
-from gdpo_verl.plugin.reward import MANAGER_NAME, declared_reward, random_state_kept
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
 from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.start import check_model, joins_cluster
@@ -81,7 +81,7 @@ def check_run(config: Any) -> None:
 
 def check_settings(config: Any) -> None:
     """Refuse settings of ours that cannot work or would be ignored, whatever the machine."""
-    if reason := contract.misfit():
+    if reason := contract.first_violation():
         if is_gdpo(config):
             raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
         return
@@ -95,7 +95,7 @@ def check_settings(config: Any) -> None:
         )
     shared_prompts.check(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
-    with random_state_kept():
+    with random_state_kept():  # a user's own variant is imported
         _ = settings.estimator
     check_schedule(config)
     if not is_gdpo(config):
@@ -163,7 +163,7 @@ def check_components(config: Any) -> None:
 
 
 def check_estimator(objective: Objective, group_size: int) -> None:
-    """Refuse a variant that cannot work with these components and groups; try one's own."""
+    """Refuse a variant that cannot work with these components and groups; try a user's own."""
     settings, count = objective.config, len(objective.keys)
     settings.estimator.check_group_size(group_size, count, "actor_rollout_ref.rollout.n")
     if settings.variant not in VARIANTS:
@@ -251,6 +251,7 @@ def objective_of(
                 f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
                 "that the reward asks, or to reward.timeout."
             )
+        # Of an empty answer a judge may say anything; that it says nothing is a fault.
         for name in (each.name for each in declared if each.most_unscored is not None):
             if info.get(f"{name}_error") and info.get(f"{name}_said") is None:
                 raise ValueError(f"{JUDGE}: row {row}: {info[f'{name}_error']}")
