@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import os
 import re
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -38,7 +39,7 @@ GROUP = 8
 
 
 def seconds(run: Callable[[], object]) -> tuple[float, float]:
-    """By the clock, and of the processors."""
+    """Time a call by the clock, and in this process' processor time."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -254,28 +255,19 @@ COLUMNS = {
 
 def trainer(name: str) -> Any:
     """verl's default trainer with nothing set up but what its advantage step reads."""
-    import hydra
-    from omegaconf import open_dict
-    from verl.trainer.ppo.v1 import PPOTrainerSync
+    from fake_verl import recipe, trainer_of
 
     estimator, metrics, dumps = COLUMNS[name]
-    with hydra.initialize_config_dir(str(ROOT / "recipes"), version_base=None):
-        config = hydra.compose("toolbox/gdpo")
-    with open_dict(config):
-        config.algorithm.adv_estimator = estimator
-        config.algorithm.gdpo = {"metrics": metrics}
-        config.trainer.rollout_data_dir = "/nowhere" if dumps else None  # nothing is written
-    found = object.__new__(PPOTrainerSync)
-    found.config, found.use_critic, found.global_steps = config, False, 1
-    if name == BASE:
-        found.gdpo_seam = None  # so that verl's method runs alone
-    return found
+    config = recipe(estimator, metrics=metrics)
+    if not dumps:
+        config.trainer.rollout_data_dir = None
+    return trainer_of(config, seam=name != BASE)  # without it verl's method runs alone
 
 
 def fill(rows: int, tokens: int) -> Any:
     """Put rows into the queue as verl's agent loops leave them, with log-probs."""
     import transfer_queue as tq
-    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+    from fake_verl import info, put
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
@@ -283,41 +275,14 @@ def fill(rows: int, tokens: int) -> Any:
     # A uid as long as verl's uuid4, eight sessions a prompt, one output each.
     uids = [f"{index // GROUP:08x}-0000-4000-8000-000000000000" for index in range(rows)]
     keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids)]
-    fields = map(row, uids, lengths, components)
-    for start in range(0, rows, PUT_ROWS):
-        tq.kv_batch_put(
-            keys=keys[start : start + PUT_ROWS],
-            partition_id="train",
-            fields=list_of_dict_to_tensordict(list(islice(fields, PUT_ROWS))),
-            tags=list(map(tag, lengths[start : start + PUT_ROWS])),
-        )
-    return tq.KVBatchMeta(partition_id="train", keys=keys, tags=list(map(tag, lengths)))
-
-
-def row(uid: str, length: int, components: list[int]) -> dict[str, Any]:
-    form, correctness = float(components[0] > 0), float(components[1])
-    score = torch.zeros(length)
-    score[-1] = form + correctness
-    info = {"score": form + correctness, "format": form, "correctness": correctness}
-    steps = {"min_global_steps": 0, "max_global_steps": 0}
-    return {
-        "uid": uid,
-        "prompts": torch.full((16,), 65),
-        "responses": torch.full((length,), 66),
-        "response_mask": torch.ones(length, dtype=torch.int64),
-        "rm_scores": score,
-        "old_log_probs": torch.full((length,), -0.5),
-        "rollout_log_probs": torch.full((length,), -0.5),
-        "num_turns": 2,
-        "reward_model": {"ground_truth": "[]", "style": "rule"},
-        "extra_fields": {"reward_extra_info": info, "turn_scores": [], "tool_rewards": [], **steps},
-    }
-
-
-def tag(length: int) -> dict[str, Any]:
-    lengths = {"prompt_len": 16, "response_len": length, "seq_len": 16 + length}
-    steps = {"global_steps": 1, "min_global_steps": 0, "max_global_steps": 0}
-    return {"status": "success", **lengths, **steps}
+    made = (
+        (key, [1] * length, info(float(form > 0), float(correctness)))
+        for key, length, (form, correctness) in zip(keys, lengths, components, strict=True)
+    )
+    tags = []
+    while some := list(islice(made, PUT_ROWS)):
+        tags += put(tq, some).tags
+    return tq.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
 
 def seam(args: argparse.Namespace) -> None:
@@ -325,6 +290,8 @@ def seam(args: argparse.Namespace) -> None:
     import ray
     import transfer_queue as tq
 
+    # Rows and trainers are those that the seam's tests make.
+    sys.path.append(str(ROOT / "tests"))
     ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
     trainers = {name: trainer(name) for name in COLUMNS}
     queue = trainers[BASE].config.transfer_queue

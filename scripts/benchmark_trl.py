@@ -19,6 +19,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+# The rewards alone are needed: they import neither verl nor Ray.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from gdpo_verl.rewards.gsm8k import compute_score
 
@@ -37,6 +38,7 @@ class Timed(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        # With gradients it is the update's own pass.
         if not torch.is_grad_enabled():
             step["old log-probs"] += time.monotonic() - began
         return result
@@ -47,7 +49,7 @@ class Timed(GRPOTrainer):
         step["rollouts"] = len(batch["completion_ids"])
         step["generated tokens"] = int(batch["completion_mask"].sum())
         step["trained tokens"] = step["generated tokens"] + int(batch["prompt_mask"].sum())
-        step["update"] = -time.monotonic()
+        step["update"] = -time.monotonic()  # the end is added where the step ends
         return batch
 
 
@@ -64,7 +66,7 @@ def reward(name: str) -> Any:
         pairs = [(turns[0]["content"], known["ground_truth"]) for turns, known in answers]
         return [compute_score("", text, truth, strict=False)[name] for text, truth in pairs]
 
-    score.__name__ = name
+    score.__name__ = name  # by which TRL logs it
     return score
 
 

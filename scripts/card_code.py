@@ -64,6 +64,7 @@ def make_card(args: argparse.Namespace) -> Card:
         truth = json.dumps({key: row[key] for key in ("prompt", "entry_point", "test")})
         problems.append(Problem(row["entry_point"], solution, bare, truth))
 
+    # Of most forms every eighth problem: each answer starts a process, and a form fails anywhere.
     def count(right: bool, name: str, form: str, few: list[Problem] = problems[::8]) -> None:
         card.count(right, name, (Answer(form.format(p), p.truth) for p in few))
 

@@ -35,6 +35,7 @@ def make_card(args: argparse.Namespace) -> Card:
         return gsm8k.compute_score("", answer.text, answer.truth, **settings)["correctness"] == 1
 
     def verls(answer: Answer) -> bool:
+        # verl's rule looks for a number behind ####, which our form does not have.
         _, found, behind = answer.text.rpartition("<answer>")
         number = f"\n{gsm8k.HASHES} {behind.partition('</answer>')[0].strip()}" if found else ""
         truth = gsm8k.parse_ground_truth(answer.truth)
@@ -60,6 +61,7 @@ def make_card(args: argparse.Namespace) -> Card:
         count(True, f"the number {name}", ((form.format(int(n)), a) for a, n in known))
     count(False, "another problem's number", ((o, a) for a, _, o in others))
     count(False, "the right one and another", ((f"{n} {o}", a) for a, n, o in others))
+    # An answer that repeats a number of the question is right only by chance: such rows are out.
     last = [re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", row["question"])[-1:] for row in rows]
     pairs = ((o, a, n) for (a, n), found in zip(known, last, strict=True) for o in found)
     echoes = ((o, a) for o, a, n in pairs if gsm8k.parse_ground_truth(o) != n)
@@ -74,6 +76,7 @@ def make_card(args: argparse.Namespace) -> Card:
         truth = row["ground_truth"].rpartition("A: ")[2]
         for found in row.values():
             if isinstance(found, dict):
+                # Without the calculator's annotations, <<2*3=6>>, which no model writes today.
                 text = re.sub(r"<<.*?>>", "", found["solution"])
                 real.append((formed(text, truth, "\nA: "), found["is_correct"]))
     card.count_real("real answers", real)

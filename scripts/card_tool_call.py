@@ -84,6 +84,7 @@ def make_card(args: argparse.Namespace) -> Card:
 
     def verls(answer: Answer) -> bool:
         given = [[{"content": answer.text.strip()}]], [answer.truth], 0, 3.0, -3.0, False
+        # It raises on much that it cannot read, which pays nothing.
         try:
             return float(rlla.customize_correctness_reward_tool(*given)[0]) == HIGHEST
         except Exception:
@@ -100,6 +101,7 @@ def make_card(args: argparse.Namespace) -> Card:
     card = Card("Tool calling", rules)
     for path in args.toolrl:
         rows = [row["output"] for row in json.loads(path.read_text(encoding="utf-8"))]
+        # Rows without calls have nothing to be changed below.
         known = [(row, found) for row in rows if (found := parse_ground_truth(row).calls)]
         card.count(True, "ToolRL: its own answers", [Answer(row, row) for row, _ in known])
         count_calls(card, "ToolRL", [found for _, found in known])
@@ -121,6 +123,7 @@ def count_calls(card: Card, name: str, rows: list[Calls]) -> None:
     wrong = {"another row's calls": shifted(rows)}
     wrong |= {attack: list(map(spoil, rows)) for attack, spoil in SPOILT.items()}
     for attack, made in wrong.items():
+        # An attack that leaves a row as it is, is none.
         pairs = zip(made, rows, strict=True)
         changed = (written(calls, row) for calls, row in pairs if lines(calls) != lines(row))
         card.count(False, f"{name}: {attack}", changed)
@@ -145,6 +148,7 @@ def leaderboard_answers(results: Path, folder: str) -> Iterator[Answer]:
     for category, name in CATEGORIES.items():
         file = f"gorilla_openfunctions_v1_test_{name}_result.json"
         answers = read_lines([results / "result" / folder / file])
+        # The first line of the scores is their sum; ids count from 1.
         failed = read_lines([results / "score" / folder / f"{name}_score.json"])[1:]
         wrong = {row["id"] - 1 for row in failed}
         questions = list(bfcl.read_questions(category))

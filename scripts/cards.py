@@ -12,7 +12,6 @@ not given.
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from page import ROOT, markdown_table, replace_block
+from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 
 REWARDS = ("code", "gsm8k", "math_length", "tool_call")
 REFUSED, PAID = "right answers refused", "wrong answers paid"
@@ -63,6 +62,7 @@ class Card:
         """Count the right answers that the first rules refuse, or the wrong ones that they pay."""
         found, counted = list(answers), REFUSED if right else PAID
         with ThreadPoolExecutor(4) as threads:  # of rules that ask other processes
+            # A corpus that is not given has no answers, and no row that says 0 of 0.
             for rule, pays in list(self.rules.items())[:rules] if found else ():
                 faults = sum(paid != right for paid in threads.map(pays, found))
                 values = (self.title, counted, name, len(found), rule, faults)
@@ -93,6 +93,7 @@ def tables(rows: Sequence[Row]) -> str:
         for row in rows:
             if row["counted"] == counted:
                 kinds.setdefault(row["answers"], []).append(row)
+        # A kind without a fault of the default is in the data; the page counts it only.
         faults = [found for found in kinds.values() if int(found[0][FIELDS[-1]])]
         of = sum(int(found[0]["of"]) for found in kinds.values())
         text = f"**{counted.capitalize()}**: {len(faults)} of {len(kinds)} kinds"
@@ -102,7 +103,7 @@ def tables(rows: Sequence[Row]) -> str:
             cells = []
             for found in faults:
                 counts = {row["rule"]: f"{int(row[FIELDS[-1]]):,}" for row in found}
-                own = (counts.get(rule, "–") for rule in rules)
+                own = (counts.get(rule, "–") for rule in rules)  # –: it was not asked (`count`)
                 cells.append([found[0]["answers"], f"{int(found[0]['of']):,}", *own])
             parts.append(markdown_table([counted, "of", *rules], cells))
     return "\n\n".join(parts)
@@ -118,15 +119,12 @@ def main() -> None:
         )
     args = parser.parse_args()
     data = ROOT / "docs/evidence/reward_cards.csv"
-    with data.open(encoding="utf-8", newline="") as file:
-        rows: list[Row] = list(csv.DictReader(file))
+    rows: list[Row] = list(read_rows(data))
     for name in args.rewards:
+        # Only now: each needs packages of its corpus that another card does without.
         card: Card = importlib.import_module(f"card_{name}").make_card(args)
         rows = [row for row in rows if row["reward"] != card.title] + card.rows
-    with data.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: row["reward"]))
+    write_rows(data, FIELDS, sorted(rows, key=lambda row: row["reward"]))
     for title in dict.fromkeys(row["reward"] for row in rows):
         own = [row for row in rows if row["reward"] == title]
         replace_block(ROOT / "docs/reward_cards.md", title, tables(own))

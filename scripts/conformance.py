@@ -56,9 +56,10 @@ def combined(rewards: Rows, groups: list[int], weights: list[Any], epsilon: Deci
     for k, weight in enumerate(weights):
         for group in set(groups):
             own = [i for i, g in enumerate(groups) if g == group and rewards[i][k] is not None]
+            # By way of their text: 0.1 is a tenth here, and not the nearest binary number.
             values = [Decimal(str(rewards[i][k])) for i in own]
             if len(set(values)) < 2:
-                continue
+                continue  # a constant group: nothing to normalise
             mean = sum(values) / len(values)
             deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)).sqrt()
             for i, value in zip(own, values, strict=True):
@@ -84,7 +85,9 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[float]:
     if choices["unscored"] == "zero":
         rewards = [[0 if r is None else r for r in row] for row in rewards]
     weights, tokens = vector["weights"], vector["token_counts"]
+    # Over tokens a row counts once for each of its tokens.
     shares = tokens if choices["whiten"] == "token" else [1] * len(rewards)
+    # Looked at without epsilon, which leaves a rest of components that cancel.
     if spread(combined(rewards, vector["groups"], weights, Decimal(0)), shares)[1] < TINY:
         return [0.0] * len(rewards)
     sums = combined(rewards, vector["groups"], weights, Decimal(choices["epsilon"]))
@@ -101,6 +104,7 @@ def write(path: Path = VECTORS) -> None:
     for vector in vectors:
         if "variant" not in vector["settings"]:
             vector["expected"] = {name: advantages(vector, c) for name, c in profiles.items()}
+    # A vector a line, so that a change shows as a line in a diff.
     body = ",\n  ".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
     head = json.dumps(content, indent=1)[:-2]
     path.write_text(f'{head},\n "vectors": [\n  {body}\n ]\n}}\n', encoding="utf-8")
@@ -124,6 +128,7 @@ def ours(
     from gdpo_verl import apply_conditions, gdpo_advantages
 
     wanted = {each["reward"]: {k: each[k] for k in ("on", "at_least")} for each in conditions}
+    # The vectors name a component by its column.
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)
     table = apply_conditions(table, range(table.shape[1]), wanted)
     mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
@@ -140,7 +145,8 @@ def verls(
     from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
 
     if settings:
-        raise NotImplementedError
+        raise NotImplementedError  # shown as –
+    # It looks for the last attended token, of prompt and response: here prompts have no tokens.
     mask = (torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]).long()
     columns = dict(zip("abcdef", np.array(as_nan(rewards), dtype=np.float32).T, strict=False))
     found, _ = compute_gdpo_outcome_advantage(
@@ -174,6 +180,7 @@ def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
     """The function of ms-swift's wheel, which needs nothing but torch and this `nanstd`."""
     import torch
 
+    # From the wheel's files: importing swift would need all that it depends on.
     source = zipfile.ZipFile(wheel).read("swift/rl_core/advantage.py").decode()
     utils = zipfile.ZipFile(wheel).read("swift/utils/torch_utils.py").decode()
     nanstd = next(
@@ -213,6 +220,7 @@ def trls() -> Callable[..., list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         (out / "steps.json").write_text(json.dumps(steps))
+        # Where test.sh puts TRL: verl cannot be imported beside it.
         beside = f"{sys.prefix}/trl{os.pathsep}{ROOT}"
         program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
         subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
@@ -249,6 +257,7 @@ def table_row(name: str, wheel: Path | None = None) -> list[str]:
     for names in COLUMNS.values():
         own = [results[each] for each in names]
         if failed := [each for each in own if not each.conforms]:
+            # NaN is worse than any number, however far off.
             pairs = zip(failed[0].found or (), failed[0].expected, strict=False)
             worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
             cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")

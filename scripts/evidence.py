@@ -50,30 +50,36 @@ def series(run: Run, metric: str) -> list[float]:
 def unit(run: Run) -> float:
     """The unit in which the arm's reward counts correctness."""
     arm = run[0]["arm"]
+    # Static weights and the variants of question 3 were tried at unit 10 alone.
     last = "10" if arm.startswith("weight") or arm.endswith("-units") else arm.rpartition("-")[2]
     return UNITS.get(f"times_{last}", 1.0)
 
 
-def mean(metric: str, *, per_unit: bool = False) -> Callable[[Run], float]:
-    """The mean over a run's steps, in the reward's own unit where asked."""
-    return lambda run: fmean(series(run, metric)) / (unit(run) if per_unit else 1.0)
+def mean(metric: str) -> Callable[[Run], float]:
+    """The mean over a run's steps."""
+    return lambda run: fmean(series(run, metric))
 
 
-def held_out(component: str, at: int, *, per_unit: bool = False) -> Callable[[Run], float]:
+def held_out(component: str, at: int) -> Callable[[Run], float]:
     """A component on the held-out prompts: at 0 before training, at -1 after it."""
 
     def value(run: Run) -> float:
         task = "toolbox" if "val-aux/toolbox/format/mean@1" in run[0] else "reasoning-gym"
-        found = series(run, f"val-aux/{task}/{component}/mean@1")[at]
-        return found / (unit(run) if per_unit else 1.0)
+        return series(run, f"val-aux/{task}/{component}/mean@1")[at]
 
     return value
+
+
+def per_unit(value: Callable[[Run], float]) -> Callable[[Run], float]:
+    """An endpoint of correctness in the reward's own unit, so that arms can be compared."""
+    return lambda run: value(run) / unit(run)
 
 
 def correctness_part(run: Run) -> float:
     """Correctness's part of GDPO's terms, or of the rewards' deviations in GRPO's sum."""
     if run[0]["arm"].startswith("gdpo"):
         return fmean(series(run, "gdpo/correctness/advantage_share"))
+    # GRPO logs no shares. In a sum, a reward weighs as much as it varies.
     names = ("format", "correctness", "integer")
     parts = {c: fmean(found) for c in names if (found := series(run, f"rewards/{c}/std"))}
     parts["correctness"] *= WEIGHTS.get(run[0]["arm"], 1.0)
@@ -81,13 +87,13 @@ def correctness_part(run: Run) -> float:
 
 
 FORMAT = mean("rewards/format/mean")
-CORRECTNESS = mean("rewards/correctness/mean", per_unit=True)
+CORRECTNESS = per_unit(mean("rewards/correctness/mean"))
 ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
     "q1": {
         "format": FORMAT,
         "correctness": CORRECTNESS,
         "held-out format, end": held_out("format", -1),
-        "held-out correctness, end": held_out("correctness", -1, per_unit=True),
+        "held-out correctness, end": per_unit(held_out("correctness", -1)),
         "correctness's part": correctness_part,
         "groups of constant format": mean("gdpo/format/constant_groups"),
     },
@@ -165,6 +171,7 @@ def measure(name: str, runs: Runs) -> Values:
 
 def around(first: Mapping[int, float], second: Mapping[int, float]) -> str:
     """First minus second, paired by seed: the mean and its 95 % interval by Student's t."""
+    # Both arms of a seed saw the same prompts in the same order: that part of the noise cancels.
     differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
     if len(differences) < 2:
         return "–"
@@ -195,6 +202,7 @@ def tables(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         if arm in runs
     ]
     compared = {name: v for name, v in found.items() if name not in EXPLAINING}
+    # Also of an experiment that goes on, by `experiment.py --table`: what is not there is left out.
     gaps = [
         [f"{NAMES[a]} − {NAMES[b]}", *(around(v[a], v[b]) for v in compared.values())]
         for a, b in PAIRS[name]
@@ -207,6 +215,7 @@ def tables(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
 def variants(runs: Runs) -> str:
     """The table of question 3: a row a variant, its two tasks side by side."""
     rows: dict[str, list[str]] = {}
+    # An arm is named VARIANT-units or VARIANT-length; both parts of a row come in this order.
     for place in ("units", "length"):
         part = {arm: seeds for arm, seeds in runs.items() if arm.endswith(f"-{place}")}
         for values in measure(f"q3-{place}", part).values():
@@ -231,6 +240,7 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
             axis.plot(places, [fmean(p) for p in points], color=color, label=FAMILIES[family])
             for x, values in zip(places, points, strict=True):
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
+        # To the right of unit 10, which they were trained at, as there the points would overlap.
         for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=True):
             y = fmean(found[name][arm].values())
             axis.plot(x, y, "D", color=INK, markersize=4, fillstyle="none")
@@ -240,6 +250,7 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
         axis.set_xticks(places, SIGNS.values())
         axis.set_xlim(0.27, 36)
         axis.minorticks_off()
+    # Without data: for the legend, which is made of lines.
     marker = {"color": INK, "fillstyle": "none", "markersize": 4}
     axes[0].plot([], [], "D", label="GRPO, static weight", **marker)
 
@@ -254,6 +265,7 @@ def draw_length(axes: Sequence[Any], runs: Runs) -> None:
     for axis, (metric, title) in zip(axes, shown.items(), strict=True):
         for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS[:3]), strict=True):
             curves = zip(*(series(run, metric) for run in runs[arm].values()), strict=True)
+            # The range and not a deviation: of five seeds a reader can be shown all.
             columns = [(fmean(c), min(c), max(c)) for c in curves]
             middle, low, high = zip(*columns, strict=True)
             steps = range(1, len(columns) + 1)
@@ -264,6 +276,7 @@ def draw_length(axes: Sequence[Any], runs: Runs) -> None:
 
 def draw(name: str, runs: Runs, path: Path) -> None:
     """Two panels as SVG, the same for the same runs."""
+    # Ids are drawn at random without a salt, and a date is written unless it is None (below).
     fixed = {"svg.fonttype": "none", "svg.hashsalt": name}
     with matplotlib.rc_context(STYLE | fixed):
         figure = Figure(figsize=(9.2, 3.9), layout="constrained")

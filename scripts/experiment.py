@@ -70,6 +70,7 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                     path = ROOT / experiment["rewards"]
                     overrides.append(f"reward.custom_reward_function.path='{path}'")
                 command("train", recipe, "--run", run, *overrides)
+                # Kept only now: a run that was cut off leaves no lines that would count as done.
                 steps = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
                 with kept.open("a") as file:
                     for step in steps:

@@ -26,6 +26,7 @@ def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
     def compute_score(*args: Any, **kwargs: Any) -> dict[str, float]:
         found = reward(*args, **kwargs)
         correctness = unit * found["correctness"]
+        # The other components stay in the score as they are.
         score = found["score"] - found["correctness"] + correctness
         return found | {"correctness": correctness, "score": score}
 
@@ -33,6 +34,7 @@ def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
 
 
 UNITS = {"times_third": 1 / 3, "times_1": 1.0, "times_3": 3.0, "times_10": 10.0}
+# By name in the arms' overrides: verl finds a reward function as an attribute of its file.
 times_third, times_1, times_3, times_10 = (
     _times(unit, tool_call.compute_score) for unit in UNITS.values()
 )
@@ -51,6 +53,7 @@ def short_sums(
 ) -> dict[str, float]:
     """Correctness of a sum, and 1 minus the response's tokens over the limit."""
     correctness = gsm8k.compute_score(data_source, solution_str, ground_truth)["correctness"]
+    # Whether it is right or not: that is what the question is about.
     length = max(0.0, 1 - extra_info["response_length"] / limit)
     return {"score": correctness + length, "correctness": correctness, "length": length}
 

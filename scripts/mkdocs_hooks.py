@@ -44,6 +44,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     fences = [{"name": "math", "class": "math", "format": _equation}]
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     config.markdown_extensions.append(Examples())
+    # The recipes' pages are found and not listed: a new one needs no line in mkdocs.yml.
     training = next(part["Training"] for part in config.nav or [] if "Training" in part)
     place = training.index("recipes.md") + 1
     training[place:place] = RECIPES.values()
@@ -79,7 +80,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def rewrite(link: re.Match[str]) -> str:
         target = (here / link[2]).resolve()
         if not target.is_relative_to(ROOT):
-            return link[0]
+            return link[0]  # mkdocs says what is wrong with it
         source = target.relative_to(ROOT).as_posix()
         place = OUTSIDE.get(source, source.removeprefix("docs/"))
         return link[1] + posixpath.relpath(place, folder or ".")

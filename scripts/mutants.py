@@ -26,9 +26,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -38,31 +38,18 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 OPTIONS = ("-p", "no:cacheprovider", "--hypothesis-seed=0")
 JOBS, LIMIT = 2, 600  # seconds; a mutant fails beyond
 
-DIAGNOSTICS, SEAM = ["test_diagnostics*.py"], ["test_seam*.py"]
-# The tests of each module (or package): those without Ray, and those with it.
-TESTS: dict[str, tuple[list[str], list[str]]] = {
-    "advantage": (
-        [
-            "test_advantage*.py",
-            *DIAGNOSTICS,
-            "test_conformance.py",
-            "test_variants*.py",
-            "test_config.py",
-        ],
-        [],
-    ),
-    "aggregation": (["test_step.py", *DIAGNOSTICS], SEAM),
-    "batch": (["test_batch.py", "test_step.py", "test_judge.py"], SEAM),
-    "config": (["test_config*.py", "test_estimator.py"], []),
-    "diagnostics": ([*DIAGNOSTICS, "test_step.py"], SEAM),
-    "estimator": (
-        ["test_estimator.py", "test_legacy.py", "test_step.py", "test_trainer.py"],
-        SEAM,
-    ),
-    "plugin/dumps": (["test_dumps.py", "test_step.py"], SEAM),
-    "reward_dicts": (["test_batch.py", "test_reward_dicts.py", "test_reward_manager.py"], []),
-    "replay_buffer": ([], ["test_seam_buffer.py"]),
-    "trainer": (["test_trainer.py", "test_step.py", *DIAGNOSTICS], SEAM),
+# The tests of each module (or package), tests/test_NAME.py: those without Ray, and those with it.
+TESTS: dict[str, tuple[str, str]] = {
+    "advantage": ("advantage* diagnostics* conformance variants* config", ""),
+    "aggregation": ("step diagnostics*", "seam*"),
+    "batch": ("batch step judge", "seam*"),
+    "config": ("config* estimator judge", ""),
+    "diagnostics": ("diagnostics* step", "seam*"),
+    "estimator": ("estimator legacy step trainer", "seam*"),
+    "plugin/dumps": ("dumps step", "seam*"),
+    "reward_dicts": ("batch reward_dicts reward_manager", ""),
+    "replay_buffer": ("", "seam_buffer"),
+    "trainer": ("trainer step diagnostics*", "seam* faults"),
 }
 
 PAIRS = [
@@ -79,8 +66,7 @@ SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.arg, ast.As
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "ctx"}
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     """One change: in the file, the line `before` became `after`."""
 
     file: str
@@ -91,7 +77,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        return self.file, self.before, self.after
+        return self[:3]
 
     def __str__(self) -> str:
         return f"gdpo_verl/{self.file}:{self.line}\n    - {self.before}\n    + {self.after}"
@@ -135,17 +121,18 @@ def replacements(node: ast.AST) -> Iterator[ast.AST | None]:
 
 
 def sites(node: ast.AST) -> Iterator[tuple[Any, Any, ast.AST]]:
-    """Each node with its place: a list and an index, or a node and a field."""
+    """Each node with its place: a list and an index, or a node's fields and a name of them."""
     for field, value in ast.iter_fields(node):
         if field in SKIPPED_FIELDS:
             continue
-        places: Any = enumerate(value) if isinstance(value, list) else [(field, value)]
-        for place, child in places:
+        # A node keeps its fields as attributes: put back or replaced as in a list.
+        owner: Any = value if isinstance(value, list) else vars(node)
+        for place, child in enumerate(value) if owner is value else [(field, value)]:
             if not isinstance(child, ast.AST) or isinstance(child, SKIPPED):
                 continue
             if isinstance(child, ast.keyword) and child.arg == "strict":
                 continue
-            yield (value if isinstance(value, list) else node), place, child
+            yield owner, place, child
             yield from sites(child)
 
 
@@ -153,18 +140,13 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     """Every mutant of a file."""
     tree = ast.parse(path.read_text())
     original = ast.unparse(tree).splitlines()
-
-    def put(owner: Any, place: Any, node: ast.AST) -> None:
-        if isinstance(owner, list):
-            owner[place] = node
-        else:
-            setattr(owner, place, node)
-
+    # All places first, since the tree changes below.
     for owner, place, node in list(sites(tree)):
         for replacement in replacements(node):
-            put(owner, place, replacement or ast.Pass())
+            owner[place] = replacement or ast.Pass()
             source = ast.unparse(tree)
-            put(owner, place, node)
+            owner[place] = node
+            # Named by their text and not by their place: equivalent_mutants.yaml outlives edits.
             pairs = zip(original, source.splitlines(), strict=False)
             changed = next(((old, new) for old, new in pairs if old != new), None)
             if changed is not None:
@@ -177,14 +159,19 @@ def mutants_of_module(module: str) -> list[Mutant]:
     """Every mutant of a module or of a package's files, in an order that looks random."""
     files = [*PACKAGE.rglob(f"{module}.py"), *PACKAGE.rglob(f"{module}/*.py")]
     mutants = [mutant for path in files for mutant in mutants_of(path)]
+    # By a hash, so that the first 30 are spread over the files and are the same every time.
     return sorted(mutants, key=lambda m: hashlib.sha256(repr(m.key).encode()).digest())
 
 
-def tests_pass(mutant: Mutant | None, tests: Sequence[str], marker: str) -> bool:
+def tests_pass(mutant: Mutant | None, tests: str, marker: str) -> bool:
     """Run these tests on a copy of the package with this change; true when they pass."""
-    files = [f"tests/{file.name}" for test in tests for file in (ROOT / "tests").glob(test)]
+    found = [sorted((ROOT / "tests").glob(f"test_{name}.py")) for name in tests.split()]
+    if not all(found):  # renamed; pytest without a file would run them all
+        sys.exit(f"TESTS: expected a file tests/test_NAME.py for each of {tests!r}, found {found}")
+    files = [f"tests/{file.name}" for file in chain(*found)]
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
         copy = Path(directory)
+        # Links but for the package: a mutant changes nothing else, and a copy takes long.
         for name in ("recipes", "tests", "scripts", "docs", "pyproject.toml"):
             (copy / name).symlink_to(ROOT / name)
         shutil.copytree(PACKAGE, copy / "gdpo_verl", ignore=shutil.ignore_patterns("__pycache__"))
@@ -203,7 +190,8 @@ def tests_pass(mutant: Mutant | None, tests: Sequence[str], marker: str) -> bool
             output, _ = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
             output = "no end"
-        with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+        # Also after its end: a test's Ray or sandbox may outlive it.
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if mutant is None and process.returncode:
@@ -214,10 +202,10 @@ def tests_pass(mutant: Mutant | None, tests: Sequence[str], marker: str) -> bool
 def survivors_of(module: str, mutants: Sequence[Mutant], fast_only: bool) -> list[Mutant]:
     """The mutants that no test of the module notices."""
 
-    def left(mutants: Sequence[Mutant], tests: list[str], marker: str, jobs: int) -> list[Mutant]:
+    def left(mutants: Sequence[Mutant], tests: str, marker: str, jobs: int) -> list[Mutant]:
         if not tests or not mutants:
             return list(mutants)
-        tests_pass(None, tests, marker)
+        tests_pass(None, tests, marker)  # or every mutant would count as killed
         with ThreadPoolExecutor(jobs) as pool:
             alive = pool.map(lambda mutant: tests_pass(mutant, tests, marker), mutants)
             return [mutant for mutant, lives in zip(mutants, alive, strict=True) if lives]

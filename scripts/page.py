@@ -1,9 +1,11 @@
-"""Write generated text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page."""
+"""Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page, and the tables it is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gdpo_verl.files import write_text
 
@@ -28,3 +30,15 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose first column is text."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")  # as git keeps it
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train one recipe in a directory of its own: scripts/train.sh toolbox/gdpo [OPTIONS] [HYDRA OVERRIDES]
+# Train one recipe in a separate directory: scripts/train.sh toolbox/gdpo [OPTIONS] [HYDRA OVERRIDES]
 #
 # RUN (runs/RECIPE) is where checkpoints, metrics, dumps and the log go. Started again, it goes on
 # from the last whole checkpoint; --retries N starts it again by itself. --dry-run checks all that needs

@@ -5,7 +5,7 @@
 #   scripts/try_verl.sh DIRECTORY                                    a checkout of verl
 #   scripts/try_verl.sh git+https://github.com/verl-project/verl     its main
 #
-# In an environment of its own (VENV, default .venv-verl), otherwise that of scripts/setup.sh cpu.
+# In a separate environment (VENV, default .venv-verl), otherwise that of scripts/setup.sh cpu.
 set -euo pipefail
 verl=${1:?usage: scripts/try_verl.sh DIRECTORY or URL}
 if [ -d "$verl" ]; then verl=$(realpath "$verl"); fi

@@ -4,13 +4,12 @@
     python scripts/variants_study.py --page                   # the table of the committed numbers
 
 The policy gradient and its notation are those of gdpo_verl.explain.toy: bits, each 1 with
-probability sigmoid(x), four prompts a step. Each seed is a batch of its own.
+probability sigmoid(x), four prompts a step. Each seed is a separate batch.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -19,14 +18,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from page import ROOT, markdown_table, replace_block
+from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 from torch import Tensor
 
 from gdpo_verl.advantage import apply_conditions, decompose, find_variant
 from gdpo_verl.explain import toy
 
 PROMPTS = 4
-RATE = {"SGD": 0.4, "Adam": 0.03}
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.4),
+    "Adam": partial(torch.optim.Adam, lr=0.03),
+}
 STATIC = (1 / 30, 1 / 10, 1 / 4, 1.0, 4.0, 10.0)
 BEST = "GRPO, best weight"
 FIELDS = ("optimiser", "task", "method", "mean", "mean_half", "worst", "worst_half")
@@ -55,13 +57,6 @@ def scaled(factor: float, bits: Tensor, draws: Tensor) -> Tensor:
     return bits * torch.tensor([factor, 1.0], dtype=torch.float64)
 
 
-def related(share: float, bits: Tensor, draws: Tensor) -> Tensor:
-    """The later rewards show the first bit, or its opposite, in a share of rollouts."""
-    first = bits[..., :1]
-    mixed = torch.where(draws < abs(share), first if share > 0 else 1 - first, bits)
-    return torch.cat([first, mixed[..., 1:]], -1)
-
-
 def noisy(bits: Tensor, draws: Tensor) -> Tensor:
     return torch.cat([bits, (draws[..., :1] < 0.5).to(bits)], -1)
 
@@ -70,11 +65,6 @@ def graded(bits: Tensor, draws: Tensor) -> Tensor:
     """A format, and a correctness from -3 to 3 that needs it; four bits decide the correctness."""
     form, grade = bits[..., :1], bits[..., 1:].mean(-1, keepdim=True)
     return torch.cat([form, 6 * form * grade - 3], -1)
-
-
-def lengthy(bits: Tensor, draws: Tensor) -> Tensor:
-    """Correct takes two bits, and the second makes it long, which costs the other reward."""
-    return torch.stack([bits[..., 0] * bits[..., 1], 1 - bits[..., 1]], -1)
 
 
 ONE = (0.0, 1.0)
@@ -88,8 +78,10 @@ TASKS = {
         f"first reward × {unit:g}": Task((0.3, 0.3), ((0.0, unit), ONE), partial(scaled, unit))
         for unit in (0.1, 1.0, 10.0, 30.0)
     },
-    "correlated rewards": Task((0.3,) * 3, (ONE,) * 3, partial(related, 0.7)),
-    "conflicting rewards": Task((0.3,) * 3, (ONE,) * 3, partial(related, -0.5)),
+    **{
+        f"{name} rewards": Task((0.3,) * 3, (ONE,) * 3, toy.Skills(correlation=share).rewards)
+        for name, share in (("correlated", 0.7), ("conflicting", -0.5))
+    },
     "a noise reward": Task((0.3, 0.3), (ONE,) * 3, noisy),
     "graded [−3, 3] behind a format": Task(
         (0.3,) * 5,
@@ -98,7 +90,11 @@ TASKS = {
         lambda p: torch.stack([p[..., 0].mean(1), (p[..., 0] * p[..., 1:].mean(2)).mean(1)], dim=1),
     ),
     "length against correctness": Task(
-        HARD, (ONE, ONE), lengthy, lambda p: p.prod(2).mean(1)[:, None], outcome=True
+        HARD,
+        (ONE, ONE),
+        toy.CorrectOrShort(HARD).rewards,
+        lambda p: p.prod(2).mean(1)[:, None],  # of correctness: brevity is earned by anybody
+        outcome=True,
     ),
     **{
         f"unequal difficulty, groups of {size}": Task(UNEQUAL, (ONE,) * 3, group=size)
@@ -107,22 +103,27 @@ TASKS = {
 }
 
 
+def group_ids(r: Tensor) -> Tensor:
+    return torch.arange(len(r)).repeat_interleave(r.shape[1])
+
+
 def variant(
     name: str, gate: int | None = None, conditioned: bool = False, **settings: Any
 ) -> Advantage:
     """The advantages that the library gives, whitened over responses where it whitens."""
     chosen = find_variant(name)
+    # A response here has no tokens.
     whiten = "sequence" if chosen.whiten == "token" else chosen.whiten
     if settings:
         chosen = chosen.with_settings(settings)
 
     def advantage(r: Tensor, ranges: Ranges) -> Tensor:
-        rows, groups = r.flatten(0, 1), torch.arange(r[..., 0].numel()) // r.shape[1]
+        rows = r.flatten(0, 1)
         names = range(r.shape[2])
         on_first = {k: {"on": 0, "at_least": 1.0} for k in names[1:]} if conditioned else {}
         return decompose(
             rows,
-            groups,
+            group_ids(r),
             torch.ones(len(rows)),
             conditioned=apply_conditions(rows, names, on_first),
             variant=chosen,
@@ -135,12 +136,8 @@ def variant(
 
 
 def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) -> Tensor:
-    weighted = torch.cat([weight * r[..., :1], r[..., 1:]], -1)
-    if scale:
-        groups = torch.arange(r[..., 0].numel()) // r.shape[1]
-        return decompose(weighted.flatten(0, 1), groups).grpo
-    total = weighted.sum(-1)
-    return (total - total.mean(1, keepdim=True)).flatten()
+    weights = [weight, *[1.0] * (r.shape[2] - 1)]
+    return decompose(r.flatten(0, 1), group_ids(r), weights=weights, scale=scale).grpo
 
 
 def whitened_grpo(r: Tensor, ranges: Ranges) -> Tensor:
@@ -179,22 +176,19 @@ def train(task: Task, advantage: Advantage, optimiser: str, seeds: int, steps: i
     generator = torch.Generator().manual_seed(0)
     start = torch.tensor(task.start, dtype=torch.float64)
     logits = torch.logit(start.expand(PROMPTS, -1)).repeat(seeds, 1, 1)
-    first, second = torch.zeros_like(logits), torch.zeros_like(logits)
+    optimizer = OPTIMISERS[optimiser]([logits])
     total = torch.zeros(2, seeds, dtype=torch.float64)
-    for step in range(1, steps + 1):
+    for _ in range(steps):
         p = logits.sigmoid()
         quality = task.quality(p)
         total += torch.stack([quality.mean(1), quality.amin(1)]) / steps
         bits, rewards = toy.draw(task, p, generator)
+        # Each seed is a batch: what is whitened or compared must not see the others.
         a = torch.stack([advantage(batch, task.ranges) for batch in rewards])
         a = a.nan_to_num(0.0).reshape(*rewards.shape[:3], 1)
-        gradient = (a * (bits - p[:, :, None])).mean(2)
-        if optimiser == "Adam":
-            first = 0.9 * first + 0.1 * gradient
-            second = 0.999 * second + 0.001 * gradient.square()
-            scale = (second / (1 - 0.999**step)).sqrt() + 1e-8
-            gradient = first / (1 - 0.9**step) / scale
-        logits = logits + RATE[optimiser] * gradient
+        # The gradient of the loss: an optimiser of torch descends.
+        logits.grad = -(a * (bits - p[:, :, None])).mean(2)
+        optimizer.step()
     return total
 
 
@@ -211,6 +205,7 @@ def study(case: tuple[str, str], seeds: int, steps: int) -> list[dict[str, Any]]
     found[BEST] = max(static, key=lambda each: float(each[1].mean()))
     rows = []
     for key, values in found.items():
+        # Mean and half of the 95 % interval over the seeds, of the mean quality and of the worst.
         numbers = (
             f"{number:.3f}"
             for each in values
@@ -245,16 +240,12 @@ def main() -> None:
     args = parser.parse_args()
     numbers = ROOT / "docs/evidence/variants.csv"
     if not args.page:
-        cases = [(optimiser, task) for optimiser in RATE for task in TASKS]
+        cases = [(optimiser, task) for optimiser in OPTIMISERS for task in TASKS]
         work = partial(study, seeds=args.seeds, steps=args.steps)
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             found = [row for rows in pool.map(work, cases) for row in rows]
-        with numbers.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(found)
-    with numbers.open(encoding="utf-8", newline="") as file:
-        replace_block(ROOT / "docs/variants.md", "study", table(list(csv.DictReader(file))))
+        write_rows(numbers, FIELDS, found)
+    replace_block(ROOT / "docs/variants.md", "study", table(read_rows(numbers)))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def browser() -> Iterator[Any]:
 
 
 def new_page(browser: Any, **options: Any) -> Any:
-    """A page in a context of its own, as `browser.new_context(**options)` makes it."""
+    """A page in a new context, which `options` are for."""
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(PATIENCE)
     return page

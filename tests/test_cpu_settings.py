@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from gdpo_verl.run import cpu_settings
+from gdpo_verl.run.cpu_settings import BUCKET
 from gdpo_verl.run.launch import composed
 
 # As in the config.json of SmolLM2-135M-Instruct and of Qwen2.5-0.5B-Instruct.
@@ -19,7 +20,12 @@ TINY = dict(zip(SIZES, (128, 4, 768, 384), strict=True))
 SLIDING = SMOLLM2 | {"layer_types": ["full_attention", "sliding_attention"]}
 ACTOR = "actor_rollout_ref.actor"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+SHARES = f"{ACTOR}.use_prefix_grouper"
+BY_TOKENS = f"{ACTOR}.use_dynamic_bsz"
+PACKS = "actor_rollout_ref.model.use_remove_padding"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
+OF_LOG_PROBS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+SYNC, ASYNC = (f"trainer.v1.trainer_mode={mode}" for mode in ("sync", "colocate_async"))
 LENGTHS = ("data.max_prompt_length=128", "data.max_response_length=48")
 GIB = 1 << 30
 
@@ -38,35 +44,29 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "key", "expected"),
+    ("model", "given", "expected"),
     [
         # float32 of the embedding: 49,152 x 576 x 4 bytes are 108 MiB, 151,936 x 896 x 4 are 519.3.
-        (SMOLLM2, [], cpu_settings.BUCKET, 108),
-        (QWEN, [], cpu_settings.BUCKET, 520),
-        # Prompts are shared where attention is full, and tokens are counted.
-        (SMOLLM2, [], f"{ACTOR}.use_prefix_grouper", True),
-        (SMOLLM2, [], "actor_rollout_ref.model.use_remove_padding", True),
-        (SLIDING, [], f"{ACTOR}.use_prefix_grouper", False),
-        (SLIDING, [], f"{ACTOR}.use_dynamic_bsz", True),
-        (SLIDING, LENGTHS, TOKENS, 512),
-        (SLIDING, LENGTHS, "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu", 512),
-        # Old log-probabilities are the rollout's where its policy is trained.
-        (SMOLLM2, ["trainer.v1.trainer_mode=sync"], BYPASS, True),
-        (SMOLLM2, ["trainer.v1.trainer_mode=colocate_async"], BYPASS, False),
+        # Prompts are shared where attention is full, and old log-probabilities are the rollout's
+        # where its policy is trained.
+        (SMOLLM2, [SYNC], {BUCKET: 108, SHARES: True, PACKS: True, BYPASS: True}),
         # What is given wins.
-        (SMOLLM2, [f"{TOKENS}=2048"], TOKENS, 2048),
+        (QWEN, [ASYNC, f"{TOKENS}=2048"], {BUCKET: 520, BYPASS: False, TOKENS: 2048}),
+        (SLIDING, LENGTHS, {SHARES: False, BY_TOKENS: True, TOKENS: 512, OF_LOG_PROBS: 512}),
         # The recipe's own values stay for another model.
-        (TINY, [], f"{ACTOR}.ppo_micro_batch_size_per_gpu", 64),
-        ({"model_type": "unknown"}, [], f"{ACTOR}.ppo_micro_batch_size_per_gpu", 64),
+        (TINY, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
+        ({"model_type": "unknown"}, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
     ],
+    ids=["full attention", "larger", "sliding attention", "tiny", "unknown"],
 )
-def test_settings_follow_from_the_model(tmp_path, model, given, key, expected):
-    assert OmegaConf.select(chosen_for(tmp_path, model, *given), key) == expected
+def test_settings_follow_from_the_model(tmp_path, model, given, expected):
+    config = chosen_for(tmp_path, model, *given)
+    assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
 
 def test_a_smaller_bucket_is_refused_before_the_start(tmp_path):
     with pytest.raises(ValueError, match=r"update_weights_bucket_megabytes: expected at least 108"):
-        chosen_for(tmp_path, SMOLLM2, f"{cpu_settings.BUCKET}=64")
+        chosen_for(tmp_path, SMOLLM2, f"{BUCKET}=64")
 
 
 def test_a_micro_batch_is_smaller_on_a_small_machine_and_holds_a_row(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ assert [worker.wait() for worker in started] == [0, 0]
 """
 
 
-def test_workers_draw_ids_of_their_own_in_each_thread(
+def test_workers_draw_different_ids_in_each_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two agent loops that name their calls alike end the engine that they call."""
@@ -122,7 +122,7 @@ try:
 except ray.exceptions.ActorDiedError:
     found.append(ray.util.list_named_actors())
 answer = json.dumps([ray.get_runtime_context().get_job_id(), *found])
-# At once, on a line of its own: Ray's thread prints that the actor died, and its newline after it.
+# At once, on a separate line: Ray's thread prints that the actor died, and its newline after it.
 os.write(1, f"\\n@{answer}\\n".encode())
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import subprocess
@@ -31,6 +30,7 @@ EXPERIMENTS = {
     name: yaml.safe_load((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"))
     for name in ("q1", "q2", "q3", "pretrained")
 }
+ON_CORRECT = {"on": "correctness", "at_least": 1}
 
 
 def test_the_kept_runs_are_those_of_the_experiments() -> None:
@@ -41,55 +41,58 @@ def test_the_kept_runs_are_those_of_the_experiments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arm", "expected"),
+    ("name", "arm", "estimator", "expected"),
     [
-        ("q1", "weight-0.03", {"weights": (1.0, 0.03)}),
-        ("q1", "whitened-10", {"variant": "pkg://experiment_rewards:grpo_whitened"}),
-        ("q2", "grpo-condition", {"conditions": {"length": {"on": "correctness", "at_least": 1}}}),
+        ("q1", "weight-0.03", "grpo", {"weights": (1.0, 0.03)}),
+        ("q1", "whitened-10", "gdpo", {"variant": "pkg://experiment_rewards:grpo_whitened"}),
+        ("q2", "grpo-condition", "grpo", {"conditions": {"length": ON_CORRECT}}),
     ],
 )
 def test_an_arm_composes_to_what_the_page_says(
-    name: str, arm: str, expected: dict[str, Any]
+    name: str, arm: str, estimator: str, expected: dict[str, Any]
 ) -> None:
     pytest.importorskip("verl")
     from gdpo_verl.run.composition import compose
 
-    tasks = EXPERIMENTS[name]["tasks"].values()
-    settings = next(each for each in tasks if arm in each["arms"])
+    (settings,) = (e for e in EXPERIMENTS[name]["tasks"].values() if arm in e["arms"])
     recipe, reward, *more = settings["arms"][arm]
     overrides = [*EXPERIMENTS[name]["every"], *settings.get("overrides", ()), reward, *more]
     config = compose(recipe, overrides)
-    assert config.algorithm.adv_estimator == ("grpo" if arm[:4] in ("grpo", "weig") else "gdpo")
+    assert config.algorithm.adv_estimator == estimator
     assert config.trainer.total_training_steps == 24
     found = GdpoConfig.from_algorithm(config.algorithm)
     components = getattr(experiment_rewards, reward.partition("=")[2]).components
     plain = {"variant": "gdpo", "conditions": {}, "gate": None}
-    assert {key: getattr(found, key) for key in plain} | {
-        "weights": found.resolve(components).weights
-    } == plain | {"weights": (1.0, 1.0)} | expected
+    chosen = {key: getattr(found, key) for key in plain}
+    chosen["weights"] = found.resolve(components).weights
+    assert chosen == plain | {"weights": (1.0, 1.0)} | expected
 
 
 # --- the rewards ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "unit"), [("times_third", 1 / 3), ("times_10", 10.0)])
-def test_the_unit_multiplies_correctness_alone(name: str, unit: float) -> None:
+def test_the_unit_multiplies_correctness_alone() -> None:
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
-    found = getattr(experiment_rewards, name)("toolbox", call, call)
     assert (plain["format"], plain["correctness"]) == (0.0, 3.0)
-    assert found == plain | {"correctness": 3 * unit, "score": 3 * unit}
-    _, correctness = getattr(experiment_rewards, name).components
-    assert (correctness.low, correctness.high) == (-3 * unit, 3 * unit)
+    times_10 = experiment_rewards.times_10
+    assert times_10("toolbox", call, call) == plain | {"correctness": 30.0, "score": 30.0}
+    _, correctness = times_10.components
+    assert (correctness.low, correctness.high) == (-30.0, 30.0)
+    _, correctness = experiment_rewards.times_third.components
+    assert (correctness.low, correctness.high) == (-1.0, 1.0)
 
 
 def test_a_shorter_sum_earns_more_whether_or_not_it_is_right() -> None:
     right = "<think> 1 + 1 </think>\n<answer>2</answer>"
-    for text, tokens, expected in ((right, 8, (1.0, 0.75)), ("", 8, (0.0, 0.75)), ("", 40, (0, 0))):
-        info = {"response_length": tokens}
-        found = experiment_rewards.short_sums("", text, "2", info, limit=32)
-        assert (found["correctness"], found["length"]) == expected
-        assert found["score"] == sum(expected)
+    for text, tokens, correctness, length in (
+        (right, 8, 1, 0.75),
+        ("", 8, 0, 0.75),
+        ("", 40, 0, 0),
+    ):
+        found = experiment_rewards.short_sums("", text, "2", {"response_length": tokens}, limit=32)
+        expected = {"correctness": correctness, "length": length, "score": correctness + length}
+        assert found == expected
 
 
 # --- the runner -----------------------------------------------------------------------------------
@@ -164,8 +167,7 @@ def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> Non
 
 
 def test_the_table_of_variants_follows_from_the_committed_numbers() -> None:
-    with (ROOT / "docs/evidence/variants.csv").open(encoding="utf-8", newline="") as file:
-        table = variants_study.table(list(csv.DictReader(file)))
+    table = variants_study.table(page.read_rows(ROOT / "docs/evidence/variants.csv"))
     text = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -67,18 +68,15 @@ def test_the_models_text_is_text():
     assert found.text.count(HOSTILE) == 12
 
 
-def test_without_marimo_the_command_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "marimo", None)
-    assert main(["explain"]) == 1
-    assert "pip install marimo==0.25.2" in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_refused_by_name(capsys):
+def test_what_keeps_the_page_from_being_served_is_said(monkeypatch, capsys):
     pytest.importorskip("marimo")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["explain", "--port", str(port)]) == 1
     assert f"--port {port}: cannot be used" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "marimo", None)
+    assert main(["explain"]) == 1
+    assert "pip install marimo==0.25.2" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- the browser
@@ -106,21 +104,17 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 
 def opened(browser: Any, address: str, **options: Any) -> SimpleNamespace:
-    """A page, the addresses it asked, and what its console reported as an error."""
+    """A page where all is drawn, the hosts it asked, and what its console called an error."""
     page = new_page(browser, **options)
     hosts: set[str] = set()
     errors: list[str] = []
-    page.on("request", lambda request: hosts.add(request.url))
-    page.on("websocket", lambda socket: hosts.add(socket.url))
+    for event in ("request", "websocket"):
+        page.on(event, lambda asked: hosts.add(urlsplit(asked.url).netloc))  # empty for data:
     page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address)
+    page.wait_for_selector("#phantoms svg")
     return SimpleNamespace(page=page, hosts=hosts, errors=errors)
-
-
-def hosts(view: SimpleNamespace) -> set[str]:
-    found = {re.match(r"\w+:(?://)?([^/?]*)", url)[1] for url in view.hosts}
-    return {host for host in found if not host.startswith(("image", "font", "text"))}
 
 
 def press(page: Any, label: str, key: str, times: int = 1) -> None:
@@ -153,15 +147,13 @@ def check_bars(page: Any, block: str, expected: list[compare.Rollout]) -> None:
         assert found == pytest.approx([getattr(each, method) for each in expected], abs=1e-6)
 
 
-def twelve(scale: float = 1.0, weights: tuple[float, ...] = (1, 1, 1), **options: Any):
-    rewards = torch.tensor([examples.score(answer) for answer in examples.ANSWERS])
-    rewards = rewards.to(torch.float64)
-    if changed := options.pop("changed", None):
-        rewards[changed] = 1.0 - rewards[changed]
+def twelve(scale: float = 1.0, style_of_third: float = 0.0, **options: Any):
+    scores = [examples.score(answer) for answer in examples.ANSWERS]
+    rewards = torch.tensor(scores, dtype=torch.float64)
+    rewards[2, 1] = style_of_third
     rewards[:, 0] *= scale
-    names = [str(i) for i in range(1, 13)]
-    found = compare.estimate(rewards, examples.KEYS, weights=weights, **options)
-    return compare.compare(names, found)
+    found = compare.estimate(rewards, examples.KEYS, **options)
+    return compare.compare([str(i) for i in range(1, 13)], found)
 
 
 @pytest.mark.real
@@ -169,18 +161,17 @@ def twelve(scale: float = 1.0, weights: tuple[float, ...] = (1, 1, 1), **options
 def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
-    page.wait_for_selector("#phantoms svg")
     check_bars(page, "answers", twelve())
     press(page, "correctness is worth", "ArrowRight")  # 1.5
     press(page, "weight of correctness", "ArrowLeft")  # 0.9
     page.get_by_text("conciseness counts only in correct answers").click()
-    condition = {"conciseness": {"on": "correctness", "at_least": 1.5}}
-    check_bars(page, "answers", twelve(1.5, (0.9, 1, 1), conditions=condition))
+    options: dict[str, Any] = {"weights": (0.9, 1, 1)}
+    options["conditions"] = {"conciseness": {"on": "correctness", "at_least": 1.5}}
+    check_bars(page, "answers", twelve(1.5, **options))
     page.get_by_role("switch").click()
     page.get_by_text("The twelve answers and their verdicts").click()
     page.get_by_text("style", exact=True).nth(2).click()  # the third answer gets its style
-    options = {"conditions": condition, "whiten": False, "changed": (2, 1)}
-    check_bars(page, "answers", twelve(1.5, (0.9, 1, 1), **options))
+    check_bars(page, "answers", twelve(1.5, style_of_third=1.0, whiten=False, **options))
     choose(page, "beside them", "dvao")
     page.wait_for_selector("#answers .third span:text('dvao')")
     for key in examples.KEYS:
@@ -204,7 +195,7 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     page.wait_for_selector(f"#phantoms :text('{last[2]}')")
 
     assert view.errors == []
-    assert hosts(view) == {re.match(r"http://([^/?]*)", server.address)[1]}
+    assert view.hosts - {""} == {urlsplit(server.address).netloc}
     page.context.close()
 
 
@@ -212,7 +203,6 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
 def test_the_page_fits_its_reader(browser, server):
     view = opened(browser, server.address)
     page = view.page
-    page.wait_for_selector("#phantoms svg")
     for width, scheme in ((1200, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
@@ -236,7 +226,6 @@ def test_the_page_fits_its_reader(browser, server):
 @pytest.mark.real
 def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server):
     view = opened(browser, server.address)
-    view.page.wait_for_selector("#phantoms svg")
     press(view.page, "seeds", "ArrowRight", 6)
     time.sleep(0.7)  # the interrupt comes while 50 seeds are being trained
     process = psutil.Process(server.process.pid)

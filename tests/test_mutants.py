@@ -55,7 +55,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "PACKAGE", tmp_path / "gdpo_verl")
     monkeypatch.setattr(module, "EQUIVALENT", tmp_path / "equivalent_mutants.yaml")
-    monkeypatch.setattr(module, "TESTS", {"small": ([], [])})
+    monkeypatch.setattr(module, "TESTS", {"small": ("", "")})
     monkeypatch.setattr(sys, "argv", ["mutants.py", "-n", "100"])
     return module
 
@@ -81,7 +81,7 @@ def test_the_tests_of_a_module_are_asked_about_each_mutant(
     code = "def f(x):\n    if x < 1:\n        return 5\n    return x * 2\n"
     (script.PACKAGE / "small.py").write_text(code)
     script.EQUIVALENT.touch()
-    script.TESTS["small"] = (["test_small.py"], [])
+    script.TESTS["small"] = ("small", "")
     test = "from gdpo_verl.small import f\n\ndef test_small():\n    assert f(2) == "
     (script.ROOT / "tests/test_small.py").write_text(f"{test}4\n")
     assert script.main() == 1

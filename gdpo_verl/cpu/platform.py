@@ -55,23 +55,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -86,12 +73,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         # verl's ResourcePoolManager counts the resources GPU and NPU and no other
         # (verl/single_controller/ray/base.py), so a logical device is a logical GPU.
@@ -104,8 +85,12 @@ class PlatformCPU(PlatformBase):
         # Weights go to vLLM through shared memory instead of CUDA IPC handles.
         return False
 
-    def cudart(self) -> None:
-        return None
+    def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Stand for what only an accelerator has to do."""
+
+    # On cores work is done when a call returns; there is nothing to choose, to empty or to trace.
+    set_device = synchronize = empty_cache = set_allocator_settings = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing
 
 
 def register() -> None:

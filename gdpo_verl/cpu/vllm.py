@@ -36,7 +36,7 @@ def wait_without_spinning() -> None:
     """vLLM's engine and its worker take turns, and the one that waits spins for a second before it
     sleeps (vllm/distributed/device_communicators/shm_broadcast.py, `SpinCondition`), on a core
     that the agent loop needs. A reader that sleeps may miss that it was notified, and looks again
-    by itself only after `SHM_READER_RECHECK_INTERVAL_MS`, 5 s, as long as several steps."""
+    only after `SHM_READER_RECHECK_INTERVAL_MS`, 5 s, as long as several steps."""
     from vllm.distributed.device_communicators import shm_broadcast
 
     def initialize(original: Any, condition: Any, *args: Any, **kwargs: Any) -> None:

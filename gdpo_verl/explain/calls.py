@@ -27,6 +27,8 @@ def _answer(arguments: str, *, thought: str = _THOUGHT, end: str = "}}") -> str:
 
 
 GROUND_TRUTH = _answer(_ARGUMENTS)
+# As asked for; without a thought; a wrong rate; two arguments too many; one too few; cut off; no
+# call. The second and the third are the pair that the page talks about.
 ANSWERS = (
     GROUND_TRUTH,
     _answer(_ARGUMENTS, thought=""),
@@ -53,10 +55,10 @@ def execute(answer: str) -> str:
     reading = read(answer)
     if not reading.calls:
         return "no call" if not reading.error else "cannot be read"
-    (call,) = reading.calls
+    (call,) = reading.calls  # each answer here has one at most
     try:
         return f"returns {future_value(**call['parameters']):,.2f}"
-    except TypeError as error:
+    except TypeError as error:  # Python's own words for a wrong or missing argument
         return f"refused: {str(error).removeprefix('future_value() ')}"
 
 

@@ -70,7 +70,7 @@ STYLE = """<style>
 
 def number(value: float) -> str:
     """A number as the page writes it: 1, 0.05, -3, 0.123."""
-    return f"{value:.3f}".rstrip("0").rstrip(".").replace("-0", "0", value == 0)
+    return f"{round(value, 3) + 0.0:g}"  # no -0
 
 
 def vector(rewards: Sequence[float]) -> str:
@@ -98,8 +98,8 @@ def heading(level: int, title: str) -> Markup:
     return Markup("<h{0}>{1}</h{0}>").format(level, title)
 
 
-def link(title: str, address: str) -> Markup:
-    return Markup('<a href="{}">{}</a>').format(address, title)
+def arxiv_link(title: str, number: str) -> Markup:
+    return Markup('<a href="https://arxiv.org/abs/{0}">{1} (arXiv:{0})</a>').format(number, title)
 
 
 def listed(items: Sequence[str]) -> Markup:
@@ -115,6 +115,7 @@ def command(text: str) -> Markup:
 
 def folded(title: str, body: str, *, preformatted: bool = False, opened: bool = False) -> Markup:
     """A block that opens and closes on a click: markup, or any text as it stands."""
+    # Both escape text and leave markup as it is.
     inner = Markup("<pre>{}</pre>").format(body) if preformatted else escape(body)
     start = Markup("<details open>" if opened else "<details>")
     return start + Markup("<summary>{}</summary>{}</details>").format(title, inner)
@@ -136,9 +137,8 @@ def bars(
     """
     name, others = third or ("", {})
     known = [a for each in group for a in (each.grpo, each.gdpo)]
-    known += others.values()
     # At least 1, so that groups that teach nothing look like it.
-    largest = max([1.0, *map(abs, known)])
+    largest = max([1.0, *map(abs, [*known, *others.values()])])
     rows = []
     for each in group:
         # A letter where GRPO takes it for equal to another.
@@ -150,6 +150,7 @@ def bars(
         lines = [_bar("grpo", "GRPO", each.grpo, largest), _bar("gdpo", "GDPO", each.gdpo, largest)]
         if each.name in others:
             lines.append(_bar("third", name, others[each.name], largest))
+        # By data-rollout, and the bars' data-grpo and data-gdpo, tests read what the page shows.
         rows.append(
             Markup('<div class="row {}" data-rollout="{}">{}{}</div>').format(
                 "collapsed" if each.split else "",
@@ -162,6 +163,7 @@ def bars(
 
 
 def _bar(kind: str, name: str, advantage: float, largest: float) -> Markup:
+    # From the middle of the track, whose halves are 50 % of it each.
     width = 50.0 * abs(advantage) / largest
     left = 50.0 if advantage >= 0 else 50.0 - width
     return Markup(
@@ -173,14 +175,15 @@ def _bar(kind: str, name: str, advantage: float, largest: float) -> Markup:
 
 def ties(group: Sequence[Rollout], keys: Sequence[str]) -> Markup:
     """Two tables: how much each method tells apart, and for one pair of each tie why."""
-    grpo, gdpo = levels([each.grpo for each in group]), levels([each.gdpo for each in group])
-    counts = [len({each.rewards for each in group}), len(set(grpo)), len(set(gdpo))]
+    counts = [len({each.rewards for each in group})]
+    for advantages in ([each.grpo for each in group], [each.gdpo for each in group]):
+        counts.append(max(levels(advantages)) + 1)  # levels are numbered from 0
     found = table(["different rewards", "GRPO advantages", "GDPO advantages"], [counts])
     rows = [
         [
             each.tie,
             f"{each.name} {vector(each.rewards)}",
-            number(each.score),
+            number(each.score),  # the same in both rows of a pair: all that GRPO sees
             *[f"{term:+.3f}" for term in each.terms],
             f"{sum(each.terms):+.3f}",
         ]
@@ -192,7 +195,7 @@ def ties(group: Sequence[Rollout], keys: Sequence[str]) -> Markup:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, prose: bool = False) -> Markup:
-    """A table of plain text that scrolls by itself where it is too wide; prose is wrapped."""
+    """A table of plain text that scrolls where it is too wide; prose is wrapped."""
 
     def line(tag: str, cells: Sequence[object]) -> Markup:
         cell = Markup(f"<{tag}>{{}}</{tag}>")
@@ -215,6 +218,7 @@ def gaps(values: Tensor) -> Markup:
         for gap in row:
             equal = abs(gap) <= DISTINCT_TOLERANCE
             color = "--gx-gdpo" if gap > 0 else "--gx-grpo"
+            # 60 % at most, over which the number can still be read.
             share = 0 if equal else round(60 * abs(gap) / largest)
             cells.append(
                 f'<td style="background:color-mix(in srgb, var({color}) {share}%, transparent)">'

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def estimate(
       keys: the names of the K components.
       weights, conditions: as in `gdpo_verl.gdpo_advantages` and `apply_conditions`.
       gate: the column of the outcome, if there is a gate.
-      whiten: over the sequences of this one group, where the variant whitens.
+      whiten: over this one group, where the variant whitens.
       variant: its name, at its default settings.
       highest: the largest value of each reward, whose smallest is 0; for variants that ask.
 
@@ -74,7 +74,8 @@ def estimate(
         torch.ones(len(rewards)),
         conditioned=apply_conditions(rewards, list(keys), conditions or {}),
         weights=weights,
-        whiten="sequence" if whiten and VARIANTS[variant].whiten != "none" else "none",
+        # None is each estimator's own: one decomposition has GDPO's advantages and the variant's.
+        whiten=None if whiten else "none",
         variant=VARIANTS[variant],
         ranges=None if highest is None else [(0.0, value) for value in highest],
         gate=gate,
@@ -96,12 +97,14 @@ def compare(names: Sequence[str], found: Estimation) -> list[Rollout]:
 def find_ties(
     rewards: Sequence[tuple[float, ...]], grpo: Sequence[float], gdpo: Sequence[float]
 ) -> list[tuple[str, bool]]:
-    """Letter GRPO's ties, and tell which of them GDPO splits: `Rollout.tie` and `split` of each."""
+    """Give each rollout its tie's letter, and whether GDPO splits that tie (see `Rollout`)."""
+    # Advantages that differ by rounding alone are one: compared are levels, not numbers.
     by_grpo, by_gdpo = levels(grpo), levels(gdpo)
     ties = [("", False)] * len(rewards)
     letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     for level in sorted(set(by_grpo), reverse=True):
         members = [i for i in range(len(rewards)) if by_grpo[i] == level]
+        # Equal rewards have to get equal advantages: no tie that anything should split.
         if len({rewards[i] for i in members}) > 1:
             tie = next(letters), len({by_gdpo[i] for i in members}) > 1
             for i in members:
@@ -134,21 +137,17 @@ def gaps_of_a_trade(group_size: int) -> Tensor:
     """
     counts = range(1, group_size)
     groups = list(itertools.product(counts, counts))
-    rows = torch.tensor(
-        [
-            [float(i < n1), float(i >= group_size - n2)]
-            for n1, n2 in groups
-            for i in range(group_size)
-        ],
-        dtype=torch.float64,
-    )
+    # The first n1 rollouts earn the first reward, the last n2 the second: the outer two differ.
+    rows = [
+        [float(i < n1), float(i >= group_size - n2)] for n1, n2 in groups for i in range(group_size)
+    ]
     ids = torch.arange(len(groups)).repeat_interleave(group_size)
-    advantage = decompose(rows, ids, epsilon=0.0).combined.reshape(len(groups), group_size)
+    rewards = torch.tensor(rows, dtype=torch.float64)
+    advantage = decompose(rewards, ids, epsilon=0.0).combined.reshape(len(groups), group_size)
     return (advantage[:, 0] - advantage[:, -1]).reshape(group_size - 1, group_size - 1)
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Numbers of groups: all, and those that each method tells apart."""
 
     groups: int
@@ -172,16 +171,13 @@ def count_distinct(components: int, group_size: int) -> Counts:
     ids = torch.arange(len(picked)).repeat_interleave(group_size)
 
     def distinct(advantage: Tensor) -> int:
+        # Sorted, as the order of the rollouts is no difference; rounded, as sums of floats are.
         groups = advantage.reshape(len(picked), group_size).sort(dim=1).values
         return len(set(map(tuple, groups.round(decimals=9).tolist())))
 
     found = decompose(rewards, ids, epsilon=0.0)
-    return Counts(
-        groups=len(picked),
-        grpo=distinct(found.grpo),
-        grpo_unscaled=distinct(replace(found, scale=False).grpo),
-        gdpo=distinct(found.combined),
-    )
+    unscaled = replace(found, scale=False)
+    return Counts(len(picked), *map(distinct, (found.grpo, unscaled.grpo, found.combined)))
 
 
 def orders_alike(first: Sequence[float], second: Sequence[float]) -> int:

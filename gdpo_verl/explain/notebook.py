@@ -54,6 +54,7 @@ def introduction():
 @app.function
 def show(name, *parts, form=()):
     """One cell's output, see `charts.block`, and below it widgets where they can be moved."""
+    # On the static page nobody answers a widget.
     text = mo.Html(charts.block(name, *parts))
     return mo.vstack([text, *form]) if form and mo.running_in_notebook() else text
 
@@ -81,6 +82,7 @@ def answers_form():
         for _name, _answer in zip(answers_names, examples.ANSWERS, strict=True)
         for _key, _value in zip(examples.KEYS, examples.score(_answer), strict=True)
     }
+    # One dictionary a section: the cell that shows it runs again when any part of it moves.
     answers_chosen = mo.ui.dictionary(
         {
             "verdicts": mo.ui.dictionary(_verdicts),
@@ -142,29 +144,23 @@ def answers_shown(answers_chosen, answers_names):
         ],
         dtype=torch.float64,
     )
+    # In the units of the page, as conditions are read before weights.
     _on = {"on": "correctness", "at_least": _worth["correctness"]}
     _options = {
-        "weights": [_chosen["weights"][_key] for _key in examples.KEYS],
+        "weights": list(_chosen["weights"].values()),
         "conditions": {_key: _on for _key, _asked in _chosen["conditions"].items() if _asked},
         "whiten": _chosen["whiten"],
+        "variant": _chosen["variant"],
+        "highest": list(_worth.values()),
     }
     try:
-        _group = compare.compare(
-            answers_names, compare.estimate(_rewards, examples.KEYS, **_options)
-        )
-        _third = None
-        if (_variant := _chosen["variant"]) != "gdpo":
-            _found = compare.estimate(
-                _rewards,
-                examples.KEYS,
-                variant=_variant,
-                highest=[_worth[_key] for _key in examples.KEYS],
-                **_options,
-            )
-            _third = _variant, dict(zip(answers_names, _found.advantage.tolist(), strict=True))
-    except ValueError as _error:
+        _found = compare.estimate(_rewards, examples.KEYS, **_options)
+        _group = compare.compare(answers_names, _found)
+        _others = dict(zip(answers_names, _found.advantage.tolist(), strict=True))
+    except ValueError as _error:  # as of weights that are all 0: for the reader, and no crash
         _parts = [f"No advantages: {_error}"]
     else:
+        _third = None if _chosen["variant"] == "gdpo" else (_chosen["variant"], _others)
         _texts = dict(zip(answers_names, examples.ANSWERS, strict=True))
         _parts = [
             charts.bars(_group, texts=_texts, third=_third),
@@ -223,7 +219,7 @@ def calls_shown(calls_chosen):
 
 @app.cell
 def trades():
-    _size = len(examples.ANSWERS)
+    _size = len(examples.ANSWERS)  # the group of section 1, where one can look for such a pair
     show(
         "trades",
         charts.heading(2, "3. [1, 0, 1] and [0, 1, 1]: when they look the same"),
@@ -274,14 +270,12 @@ def ranking_shown(ranking_chosen):
         dtype=torch.float64,
     )
     _group = compare.compare(list(examples.RANKINGS), compare.estimate(_rewards, _keys))
+    # One reward alone as the judge, for which of the two orders more pairs as it does.
     _columns = list(zip(*[_each.rewards for _each in _group], strict=True))
-    _advantages = {
-        "GRPO": [_each.grpo for _each in _group],
-        "GDPO": [_each.gdpo for _each in _group],
-    }
+    _grpo, _gdpo = [_each.grpo for _each in _group], [_each.gdpo for _each in _group]
     _alike = [
         [_method, *[compare.orders_alike(_values, _column) for _column in _columns]]
-        for _method, _values in _advantages.items()
+        for _method, _values in (("GRPO", _grpo), ("GDPO", _gdpo))
     ]
     _pairs = len(_group) * (len(_group) - 1) // 2
     show(
@@ -296,16 +290,11 @@ def ranking_shown(ranking_chosen):
 def distinct():
     def _counts(title, columns):
         """Count the groups that each method tells apart, a column for each (rewards, rollouts)."""
-        counts = [compare.count_distinct(*pair) for pair in columns.values()]
-        return charts.table(
-            [title, *map(str, columns)],
-            [
-                ["different groups", *[each.groups for each in counts]],
-                ["GRPO", *[each.grpo for each in counts]],
-                ["GRPO without σ", *[each.grpo_unscaled for each in counts]],
-                ["GDPO", *[each.gdpo for each in counts]],
-            ],
-        )
+        # A count's fields are a column; the table wants rows.
+        counts = zip(*[compare.count_distinct(*pair) for pair in columns.values()], strict=True)
+        names = ("different groups", "GRPO", "GRPO without σ", "GDPO")
+        rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
+        return charts.table([title, *map(str, columns)], rows)
 
     show(
         "distinct",
@@ -354,6 +343,7 @@ def skills_shown(skills_chosen):
         )
         for _case in cases
     ]
+    # `cases` goes on to section 7, which would train all of it again.
     show(
         "toy",
         curves.figures(_slowest),
@@ -398,6 +388,7 @@ def when(cases):
 def units_form():
     units_chosen = mo.ui.dictionary(
         {
+            # Steps and not a range: units differ by factors.
             _name: mo.ui.slider(
                 steps=list(_steps), value=_value, label=_label, show_value=True, debounce=True
             )
@@ -471,6 +462,7 @@ def phantom_form():
 def phantom_shown(phantom_chosen):
     _right, _remedy = phantom_chosen.value["right"], phantom_chosen.value["remedy"]
     _found = compare.estimate(phantom.rewards(_right), phantom.KEYS)
+    # "none" is GDPO itself, which the bars have anyway.
     _third = None if _remedy == "none" else (_remedy, phantom.remedied(_right, _remedy))
     _group = compare.compare(phantom.NAMES, _found)
     show("phantom", charts.bars(_group, third=_third))
@@ -515,6 +507,7 @@ def phantoms_shown(phantoms_chosen):
 
 @app.cell
 def training():
+    # By arXiv's number: the only addresses on the page, and none is asked before a click.
     _references = {
         "2601.05242": "GDPO: Group reward-Decoupled Normalization Policy Optimization for "
         "Multi-reward RL Optimization",
@@ -523,10 +516,7 @@ def training():
         "2504.13958": "The rewards of the tool calls, in ToolRL: Reward is All Tool Learning Needs",
         "2409.19256": "verl, in HybridFlow: A Flexible and Efficient RLHF Framework",
     }
-    _links = [
-        charts.link(f"{_title} (arXiv:{_number})", f"https://arxiv.org/abs/{_number}")
-        for _number, _title in _references.items()
-    ]
+    _links = [charts.arxiv_link(_title, _number) for _number, _title in _references.items()]
     show(
         "training",
         charts.heading(2, "10. In your own training"),

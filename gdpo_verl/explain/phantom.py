@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gdpo_verl.explain.compare import estimate
-from gdpo_verl.explain.toy import (
-    GDPO,
-    GRPO,
-    CorrectOrShort,
-    Method,
-    Training,
-    over_seeds,
-    train,
-)
+from gdpo_verl.explain.toy import GDPO, GRPO, CorrectOrShort, Method, Training, over_seeds, train
 
 KEYS = ("correctness", "brevity")
 CONDITIONS = {"brevity": {"on": "correctness", "at_least": 1.0}}
@@ -28,7 +21,7 @@ NAMES = [f"{tokens} tokens" for tokens in TOKENS]
 REMEDIES = ("none", "condition", "gate")
 
 PROMPTS = 4
-HARD, EASY = (0.02, 0.3), (0.5, 0.5)
+HARD, EASY = (0.02, 0.3), (0.5, 0.5)  # of the right idea, and of the work written out
 SEEDS = 10
 LEARNING_RATE = 0.4
 METHODS = (
@@ -44,8 +37,8 @@ METHODS = (
 
 def rewards(right: int) -> Tensor:
     """Correctness and brevity of the eight answers, the longest `right` of them correct."""
-    size = len(TOKENS)
-    rows = [[float(i >= size - right), 1.0 - tokens / LIMIT] for i, tokens in enumerate(TOKENS)]
+    wrong = len(TOKENS) - right
+    rows = [[float(i >= wrong), 1.0 - tokens / LIMIT] for i, tokens in enumerate(TOKENS)]
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -70,11 +63,9 @@ def task(hard: int, size: int) -> CorrectOrShort:
 
 def trainings(hard: int, size: int, weight: float) -> dict[Method, Training]:
     """The policy trained with each method, brevity with a weight."""
+    run = partial(train, task(hard, size), seeds=SEEDS, learning_rate=LEARNING_RATE)
     methods = [replace(method, weights=(1.0, weight)) for method in METHODS]
-    return {
-        method: train(task(hard, size), method, seeds=SEEDS, learning_rate=LEARNING_RATE)
-        for method in methods
-    }
+    return {method: run(method) for method in methods}
 
 
 def table(found: Mapping[Method, Training]) -> tuple[list[str], list[list[str]]]:

@@ -47,6 +47,7 @@ def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
       ValueError: the port is taken.
     """
     _require_marimo()
+    # --no-sandbox: for the notebook's header marimo would ask whether uv shall make an environment.
     arguments = ["run", str(PAGE), "--host", "127.0.0.1", "--no-sandbox", "--no-check"]
     arguments += ["--token", "--token-password-file", "-"]
     if port is not None:
@@ -98,6 +99,7 @@ def export(path: Path) -> Path:
 
 def _require_free(port: int) -> None:
     with socket.socket() as probe:
+        # As a server does: the port of a connection that has just ended is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

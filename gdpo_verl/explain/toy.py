@@ -7,7 +7,7 @@ and moves the prompt's logits by
   x_n <- x_n + learning_rate * mean_i A_i (b_in - sigmoid(x_n)),
 
 which is the policy gradient of independent Bernoulli actions. All seeds are trained at once,
-each as a batch of its own.
+each as a separate batch.
 
 A task says where the bits' probabilities `start`: N numbers, or N for each prompt. Its `rewards`,
 shape (S, P, G, K), follow from bits (S, P, G, N) and as many uniform draws; its `quality`, the
@@ -54,6 +54,7 @@ class Skills:
     def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
         first = bits[..., :1]
         shown = first if self.correlation >= 0 else 1.0 - first
+        # Each reward is mixed by other draws, or the later ones would all be the same.
         share = torch.tensor([0.0, *[abs(self.correlation)] * (len(self.start) - 1)])
         rewards = torch.where(draws < share, shown, bits) * torch.tensor(self.scales)
         if self.noise:
@@ -117,11 +118,12 @@ class Method:
         on_first = {name: {"on": names[0], "at_least": 1.0} for name in names[1:]}
         found = decompose(
             rows,
-            torch.arange(len(rows)) // rewards.shape[2],
+            torch.arange(len(rows)) // rewards.shape[2],  # every G rows are a group, of all seeds
             conditioned=apply_conditions(rows, names, on_first if self.conditioned else {}),
             weights=self.weights or None,
             gate=0 if self.gated else None,
         )
+        # The sum over the rewards is in units of the largest weight; GRPO's advantage is not.
         values = found.combined * found.largest_weight if self.decoupled else found.grpo
         return values.reshape(rewards.shape[:3])
 
@@ -183,6 +185,7 @@ def train(
         bits, rewards = draw(task, p, generator)
         combined = method.combine(rewards)
         spread = spread or float(combined.nan_to_num(0.0).flatten(1).std(dim=1).mean())
+        # The derivative of log p(bit) by its logit is bit - p.
         gradient = method.advantages(combined)[..., None] * (bits - p[:, :, None])
         logits = logits + learning_rate * method.lr_factor * gradient.mean(dim=2)
     return Training(torch.stack(history), spread)
@@ -195,11 +198,9 @@ def start(task: Task, seeds: int) -> Tensor:
 
 
 def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One group for each prompt: bits, shape (S, P, G, N), and rewards, shape (S, P, G, K).
-
-    Every task draws as many numbers.
-    """
+    """One group for each prompt: bits, shape (S, P, G, N), and rewards, shape (S, P, G, K)."""
     shape = (*p.shape[:2], task.group, p.shape[2])
+    # Both are drawn whether or not a task looks at the second: tasks stay comparable.
     bits, draws = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     success = (bits < p[:, :, None]).to(torch.float64)
     return success, task.rewards(success, draws)
@@ -210,6 +211,7 @@ def whiten(combined: Tensor) -> Tensor:
 
     A batch that does not vary, or of which fewer than two rollouts have an advantage, becomes 0.
     """
+    # NaN is a rollout without an advantage: counted neither in the mean nor in the deviation.
     count = (~combined.isnan()).sum(dim=(1, 2), keepdim=True)
     centred = combined - combined.nanmean(dim=(1, 2), keepdim=True)
     variance = centred.square().nansum(dim=(1, 2), keepdim=True) / (count - 1).clamp(min=1)
@@ -242,6 +244,7 @@ def verdict(ours: Figure, control: Figure, *, least: float = 0.01) -> int:
 
     Ahead is more than two standard errors of the difference, and more than `least`.
     """
+    # With enough seeds any difference is certain, also one that matters to nobody.
     difference = ours.mean - control.mean
     if abs(difference) <= max(least, 2.0 * math.hypot(ours.error, control.error)):
         return 0

@@ -9,6 +9,7 @@ from gdpo_verl.explain.charts import number
 from gdpo_verl.explain.toy import GRPO, Figure, Method, Skills, Training, over_seeds, train
 
 UNITS = (0.1, 0.333, 1.0, 3.0, 10.0, 30.0)
+# Each undoes one of the units.
 WEIGHTS = (0.033, 0.1, 0.333, 1.0, 3.0, 10.0)
 START = 0.3
 SEEDS = 10
