@@ -35,9 +35,13 @@ _EXTRAS = {
     "verl": "preparing data, training and evaluating",
 }
 
-BROKEN = (
+TORCHVISION = (
     "beside torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
     "and transformers fails with them: pip uninstall torchvision torchaudio torchcodec"
+)
+TRL = (
+    "pip uninstall trl, or use another environment: verl imports this class from any TRL that it "
+    "finds, and builds no model without it"
 )
 
 # The view of a process of verl's, in a fresh one: nothing of ours is named or imported here.
@@ -132,6 +136,7 @@ def _extras() -> Iterator[Finding]:
     """No remedy: GDPO runs beside verl without any of them."""
     needed = requires("gdpo-verl") or []
     for extra, purpose in _EXTRAS.items():
+        # "math-verify>=0.8; extra == 'rewards'"
         names = [
             re.split(r"[^\w.-]", line)[0]
             for line in needed
@@ -147,6 +152,7 @@ def _fresh_process() -> Iterator[Finding]:
     process = subprocess.run(
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False
     )
+    # Marked, because verl, vLLM and Ray print to standard output.
     lines = [line[1:] for line in process.stdout.splitlines() if line.startswith("@")]
     if not lines:
         tail = "\n".join(process.stderr.splitlines()[-5:])
@@ -169,15 +175,10 @@ def _fresh_process() -> Iterator[Finding]:
     )
     yield _device(result["device"], result["vllm"])
     yield _vllm(result["vllm"], result["device"])
-    if result["transformers"] is not None:
-        yield Finding("transformers", _state(result["transformers"]), BROKEN)
-    if result["trl"] is not None:
-        yield Finding(
-            "TRL",
-            _state(result["trl"]),
-            "pip uninstall trl, or use another environment: verl imports this class from any TRL "
-            "that it finds, and builds no model without it",
-        )
+    # These two have a line only where they fail.
+    for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
+        if (fault := result[subject.lower()]) is not None:
+            yield Finding(subject, _state(fault), remedy)
     yield _check(
         *("Ray", result["ray"], "1", "starts and runs a task"),
         remedy="pip install 'ray[default]'; see that this machine lets it open ports, and that no "
@@ -215,6 +216,7 @@ def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
         return Finding("vLLM", found["error"], text.VLLM)
     # vLLM names no device where it finds none.
     state = f"{found['version']} for {found['device'] or 'GPUs'}"
+    # verl would start vLLM on a device that the trainer does not use.
     wrong = device.get("platform") == "cpu" and found["device"] != "cpu"
     return Finding("vLLM", state, text.VLLM if wrong else "")
 

@@ -43,11 +43,9 @@ class DryRun:
 
     def to_text(self) -> str:
         """For a terminal; the last line says whether the training can be started."""
-        if not self.problems:
-            return "\n".join([*self.lines, "Nothing was started. All checks passed."])
         found = [f"PROBLEM  {problem}" for problem in self.problems]
-        count = f"Nothing was started. {len(found)} to put right first."
-        return "\n".join([*self.lines, *found, count])
+        end = f"{len(found)} to put right first." if found else "All checks passed."
+        return "\n".join([*self.lines, *found, f"Nothing was started. {end}"])
 
 
 def dry_run(
@@ -76,6 +74,7 @@ def dry_run(
     lines = [*_what(recipe, command, config)]
     problems: list[str] = []
     shape = load_shape(config.actor_rollout_ref.model)
+    # Each of them to its end: the reader gets all problems at once.
     for check in (_model, _settings, _data_and_reward):
         with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
             try:
@@ -141,6 +140,7 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     if validation.uses_plugin(config):
         validation.check_settings(config)
     DumpSettings.of(config.trainer)
+    # Without the plug-in's wrapper, which looks at this machine's devices, too.
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
     yield "settings verl's validation and GDPO's passed"
@@ -157,7 +157,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     if config.reward.reward_model.enable:
         yield "reward   a reward model needs the devices; it was not tried"
         return
-    config = config.copy()
+    config = config.copy()  # the check changes settings of it
     if shape is None:
         config.actor_rollout_ref.model.path = None  # answers are then counted in bytes
     # Not timed: a busy machine is no slow reward.

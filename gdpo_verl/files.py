@@ -20,10 +20,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         _remove(left)
+    # Beside it: a name is changed at once only within one file system.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield scratch
-        if path.is_dir():
+        if path.is_dir():  # no call replaces a folder that holds something
             shutil.rmtree(path)
         os.replace(scratch, path)
     finally:

@@ -70,6 +70,7 @@ def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
 
     try:
         address = hf_hub_url(path, "config.json")
+        # A cached model loads without the hub.
         cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
         if ask and not cached:
             get_hf_file_metadata(address)

@@ -38,7 +38,7 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 60:
         return f"{round(seconds) // 60} min {round(seconds) % 60} s"
     for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * size:
+        if seconds < 999.5 * size:  # three digits round to 1000 from there
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
 

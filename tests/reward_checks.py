@@ -49,7 +49,7 @@ def tires(result, answer, seen=[]):
     return result if seen.count("") < 4 else os._exit(7)
 
 def prints_and_leaves(result, answer):
-    print("a reward that prints")
+    os.write(1, b"a reward that prints")
     threading.Thread(target=time.sleep, args=(1000,)).start()
     subprocess.Popen(["sleep", "1000"])
     return result
@@ -66,6 +66,7 @@ inverted = changed(lambda result, answer: one(1 - result["right"]))
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
+wrapped = changed(lambda result, answer: asyncio.sleep(0, result))
 half_a_pair = changed(lambda result, answer: result | {"text": chr(0xD800)})
 
 @declares(Component("format", 0, 1), Component("right", 0, 1))
@@ -73,14 +74,6 @@ def thoughtful(data_source, solution_str, ground_truth, extra_info=None, *, stri
     form = float(solution_str.startswith("<think>") and "</think>" in solution_str)
     right = float(f"<answer>{ground_truth}</answer>" in solution_str)
     return {"score": form + right, "format": form, "right": right}
-
-class Judge:
-    components = ("right", "short")
-
-    async def __call__(self, data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-        return score_of(solution_str, ground_truth)
-
-judge = Judge()
 
 @declares("right", "short")
 def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -143,9 +136,15 @@ def write_data(
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
+def write_answers(directory: Path, *texts: str, row: int = 0) -> None:
+    """Write answers to one row into answers.jsonl."""
+    lines = [json.dumps({"index": row, "answer": text}) for text in texts]
+    (directory / "answers.jsonl").write_text("\n".join(lines))
+
+
 @pytest.fixture
 def check(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, dict[str, Any]]]:
     """Run the command; returns its status, what it printed, and its JSON."""
 
@@ -157,7 +156,7 @@ def check(
         options = (*patient, "--json", "report.json", *options)
         status = main(["check-reward", *named, *data, *options])
         report = Path("report.json")
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()  # of the worker, too
         shown = printed.out + "\n".join(
             line for line in printed.err.splitlines() if line.startswith("gdpo-verl: ")
         )

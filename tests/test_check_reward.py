@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import session
 from reward_checks import check as check
-from reward_checks import scores, write_data
+from reward_checks import scores, write_answers, write_data
 from reward_checks import work as work
 from waiting import wait_for
 
+from gdpo_verl.check_reward.answers import from_file
 from gdpo_verl.check_reward.tokens import byte_tokenizer
 
 
-@pytest.mark.parametrize("function", ["good", "good_async"])
+@pytest.mark.parametrize("function", ["prints", "good_async"])
 def test_made_up_answers_through_verls_naive_manager(check: Callable, function: str) -> None:
     status, shown, report = check(function)
     # Three rows with the truths 22, 44 and 66. "right" + "short": an empty answer and half a truth
@@ -41,6 +42,7 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
     assert "score = 1·right + 1·short in 27 of 27 answers" in shown
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
+    assert "a reward that prints" not in shown
     if function == "good_async":  # its sleep was waited for
         assert report["seconds"]["median"] >= 0.001
 
@@ -48,7 +50,7 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
 def test_our_manager_makes_the_configured_sum_and_counts_tokens(
     check: Callable, work: Path
 ) -> None:
-    (work / "answers.jsonl").write_text('{"index": 2, "answer": "é66"}\n')
+    write_answers(work, "é66", row=2)
     options = ["--answers", "answers.jsonl", "+algorithm.gdpo_reward_weights={mentions:5}"]
     status, shown, report = check(
         "measures", *options, "reward.reward_manager.name=gdpo_components"
@@ -90,7 +92,7 @@ BROKEN = {
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
-    "judge": "it returned a coroutine: verl awaits only",
+    "wrapped": "it returned a coroutine: verl awaits only",
 }
 
 
@@ -109,35 +111,31 @@ def test_a_reward_that_does_not_prefer_the_truth_is_noted(check: Callable) -> No
     assert "give real ones with --answers, or sample them with --model" in shown
 
 
-@pytest.mark.parametrize("manager", ["naive", "gdpo_components"])
-def test_a_template_that_opens_the_thought_is_named(
-    check: Callable, work: Path, manager: str
-) -> None:
+def test_a_template_that_opens_the_thought_is_named(check: Callable, work: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}\n<think>\n"
     tokenizer.save_pretrained(work / "policy")
-    status, shown, report = check(
-        "thoughtful",
-        "actor_rollout_ref.model.path=policy",
-        f"reward.reward_manager.name={manager}",
-    )
-    assert status == 0
+    manager = "reward.reward_manager.name=gdpo_components"
+    status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy", manager)
     # The answers are written as the policy writes them: without the opening tag.
     assert report["answers"][1]["answer"] == "It follows.</think>\n<answer>22</answer>"
-    if manager == "naive":
-        assert scores(report)["as an answer"] == [1.0] * 3
-        assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown
-        assert "gives its format 0 for every answer. Set it to gdpo_components" in shown
-    else:
-        assert scores(report)["as an answer"] == [2.0] * 3
-        assert "note     the prompt ends in '<think>" in shown
+    assert (status, scores(report)["as an answer"]) == (0, [2.0] * 3)
+    assert "note     the prompt ends in '<think>" in shown
+
+    status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy")
+    assert (status, scores(report)["as an answer"]) == (0, [1.0] * 3)
+    assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown
+    assert "gives its format 0 for every answer. Set it to gdpo_components" in shown
 
 
 REFUSED = {
     "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
+    "--function exits.py": "reward: loading it ended its process with status 3",
     "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
-    "algorithm.gdpo_reward_keys=[right]": "recipe ppo_trainer: Could not override "
-    "'algorithm.gdpo_reward_keys'",
+    "--data no_prompt.parquet": "verl's data set reads a column 'prompt', found only",
+    "--data no_source.parquet": "verl's reward managers read a column 'data_source', found only",
+    "--data no_truth.parquet": "expected a ground truth in reward_model.ground_truth of every row, "
+    "found none in row 1 of no_truth.parquet",
     "--rows 0": "--rows: expected a number above 0, found 0",
     "+algorithm.gdpo.whitten=token": "algorithm.gdpo.whitten: unknown key",
     "reward.reward_model.enable=true": "reward.reward_model.enable: expected false, found true",
@@ -145,38 +143,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> None:
+def test_what_cannot_be_checked_is_refused(check: Callable, work: Path, options: str) -> None:
+    (work / "exits.py").write_text("import os\nos._exit(3)\n")
+    write_data(work / "no_prompt.parquet", drop="prompt")
+    write_data(work / "no_source.parquet", drop="data_source")
+    write_data(work / "no_truth.parquet", truths=("22", None, "66"))
     status, shown, report = check(None if "--function" in options else "good", *options.split())
     assert (status, report) == (1, {})
     assert REFUSED[options] in shown
-
-
-@pytest.mark.parametrize(
-    ("flaw", "expected"),
-    [
-        ({"drop": "prompt"}, "verl's data set reads a column 'prompt', found only"),
-        ({"drop": "data_source"}, "verl's reward managers read a column 'data_source', found only"),
-        ({"truths": ["22", None, "66"]}, "expected a ground truth in reward_model.ground_truth of "
-         "every row, found none in row 1 of flawed.parquet"),
-    ],
-    ids=["no prompt", "no data source", "a row without ground truth"],
-)  # fmt: skip
-def test_data_that_lacks_something_is_refused(
-    check: Callable, work: Path, flaw: dict[str, Any], expected: str
-) -> None:
-    write_data(work / "flawed.parquet", **flaw)
-    status, shown, report = check("good", "--data", "flawed.parquet")
-    assert (status, report) == (1, {})
-    assert expected in shown
-
-
-def test_components_neither_declared_nor_named_are_a_problem(check: Callable) -> None:
-    status, shown, report = check("undeclared", "--rows", "1")
-    assert status == 1
-    assert "PROBLEM  algorithm.gdpo_reward_keys: the reward declares no components" in shown
-    assert "although it returns ['score', 'right', 'short']" in shown
-    assert scores(report)["ground truth"] == [2.0]  # what can be said is said all the same
-    assert check("undeclared", "--rows", "1", "+algorithm.gdpo_reward_keys=[right,short]")[0] == 0
 
 
 def test_each_data_source_of_both_files_is_tried(check: Callable, work: Path) -> None:
@@ -197,41 +171,40 @@ def test_each_data_source_of_both_files_is_tried(check: Callable, work: Path) ->
 DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts": "44"}
 
 
-def test_answers_of_a_rollout_dump_find_their_rows(check: Callable, work: Path) -> None:
-    lines = [DUMPED | {"uid": "ab_0_0"}, DUMPED | {"uid": "ab_1_0", "output": "nothing"}]
-    (work / "1.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    status, _, report = check("good", "--answers", "1.jsonl")
+def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(
+    check: Callable, work: Path
+) -> None:
+    lines = [DUMPED | {"uid": "ab_0_0"}, DUMPED | {"uid": "ab_1_0", "output": "a\ud800"}]
+    (work / "1.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"index": 0, "answer": "2"}])))
+    status, shown, report = check("half_a_pair", "--answers", "1.jsonl")
     assert status == 0
     found = [(each["row"], each["group"], each["score"]) for each in report["answers"]]
-    assert found == [(1, "ab", 2.0), (1, "ab", 0.0)]
-
-
-def test_half_of_a_surrogate_pair_is_no_fault(check: Callable, work: Path) -> None:
-    lines = [{"index": 0, "answer": text} for text in ("22", "a\ud800")]
-    (work / "answers.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    status, shown, report = check("half_a_pair", "--answers", "answers.jsonl")
-    assert (status, report["answers"][1]["answer"]) == (0, "a\ud800")
-    assert "note     row 0 (answers.jsonl): the tokenizer gives back another text" in shown
+    assert found == [(1, "ab", 2.0), (1, "ab", 1.0), (0, 0, 1.0)]
+    assert report["answers"][1]["answer"] == "a\ud800"
+    assert "note     row 1 (1.jsonl): the tokenizer gives back another text" in shown
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ({"index": 3, "answer": ""}, "answers.jsonl, line 2: expected the index of a row of "
-         "data.train_files, 0 to 2, found 3"),
+        ({"index": 3, "answer": ""}, "line 2: expected the index of a row of data.train_files, 0 "
+         "to 2, found 3"),
         ({"index": 0, "text": ""}, "found the keys ['index', 'text']"),
         (DUMPED | {"gts": "45"}, "no row of data.train_files has this line's ground truth and "),
+        (DUMPED | {"input": "what is 4 + 40?"}, "no row of data.train_files has this line's "),
         ("text", "line 2: expected a JSON object, found"),
     ],
-    ids=["no such row", "not an answer", "dump of other data", "not an object"],
+    ids=["no such row", "not an answer", "another truth", "another prompt", "not an object"],
 )  # fmt: skip
 def test_answers_that_cannot_be_used_are_refused(
-    check: Callable, work: Path, line: object, expected: str
+    tmp_path: Path, line: object, expected: str
 ) -> None:
-    (work / "answers.jsonl").write_text(f'{{"index": 0, "answer": ""}}\n{json.dumps(line)}\n')
-    status, shown, report = check("good", "--answers", "answers.jsonl")
-    assert (status, report) == (1, {})
-    assert expected in shown
+    question = [{"role": "user", "content": "what is 22 + 22?"}]
+    row = {"raw_prompt": question, "reward_model": {"ground_truth": "44"}}
+    file = tmp_path / "answers.jsonl"
+    file.write_text(f'{{"index": 0, "answer": ""}}\n{json.dumps(line)}\n')
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        from_file(file, [row] * 3)
 
 
 @pytest.mark.real
@@ -254,11 +227,6 @@ def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, poli
 # ---------------------------------------------------------------- a process of its own
 
 
-def test_what_a_reward_prints_and_starts_does_not_disturb_the_report(check: Callable) -> None:
-    status, shown, _ = check("prints", "--rows", "1")
-    assert (status, "a reward that prints" in shown) == (0, False)
-
-
 def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callable) -> None:
     status, shown, report = check("raises", "--rows", "2")
     assert status == 1
@@ -279,8 +247,7 @@ def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callabl
 def test_the_first_hang_or_crash_is_named_and_ends_the_check(
     check: Callable, work: Path, function: str, expected: str
 ) -> None:
-    lines = [json.dumps({"index": 0, "answer": text}) for text in ("22", "", "22")]
-    (work / "answers.jsonl").write_text("\n".join(lines))
+    write_answers(work, "22", "", "22")
     seconds = "1" if "1 s" in expected else "60"  # a busy machine takes its time over a crash
     status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
     assert status == 1
@@ -291,12 +258,6 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
     assert "note     1 answers were not scored" in shown
-
-
-def test_a_module_that_crashes_when_it_is_loaded_is_named(check: Callable, work: Path) -> None:
-    (work / "exits.py").write_text("import os\nos._exit(3)\n")
-    status, shown, _ = check(None, "--function", "exits.py")
-    assert (status, "reward: loading it ended its process with status 3" in shown) == (1, True)
 
 
 def test_a_gpu_that_the_command_has_used_is_not_handed_on(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from reward_checks import check as check
-from reward_checks import scores, write_data
+from reward_checks import scores, write_answers, write_data
 from reward_checks import work as work
 from sandboxes import working_protections
 
@@ -37,18 +37,12 @@ def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[st
         # Correctness, integer and format; a number without tags is no answer.
         ("gsm8k/gdpo_strict", ["22", "1,044", "-66"],
          {"as an answer": [3.0] * 3, "ground truth": [0.0] * 3}),
-        # Published, an integer is digits alone, in tags or not.
-        ("gsm8k/gdpo", ["22", "1,044", "-66"],
-         {"as an answer": [3.0, 2.0, 2.0], "ground truth": [2.0, 1.0, 1.0]}),
         # Right in a box, and within 4,000 tokens, as what is not in a box is, too.
         ("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"],
          {"in a box": [2.0] * 3, "ground truth": [1.0] * 3, "empty": [1.0] * 3}),
         # Half of format's 1, and correctness 3; nothing in an empty answer is right.
         ("toolbox/gdpo +algorithm.gdpo_reward_weights={format:0.5}", [GOOD_CALL] * 3,
          {"ground truth": [3.5] * 3, "empty": [-3.0] * 3}),
-        # Conditioned: short, but not right.
-        ("math_length/gdpo_conditioned", ["1", "2", "3"],
-         {"in a box": [2.0] * 3, "empty": [0.0] * 3}),
     ],
 )  # fmt: skip
 def test_a_recipe_reads_the_truth_in_its_own_form(
@@ -62,17 +56,8 @@ def test_a_recipe_reads_the_truth_in_its_own_form(
         assert "note     'length' is 1 for every answer" in shown
 
 
-UNREADABLE = {
-    "gsm8k/gdpo_strict": ("22", "forty-two"),
-    "math_length/gdpo": ("22", r"\boxed{}"),
-    "toolbox/gdpo": (GOOD_CALL, "<tool_call>\nno JSON\n</tool_call>"),
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable, name: str) -> None:
-    good, refused = UNREADABLE[name]
-    status, _, report = recipe(name, [good, refused, refused])
+def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable) -> None:
+    status, _, report = recipe("gsm8k/gdpo_strict", ["22", "forty-two", "forty-two"])
     assert status == 1
     assert (
         "row 1 (ground truth): parse_error 9: the reward cannot read the row's ground truth and "
@@ -80,34 +65,29 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable, n
     ) in report["problems"]
 
 
-needs_sandbox = pytest.mark.skipif(
+@pytest.mark.skipif(
     next(working_protections(), None) is None,
     reason="no sandbox works here: apt install bubblewrap",
 )
-
-
-@needs_sandbox
-def test_programs_cannot_be_made_up_of_their_tests_and_that_is_a_note(recipe: Callable) -> None:
+def test_programs_that_do_not_differ_are_a_problem_unless_made_up(
+    recipe: Callable, work: Path
+) -> None:
     status, shown, report = recipe("code/gdpo_strict", TESTS)
     assert status == 0
     assert all(answer["score"] == 0.0 for answer in report["answers"])
     assert "note     no component differs between two answers to one prompt" in shown
     assert "give real ones with --answers, or sample them with --model" in shown
 
-
-@needs_sandbox
-def test_given_programs_that_all_fail_are_a_problem(recipe: Callable, work: Path) -> None:
-    def lines(*programs: str) -> str:
-        fenced = [f"```python\n{program}\n```" for program in programs]
-        return "\n".join(json.dumps({"index": 0, "answer": text}) for text in fenced)
-
-    (work / "answers.jsonl").write_text(lines("print(2 * int(input()))", "print(3)"))
+    right, three, four = (
+        f"```python\nprint({text})\n```" for text in ("2 * int(input())", "3", "4")
+    )
+    write_answers(work, right, three)
     status, _, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     # Both run; the right one passes and is short.
     assert (status, scores(report)) == (0, {"answers.jsonl": [3.0, 1.0]})
     assert report["sandboxes"] == [next(working_protections()).name]
 
-    (work / "answers.jsonl").write_text(lines("print(4)", "print(3)"))
+    write_answers(work, four, three)
     status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
     assert "PROBLEM  no component differs between two answers to one prompt" in shown

@@ -100,31 +100,32 @@ def test_each_problem_is_named_once(results: list[RewardResult], expected: str) 
     assert problem.startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("codes", "text", "kind"),
-    [
-        pytest.param([1, 1, 1, 0], "yes", "notes", id="no ground truth is read"),
-        pytest.param([0, 1, 1, 1], "yes", "problems", id="a ground truth is read"),
-        pytest.param([None] * 4, "yes", "problems", id="nobody says what is read"),
-        pytest.param([None] * 4, '{"inputs": []}', "notes", id="tests of a program"),
-    ],
-)
-def test_made_up_answers_that_do_not_differ(codes: list[int | None], text: str, kind: str) -> None:
-    answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
-    results = [result(1.0, a=1.0, b=0.0, parse_error=code) for code in codes]
-    report = report_of(results, answers=answers)
-    assert [key for key in ("problems", "notes") for text in report[key] if "no comp" in text] == [
-        kind
-    ]
+def test_components_neither_declared_nor_named_are_a_problem() -> None:
+    report = report_of(declared=())
+    (problem,) = report["problems"]
+    assert problem.startswith("algorithm.gdpo_reward_keys: the reward declares no components")
+    assert "although it returns ['score', 'a', 'b', 'parse_error']" in problem
+    assert report["kinds"][0]["high"] == 3.0  # what can be said is said all the same
+    assert report_of(declared=(), gdpo_reward_keys=["a", "b"])["problems"] == []
 
 
+FORM = "the ground truth (ground truth) scores less than a wrong answer"
+SAME = "no component differs between two answers to one prompt"
 UNCODED = [replace(each, info={**each.info, "parse_error": None}) for each in GOOD]
 INVERTED = [UNCODED[1], UNCODED[0], UNCODED[3], UNCODED[2]]  # the empty answer gets the truth's
+
+
+def alike(*codes: int | None) -> list[RewardResult]:
+    return [result(1.0, a=1.0, b=0.0, parse_error=code) for code in codes]
 
 
 @pytest.mark.parametrize(
     ("results", "text", "kind", "expected"),
     [
+        pytest.param(alike(1, 1, 1, 0), "22", "notes", SAME, id="alike: no truth is read"),
+        pytest.param(alike(0, 1, 1, 1), "22", "problems", SAME, id="alike: a truth is read"),
+        pytest.param(alike(*[None] * 4), "22", "problems", SAME, id="alike: nobody says"),
+        pytest.param(alike(*[None] * 4), '{"inputs": []}', "notes", SAME, id="alike: programs"),
         pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows", id="inverted"),
         pytest.param([UNCODED[0], UNCODED[0], UNCODED[2], UNCODED[2]], "22", "problems",
                      "does not order answers", id="unordered"),
@@ -132,23 +133,21 @@ INVERTED = [UNCODED[1], UNCODED[0], UNCODED[3], UNCODED[2]]  # the empty answer 
                      "the reward is inverted", id="beside a full component"),
         pytest.param([result(-3.0, a=0.0, b=-3.0), result(-2.0, a=1.0, b=-3.0)] * 2, "22", "notes",
                      "--model", id="one alone, another at its lowest"),
-        pytest.param(INVERTED, '{"inputs": []}', "notes", "--model", id="tests of a program"),
+        pytest.param(INVERTED, '{"inputs": []}', "notes", "--model", id="programs"),
     ],
 )  # fmt: skip
-def test_a_reward_that_does_not_prefer_the_truth(
+def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers(
     results: list[RewardResult], text: str, kind: str, expected: str
 ) -> None:
-    answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
-    report = report_of(results, answers=answers)
-    (found,) = [
-        (key, each) for key in ("problems", "notes") for each in report[key] if FORM in each
-    ]
-    assert (found[0], expected in found[1]) == (kind, True)
-    good = report_of(GOOD, answers=answers)
-    assert not any(FORM in each for each in (*good["problems"], *good["notes"]))
+    def complaints(results: list[RewardResult]) -> list[tuple[str, str]]:
+        answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
+        report = report_of(results, answers=answers)
+        texts = [(key, each) for key in ("problems", "notes") for each in report[key]]
+        return [each for each in texts if (SAME if expected == SAME else FORM) in each[1]]
 
-
-FORM = "the ground truth (ground truth) scores less than a wrong answer"
+    ((key, complaint),) = complaints(results)
+    assert (key, expected in complaint) == (kind, True)
+    assert complaints(GOOD) == []
 
 
 def test_score_follows_weights_and_conditions() -> None:
@@ -169,15 +168,11 @@ def test_score_follows_weights_and_conditions() -> None:
     assert f"{name} -1 " in "".join(unknown["notes"])
 
 
-def test_optional_components_that_no_answer_has_are_noted() -> None:
+def test_other_keys_and_optional_components_that_no_answer_has_are_noted() -> None:
+    (keys, _) = report_of(with_last(extra=1))["notes"]
+    expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"
+    assert keys.startswith(expected)
+
     declared = (Component("a", 0, 1), Component("b", -3, 3, optional=True))
     report = report_of([result(1.0, a=1.0), result(0.0, a=0.0)] * 2, declared=declared)
-    assert report["problems"] == []
-    assert report["notes"] == ["'b' is not scored in any answer"]
-
-
-def test_other_keys_are_noted() -> None:
-    report = report_of(with_last(extra=1))
-    assert report["problems"] == []
-    expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"
-    assert report["notes"][0].startswith(expected)
+    assert (report["problems"], report["notes"]) == ([], ["'b' is not scored in any answer"])

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ def rayjob() -> dict[str, Any]:
     job = yaml.safe_load((PLACE / "rayjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     return dict(job["spec"])
-
-
-def pods(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    cluster = spec["rayClusterSpec"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        yield group["template"]["spec"]
 
 
 def training(command: str) -> tuple[Path, list[str], DictConfig]:
@@ -63,24 +56,21 @@ def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names()
     run, _, config = training(spec["entrypoint"])
     variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert variables["VERL_FILE_LOGGER_PATH"] == str(run / "metrics.jsonl")
+    head_group = spec["rayClusterSpec"]["headGroupSpec"]
     (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
-    head, worker = (pod["containers"][0] for pod in pods(spec))
+    pods = [group["template"]["spec"] for group in (head_group, workers)]
+    head, worker = (pod["containers"][0] for pod in pods)
     assert workers["replicas"] == config.trainer.nnodes
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == config.trainer.n_gpus_per_node
     assert head["image"] == worker["image"]
-    for pod in pods(spec):
-        container, known = pod["containers"][0], {volume["name"] for volume in pod["volumes"]}
+    for pod, container in zip(pods, (head, worker), strict=True):
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-        assert set(mounts.values()) <= known
+        assert set(mounts.values()) <= {volume["name"] for volume in pod["volumes"]}
         for path in (str(run), config.data.train_files, config.data.val_files):
             assert any(path.startswith(f"{mount}/") for mount in mounts)
-
-
-def test_rayjob_beside_a_head_without_cpus_places_nothing_there() -> None:
-    spec = rayjob()
-    assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    # Nothing is placed on a head without CPUs, the transfer queue included.
+    assert head_group["rayStartParams"] == {"num-cpus": "0"}
     assert spec["entrypointNumCpus"] >= 1
-    _, _, config = training(spec["entrypoint"])
     assert OmegaConf.select(config, QUEUE_NODES) == "CPU"
     assert f"++{QUEUE_NODES}=CPU" in _EXISTING_CLUSTER
 

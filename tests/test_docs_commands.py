@@ -44,11 +44,6 @@ def printed(page: str, begin: str) -> list[str]:
     return [line for line in commands(ROOT / "docs" / page) if line.startswith(begin)]
 
 
-def arguments(line: str, directory: Path) -> list[str]:
-    words = line.partition("  #")[0].replace("$PWD", str(directory))
-    return shlex.split(words.replace("scripts/train.sh", "gdpo-verl train"))[1:]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_printed_command_parses(page: Path) -> None:
     parser = _parser()
@@ -69,15 +64,19 @@ def test_every_printed_command_parses(page: Path) -> None:
 
 
 def test_verls_own_command_composes_and_its_settings_are_known() -> None:
-    lines = [line for page in PAGES for line in commands(page) if line.startswith(VERL)]
+    lines = [line for page in PAGES for line in commands(page) if VERL in line]
     lines = [line for line in lines if "--config-" not in line]
-    assert len(lines) > 2  # README, the settings, the quickstart
+    assert len(lines) > 3  # README, the settings, the quickstart, the page on CPUs
+    recipe = compose("toolbox/gdpo")
     for line in lines:
-        words = shlex.split(line.partition(" ...")[0])[3:]
+        variables, _, words = line.partition(" ...")[0].partition(VERL)
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-            config = hydra.compose("ppo_trainer", words)
+            config = hydra.compose("ppo_trainer", shlex.split(words))
         GdpoConfig.from_algorithm(config.algorithm)
         assert config.algorithm.adv_estimator == "gdpo"
+        if variables == "VERL_PLATFORM=cpu ":
+            for key in ("ray_kwargs", "trainer.device", "actor_rollout_ref.rollout.dtype"):
+                assert OmegaConf.select(config, key) == OmegaConf.select(recipe, key)
 
 
 @pytest.fixture
@@ -98,8 +97,9 @@ def test_commands_of_the_pages_compose_and_name_a_model(
     lines += printed("variants.md", "scripts/train.sh")
     assert len(lines) > 5
     for line in lines:
-        words = [word for word in arguments(line, conf.parent) if word != "--dry-run"]
-        assert main([*words, "--cfg", "job"]) == 0, line
+        words = shlex.split(line.replace("$PWD", str(conf.parent)), comments=True)[1:]
+        command = ["train", *words] if line.startswith("scripts/train.sh") else words
+        assert main([*(word for word in command if word != "--dry-run"), "--cfg", "job"]) == 0, line
         config = OmegaConf.create(capsys.readouterr().out)
         assert config.actor_rollout_ref.model.path != DEFAULT, line
 
@@ -136,17 +136,6 @@ def test_recipe_that_names_other_places_keeps_them(conf: Path) -> None:
     own.write_text(re.sub(r"searchpath: .*", f"searchpath: {places}", own.read_text()))
     config = compose("mine/gdpo", ["hardware=mine"], conf)
     assert config.trainer.n_gpus_per_node == 3
-
-
-def test_verl_s_own_configuration_takes_the_settings_for_the_cpu() -> None:
-    (line,) = printed("cpu.md", "VERL_PLATFORM=cpu python -m verl.trainer.main_ppo")
-    words = shlex.split(line.partition(" ...")[0])[4:]
-    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        config = hydra.compose("ppo_trainer", words)
-    assert config.algorithm.adv_estimator == "gdpo"
-    recipe = compose("toolbox/gdpo")
-    for key in ("ray_kwargs", "trainer.device", "actor_rollout_ref.rollout.dtype"):
-        assert OmegaConf.select(config, key) == OmegaConf.select(recipe, key)
 
 
 def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(

@@ -69,15 +69,6 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
     assert tokenizer.tokenize("1234567") == list("1234567")
 
 
-def test_toolbox_rows_are_cheap_in_tokens(tokenizer: Any) -> None:
-    examples = list(islice(toolbox.examples("train", seed=0), 300))
-    prompts = [len(prompt) for prompt in policy.encode_prompts(tokenizer, examples)]
-    answers = [len(tokenizer(e.ground_truth)["input_ids"]) + 1 for e in examples]
-    assert max(prompts) <= 64
-    assert max(answers) <= Settings().max_new_tokens
-    assert mean(prompts) + mean(answers) < 80
-
-
 def test_what_the_toolboxs_policy_learns_from_never_changes() -> None:
     # Digests of the texts: a seed keeps its policy.
     settings = TOOLBOX.settings
@@ -140,16 +131,12 @@ def test_the_same_seed_gives_the_same_weights(saved: Path, tmp_path: Path) -> No
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_policy_outside_the_band_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'format', found 0\.0%; nothing was written"):
         policy.make_policy(tmp_path / "policy", settings=QUICK)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_band_names_the_share_that_lies_outside() -> None:
-    for form, exact, culprit in ((0.54, 0.22, "format"), (0.68, 0.41, "exact")):
-        with pytest.raises(ValueError, match=f"in '{culprit}'"):
-            policy.check_bands({"format": form, "exact": exact}, TOOLBOX)
+    with pytest.raises(ValueError, match="in 'exact'"):
+        policy.check_bands({"format": 0.68, "exact": 0.41}, TOOLBOX)
     policy.check_bands({"format": 0.55, "exact": 0.40}, TOOLBOX)
 
 
@@ -167,7 +154,11 @@ def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
     rng = random.Random(1)
     tokenizer = policy.train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
     assert all(len(tokenizer(phrase)["input_ids"]) == 1 for phrase in task.phrases)
-    for example in [task.draw(rng) for _ in range(50)]:
+    examples = [task.draw(rng) for _ in range(50)]
+    prompts = policy.encode_prompts(tokenizer, examples)
+    assert max(map(len, prompts)) <= (64 if task is TOOLBOX else 1000)  # of a thousand characters
+    for example, prompt in zip(examples, prompts, strict=True):
+        assert example.messages[-1]["content"] in tokenizer.decode(prompt)
         answer = task.demonstrate(example, rng, 0.0, 0.0)
         assert task.grade(answer, example.ground_truth) == (True, True)
         if task.phrases:
@@ -226,66 +217,47 @@ def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, token
     torch.testing.assert_close(model(**kept).loss, model(**whole).loss)
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_every_step_sees_the_weights_of_the_last(tokenizer: Any, bfloat16: bool) -> None:
+def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer: Any) -> None:
     torch.manual_seed(0)
     model, settings = make_model(tokenizer), replace(QUICK, steps=40)
     batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=1))
     before = model(**batch).loss.item()
-    policy.train(TOOLBOX, model, tokenizer, settings, seed=0, bfloat16=bfloat16)
+    policy.train(TOOLBOX, model, tokenizer, settings, seed=0, bfloat16=True)
     assert model(**batch).loss.item() < before / 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("no folder", "expected the directory of a model, found no config.json"),
-        ("no tokenizer", "--from: (cannot load|expected) a tokenizer"),
-        ("chat_template", "expected a tokenizer with chat_template, found none"),
-        ("pad_token", "expected a tokenizer with pad_token, found none"),
-        ("vocabulary", "found 594 rows of embeddings and the token 594 in .*Give the tokenizer th"),
-    ],
-    ids=str,
-)
 def test_a_directory_that_cannot_be_trained_from_is_refused(
-    saved: Path, tmp_path: Path, fault: str, message: str, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, out = tmp_path / "base", tmp_path / "out"
-    if fault != "no folder":
-        shutil.copytree(saved, base, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja"))
-    if not fault.startswith("no "):
-        changed = AutoTokenizer.from_pretrained(saved)
-        if fault == "vocabulary":
-            changed.add_tokens(["<another>"])
-        else:
-            setattr(changed, fault, None)
-        changed.save_pretrained(base)
-    assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
-    assert re.search(message, capsys.readouterr().err)
+
+    def refusal() -> str:
+        assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
+        return capsys.readouterr().err
+
+    assert "expected the directory of a model, found no config.json" in refusal()
+    shutil.copytree(saved, base, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja"))
+    assert re.search("--from: (cannot load|expected) a tokenizer", refusal())
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(base)
+    message = "found 594 rows of embeddings and the token 594 in .*Give the tokenizer th"
+    assert re.search(message, refusal())
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(base)
+    assert "expected a tokenizer with pad_token, found none" in refusal()
     assert not out.exists()
 
 
-def test_bfcl_is_learned_by_a_pretrained_model(saved: Path, tmp_path: Path) -> None:
-    pytest.importorskip("bfcl_eval")
-    made = make(tmp_path / "p", task="bfcl", base=str(saved), settings=PRETRAINED)
-    assert json.loads((made / "policy.json").read_text())["task"] == "bfcl"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_the_command_refuses_what_cannot_be_made_and_offers_every_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
         (["--task", "bfcl"], "--task bfcl: expected a pretrained model"),
         (["smollm2", "--from", "models/mine"], "--from: smollm2 is fetched and not trained"),
-    ],
-)
-def test_the_command_refuses_what_cannot_be_made(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["make-policy", *arguments, "--out", str(tmp_path / "p")]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_the_command_offers_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    ):
+        assert main(["make-policy", *arguments, "--out", str(tmp_path / "p")]) == 1
+        assert message in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["make-policy", "--task", "chess"])
     message = capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import httpx
@@ -40,26 +39,21 @@ def toolbox_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that has one model, and another for those who may read it."""
+    """A hub that knows of three names and is out of reach for any other."""
+    refused = {"typo": errors.RepositoryNotFoundError, "gated": errors.GatedRepoError}
 
     def answer(url: str) -> None:
-        if "/models/known/" not in url:
+        name = url.split("/")[4]
+        if name in refused:
             response = httpx.Response(404, request=httpx.Request("HEAD", url))
-            kind = errors.GatedRepoError if "gated" in url else errors.RepositoryNotFoundError
-            raise kind(url, response=response)
+            raise refused[name](url, response=response)
+        if name != "known":
+            raise httpx.ConnectError(url)
 
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", answer)
 
 
-@pytest.fixture
-def unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(url: str) -> None:
-        raise httpx.ConnectError(url)
-
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", answer)
-
-
-@pytest.mark.usefixtures("toolbox_policy", "unreachable_hub")
+@pytest.mark.usefixtures("toolbox_policy", "hub")
 @pytest.mark.parametrize(
     ("path", "found"),
     [
@@ -70,6 +64,8 @@ def unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("models/toolbox/", r"found 'models/toolbox/', at whose last slash verl stops"),
         ("models/toolbx", r"in 'models/toolbx' .*\. Did you mean 'toolbox'\? Set it to"),
         ("runs/mine/model", r"in 'runs/mine/model'"),
+        ("mymodel/typo", r", and the hub gives none to this machine \(RepositoryNotFoundError\)"),
+        ("meta/gated", r", and the hub gives none to this machine \(GatedRepoError\)"),
     ],
 )
 def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
@@ -77,31 +73,12 @@ def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
         check_model(training(path))
 
 
-@pytest.mark.usefixtures("toolbox_policy", "unreachable_hub")
+@pytest.mark.usefixtures("toolbox_policy", "hub")
 @pytest.mark.parametrize(
-    "path", ["models/toolbox", "./models/toolbox", "Qwen/Qwen2.5-0.5B", "gpt2", "hdfs://models/x"]
+    "path", ["models/toolbox", "models/known", "Qwen/Qwen2.5-0.5B", "gpt2", "hdfs://models/x"]
 )
 def test_model_that_is_here_or_may_be_fetched_is_not_refused(path: str) -> None:
     check_model(training(path))
-
-
-def test_configuration_may_lie_elsewhere_than_the_weights(toolbox_policy: Path) -> None:
-    check_model(training("/weights/alone", hf_config_path=str(toolbox_policy)))
-
-
-@pytest.mark.usefixtures("toolbox_policy", "hub")
-@pytest.mark.parametrize(
-    ("path", "refusal"),
-    [
-        ("models/known", None),
-        ("mymodel/typo", "RepositoryNotFoundError"),
-        ("meta/gated", "GatedRepoError"),
-    ],
-)
-def test_hub_that_answers_decides(path: str, refusal: str | None) -> None:
-    said = rf"no config\.json in '{path}'.*, and the hub gives none to this machine \({refusal}\)"
-    with pytest.raises(ValueError, match=said) if refusal else contextlib.nullcontext():
-        check_model(training(path))
 
 
 def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
@@ -115,8 +92,8 @@ def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
     check_model(training("models/cached"))
 
 
-@pytest.mark.usefixtures("toolbox_policy")
-def test_model_of_a_reward_model_is_looked_for_too() -> None:
+def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy: Path) -> None:
+    check_model(training("/weights/alone", hf_config_path=str(toolbox_policy)))
     config = training("models/toolbox")
     config.reward.reward_model = {"enable": True, "model_path": "/no/judge"}
     with pytest.raises(ValueError, match=r"^reward\.reward_model\.model_path: .*'/no/judge'"):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import Training, environment_without
+from conftest import Training, environment_without, inputs
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,24 +32,16 @@ def run(*command: object, **options: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with the source archive and the wheel made of it."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel made of the source archive beside it."""
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", out, ROOT)
-    return out
-
-
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    (wheel,) = built.glob("*.whl")
+    (wheel,) = out.glob("*.whl")
     return wheel
 
 
-def test_twine_has_nothing_to_say(built: Path) -> None:
-    run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir())
-
-
 def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(wheel: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", *wheel.parent.iterdir())
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = run("git", "ls-files", "gdpo_verl", "recipes", cwd=ROOT).split()
     wanted = {re.sub("^recipes/", "gdpo_verl/recipes/", name) for name in tracked}
@@ -66,9 +58,7 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
     train = [
         *[Path(python).with_name("gdpo-verl"), "train", "toolbox/gdpo", "--run", "run"],
         "hardware=cpu",
-        f"actor_rollout_ref.model.path={policy}",
-        f"data.train_files={toolbox / 'train.parquet'}",
-        f"data.val_files={toolbox / 'validation.parquet'}",
+        *inputs(toolbox, policy),
         "data.train_batch_size=8",
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",

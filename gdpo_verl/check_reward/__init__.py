@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import open_dict
 
 from gdpo_verl.check_reward.answers import CheckedAnswer, from_file, ground_truth, made_up
 from gdpo_verl.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswer, complaints
 from gdpo_verl.check_reward.report import measure
+from gdpo_verl.check_reward.sampling import sample
 from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.check_reward.worker import score_twice
 from gdpo_verl.config import GdpoConfig
@@ -97,7 +99,7 @@ def check(
     GdpoConfig.from_algorithm(config.algorithm)  # refuses what is wrong in it
     if model is not None:
         config.actor_rollout_ref.model.path = str(model)
-        if config.actor_rollout_ref.rollout.n == 1:
+        if config.actor_rollout_ref.rollout.n == 1:  # one answer cannot differ from another
             config.actor_rollout_ref.rollout.n = SEVERAL
     with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
@@ -109,24 +111,24 @@ def check(
             numbered = {answer.row for answer in chosen}
         else:
             total, count = len(dataset), min(rows or ROWS, len(dataset))
+            # An even spread may miss a data source of few rows.
             first = reward.first_rows(dataset, "train_files", config.data.reward_fn_key)
             numbered = {number * total // count for number in range(count)} | {*first.values()}
         columns = {number: _columns(dataset, number) for number in sorted(numbered)}
+        # One template writes all prompts: the first shows whether answers start in a thought.
         prompt = reward.prompt_text(config, tokenizer, next(iter(columns.values())))
         opening = opened_thought(prompt)
         if model is not None:
-            from gdpo_verl.check_reward.sampling import sample
-
             chosen = sample(config, tokenizer, columns)
         elif answers is None:
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
         held_out = made_up(others, inside_thought=bool(opening))
+        # The validation's last: where one of them hangs, all of the training's are scored.
         scored = score_twice(config, {**columns, **others}, [*chosen, *held_out], timeout)
     report = measure(config, chosen, scored, step_seconds)
     # In a validation nobody reads the components: a number will do.
-    results = scored.results[len(chosen) :]
-    found = complaints([*map(ScoredAnswer, held_out, results)])
+    found = complaints([*map(ScoredAnswer, held_out, scored.results[len(chosen) :])])
     report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if opening:
@@ -151,9 +153,7 @@ def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
 
 def _columns(dataset: Any, number: int) -> dict[str, Any]:
     """A row without verl's `dummy_tensor`, which takes a file descriptor to send to a process."""
-    import torch
-
-    row = dict(dataset[number])
+    row = dataset[number]
     return {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
 
 
@@ -182,6 +182,7 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
     wanted = {config.data.prompt_key: "verl's data set reads"}
     if config.reward.reward_manager.source == "register":
         wanted |= dict.fromkeys(("data_source", "reward_model"), "verl's reward managers read")
+    # A data set of a user's class may have no such table.
     found = getattr(getattr(dataset, "dataframe", None), "column_names", None)
     for column, reader in wanted.items():
         if found is not None and column not in found:

@@ -21,11 +21,7 @@ FORMS = {
     "in a box": THINK + "It follows.</think>\n\\boxed{{{}}}",
 }
 """The forms in which answers are often asked for."""
-WRONG = {
-    GROUND_TRUTH: "another row's",
-    "as an answer": "another row's, as an answer",
-    "in a box": "another row's, in a box",
-}
+WRONG = {form: f"another row's, {form}" for form in FORMS} | {GROUND_TRUTH: "another row's"}
 """The kind of another row's ground truth in each form."""
 RANDOM_CHARACTERS = 200
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
@@ -76,11 +72,12 @@ def made_up(
     Args:
       inside_thought: the prompt has opened the thought, so that no answer holds that tag.
     """
-    rng = random.Random(0)
+    rng = random.Random(0)  # the same random text each time: two reports can be compared
     truths = [ground_truth(row) for row in rows.values()]
     answers = []
     for place, (number, truth) in enumerate(zip(rows, truths, strict=True)):
         following = truths[place + 1 :] + truths[:place]
+        # An equal truth, as in a task with few, would be right here, too.
         other = next((each for each in following if each not in (None, truth)), None)
         texts: dict[str, str] = {}
         if truth is not None:
@@ -127,9 +124,9 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
                 )
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
-            by_truth = by_truth or _rows_by_truth(dataset)
+            by_truth = by_truth or _rows_by_truth(dataset)  # it tokenizes every row's prompt
             truth = ground_truth({"reward_model": {"ground_truth": line["gts"]}}) or ""
-            prompt = str(line["input"])
+            prompt = str(line["input"])  # a chat's text, in which the question is found
             found = [row for row, question in by_truth.get(truth, []) if question in prompt]
             if not found:
                 raise ValueError(

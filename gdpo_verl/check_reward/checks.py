@@ -79,6 +79,7 @@ def complaints(
       step_seconds: how long a training step takes.
     """
     finished = [each for each in tried if not each.result.error]
+    # A bare number has no components to complain of.
     dicts = [each for each in finished if not each.no_dict]
     keys = sorted(dicts[0].result.info) if dicts else []
     reshaped = [each for each in dicts if sorted(each.result.info) != keys]
@@ -91,6 +92,10 @@ def complaints(
     unreadable = (
         f"parse_error {ParseError.GROUND_TRUTH:d}: the reward cannot read the row's ground truth "
         "and gives every answer the minimum. Correct it, or leave the row out of the data"
+    )
+    other_keys = (
+        f" are not those of the first, {keys}; where verl makes columns of them it takes the first "
+        "answer's"
     )
     another_text = "the tokenizer gives back another text, which is what the reward saw"
     table: list[tuple[str, Iterable[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
@@ -111,14 +116,7 @@ def complaints(
             ),
         ),
         (NOTE, altered, lambda _: another_text),
-        (
-            NOTE,
-            reshaped,
-            lambda each: (
-                f"the keys {sorted(each.result.info)} are not those of the first, {keys}; where "
-                "verl makes columns of them it takes the first answer's"
-            ),
-        ),
+        (NOTE, reshaped, lambda each: f"the keys {sorted(each.result.info)}{other_keys}"),
     ]
     for kind, answers, complaint in table:
         found = [(each.answer.name, text) for each in answers if (text := complaint(each))]
@@ -148,6 +146,7 @@ def not_the_sum(each: ScoredAnswer) -> str:
     score, total = each.score, each.weighted_sum
     if score is None or total is None:
         return ""
+    # Absolute below 1: sums near 0 differ by rounding alone.
     if abs(total - score) <= SCORE_TOLERANCE * max(abs(score), 1.0):
         return ""
     return (
@@ -178,10 +177,10 @@ def _not_repeated(each: ScoredAnswer) -> str:
 
 def _alike(one: Any, other: Any) -> bool:
     try:
-        one, other = float(one), float(other)
+        # Threads add up in any order, and so round in another way.
+        return bool(np.isclose(float(one), float(other), rtol=1e-9, atol=1e-9, equal_nan=True))
     except (TypeError, ValueError, OverflowError):
         return bool(one == other)
-    return bool(np.isclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True))
 
 
 def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
@@ -209,7 +208,7 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) ->
     preferred = (2 * sum(margin > 0 for margin in each) >= len(each) for each in margins.values())
     if not margins or any(preferred) or len({each.score for each in readable}) < 2:
         return
-    form = min(margins, key=lambda form: sum(margins[form]))
+    form = min(margins, key=lambda form: sum(margins[form]))  # the fault is clearest in the worst
     rows, worse = len(margins[form]), sum(margin < 0 for margin in margins[form])
     text = (
         f"the ground truth ({form}) scores less than a wrong answer in {worse} of {rows} rows, and "
@@ -231,16 +230,19 @@ def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
     The reward's `parse_error` says that it reads no ground truth, or most of them look like JSON
     objects, as the tests of a program do.
     """
-    truths = [each for each in readable if each.answer.made_up and each.answer.kind in WRONG]
+    if not readable[0].answer.made_up:
+        return False
+    truths = [each for each in readable if each.answer.kind in WRONG]
     bare = [each.answer.text for each in truths if each.answer.kind == GROUND_TRUTH]
     objects = sum(truth.lstrip().startswith("{") for truth in bare)
-    made_up = all(each.answer.made_up for each in readable)
-    return made_up and (all(each.parse_error for each in truths) or 2 * objects > len(bare))
+    # A reward without a parse_error (None) does not say what it reads.
+    return all(each.parse_error for each in truths) or 2 * objects > len(bare)
 
 
 def _one_orders(batch: RewardBatch) -> bool:
-    """Whether one component alone varies, and another stays at its lowest for every answer."""
+    """Return whether one component alone varies, and another stays at its lowest."""
     low = {key: limits[0] for key, limits in batch.objective.ranges.items()}
+    # One that some answers lack varies, and is not at its lowest for every answer.
     columns = dict(zip(batch.objective.keys, batch.rewards.nan_to_num(math.inf).T, strict=True))
     varying = [key for key, column in columns.items() if column.min() < column.max()]
     return len(varying) == 1 and any(
@@ -250,10 +252,9 @@ def _one_orders(batch: RewardBatch) -> bool:
 
 def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) -> list[float]:
     """The margin of each row's ground truth in this form over its best wrong answer."""
-    scores: dict[Any, dict[str, float]] = defaultdict(dict)
+    scores: dict[Any, dict[str, Any]] = defaultdict(dict)
     for each in readable:
-        if each.answer.made_up and each.score is not None:
-            scores[each.answer.row][each.answer.kind] = each.score
+        scores[each.answer.row][each.answer.kind] = each.score
     return [
         row[form] - max(row[kind] for kind in wrong if kind in row)
         for row in scores.values()
@@ -265,6 +266,7 @@ def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     """Note conditions on a reward that can be negative: where they fail, it counts as 0."""
     objective = batch.objective
     for name, condition in objective.config.conditions.items():
+        # Made-up answers seldom reach the lowest value; a declaration tells it.
         least = float(batch.raw[:, objective.keys.index(name)].nan_to_num(math.inf).min())
         least = min(least, objective.ranges.get(name, (0.0, 0.0))[0])
         if least < 0:

@@ -54,7 +54,7 @@ def measure(
     dicts = [each for each in finished if not each.no_dict]
     found: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
     components: list[dict[str, Any]] = []
-    if dicts or not finished:
+    if dicts or not finished:  # bare numbers alone have their own complaint
         # A key counts as returned where one answer has it.
         keys = list(dict.fromkeys(key for each in dicts for key in each.result.info))
         try:
@@ -68,7 +68,7 @@ def measure(
             validation.check_estimator(objective, config.actor_rollout_ref.rollout.n)
             returned = {each.answer.name: each.result.info for each in finished}
             validation.check_filter(config, returned)
-        except ValueError as error:
+        except ValueError as error:  # what is known so far is shown all the same
             found.append((PROBLEM, str(error)))
     found += checks.complaints(tried, scored.declared, step_seconds)
     found += _constant(components)
@@ -116,7 +116,7 @@ def _read_components(
             read_components([each.result.info], objective, [each.answer.name])
         except ValueError as error:
             errors.append(str(error))
-        else:
+        else:  # a score that is no number has its own complaint
             readable += [each] if each.score is not None else []
     found += checks.first_and_count(PROBLEM, errors)
     if not readable:
@@ -141,6 +141,7 @@ def _read_components(
 def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[str, Any]]:
     names, groups = batch.objective.keys, batch.group_ids
     sizes = Counter(groups)
+    # One answer alone would count as a prompt in which nothing varies.
     several = [row for row, group in enumerate(groups) if sizes[group] > 1]
     metrics = component_metrics(batch.raw, groups, names)
     grouped = component_metrics(batch.raw[several], [groups[row] for row in several], names)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from gdpo_verl.check_reward.answers import CheckedAnswer
 from gdpo_verl.plugin.reward import prompt_text
 
@@ -23,9 +26,6 @@ def sample(
     Raises:
       OSError, ValueError: the model cannot be loaded.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
     rollout = config.actor_rollout_ref.rollout
     device = "cuda" if torch.cuda.is_available() else "cpu"
     path = config.actor_rollout_ref.model.path
@@ -33,7 +33,7 @@ def sample(
     model.to(device).eval()
     ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends)
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # reports differ only by what was changed
     answers: list[CheckedAnswer] = []
     numbers = list(rows)
     for start in range(0, len(numbers), PROMPTS_AT_ONCE):
@@ -42,8 +42,8 @@ def sample(
             [prompt_text(config, tokenizer, rows[number]) for number in chunk],
             return_tensors="pt",
             padding=True,
-            padding_side="left",
-            add_special_tokens=False,
+            padding_side="left",  # all answers of the batch begin in one column
+            add_special_tokens=False,  # the template has written them
         ).to(device)
         with torch.inference_mode():
             output = model.generate(

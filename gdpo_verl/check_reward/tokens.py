@@ -9,12 +9,8 @@ from gdpo_verl.tasks.rows import tokenizer_of
 
 
 def model_path(model: Any) -> str | None:
-    """Find the policy's tokenizer; None when it is not on this machine.
-
-    Args:
-      model: verl's `actor_rollout_ref.model`. A name that is no absolute path may be one of the
-        Hugging Face hub's and is left to its loader.
-    """
+    """The policy's tokenizer, or its model, in verl's settings; None where it is not here."""
+    # A name that is no absolute path may be one of the hub's, and is left to its loader.
     path = os.path.expanduser(model.get("tokenizer_path") or model.get("path") or "")
     missing = path.startswith("/") and not os.path.exists(path)
     return None if missing else path or None
@@ -32,6 +28,7 @@ def load_tokenizer(model: Any) -> Any:
     path = model_path(model)
     if path is None:
         return byte_tokenizer()
+    # verl's loader adds a padding token, and copies a model of HDFS here first.
     return tokenizer_of(
         path,
         "actor_rollout_ref.model.path (or null, which counts bytes for tokens)",
@@ -47,6 +44,7 @@ def byte_tokenizer() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(alphabet)}
+    # Without merges and without splitting at words nothing but single bytes is left.
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from gdpo_verl.check_reward.answers import CheckedAnswer
 from gdpo_verl.check_reward.tokens import load_tokenizer
 from gdpo_verl.plugin.reward import (
@@ -91,8 +93,6 @@ def score_twice(
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
     """
-    import torch
-
     # A fork cannot use a GPU that this process has used, as for answers of a model.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
     # Files, for what a reward forks would keep a pipe open.
@@ -119,6 +119,7 @@ def score_twice(
     if isinstance(loaded, str):
         raise ValueError(loaded)
     places = _finished_backwards(results[: len(answers)])
+    # The process ended early, at the answer after the last result.
     if len(results) < len(answers) + len(places):
         results.append(RewardResult(error=_end(process.exitcode, dump, timeout)))
     again = dict(zip(places, results[len(answers) :], strict=False))
@@ -217,11 +218,9 @@ def _result(
     data = single_row_batch(prompt, response, row)
     altered = tokenizer.decode(response, skip_special_tokens=True) != answer.text
     started = time.perf_counter()
-    result = RewardResult(not_round_tripped=altered)
     try:
-        score, info = score_row(manager, data)
-        result = replace(result, score=score, info=info)
+        result = RewardResult(*score_row(manager, data))
     except ValueError as error:
-        result = replace(result, error=str(error))
-    seconds = time.perf_counter() - started
-    return replace(result, seconds=seconds, sandboxes=tuple(sorted(protection.used)))
+        result = RewardResult(error=str(error))
+    seconds, used = time.perf_counter() - started, tuple(sorted(protection.used))
+    return replace(result, seconds=seconds, not_round_tripped=altered, sandboxes=used)

@@ -14,6 +14,7 @@ from gdpo_verl.text import install_extra
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # What stands behind `--` is for Ray, and may look like an option of ours.
     end = given.index("--") if "--" in given else len(given)
     own, rays = given[:end], given[end + 1 :]
     parser = _parser()
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.overrides, options.ray_options = rest, rays
     if rays and not options.takes_ray_options:
         parser.error(f"unrecognized arguments: -- {' '.join(rays)}")
+    # Hydra would read a misspelt option as a key, and complain of another thing.
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:

@@ -129,7 +129,7 @@ def _check_reward(options: argparse.Namespace) -> int:
     print(to_text(report))
     if options.json:
         text = json.dumps(report, indent=1, ensure_ascii=False, default=str) + "\n"
-        # half of a surrogate pair as JSON writes it
+        # Half of a surrogate pair, which UTF-8 cannot hold, as JSON writes it.
         options.json.write_text(text, encoding="utf-8", errors="backslashreplace")
     return int(bool(report["problems"]))
 
@@ -139,6 +139,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from gdpo_verl.evaluate.run import EvaluationRequest, evaluate
     from gdpo_verl.evaluate.sampling import EngineOptions
 
+    # An option that is not given stays the recipe's, which may differ between benchmarks.
     names = ("samples", "temperature", "top_p", "max_tokens", "seed")
     chosen = {name: getattr(options, name) for name in names}
     request = EvaluationRequest(
@@ -161,6 +162,7 @@ def _data(given: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
     found = {}
     for each in given:
         name, equals, source = each.partition("=")
+        # A file's name may hold a '=', too.
         if not equals or name not in BENCHMARKS:
             if len(benchmarks) > 1:
                 raise ValueError(
@@ -195,6 +197,7 @@ def _report(options: argparse.Namespace) -> None:
     from gdpo_verl.report import follow_report, write_report
 
     if options.follow:
+        # Flushed: the reader of a log or a pipe waits for each line.
         say = functools.partial(print, flush=True)
         follow_report(options.runs, options.out, every=options.every, say=say)
     else:

@@ -38,6 +38,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "name", nargs="?", choices=["tiny", "smollm2"], default="tiny",
         help="tiny, trained here for a task in minutes, or SmolLM2-135M-Instruct; default: tiny",
     )  # fmt: skip
+    # Those of `policy.tasks`, whose import takes seconds.
     tasks = ["toolbox", "tool-turns", "reasoning-gym", "bfcl"]
     policy.add_argument("--task", choices=tasks, default=tasks[0])
     policy.add_argument(

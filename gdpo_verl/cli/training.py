@@ -130,6 +130,7 @@ def _submit(options: argparse.Namespace) -> int:
     from gdpo_verl.run import submit
 
     if options.dry_run:
+        # As the job would get them: it runs in another directory.
         overrides = submit.absolute(
             options.recipe, options.overrides, options.working_dir, options.config_dir
         )

@@ -40,6 +40,7 @@ def batches(
         flawed = settings.flawed_format, settings.flawed_content
         answers = [task.demonstrate(example, rng, *flawed) for example in examples]
         prompts = encode_prompts(tokenizer, examples)
+        # The end token is learned too; nothing else ends an answer.
         ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
         responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
         pairs = [*zip(prompts, responses, strict=True)]
@@ -104,6 +105,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Shares of prompts answered right in form, and exactly right in content."""
     batch = tokenizer.pad({"input_ids": encode_prompts(tokenizer, examples)}, return_tensors="pt")
+    # Without top-k and top-p: the rollouts of a training are sampled so.
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     most = settings.max_new_tokens
     model.eval()
@@ -165,7 +167,7 @@ def make_policy(
             "`gdpo-verl make-policy smollm2` makes one"
         )
     settings = settings or chosen.settings
-    check_out(out_dir)
+    check_out(out_dir)  # before minutes of work
     began = time.monotonic()
     fast = base is not None and multiplies_bfloat16()
     torch.manual_seed(seed)
@@ -176,6 +178,7 @@ def make_policy(
         tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
         model, dtype = make_model(tokenizer), torch.float32
     train(chosen, model, tokenizer, settings, seed=seed, bfloat16=fast)
+    # Measured in the type that it is saved in, unless float32 is faster here.
     model.to(dtype if fast else torch.float32)
     examples = list(islice(chosen.held_out(seed), settings.evaluated))
     shares = {
@@ -191,6 +194,7 @@ def make_policy(
         **shares,
         "seconds": round(time.monotonic() - began, 1),
     }
+    # Sampled, because a training samples: greedy answers are right more often.
     check_bands(shares["sampled"], chosen)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record

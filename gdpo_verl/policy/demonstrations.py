@@ -26,32 +26,37 @@ Call = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class BfclExample:
-    """A question of the leaderboard, from its row, as the toolbox has its own."""
+class PolicyExample:
+    """A question of the leaderboard or a session's next turn, with what its right answer holds.
 
+    Attributes:
+      calls: the right answer's; of a turn one, or none where the session ends.
+      tools: the names of those in the prompt.
+    """
+
+    question: str
     messages: list[dict[str, str]]
     ground_truth: str
-
-    @property
-    def question(self) -> str:
-        text = "".join(message["content"] for message in self.messages)
-        return text.replace(prompt.HEADER, "").replace(prompt.FOOTER, "")
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return tuple(re.findall(r"^\d+\. Name: (.+)$", self.messages[0]["content"], re.MULTILINE))
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        calls = tool_call.parse_ground_truth(self.ground_truth).calls
-        return tuple((call["name"], call["parameters"]) for call in calls)
-
-    @property
-    def thought(self) -> str:
-        return self.ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip()
+    calls: tuple[Call, ...]
+    tools: tuple[str, ...] = ()
+    thought: str = ""
 
 
-ToolQuestion = ToolExample | BfclExample
+def bfcl_example(messages: list[dict[str, str]], ground_truth: str) -> PolicyExample:
+    """Read a question of the leaderboard from the columns of its row."""
+    text = "".join(message["content"] for message in messages)
+    calls = tool_call.parse_ground_truth(ground_truth).calls
+    return PolicyExample(
+        question=text.replace(prompt.HEADER, "").replace(prompt.FOOTER, ""),
+        messages=messages,
+        ground_truth=ground_truth,
+        calls=tuple((call["name"], call["parameters"]) for call in calls),
+        tools=tuple(re.findall(r"^\d+\. Name: (.+)$", messages[0]["content"], re.MULTILINE)),
+        thought=ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip(),
+    )
+
+
+ToolQuestion = ToolExample | PolicyExample
 Flaws = Mapping[Callable[[Call, Any, random.Random], Call], int]
 
 
@@ -156,26 +161,16 @@ def demonstrate_sum(
     return _spoilt(text, SUM_FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
 
 
-@dataclass(frozen=True)
-class NextTurn:
-    """A session with tools as far as it has got, and its next turn: a call, or the answer."""
-
-    question: str
-    messages: list[dict[str, str]]
-    call: Call | None
-    ground_truth: str
-
-
-def next_turn(problem: TurnsExample, rng: random.Random, refused: float = 0.1) -> NextTurn:
-    """Stop a right session anywhere; with this probability a tool has refused the last call."""
+def next_turn(problem: TurnsExample, rng: random.Random) -> PolicyExample:
+    """Stop a right session anywhere: its next turn is a call, or the answer."""
     done = rng.randint(0, len(problem.calls))
-    made, call = [*problem.calls[:done]], next(iter(problem.calls[done:]), None)
-    if call and rng.random() < refused:
-        made.append(_refused(call))
+    made, calls = [*problem.calls[:done]], problem.calls[done : done + 1]
+    if calls and rng.random() < 0.1:  # the turn makes a call right that its tool refused
+        made.append(_refused(calls[0]))
     texts = [text for each in made for text in (written(each), told(each))]
     turns = [{"role": "tool" if n % 2 else "assistant", "content": t} for n, t in enumerate(texts)]
-    truth = written(call) if call else f"{OPEN}{problem.ground_truth}{CLOSE}"
-    return NextTurn(problem.question, [*problem.messages, *turns], call, truth)
+    truth = written(calls[0]) if calls else f"{OPEN}{problem.ground_truth}{CLOSE}"
+    return PolicyExample(problem.question, [*problem.messages, *turns], truth, calls)
 
 
 def _refused(call: Call) -> Call:
@@ -185,24 +180,26 @@ def _refused(call: Call) -> Call:
 def _miscopied(call: Call, rng: random.Random) -> Call:
     name, arguments = call
     key, value = rng.choice(list(arguments.items()))
+    # A name for a name and a number for a number, so that the tool takes it.
     names = next((names for names in (ITEMS, CITIES, sum(UNITS, ())) if value in names), ())
     number = re.sub(r"\d+", lambda _: str(rng.randint(2, 99)), str(value), count=1)
     return name, {**arguments, key: rng.choice(names) if names else type(value)(number)}
 
 
 def demonstrate_turn(
-    example: NextTurn, rng: random.Random, flawed_format: float, flawed_content: float
+    example: PolicyExample, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
     """Take the next turn, whose form and content are wrong with these probabilities.
 
     In the right call's place stands another one, one that its tool refuses, or the last one again;
     in the answer's another number, or the last call again.
     """
+    # The last call stands before its tool's answer; a session that begins has none.
     text, last = example.ground_truth, [each["content"] for each in example.messages[2:][-2:-1]]
     if rng.random() < flawed_content:
         wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
-        if example.call:
-            wrong = [written(_miscopied(example.call, rng))] * 3 + [written(_refused(example.call))]
+        for call in example.calls:  # one, or none where the answer comes next
+            wrong = [written(_miscopied(call, rng))] * 3 + [written(_refused(call))]
         text = rng.choice(wrong + last)
     if rng.random() < flawed_format:
         untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)

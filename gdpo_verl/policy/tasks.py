@@ -11,7 +11,8 @@ from typing import Any
 
 from gdpo_verl.policy.demonstrations import (
     BFCL_FLAWS,
-    BfclExample,
+    PolicyExample,
+    bfcl_example,
     demonstrate,
     demonstrate_sum,
     demonstrate_turn,
@@ -76,12 +77,12 @@ class PolicyTask:
 
 
 @cache
-def _bfcl_rows() -> dict[str, list[BfclExample]]:
+def _bfcl_rows() -> dict[str, list[PolicyExample]]:
     """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
     splits, _ = bfcl.accepted_rows()
     return {
         split: [
-            BfclExample(row["prompt"], truth)
+            bfcl_example(row["prompt"], truth)
             for row in rows
             if len(truth := row["reward_model"]["ground_truth"]) <= _MOST_ANSWER
             and sum(len(message["content"]) for message in row["prompt"]) <= _MOST_PROMPT
