@@ -1,6 +1,6 @@
 """Statistics of each reward component in a batch: pure functions of rewards and groups.
 
-Every number knows how much it was taken over, `Weighted`: verl averages metrics over the
+Each mean is `Weighted` by how much it was taken over: verl averages metrics over the
 mini-batches of a step, and a mean over one scored row is not to count like one over a hundred.
 A `decomposition` is of B rows and K components; `keys` are the names of the components.
 """
@@ -52,12 +52,12 @@ def batch_metrics(
     """All metrics of a batch but those of its answers (`parse_error_metrics`).
 
     Args:
-      ranges: as in `component_metrics`.
+      ranges, failed_sessions: as in `component_metrics` and `coverage_metrics`.
       outcome: the column of the component that says whether the task was solved.
-      failed_sessions: as in `coverage_metrics`.
       trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
     """
     groups = decomposition.groups
+    # A reward is reported as it was returned, its effect as the conditions leave it.
     metrics = component_metrics(decomposition.raw, groups, keys, ranges=ranges)
     metrics |= contribution_metrics(decomposition, keys)
     metrics |= collapse_metrics(decomposition)
@@ -67,6 +67,7 @@ def batch_metrics(
     metrics |= influence_metrics(decomposition, advantage, keys)
     if trains:
         chosen = decomposition.estimate
+        # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
         metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
         metrics |= variant_metrics(decomposition)
     return metrics
@@ -100,20 +101,21 @@ def component_metrics(
     filled = groups_with_any(spread.scored, groups).sum(dim=0).tolist()
     varying = groups_with_any(spread.varies, groups).sum(dim=0).tolist()
     metrics: dict[str, float] = {}
-    for place, (key, column) in enumerate(zip(keys, values.unbind(dim=1), strict=True)):
+    columns = zip(keys, values.unbind(dim=1), filled, varying, strict=True)
+    for key, column, scored, moving in columns:
         present = column[~column.isnan()]
         n = len(present)
         unscored = 1.0 - n / max(len(column), 1)
         metrics[f"gdpo/{key}/unscored"] = Weighted(unscored, len(column))
         if not n:
             continue
-        constant = (filled[place] - varying[place]) / filled[place]
         metrics |= {
             f"rewards/{key}/mean": Weighted(float(present.mean()), n),
             f"rewards/{key}/std": Weighted(float(present.std()) if n > 1 else 0.0, n),
+            # Not weighed: the extremes of several mini-batches are verl's minimum and maximum.
             f"rewards/{key}/min": float(present.min()),
             f"rewards/{key}/max": float(present.max()),
-            f"gdpo/{key}/constant_groups": Weighted(constant, filled[place]),
+            f"gdpo/{key}/constant_groups": Weighted((scored - moving) / scored, scored),
         }
         if key in ranges:
             low, high = ranges[key]
@@ -135,13 +137,13 @@ def contribution_metrics(decomposition: Estimation, keys: Sequence[str]) -> dict
     terms = decomposition.terms
     sizes = terms.abs().sum(dim=0)
     total = float(sizes.sum())
+    # The total is the weight: a mini-batch in which little varies says little about the shares.
     metrics: dict[str, float] = {
         f"gdpo/{key}/advantage_share": Weighted(size / (total or 1.0), total)
         for key, size in zip(keys, sizes.tolist(), strict=True)
     }
     up, down = terms > DISTINCT_TOLERANCE, terms < -DISTINCT_TOLERANCE
-    conflicts = up.any(dim=1) & down.any(dim=1)
-    metrics["gdpo/sign_conflicts"] = _share(conflicts)
+    metrics["gdpo/sign_conflicts"] = _share(up.any(dim=1) & down.any(dim=1))
     return metrics
 
 
@@ -220,6 +222,7 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
     live = ~advantage.isnan()
     if not bool(live.any()):
         return Weighted(0.0, 0)
+    # By group, and within a group by size: then the distinct ones are the steps between rows.
     values, by_value = advantage[live].sort()
     codes, by_group = groups[live][by_value].sort(stable=True)
     values = values[by_group]
@@ -233,13 +236,12 @@ def collapse_metrics(decomposition: Estimation) -> dict[str, float]:
 
     ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
     """
+    # Without the deviations GRPO's advantage grows with the weights; GDPO's is in their unit.
     unit = 1.0 if decomposition.scale else decomposition.largest_weight
     summed = torch.where(decomposition.has_advantage, decomposition.grpo / unit, torch.nan)
     return {
-        "gdpo/distinct_advantages/gdpo": distinct_advantages(
-            decomposition.combined, decomposition.groups
-        ),
-        "gdpo/distinct_advantages/grpo": distinct_advantages(summed, decomposition.groups),
+        f"gdpo/distinct_advantages/{name}": distinct_advantages(advantage, decomposition.groups)
+        for name, advantage in (("gdpo", decomposition.combined), ("grpo", summed))
     }
 
 
@@ -249,15 +251,13 @@ def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str,
     ``gdpo/phantom_groups``, the groups in which the outcome is the same for all, another reward
     with a weight varies, and no gate keeps it from being trained;
     ``gdpo/gated_groups``, those that the gate leaves without advantage, where there is one.
-    Empty without an outcome.
-
-    Args:
-      outcome: its column.
+    Empty where `outcome`, its column, is None.
     """
     if outcome is None:
         return {}
     spread, groups = decomposition.spread, decomposition.groups
     same = Gate(outcome).closed(spread)
+    # A component of weight 0 trains nothing, however much it varies.
     others = spread.group_varies & (decomposition.weights != 0)
     others[:, outcome] = False
     closed = decomposition.gated
@@ -296,7 +296,8 @@ def influence_metrics(
         for key, value in zip(keys, influences.tolist(), strict=True)
     }
     spread = Spread((decomposition.combined * largest)[:, None], decomposition.groups)
-    share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)  # of a group
+    # Each row's share of its group: the sum over the rows is one over the groups.
+    share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)
     groups = float(share.sum())
     total = float((share * spread.std.square()).sum())
     metrics["gdpo/noise_floor"] = Weighted(total / (groups or 1.0), groups)
@@ -319,6 +320,7 @@ def variant_metrics(decomposition: Estimation) -> dict[str, float]:
     for name, other in others.items():
         pair = torch.stack([found, other])
         pair = pair - pair.mean(dim=1, keepdim=True)
+        # torch.corrcoef has NaN for a constant, as all advantages of a silent batch are.
         lengths = pair.square().sum(dim=1).sqrt()
         if bool((lengths > 0).all()):
             correlation = float((pair[0] / lengths[0]) @ (pair[1] / lengths[1]))
@@ -327,5 +329,4 @@ def variant_metrics(decomposition: Estimation) -> dict[str, float]:
 
 
 def _share(rows: Tensor) -> Weighted:
-    """The share of true ones, 0 of none."""
     return Weighted(int(rows.sum()) / max(len(rows), 1), len(rows))

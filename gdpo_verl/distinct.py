@@ -8,7 +8,7 @@ from collections.abc import Sequence
 DISTINCT_TOLERANCE = 1e-4
 """In order of size, neighbours that differ by no more are the same advantage.
 
-It is what the estimator takes for noise (`gdpo_verl.advantage.NOISE_FLOOR`): of components that
+The estimator takes as much for noise (`gdpo_verl.advantage.NOISE_FLOOR`): of components that
 cancel, the groups' epsilon leaves a rest.
 """
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -65,6 +64,7 @@ def advantages_of(
         config = GdpoConfig.from_algorithm(config or {})
     if not rewards:
         return []
+    # Nothing is named or declared: whatever the dicts hold is a component.
     if not components and config.reward_keys is None:
         dicts = [info.get(NESTED) or info for info in rewards]
         names = dict.fromkeys(key for info in dicts for key in info if key not in _NO_COMPONENTS)
@@ -132,33 +132,14 @@ def read_components(
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
+    # A row without a judgement has none of the keys, which is no fault of the reward.
     nothing = dict.fromkeys(objective.keys)
     infos = [nothing if failed_judgement(info) else unnested(info) for info in infos]
     columns = [
-        _read_column([info.get(key, _ABSENT) for info in infos], key, infos, objective, rows)
+        [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
         for key in objective.keys
     ]
-    return torch.tensor(np.array(columns), dtype=torch.float64).T.contiguous()
-
-
-_ABSENT = object()
-# Types that numpy reads at once with the same result as `_read`.
-_PLAIN = {float, int, bool, type(None), np.float64, np.float32, np.int64, np.bool_}
-
-
-def _read_column(
-    values: list[Any],
-    key: str,
-    infos: Sequence[Mapping[str, Any]],
-    objective: Objective,
-    rows: Sequence[str],
-) -> Any:
-    if set(map(type, values)) <= _PLAIN:
-        with contextlib.suppress(OverflowError):  # an integer that is no float
-            numbers = np.array(values, dtype=np.float64)
-            if not (np.abs(numbers) > LARGEST).any():
-                return numbers
-    return [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
+    return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
 
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:
@@ -178,6 +159,7 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
     value = info[key]
     if value is None:
         return math.nan
+    # Text is refused although float() would read "nan" and "1": a reward returns numbers.
     try:
         number = math.inf if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -66,10 +66,12 @@ class GDPOTrainer(GRPOTrainer):
                 raise ValueError("algorithm.gdpo_reward_weights: GRPOConfig.reward_weights is set")
             weights = dict(zip(names, self.reward_weights.tolist(), strict=True))
             settings["gdpo_reward_weights"] = weights
+        # TRL scores with functions, which declare nothing: the ranges are an argument.
         components = [Component(name, *(ranges or {}).get(name, ())) for name in names]
         self.objective = GdpoConfig.from_algorithm(settings).resolve(components)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        # TRL's own method, which calls this one, keeps only their weighted sum.
         self._components = super()._calculate_rewards(*args, **kwargs)
         return self._components
 

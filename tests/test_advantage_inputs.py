@@ -39,15 +39,11 @@ def test_the_result_has_the_dtype_of_float_rewards(dtype: torch.dtype) -> None:
     "group_ids",
     [
         ["b", "a", "b", "a"],
-        ("uid-1", "uid-0", "uid-1", "uid-0"),
-        [7, -3, 7, -3],
         [(1, "x"), None, (1, "x"), None],
         np.array(["b", "a", "b", "a"], dtype=object),
-        np.array([2, 1, 2, 1]),
-        torch.tensor([9, 4, 9, 4]),
         torch.tensor([0.5, 0.25, 0.5, 0.25]),
     ],
-    ids=["list", "tuple", "int", "objects", "object array", "int array", "tensor", "floats"],
+    ids=["list", "objects", "array", "tensor"],
 )
 def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None:
     rewards = torch.tensor([[1.0], [5.0], [2.0], [3.0]])
@@ -55,19 +51,12 @@ def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None
     close(group_normalize(rewards, group_ids), [[-S], [S], [S], [-S]])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [group_normalize, gdpo_advantages, grpo_advantages, decompose],
-    ids=lambda function: function.__name__,
-)
+@pytest.mark.parametrize("function", [group_normalize, gdpo_advantages, grpo_advantages, decompose])
 def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
-    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    settings = GdpoConfig()
-    # whiten=None is the variant's own: GDPO's is over tokens.
-    assert (settings.variant, settings.estimator.whiten, settings.whiten) == ("gdpo", "token", None)
-    assert (settings.epsilon, settings.scale) == (1e-6, True)
-    assert (defaults["epsilon"], defaults["scale"]) == (settings.epsilon, settings.scale)
-    assert defaults.get("whiten") is None
+    parameters, settings = inspect.signature(function).parameters, GdpoConfig()
+    for name in {"epsilon", "scale", "whiten"} & parameters.keys():
+        assert parameters[name].default == getattr(settings, name)
+    assert settings.estimator.whiten == "token"
 
 
 def test_inputs_are_never_modified() -> None:
@@ -87,15 +76,8 @@ def test_inputs_are_never_modified() -> None:
     assert conditions == {"a": {"on": "b", "at_least": 1.0}}
 
 
-GOOD: dict[str, Any] = {
-    "rewards": TWO_GROUPS,
-    "group_ids": PAIRS,
-    "response_mask": torch.ones(4, 3),
-}
-FRACTIONS = torch.tensor([[1.0, 0.5, 0.0]] * 4)
-
-
-ONES = torch.ones(4, 1)
+GOOD: Any = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
+FRACTIONS, ONES = torch.tensor([[1.0, 0.5, 0.0]] * 4), torch.ones(4, 1)
 # For each argument what is taken and what is not.
 BAD = {
     "rewards": [
@@ -104,7 +86,6 @@ BAD = {
         (torch.full((4, 2), NAN), torch.full((4, 2), math.inf)),
         (torch.zeros(4, 1), [[0.0]] * 4),
         (ONES.bool(), ONES * 1j),
-        (torch.full((4, 1), 65504.0).half(), torch.full((4, 1), math.inf).half()),
     ],
     "group_ids": [
         ([(0,), (1,)] * 2, [[0], [1]] * 2),
@@ -129,18 +110,10 @@ BAD = {
         ([1e300, 1.0], [math.inf, 1.0]),
         (None, [NAN, 1.0]),
         (np.array([1.0, 2.0]), np.ones((2, 2))),
-        ([1, True], [1, "1"]),
         ((0.5, 2), ([0.5], [2, 1])),
-        ([1.0, 2.0], [1.0, None]),
-        ([2**70, 1], 1.0),
+        ([2**70, 1], [1, "1"]),
     ],
-    "epsilon": [
-        (0.0, -1e-6),
-        (np.float32(0.5), "1e-6"),
-        (1e300, math.inf),
-        (1e-6, None),
-        (1, NAN),
-    ],
+    "epsilon": [(0.0, -1e-6), (np.float32(0.5), "1e-6"), (1e300, math.inf), (1, NAN)],
 }
 
 
@@ -165,22 +138,16 @@ def test_the_result_has_no_gradient() -> None:
     assert not group_normalize(rewards, PAIRS).requires_grad
 
 
-def test_an_infinite_reward_is_named_by_row_and_component() -> None:
-    rewards = torch.tensor([[0.0, 1.0], [0.0, -math.inf]])
-    with pytest.raises(ValueError, match=r"^rewards: .* found -inf at row 1, component 1"):
-        group_normalize(rewards, [0, 0])
-
-
-@pytest.mark.parametrize("whiten", ["batch", "Token", "", 1])
-def test_an_unknown_whitening_is_refused(whiten: Any) -> None:
+def test_an_unknown_whitening_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^whiten: expected one of \['token', 'sequence', 'none'"):
-        gdpo_advantages(**GOOD, whiten=whiten)
+        gdpo_advantages(**GOOD, whiten="Token")
 
 
 @pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
 def test_rewards_whose_sums_overflow_are_refused_and_not_taken_for_unscored(function: Any) -> None:
     rewards = torch.tensor([[9e307], [0.0]], dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"^rewards: expected finite numbers of at most 1e\+300"):
+    message = r"^rewards: expected finite .* at most 1e\+300 .* found 9e\+307 at row 0, component 0"
+    with pytest.raises(ValueError, match=message):
         function(rewards, [0, 0], torch.ones(2, 1))
     close(function(rewards / 9e7, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
 
@@ -206,21 +173,6 @@ def test_tensors_that_are_not_dense_are_refused_by_name(name: str, layout: str) 
 # ---------------------------------------------------------------- masks
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64],
-    ids=str,
-)
-def test_the_mask_may_have_any_dtype(dtype: torch.dtype) -> None:
-    # 303 tokens: uint8 ends at 255, and bfloat16 has no odd number above 256.
-    mask = lengths(303, 101, 101, 101)
-    found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
-    assert found.dtype == torch.float32
-    # In units of s as with lengths 3, 1, 1, 1: mean 1/3, but var = 101·(34/3)/605.
-    expected = torch.tensor([2, -4, 5, -7]) / 3 / math.sqrt(101 * 34 / 3 / 605)
-    close(by_row(found, mask), expected)
-
-
 MASK_DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64),
@@ -228,8 +180,19 @@ MASK_DTYPES = [
 ]
 
 
+def test_tokens_are_counted_beyond_what_the_masks_dtype_can_hold() -> None:
+    # 303 tokens: uint8 ends at 255, and bfloat16 has no odd number above 256.
+    mask = lengths(303, 101, 101, 101)
+    # In units of s as with lengths 3, 1, 1, 1: mean 1/3, but var = 101·(34/3)/605.
+    expected = torch.tensor([2, -4, 5, -7]) / 3 / math.sqrt(101 * 34 / 3 / 605)
+    for dtype in (torch.bool, *MASK_DTYPES):
+        found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
+        assert found.dtype == torch.float32
+        close(by_row(found, mask), expected)
+
+
 @pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
-@pytest.mark.parametrize("place", [(0, 0), (3, 4), (7, 63)], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("place", [(0, 0), (7, 63)], ids=["first", "last"])
 def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
     dtype: torch.dtype, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,15 +213,13 @@ def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
             gdpo_advantages(rewards, groups, mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, *MASK_DTYPES], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5], ids=lambda rows: f"{rows} rows a block")
-def test_no_row_of_any_block_is_lost(
-    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 5], ids=lambda rows: f"{rows} rows a block")
+def test_no_row_of_any_block_is_lost(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = lengths(3, 1, 1, 1)
     monkeypatch.setitem(tokens.BLOCK, "cpu", rows * mask.shape[1])
-    found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
-    close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983])
+    for dtype in (torch.bool, *MASK_DTYPES):
+        found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
+        close(by_row(found, mask), [0.44281, -0.88561, 1.10702, -1.54983])
 
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])

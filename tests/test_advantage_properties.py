@@ -6,16 +6,16 @@ import math
 import statistics
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from advantages import NAN, WHITEN, close, lengths
+from advantages import NAN, PAIRS, TWO_GROUPS, WHITEN, close, exactly_zero, lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
+from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
 
 
@@ -117,41 +117,28 @@ def test_it_agrees_with_the_equations_at_any_amplitude(batch: Batch, whiten: Whi
     close(batch.advantages(whiten), expected, 1e-8)
 
 
-@pytest.mark.parametrize("size", [1e-250, 1e-6, 1e-4, 0.5, 1e6, 1e250])
+@pytest.mark.parametrize("size", [1e-250, 1e-4, 1e250])
 @pytest.mark.parametrize("whiten", ["token", "sequence"])
 def test_only_the_ratios_of_the_weights_matter(size: float, whiten: Whiten) -> None:
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
-    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]])
-    found = gdpo_advantages(rewards, [0, 0, 1, 1], mask, weights=[size, -3 * size], whiten=whiten)
-    expected = gdpo_advantages(rewards, [0, 0, 1, 1], mask, weights=[1.0, -3.0], whiten=whiten)
+    rewards, mask = TWO_GROUPS.double(), lengths(2, 1, 2, 2)
+    found = gdpo_advantages(rewards, PAIRS, mask, weights=[size, -3 * size], whiten=whiten)
+    expected = gdpo_advantages(rewards, PAIRS, mask, weights=[1.0, -3.0], whiten=whiten)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     assert expected.abs().max() > 0.5
 
 
-@pytest.mark.parametrize("size", [1e-250, 1e-3, 1e3, 1e250])
-def test_deviations_neither_overflow_nor_underflow(size: float) -> None:
-    rewards = size * torch.tensor([[1.0], [0.0], [3.0]], dtype=torch.float64)
-    # 1, 0 and 3 deviate from 4/3 by sqrt(7/3) on average.
-    expected = torch.tensor([[-1 / 3], [-4 / 3], [5 / 3]], dtype=torch.float64) / math.sqrt(7 / 3)
-    found = group_normalize(rewards, ["a"] * 3, epsilon=0.0)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 1e-8, 1e-6, 1e-4, 1e-2])
-@pytest.mark.parametrize("size", [10.0, 1.0, 0.1, 0.01, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-2])
+@pytest.mark.parametrize("size", [10.0, 0.1, 1e-3])
 @pytest.mark.parametrize("whiten", ["token", "sequence"])
 def test_components_that_cancel_give_zero_at_any_size_and_epsilon(
     size: float, epsilon: float, whiten: Whiten
 ) -> None:
     correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     rewards = torch.stack([size * correct, 1 - correct], dim=1)
-    mask = torch.ones(4, 3)
-    found = gdpo_advantages(rewards, [0] * 4, mask, epsilon=epsilon, whiten=whiten)
-    assert torch.equal(found, torch.zeros(4, 3, dtype=torch.float64))
+    given: Any = {"whiten": whiten, "epsilon": epsilon}
+    assert exactly_zero(gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), **given))
     # Unequal weights leave the first component: ±0.866 before whitening, over sequences and after.
-    found = gdpo_advantages(
-        rewards, [0] * 4, mask, weights=[2.0, 1.0], epsilon=epsilon, whiten=whiten
-    )
+    found = gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), weights=[2.0, 1.0], **given)
     assert found.abs().min() > 0.8
 
 
@@ -171,18 +158,6 @@ def test_scale_and_shift_of_one_reward_leave_the_result_unchanged(
     close(found, batch.advantages(whiten, epsilon=1e-13), 1e-6)
 
 
-def test_scale_of_one_reward_changes_grpo() -> None:
-    # Sums 1, 1, 0 and 10, 1, 0: GRPO lets the larger reward drown the other.
-    rewards, mask = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), lengths(1, 1, 1)
-    louder = rewards * torch.tensor([10.0, 1.0])
-    # Deviation sqrt(1/3) about the mean 2/3; then 19/3, -8/3, -11/3 about 11/3, deviation
-    # sqrt(546/9/2) = sqrt(273)/3.
-    close(grpo_advantages(rewards, [0] * 3, mask)[:, 0], [0.57735, 0.57735, -1.15470])
-    close(grpo_advantages(louder, [0] * 3, mask)[:, 0], [1.14993, -0.48418, -0.66575])
-    same = gdpo_advantages(louder, [0] * 3, mask) - gdpo_advantages(rewards, [0] * 3, mask)
-    close(same[:, 0], [0.0, 0.0, 0.0])
-
-
 @settings(max_examples=50, deadline=None)
 @given(batches(), st.booleans())
 def test_one_component_not_whitened_is_grpo(batch: Batch, scale: bool) -> None:
@@ -190,14 +165,3 @@ def test_one_component_not_whitened_is_grpo(batch: Batch, scale: bool) -> None:
     mask = torch.tensor(batch.mask)
     found = gdpo_advantages(rewards, batch.groups, mask, whiten="none", scale=scale)
     assert torch.equal(found, grpo_advantages(rewards, batch.groups, mask, scale=scale))
-
-
-@settings(max_examples=50, deadline=None)
-@given(batches(), st.sampled_from(WHITEN))
-def test_masked_tokens_are_exactly_zero_and_a_row_has_one_advantage(
-    batch: Batch, whiten: Whiten
-) -> None:
-    found, mask = batch.advantages(whiten), torch.tensor(batch.mask)
-    assert not bool(found[mask == 0].any())
-    for row, kept in zip(found, mask, strict=True):
-        assert len(row[kept != 0].unique()) <= 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gdpo_verl.rewards import Component, declared_components, declares
@@ -26,19 +24,15 @@ def test_the_function_stays_what_it_was() -> None:
     assert declares("a")(reward) is reward
 
 
-@pytest.mark.parametrize(
-    ("components", "expected"),
-    [
-        (("a", Component("b", -3, 3)), (Component("a"), Component("b", -3, 3))),
-        ("format", (Component("format"),)),
-    ],
-    ids=["several", "one name"],
-)
-def test_a_class_declares_by_its_attribute(components: Any, expected: tuple[Component]) -> None:
-    assert declared_components(type("Manager", (), {"components": components})) == expected
+def test_a_class_declares_by_its_attribute() -> None:
+    class Manager:
+        components = ("a", Component("b", -3, 3))
+
+    assert declared_components(Manager) == (Component("a"), Component("b", -3, 3))
+    assert declared_components(type("One", (), {"components": "a"})) == (Component("a"),)
 
 
-@pytest.mark.parametrize("reward", [print, None, object()], ids=["built-in", "None", "object"])
+@pytest.mark.parametrize("reward", [print, None], ids=["built-in", "None"])
 def test_what_declares_nothing_has_no_components(reward: object) -> None:
     assert declared_components(reward) == ()
 
@@ -47,10 +41,7 @@ def test_what_declares_nothing_has_no_components(reward: object) -> None:
     ("entries", "expected"),
     [
         (["a", Component("a")], r"expected distinct names .*found \['a', 'a'\]"),
-        *[
-            ([name], f"'{name}' cannot be the name")
-            for name in ("score", "reward", "input", "output", "gts", "uid", "step")
-        ],
+        (["step"], "'step' cannot be the name"),
         (["my_advantage"], "'my_advantage' cannot be"),  # a column of ours
         (["a", 3], r"expected names or Component objects, found \['a'"),
     ],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from verl.trainer.ppo.v1.utils import MetricsAggregator
 
 from gdpo_verl.advantage import Gate, decompose, find_variant
-from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import (
     Weighted,
     collapse_metrics,
@@ -25,19 +24,8 @@ from gdpo_verl.diagnostics import (
     parse_error_metrics,
     variant_metrics,
 )
-from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
-
-
-def contributions(
-    rewards: Tensor, groups: Any, keys: list[str], **options: Any
-) -> tuple[list[float], float]:
-    """Each component's share of the advantage, and the share of rows with a conflict."""
-    found = contribution_metrics(decompose(rewards, groups, **options), keys)
-    assert [*found] == [*(f"gdpo/{key}/advantage_share" for key in keys), "gdpo/sign_conflicts"]
-    *shares, conflicts = found.values()
-    return shares, conflicts
 
 
 def statistics(key: str, *expected: float) -> dict[str, Any]:
@@ -45,10 +33,6 @@ def statistics(key: str, *expected: float) -> dict[str, Any]:
     rewards = [f"rewards/{key}/{name}" for name in ("mean", "std", "min", "max")]
     names = [*rewards, f"gdpo/{key}/constant_groups", f"gdpo/{key}/unscored"]
     return {name: pytest.approx(value) for name, value in zip(names, expected, strict=True)}
-
-
-def collapse(rewards: Tensor, groups: Any, **options: Any) -> dict[str, float]:
-    return collapse_metrics(decompose(rewards, groups, **options))
 
 
 def test_component_metrics_by_hand() -> None:
@@ -65,100 +49,72 @@ def test_component_metrics_by_hand() -> None:
     }
 
 
-@pytest.mark.parametrize("rows", [2, 0], ids=["unscored", "no rows"])
-def test_a_component_that_no_row_has_is_only_unscored(rows: int) -> None:
-    rewards, ranges = torch.full((rows, 1), NAN), {"length": (0.0, 1.0)}
-    found = component_metrics(rewards, [0] * rows, ["length"], ranges=ranges)
-    assert found == {"gdpo/length/unscored": 1.0}
-    # No rows count for nothing over mini-batches.
-    assert found["gdpo/length/unscored"].weight == rows  # type: ignore[attr-defined]
-
-
-def test_a_component_that_one_row_has_deviates_by_zero() -> None:
+def test_a_component_that_one_row_has_or_none() -> None:
     found = component_metrics(torch.tensor([[NAN], [0.25]]), [0, 0], ["length"])
     assert found == statistics("length", 0.25, 0.0, 0.25, 0.25, 1.0, 0.5)
+    for rows in (2, 0):
+        rewards, ranges = torch.full((rows, 1), NAN), {"length": (0.0, 1.0)}
+        found = component_metrics(rewards, [0] * rows, ["length"], ranges=ranges)
+        assert found == {"gdpo/length/unscored": 1.0}
+        # No rows count for nothing over mini-batches.
+        assert found["gdpo/length/unscored"].weight == rows  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("values", "low", "high", "expected"),
-    [
-        # The scored mean is 1: (1 + 3)/6.
-        pytest.param([3.0, NAN, -1.0], -3.0, 3.0, 2 / 3, id="unscored rows are left out"),
-        pytest.param([2.0, 2.0], -2.0, 2.0, 1.0, id="at the top"),
-        # (3 - 0)/2: not clamped.
-        pytest.param([3.0], 0.0, 2.0, 1.5, id="a range that the reward leaves"),
-    ],
-)
-def test_saturation_by_hand(values: list[float], low: float, high: float, expected: float) -> None:
-    rewards = torch.tensor(values)[:, None]
-    found = component_metrics(rewards, [0] * len(values), ["r"], ranges={"r": (low, high)})
-    assert found["gdpo/r/saturation"] == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        pytest.param(-3, 3, {"r": (-3.0, 3.0)}, id="finite"),
-        pytest.param(None, 1.0, {}, id="no lower end"),
-        pytest.param(0.0, None, {}, id="no upper end"),
-        pytest.param(1.0, 1.0, {}, id="a point"),
-    ],
-)
-def test_only_declared_finite_ranges_are_carried(
-    low: float | None, high: float | None, expected: dict[str, tuple[float, float]]
-) -> None:
-    declared = [Component("r", low, high), Component("unused", 0, 1)]
-    assert GdpoConfig(reward_keys=("r", "named")).resolve(declared).ranges == expected
+def test_saturation_by_hand() -> None:
+    # The scored mean is 1: (1 + 3)/6, and where the reward leaves its range (1 - 0)/0.5.
+    rewards = torch.tensor([[3.0], [NAN], [-1.0]])
+    for ends, expected in (((-3.0, 3.0), 2 / 3), ((0.0, 0.5), 2.0)):
+        found = component_metrics(rewards, [0] * 3, ["r"], ranges={"r": ends})
+        assert found["gdpo/r/saturation"] == pytest.approx(expected, abs=1e-12)
 
 
 # Groups a (rows 0, 1) and b (rows 2, 3). In a group of two that differ, z = ±s, s = 1/√2:
 # format z = s, -s, 0, 0; length z = -s, s, s, -s.
-PULLING = torch.tensor([[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]])
+PULLING = [[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]]
 
 
 @pytest.mark.parametrize(
-    ("weights", "shares", "conflicts"),
+    ("rewards", "groups", "weights", "shares", "conflicts"),
     [
         # Sizes 2s and 4s; rows 0 and 1 pull both ways.
-        pytest.param(None, [1 / 3, 2 / 3], 0.5, id="weights of 1"),
+        pytest.param(PULLING, "aabb", [1.0, 1.0], [1 / 3, 2 / 3], 0.5, id="weights of 1"),
         # 3·2s and 4s.
-        pytest.param([3.0, 1.0], [0.6, 0.4], 0.5, id="weighted"),
-        pytest.param([3e6, 1e6], [0.6, 0.4], 0.5, id="huge weights, same ratio"),
+        pytest.param(PULLING, "aabb", [3.0, 1.0], [0.6, 0.4], 0.5, id="weighted"),
         # 3s, -3s, 0, 0 and s, -s, -s, s: the signs now agree.
-        pytest.param([3.0, -1.0], [0.6, 0.4], 0.0, id="negative weight"),
-        pytest.param([-3.0, -1.0], [0.6, 0.4], 0.5, id="negative weights"),
-        pytest.param([0.0, 2.0], [0.0, 1.0], 0.0, id="a weight of 0"),
-        # 2s and 4e-5·s; s·1e-5 is below the tolerance of 1e-4.
-        pytest.param([1.0, 1e-5], [1 / (1 + 2e-5), 2e-5 / (1 + 2e-5)], 0.0, id="1e-5 is noise"),
-        # s·1e-3 is above it.
-        pytest.param([1.0, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5, id="1e-3 counts"),
+        pytest.param(PULLING, "aabb", [3e6, -1e6], [0.6, 0.4], 0.0, id="huge and negative"),
+        pytest.param(PULLING, "aabb", [0.0, 2.0], [0.0, 1.0], 0.0, id="a weight of 0"),
+        # 2s and 4e-5·s; s·1e-5 is below the tolerance of 1e-4, and s·1e-3 above it.
+        pytest.param(PULLING, "aabb", [1, 1e-5], [1 / 1.00002, 2e-5 / 1.00002], 0.0, id="noise"),
+        pytest.param(PULLING, "aabb", [1, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5, id="above it"),
+        # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s
+        # in row 2. Only row 0 has both, and they differ in sign.
+        pytest.param(
+            [[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]], *("aaaa", [1, 1], [0.5, 0.5], 0.25)
+        ),
+        # z = ±s for f and l alike, 0 for the constant c; h runs against them.
+        pytest.param([[1, 4, 2, 0], [0, 3, 2, 1]], "aa", [1] * 4, [1 / 3, 1 / 3, 0, 1 / 3], 1.0),
+        # Nothing varies.
+        ([[NAN, NAN], [NAN, NAN]], "aa", [1, -2], [0, 0], 0.0),
+        ([[1.0, 0.0], [0.0, 1.0]], "ab", [1, -2], [0, 0], 0.0),
+        ([[1.0, NAN], [NAN, 0.0]], "aa", [1, -2], [0, 0], 0.0),
+        (torch.zeros(0, 2), "", [1, -2], [0, 0], 0.0),
     ],
 )
 def test_shares_and_conflicts_by_hand(
-    weights: list[float] | None, shares: list[float], conflicts: float
+    rewards: Any, groups: str, weights: list[float], shares: list[float], conflicts: float
 ) -> None:
-    found = contributions(PULLING, ["a", "a", "b", "b"], ["f", "l"], weights=weights, epsilon=0.0)
-    assert found == (pytest.approx(shares, abs=1e-12), conflicts)
-
-
-def test_shares_without_the_std_are_in_reward_units() -> None:
-    # Centred: format ±0.5 in a, 0 in b; length ∓2.5 in a, ±1 in b. Sizes 1 and 7.
-    shares, _ = contributions(PULLING, ["a", "a", "b", "b"], ["f", "l"], scale=False)
-    assert shares == pytest.approx([1 / 8, 7 / 8], abs=1e-12)
-
-
-def test_unscored_components_pull_nowhere() -> None:
-    # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s in
-    # row 2. Only row 0 has both, and they differ in sign.
-    rewards = torch.tensor([[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]])
-    found = contributions(rewards, [0] * 4, ["f", "l"])
-    assert found == (pytest.approx([0.5, 0.5], abs=1e-12), 0.25)
+    table = torch.as_tensor(rewards, dtype=torch.float64)
+    keys = ["format", "length", "constant", "heavy"][: table.shape[1]]
+    found = contribution_metrics(decompose(table, groups, weights=weights, epsilon=0.0), keys)
+    names = [*(f"gdpo/{key}/advantage_share" for key in keys), "gdpo/sign_conflicts"]
+    expected = dict(zip(names, [*shares, conflicts], strict=True))
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_influence_and_noise_by_hand() -> None:
     # z in a: s and -s for f, 0 for l; in b both s and -s, with s² = 1/2. Unscored rows say nothing.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [NAN, NAN]])
-    found = decompose(rewards, ["a", "a", "b", "b", "b"], epsilon=0.0)
+    found = decompose(rewards, "aabbb", epsilon=0.0)
     metrics = influence_metrics(found, found.combined.nan_to_num(5.0), ["f", "l"])
     assert {name: float(value) for name, value in metrics.items()} == {
         # (2 · s·s + 2 · 2s·s) / 4 and (2 · 2s·s) / 4 over the four rows.
@@ -169,84 +125,40 @@ def test_influence_and_noise_by_hand() -> None:
     }
     assert [value.weight for value in metrics.values()] == [4, 4, 2]  # type: ignore[attr-defined]
     # What GRPO makes of a sum in which f runs against a heavier l.
-    grpo = decompose(PULLING, ["a", "a", "b", "b"], epsilon=0.0)
+    grpo = decompose(torch.tensor(PULLING), "aabb", epsilon=0.0)
     against = influence_metrics(grpo, grpo.grpo, ["f", "l"])
     assert against["gdpo/f/influence"] < 0 < against["gdpo/l/influence"]
-    weighted = decompose(rewards, ["a", "a", "b", "b", "b"], weights=[2.0, -2.0], epsilon=0.0)
+    weighted = decompose(rewards, "aabbb", weights=[2.0, -2.0], epsilon=0.0)
     assert influence_metrics(weighted, weighted.grpo, ["f", "l"])["gdpo/noise_floor"] == (
         pytest.approx((4 * 1 + 0) / 2, abs=1e-12)
     )
     nothing = decompose(torch.full((2, 1), NAN), [0, 0])
-    assert influence_metrics(nothing, nothing.grpo, ["f"]) == {
-        "gdpo/f/influence": 0.0,
-        "gdpo/noise_floor": 0.0,
-    }
-
-
-def test_a_third_component_may_be_the_one_in_conflict() -> None:
-    # z = ±s for f and l alike, 0 for the constant c; h runs against them.
-    rewards = torch.tensor([[1.0, 4.0, 2.0, 0.0], [0.0, 3.0, 2.0, 1.0]])
-    shares, conflicts = contributions(rewards, [0, 0], ["f", "l", "c", "h"], epsilon=0.0)
-    assert (shares[2], conflicts) == (0.0, 1.0)
-    assert shares[3] == pytest.approx(1 / 3, abs=1e-12)
-    assert contributions(rewards[:, :3], [0, 0], ["f", "l", "c"])[1] == 0.0
+    assert [*influence_metrics(nothing, nothing.grpo, ["f"]).values()] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("rewards", "groups"),
-    [
-        ([[NAN, NAN], [NAN, NAN]], [0, 0]),
-        ([[1.0, 0.0]], [0]),
-        ([[1.0, 0.0], [0.0, 1.0]], ["a", "b"]),
-        ([[1.0, NAN], [NAN, 0.0]], [0, 0]),
-        ([], []),
-    ],
-    ids=["nothing scored", "one row", "singletons", "one scored each", "no rows"],
-)
-def test_nothing_that_varies_is_a_share_of_zero(
-    rewards: list[list[float]], groups: list[object]
-) -> None:
-    table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
-    found = contributions(table, groups, ["f", "l"], weights=[1.0, -2.0])
-    assert found == ([0.0, 0.0], 0.0)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "groups", "single", "unscored"),
+    ("rewards", "groups", "failed", "expected"),
     [
         # Of a, b and c only b has one row; row 3 has no score, rows 1 and 2 have one of two.
         pytest.param(
             [[1.0, 2.0], [NAN, 0.0], [1.0, NAN], [NAN, NAN], [0.0, 0.0]],
             ["a", "b", "a", "c", "c"],
-            1 / 3,
-            1 / 5,
+            3,
+            [1 / 3, 1 / 5, 3 / 8],
             id="some",
         ),
-        pytest.param([[NAN, NAN], [NAN, NAN]], [0, 0], 0.0, 1.0, id="nothing scored"),
-        pytest.param([[1.0, 1.0]], [0], 1.0, 0.0, id="one row"),
-        pytest.param([[1.0, 1.0]] * 4, [0, 1, 0, 1], 0.0, 0.0, id="constant"),
-        pytest.param([], [], 0.0, 0.0, id="no rows"),
+        pytest.param([[1.0, 1.0]] * 2, [0, 0], 0, [0.0, 0.0, 0.0], id="all"),
+        pytest.param([], [], 8, [0.0, 0.0, 1.0], id="no rows"),
     ],
 )
 def test_coverage_by_hand(
-    rewards: list[list[float]], groups: list[object], single: float, unscored: float
+    rewards: list[list[float]], groups: list[object], failed: int, expected: list[float]
 ) -> None:
     table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
-    assert coverage_metrics(table, groups) == {
-        "gdpo/singleton_groups": pytest.approx(single),
-        "gdpo/unscored_rows": pytest.approx(unscored),
-        "gdpo/failed_sessions": 0.0,
-    }
-
-
-@pytest.mark.parametrize(
-    ("rows", "failed", "share"),
-    [(4, 0, 0.0), (4, 1, 1 / 5), (0, 8, 1.0)],
-    ids=["none failed", "one of five", "all"],
-)
-def test_failed_sessions_are_a_share_of_all_sessions(rows: int, failed: int, share: float) -> None:
-    found = coverage_metrics(torch.zeros(rows, 2), [0] * rows, failed_sessions=failed)
-    assert found["gdpo/failed_sessions"] == pytest.approx(share)
+    names = ["gdpo/singleton_groups", "gdpo/unscored_rows", "gdpo/failed_sessions"]
+    options = {"failed_sessions": failed} if failed else {}
+    found = coverage_metrics(table, groups, **options)
+    assert found == pytest.approx(dict(zip(names, expected, strict=True)))
 
 
 def test_a_group_varies_when_one_component_does() -> None:
@@ -268,7 +180,6 @@ def test_a_group_varies_when_one_component_does() -> None:
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        pytest.param([], {}, id="no rows"),
         pytest.param([None, None], {}, id="no reward returns it"),
         pytest.param([0, 0], {"share": 0.0}, id="all read"),
         # Of four rows with a code two have 4 and one has 1; the None is left out.
@@ -284,18 +195,14 @@ def test_parse_errors_by_hand(codes: list[int | None], expected: dict[str, float
 
 # verl 0.9.1 looks for sum, total, min and max anywhere in a metric's name, component included;
 # the plug-in, which loads with verl, lets the last part decide for ours.
-@pytest.mark.parametrize(
-    "component",
-    ["correctness", "mean_length", "total_length", "maximal", "timing_s/"],
-)
+@pytest.mark.parametrize("component", ["correctness", "total_length", "timing_s/"])
 def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
-    from verl.trainer.ppo.v1.utils import MetricsAggregator
-
     rewards = torch.tensor([[1.0], [3.0], [0.0]])
     groups = [0, 0, 1]
     names = component_metrics(rewards, groups, [component], ranges={component: (0.0, 3.0)})
-    names |= contribution_metrics(decompose(rewards, groups), [component])
-    names |= collapse(rewards, groups) | coverage_metrics(rewards, groups)
+    found = decompose(rewards, groups)
+    names |= contribution_metrics(found, [component]) | collapse_metrics(found)
+    names |= coverage_metrics(rewards, groups)
     names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0}
     assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1)
     aggregator = MetricsAggregator()
@@ -308,8 +215,6 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
 
 
 def test_mini_batches_are_weighed_by_what_a_metric_is_taken_over() -> None:
-    from verl.trainer.ppo.v1.utils import MetricsAggregator
-
     aggregator = MetricsAggregator()
     for share, rows, codes in ((1.0, 1, [4] + [0] * 7), (0.0, 3, [0] * 8)):
         metrics = {"gdpo/share": Weighted(share, rows), **parse_error_metrics(codes)}
@@ -320,8 +225,6 @@ def test_mini_batches_are_weighed_by_what_a_metric_is_taken_over() -> None:
 
 
 def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:
-    from verl.trainer.ppo.v1.utils import MetricsAggregator
-
     aggregator = MetricsAggregator()
     for value in (8.0, 4.0):
         names = ("actor/lr", "timing_s/step", "max_length", "least/min_length", "total_tokens")
@@ -353,13 +256,6 @@ def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
     assert outcome_metrics(decompose(rewards, groups), None) == {}
 
 
-def test_distinct_advantages_without_deviations_do_not_depend_on_the_weights_unit() -> None:
-    rewards = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [2.0, 1.0]])
-    for weight in (1e-3, 1.0, 1e3):
-        found = collapse_metrics(decompose(rewards, [0] * 4, weights=[weight, weight], scale=False))
-        assert found == {f"gdpo/distinct_advantages/{name}": 4.0 for name in ("gdpo", "grpo")}
-
-
 def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
     rewards = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=torch.float64)
     counts = torch.ones(4)
@@ -378,10 +274,8 @@ def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
 @pytest.mark.parametrize(
     ("advantages", "groups", "expected"),
     [
-        pytest.param([0.5, -0.5, 0.5, -0.5], [0, 0, 0, 0], 2.0, id="one group"),
         # Three in the first, one in the second.
         pytest.param([1.0, 0.0, 2.0, 0.0, 3.0, 0.0], [7, 3, 7, 3, 7, 3], 2.0, id="interleaved"),
-        pytest.param([1.0, 1.0, 1.0], ["a", "b", "c"], 1.0, id="groups of one"),
         pytest.param([1.0, 1.0 + 1e-5, 2.0], [0, 0, 0], 2.0, id="1e-5 is noise"),
         pytest.param([1.0, 1.0 + 1e-3, 2.0], [0, 0, 0], 3.0, id="1e-3 is a difference"),
         pytest.param([1.0, NAN, 2.0, NAN], [0, 0, 0, 1], 2.0, id="unscored rows are left out"),
@@ -396,74 +290,30 @@ def test_distinct_advantages_by_hand(
     assert found == expected
 
 
-def test_collapse_is_grpos_count_below_gdpos() -> None:
-    # Each row earns one of two rewards, or none. GRPO sees sums 1, 1, 1, 0: two advantages.
-    # GDPO sees z1 = 1.5, -0.5, -0.5, -0.5 and z2 = (-1, 1, 1, -1)·0.866: three.
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
-    assert collapse(rewards, ["a"] * 4) == {
-        "gdpo/distinct_advantages/gdpo": 3.0,
-        "gdpo/distinct_advantages/grpo": 2.0,
-    }
-    # Weights that differ keep GRPO from adding them to the same sum.
-    weighted = collapse(rewards, ["a"] * 4, weights=[1.0, 0.5])
-    assert weighted["gdpo/distinct_advantages/grpo"] == 3.0
-
-
-@pytest.mark.parametrize("size", [1.0, 1e6], ids=["weights of 1", "weights of a million"])
-def test_rewards_that_cancel_have_collapsed_under_gdpo(size: float) -> None:
-    # z2 = -z1 but for the epsilons: nothing is left to tell apart. The sums ±3 + (0 or 1)
-    # are -2 and 3, which GRPO does tell apart.
-    rewards = torch.tensor([[3.0, 0.0], [-3.0, 1.0], [3.0, 0.0], [-3.0, 1.0]])
-    assert collapse(rewards, [0] * 4, weights=[size, size]) == {
-        "gdpo/distinct_advantages/gdpo": 1.0,
-        "gdpo/distinct_advantages/grpo": 2.0,
-    }
-
-
-def test_collapse_leaves_rows_without_a_score_out_on_both_sides() -> None:
-    rewards = torch.tensor([[1.0, 0.0], [0.0, NAN], [NAN, NAN]])
-    found = collapse(rewards, [0, 0, 0])
-    assert found == {"gdpo/distinct_advantages/gdpo": 2.0, "gdpo/distinct_advantages/grpo": 2.0}
-
-
-# How many *groups* an estimator can tell apart: distinct unordered sets of advantages over
-# all groups of G rollouts with K binary rewards, before whitening. It is another quantity
-# than `distinct_advantages`, which counts within a group. The default epsilon would move
-# groups of different deviation apart in the sixth decimal.
-
-EPSILON = 1e-12
-
-
-def patterns(advantages: Tensor, size: int) -> int:
-    """Distinct groups, each as the sorted advantages of its rollouts to six decimals."""
-    groups = advantages.reshape(-1, size).sort(dim=1).values
-    return len((groups * 1e6).round().to(torch.int64).unique(dim=0))
-
-
-def all_groups(size: int, rewards: int) -> tuple[Tensor, Tensor]:
-    """Every unordered group of `size` rollouts: rewards (B, K) and group ids (B,)."""
-    rollouts = list(itertools.product([0.0, 1.0], repeat=rewards))
-    rows = [*itertools.combinations_with_replacement(rollouts, size)]
-    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, rewards)
-    return table, torch.arange(len(rows)).repeat_interleave(size)
-
-
 @pytest.mark.parametrize(
-    ("size", "rewards", "grpo", "grpo_without_std", "gdpo"),
+    ("rewards", "options", "gdpo", "grpo"),
     [
-        (2, 2, 2, 3, 3),
-        (4, 2, 7, 10, 14),
-        (10, 2, 46, 55, 145),
-        (4, 1, 4, None, 4),
-        (4, 5, 41, None, 318),
+        # Each row earns one of two rewards, or none. GRPO sees sums 1, 1, 1, 0: two advantages.
+        # GDPO sees z1 = 1.5, -0.5, -0.5, -0.5 and z2 = (-1, 1, 1, -1)·0.866: three.
+        pytest.param([[1, 0], [0, 1], [0, 1], [0, 0]], {}, 3, 2, id="collapse"),
+        # Weights that differ keep GRPO from adding them to the same sum.
+        pytest.param([[1, 0], [0, 1], [0, 1], [0, 0]], {"weights": [1.0, 0.5]}, 3, 3, id="weights"),
+        # z2 = -z1 but for the epsilons: nothing is left to tell apart. The sums ±3 + (0 or 1)
+        # are -2 and 3, which GRPO does tell apart.
+        pytest.param([[3, 0], [-3, 1]] * 2, {"weights": [1e6, 1e6]}, 1, 2, id="cancelling"),
+        pytest.param([[1, 0], [0, NAN], [NAN, NAN]], {}, 2, 2, id="unscored rows are left out"),
+        pytest.param(
+            [[0, 1], [1, 1], [0, 0], [2, 1]],
+            {"weights": [1e-3, 1e-3], "scale": False},
+            *(4, 4),
+            id="without deviations the unit of the weights does not matter",
+        ),
     ],
 )
-def test_groups_told_apart(
-    size: int, rewards: int, grpo: int, grpo_without_std: int | None, gdpo: int
+def test_collapse_is_grpos_count_below_gdpos(
+    rewards: list[list[float]], options: dict[str, Any], gdpo: float, grpo: float
 ) -> None:
-    table, groups = all_groups(size, rewards)
-    found = decompose(table, groups, epsilon=EPSILON)
-    assert patterns(found.grpo, size) == grpo
-    assert patterns(found.combined, size) == gdpo
-    if grpo_without_std is not None:
-        assert patterns(decompose(table, groups, scale=False).grpo, size) == grpo_without_std
+    table = torch.tensor(rewards, dtype=torch.float64)
+    found = collapse_metrics(decompose(table, [0] * len(rewards), **options))
+    name = "gdpo/distinct_advantages"
+    assert found == {f"{name}/gdpo": gdpo, f"{name}/grpo": grpo}

@@ -6,17 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdpo_verl.advantage import NOISE_FLOOR
 from gdpo_verl.diagnostics import distinct_advantages
-from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
+from gdpo_verl.distinct import levels
 from gdpo_verl.explain.compare import find_ties
 from gdpo_verl.report.groups import reward_patterns
 
 STEPS = st.lists(st.integers(0, 8), min_size=1, max_size=6)
-
-
-def test_it_is_what_the_estimator_takes_for_noise() -> None:
-    assert DISTINCT_TOLERANCE == NOISE_FLOOR
 
 
 @given(STEPS)

@@ -80,6 +80,13 @@ def test_dara_raises_the_reward_that_varies_in_fewer_groups() -> None:
     symmetric = [0.30607, -1.39244, 1.75456, -0.66819, 0.98063, -0.49032, -0.49032, 0.0]
     close(advantages(constant, variant="dara"), asymmetric)
     close(advantages(constant, variant="dara", symmetric=True), symmetric)
+    # Of the groups that have it: r2 varies in one of two, r1 in all four.
+    first = [1.0, 0.0] * 4
+    second = [1.0, 0.0, 1.0, 1.0, NAN, NAN, NAN, NAN]
+    pairs = [row // 2 for row in range(8)]
+    rewards = torch.tensor([first, second], dtype=torch.float64).T
+    found = advantages(rewards, pairs, variant="dara", whiten="none", epsilon=0.0)
+    close(found[:3], [by_hand.S * (1 + 2**0.5), -2 * by_hand.S, by_hand.S], 1e-6)
 
 
 def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening() -> None:
@@ -90,6 +97,9 @@ def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening() -> 
     close(advantages(failed, gate=Gate(0, "failed")), left)
     close(advantages(solved, gate=Gate(0, "failed")), advantages(solved), 0.0)
     assert float(advantages(failed)[4]) > 0.5  # the phantom: nobody succeeded
+    # A group without an outcome has none that could be constant.
+    unscored = with_first(NAN, NAN, NAN, NAN)
+    close(advantages(unscored, gate=0), advantages(unscored), 0.0)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -101,26 +111,14 @@ def test_the_gate_closes_for_every_variant(name: str) -> None:
         close(found[:4], alone, 1e-12)
 
 
-def test_the_gate_leaves_a_group_without_an_outcome_alone() -> None:
-    unscored = with_first(NAN, NAN, NAN, NAN)
-    close(advantages(unscored, gate=0), advantages(unscored), 0.0)
-
-
 TABLES = st.integers(0, 2**31 - 1)
+IDS = [row // 4 for row in range(20)]
 
 
-def random_batch(seed: int, groups: int = 5, size: int = 4, k: int = 3) -> Tensor:
+def random_batch(seed: int, k: int = 3) -> Tensor:
+    """Rewards from 0 to 3 in five groups of four, `IDS`."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 4, (groups * size, k), generator=generator).double()
-
-
-def ids(rewards: Tensor, size: int = 4) -> list[int]:
-    return [row // size for row in range(len(rewards))]
-
-
-def population(rewards: Tensor) -> float:
-    """From an unbiased to a population's batch deviation."""
-    return math.sqrt(len(rewards) / (len(rewards) - 1))
+    return torch.randint(0, 4, (20, k), generator=generator).double()
 
 
 @settings(max_examples=25, deadline=None)
@@ -129,8 +127,8 @@ def test_mgda_is_as_short_as_any_combination(seed: int, k: int) -> None:
     rewards = random_batch(seed, k=k)
     rewards[:, 0] = 2.0  # varies nowhere
     rewards[:, -1] = 3 * rewards[:, k // 2]  # the same twice
-    found = advantages(rewards, ids(rewards), variant="mgda", epsilon=0.0)
-    z = decompose(rewards, ids(rewards), epsilon=0.0).normalized
+    found = advantages(rewards, IDS, variant="mgda", epsilon=0.0)
+    z = decompose(rewards, IDS, epsilon=0.0).normalized
     # A point of a convex set is its shortest where no point lies nearer in its direction.
     for column in z[:, z.any(dim=0)].unbind(dim=1):
         assert float(column @ found) >= float(found @ found) - 1e-9
@@ -139,15 +137,14 @@ def test_mgda_is_as_short_as_any_combination(seed: int, k: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(TABLES)
 def test_at_the_ends_of_its_settings_a_variant_is_gdpo_or_what_its_page_says(seed: int) -> None:
-    rewards = random_batch(seed)
-    groups = ids(rewards)
+    rewards, groups = random_batch(seed), IDS
 
     def weighted(**options: Any) -> Tensor:
         return advantages(rewards, groups, weights=[1.0, 0.5, 2.0], **options)
 
     gdpo = weighted()
     saturated = weighted(variant="sa_mrpo", gamma=0.0, ranges=[(-1e9, 1e9)] * 3)
-    close(saturated, gdpo * population(rewards), 2e-5)
+    close(saturated, gdpo * math.sqrt(20 / 19), 2e-5)  # the population's deviation of the batch
     close(weighted(variant="gd2po", tau=0.0), gdpo, 1e-12)
     close(weighted(variant="dara", w_max=1.0), gdpo, 1e-12)
     close(weighted(variant="mo_grpo"), weighted(whiten="none"), 0.0)
@@ -173,23 +170,23 @@ def test_one_component_alone(seed: int) -> None:
     centred = one - one.reshape(-1, 4, 1).mean(dim=1).repeat_interleave(4, dim=0)
     deviation = one.reshape(-1, 4).std(dim=1, correction=0).repeat_interleave(4)
     # CorrGRPO is Dr.GRPO up to its epsilon, DVAO is GRPO with the population's deviation.
-    close(advantages(one, ids(one), variant="corr_grpo"), centred[:, 0], 1e-5)
+    close(advantages(one, IDS, variant="corr_grpo"), centred[:, 0], 1e-5)
     grpo = (centred[:, 0] / deviation).where(deviation > 1e-9, 0.0)
-    close(advantages(one, ids(one), variant="dvao"), grpo, 1e-9)
+    close(advantages(one, IDS, variant="dvao"), grpo, 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
 @given(TABLES)
 def test_dvao_is_at_most_grpo_and_equal_when_rewards_are_one(seed: int) -> None:
-    rewards = random_batch(seed)
-    total = rewards.sum(dim=1).reshape(-1, 4)
+    rewards, weights = random_batch(seed), [1.0, 0.5, 2.0]
+    total = (rewards * torch.tensor(weights)).sum(dim=1).reshape(-1, 4)
     deviation = total.std(dim=1, correction=0, keepdim=True)
     grpo = ((total - total.mean(dim=1, keepdim=True)) / deviation.clamp(min=1e-12)).reshape(-1)
-    found = advantages(rewards, ids(rewards), variant="dvao")
+    found = advantages(rewards, IDS, variant="dvao", weights=weights)
     assert bool((found.abs() <= grpo.abs() + 1e-9).all())
-    same = rewards[:, :1].expand(-1, 3)
-    alone = advantages(rewards[:, :1], ids(rewards), variant="dvao")
-    close(advantages(same, ids(rewards), variant="dvao"), alone, 1e-12)
+    one = rewards[:, :1]
+    same = advantages(one.expand(-1, 3), IDS, variant="dvao", weights=weights)
+    close(same, advantages(one, IDS, variant="dvao"), 1e-12)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -197,35 +194,25 @@ def test_dvao_is_at_most_grpo_and_equal_when_rewards_are_one(seed: int) -> None:
 @given(seed=TABLES)
 def test_order_of_rows_and_of_components_does_not_matter(name: str, seed: int) -> None:
     rewards = random_batch(seed)
-    groups = ids(rewards)
-    found = advantages(rewards, groups, variant=name, **needs(name, 3))
+    options: dict[str, Any] = {"variant": name, **needs(name, 3)}
     generator = torch.Generator().manual_seed(seed)
     rows, columns = (torch.randperm(n, generator=generator) for n in rewards.shape)
-    moved = advantages(
-        rewards[rows][:, columns], [groups[row] for row in rows], variant=name, **needs(name, 3)
-    )
-    close(moved, found[rows], 1e-9)
+    moved = advantages(rewards[rows][:, columns], [IDS[row] for row in rows], **options)
+    close(moved, advantages(rewards, IDS, **options)[rows], 1e-9)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n for n in VARIANTS if n not in ("dvao", "corr_grpo") and not VARIANTS[n].needs_ranges],
-)
+@pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ("dvao", "corr_grpo")])
 @settings(max_examples=15, deadline=None)
 @given(seed=TABLES)
-def test_the_unit_of_a_reward_does_not_matter_where_it_is_normalised(name: str, seed: int) -> None:
+def test_the_unit_of_a_reward_and_of_its_range_does_not_matter(name: str, seed: int) -> None:
     rewards = random_batch(seed)
-    units = torch.tensor([30.0, 1.0, 0.1], dtype=torch.float64)
-    found = advantages(rewards, ids(rewards), variant=name, epsilon=0.0)
-    close(advantages(rewards * units, ids(rewards), variant=name, epsilon=0.0), found, 1e-9)
 
+    def in_units(*units: float) -> Tensor:
+        options = {"ranges": [(-unit, 5 * unit) for unit in units]} if needs(name) else {}
+        scaled = rewards * torch.tensor(units, dtype=torch.float64)
+        return advantages(scaled, IDS, variant=name, epsilon=0.0, **options)
 
-@pytest.mark.parametrize("name", ["sa_mrpo", "tchebycheff"])
-def test_the_unit_of_a_reward_and_of_its_range_together_does_not_matter(name: str) -> None:
-    units = torch.tensor([30.0, 0.1], dtype=torch.float64)
-    scaled = [(low * u, high * u) for (low, high), u in zip(RANGES, units.tolist(), strict=True)]
-    found = advantages(EXAMPLE, variant=name, ranges=RANGES)
-    close(advantages(EXAMPLE * units, variant=name, ranges=scaled), found, 1e-9)
+    close(in_units(30.0, 1.0, 0.1), in_units(1.0, 1.0, 1.0), 1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -243,22 +230,18 @@ def test_constant_groups_singletons_padding_and_unscored_rewards(name: str) -> N
     some = torch.tensor([[NAN, 1.0], [1.0, NAN], [0.0, 3.0]])
     rewards = torch.cat([EXAMPLE.float(), third, single, unscored, some])
     groups = [*GROUPS, *[2] * 7, 3, 0, 4, *[5] * 3]
-    mask = (torch.arange(3) < torch.tensor([3, 1, 2, 3, 1, 2, 3, 1, *[2] * 13])[:, None]).long()
-    mask[9] = 0
-    found = gdpo_advantages(rewards, groups, mask, variant=name, whiten="none", **needs(name))
+    mask = by_hand.lengths(3, 1, 2, 3, 1, 2, 3, 1, 2, 0, *[2] * 11)
+    options: dict[str, Any] = {"variant": name, **needs(name)}
+    found = gdpo_advantages(rewards, groups, mask, whiten="none", **options)
     assert bool(found.isfinite().all())
     assert not bool(found[mask == 0].any())
-    assert not bool(found[16:18].any())  # nothing scored
-    quiet = found[8:16, 0]
-    assert bool((quiet == 0).all())  # constant, and a group of one
+    assert not bool(found[8:18].any())  # constant, a group of one, nothing scored
     assert bool(found[18:21, 0].any())
-    whitened = gdpo_advantages(rewards, groups, mask, variant=name, **needs(name))
+    whitened = gdpo_advantages(rewards, groups, mask, **options)
     assert bool(whitened.isfinite().all())
     assert not bool(whitened[16:18].any())
     # An unscored row changes nothing for the others but itself.
-    alone = gdpo_advantages(
-        rewards[:16], groups[:16], mask[:16], variant=name, whiten="none", **needs(name)
-    )
+    alone = gdpo_advantages(rewards[:16], groups[:16], mask[:16], whiten="none", **options)
     if name not in ("sa_mrpo", "saw", "dara"):
         close(found[:16], alone.double(), 1e-6)
 
@@ -271,7 +254,7 @@ def test_a_component_that_is_never_scored_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("size", [1e-300, 1e-9, 1e9, 1e299])
+@pytest.mark.parametrize("size", [1e-300, 1e299])
 def test_sizes_at_the_ends_of_float64_stay_numbers(name: str, size: float) -> None:
     options = {"ranges": [(0.0, size), (0.0, 3 * size)]} if needs(name) else {}
     found = advantages(EXAMPLE * size, variant=name, epsilon=0.0, **options)
@@ -308,28 +291,13 @@ def test_a_huge_advantage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
     assert "variant corr_grpo: an advantage of size 1.49e+04" in caplog.text
 
 
-def test_float32_rewards_are_told_constant_by_their_values() -> None:
-    # 0.3 six times: z is .029 of rounding where it is taken for a difference.
-    third = torch.tensor([0.3] * 6 + [0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
-    rewards = torch.stack([third, torch.arange(12.0) % 5], dim=1)
-    groups = [0] * 6 + [1] * 6
-    for name in ("dara", "gd2po", "corr_grpo"):
-        exact = rewards.clone()
-        exact[:6, 0] = 0.0
-        found = advantages(rewards, groups, variant=name)
-        close(found, advantages(exact, groups, variant=name).double(), 1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"variant": "dvoa"}, "variant: expected one of .* Did you mean 'dvao'"),
-        ({"variant": "dara", "wmax": 2.0}, "wmax: the variant .* Did you mean 'w_max'"),
-        ({"variant": "dara", "gamma": 0.5}, "gamma: the variant 'dara' has no such setting"),
-        ({"variant": "dara", "w_max": 0.5}, r"w_max: expected a finite number from 1 to 1e\+06"),
+        ({"variant": "dara", "wmax": 2.0}, "^wmax: the variant .* Did you mean 'w_max'"),
+        ({"variant": "dara", "w_max": 0.5}, r"^w_max: expected a finite number from 1 to 1e\+06"),
         ({"variant": "dara", "symmetric": 1}, "symmetric: expected true or false, found 1"),
-        ({"variant": "gd2po", "tau": 2}, "tau: expected a finite number from 0 to 1, found 2"),
-        ({"variant": "rvpo", "k": 0}, "k: expected a finite number from 1e-06"),
         ({"variant": "sa_mrpo"}, r"ranges: .* needs .* none are known for \[0, 1\]"),
         ({"variant": "sa_mrpo", "ranges": [(0, 1), None]}, r"none are known for \[1\]"),
         ({"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}, "ranges: expected 2 pairs"),
@@ -351,17 +319,6 @@ def test_correlations_of_two_responses_are_refused() -> None:
     with pytest.raises(ValueError, match=r"group_ids: the variant 'corr_grpo' .* in groups of 2"):
         advantages(EXAMPLE, pairs, variant="corr_grpo")
     assert bool(advantages(EXAMPLE[:, :1], pairs, variant="corr_grpo").any())
-
-
-def test_dara_counts_the_groups_in_which_a_component_is_scored() -> None:
-    """The second varies in one of the two groups that have it, the first in all four."""
-    first = torch.tensor([1.0, 0.0] * 4)
-    second = torch.tensor([1.0, 0.0, 1.0, 1.0, NAN, NAN, NAN, NAN])
-    rewards = torch.stack([first, second], dim=1).double()
-    pairs = [row // 2 for row in range(8)]
-    found = advantages(rewards, pairs, variant="dara", whiten="none", epsilon=0.0)
-    z = 0.5**0.5
-    close(found[:3], [z + 2**0.5 * z, -2 * z, z], 1e-6)
 
 
 # Groups of two: the second reward varies; both, of opposite signs; none; one response.

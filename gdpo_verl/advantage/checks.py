@@ -28,6 +28,7 @@ def check_rewards(rewards: Tensor) -> Tensor:
         raise ValueError(
             f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}"
         )
+    # Of a small difference between large rewards float32 keeps few digits.
     values = rewards.detach().to(torch.float64)
     large = values.abs() > LARGEST
     if bool(large.any()):
@@ -69,6 +70,7 @@ def check_ranges(
         values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}") from error
+    # Two NaN are a component without a range; one is a range without an end.
     known = ~values.isnan()
     if values.shape != (size, 2) or bool(
         (known.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()

@@ -48,14 +48,17 @@ def apply_conditions(
     result = rewards.clone()
     for name, condition in conditions.items():
         target, source = keys.index(name), rewards[:, keys.index(condition["on"])]
+        # 0 where the condition fails, also for a reward that is not scored: it would not count.
         kept = torch.where(_reaches(source, condition["at_least"]), rewards[:, target], 0.0)
         result[:, target] = torch.where(source.isnan(), torch.nan, kept)
     return result
 
 
 def _reaches(values: Tensor, threshold: float) -> Tensor:
+    # A float32 that was written as 0.7 is 0.699999988: rounded alike, it meets a threshold of 0.7.
     rounded = values.to(torch.float32) if values.dtype.itemsize > 2 else values
     same = rounded == torch.tensor(threshold, dtype=torch.float64).to(rounded)
+    # Beyond float32 both would be infinite, and every such value the threshold.
     return (values >= threshold) | (same & rounded.isfinite())
 
 

@@ -20,14 +20,11 @@ _CANCELS = 1e-4
 
 
 def corr_grpo(d: Decomposition) -> Tensor:
-    """CorrGRPO: the centred sum, over the root of the sum of the rewards' correlations.
-
-    A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / (sqrt(max(sum_kl rho_kl, 0)) + epsilon)
+    """A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / (sqrt(max(sum_kl rho_kl, 0)) + epsilon)
 
     with the sample correlations rho of the weighted rewards in the group; a reward that is
     constant there has none, not even with itself (https://arxiv.org/abs/2609.36820; its code has
-    epsilon within the root). Where correlations add up to 0 the formula divides by epsilon alone:
-    an advantage of some hundred thousand, or of rounding. These groups get 0, with a warning.
+    epsilon within the root). Groups whose correlations add up to 0 get 0, with a warning.
 
     With one component it is Dr.GRPO, r - mean. It never equals GDPO in general: it keeps the
     rewards' units, and whitens nothing.
@@ -43,6 +40,7 @@ def corr_grpo(d: Decomposition) -> Tensor:
     codes, number = d.groups
     total = centred.new_zeros(number).index_add_(0, codes, unit_vectors.sum(dim=1).square())
     root = total.clamp(min=0.0).sqrt()[codes]
+    # The formula divides by epsilon alone there: an advantage of some hundred thousand.
     cancels = (root < _CANCELS) & spread.group_varies.any(dim=1)
     if bool(cancels.any()):
         logger.warning(

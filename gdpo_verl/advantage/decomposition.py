@@ -57,6 +57,7 @@ class Decomposition:
     @cached_property
     def terms(self) -> Tensor:
         """The terms that GDPO adds, w_k z[i, k] / unit: shape (B, K); 0 where not scored."""
+        # Whitening adds 1e-8 to the variance: in this unit only the weights' ratios matter there.
         return self.normalized.nan_to_num(0.0) * (self.weights / self.largest_weight)
 
     @cached_property
@@ -89,6 +90,7 @@ class Decomposition:
     def score(self) -> Tensor:
         """sum_k w_k r[i, k], an unscored component adding 0: shape (B,), in reward units."""
         score = (self.rewards.nan_to_num(0.0) * self.weights).sum(dim=1)
+        # Less its group's mean an infinity is NaN, and so would be taken for not scored.
         if not bool(score.isfinite().all()):
             row = int((~score.isfinite()).nonzero()[0])
             raise ValueError(

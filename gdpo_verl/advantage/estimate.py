@@ -30,7 +30,6 @@ class Estimate:
 
     Attributes:
       combined: float64, shape (B,), in units of the largest weight; NaN where left out.
-      mean, factor: of the batch step.
     """
 
     combined: Tensor
@@ -70,6 +69,7 @@ class Estimation(Decomposition):
         A group gets nothing where the variant's value, before the batch step, is 0 for all of its
         rows, but for what rounding and epsilon leave of components that cancel.
         """
+        # Where nothing is divided by a deviation, small values are those of small rewards.
         size = self._combine(self.variant).nan_to_num(0.0).abs()
         least = 0.0 if not self.scale or self.variant.keeps_units else NOISE_FLOOR
         return groups_with_any((size > least)[:, None], self.groups)[self.groups.codes, 0]
@@ -101,11 +101,13 @@ class Estimation(Decomposition):
         combined = self._combine(variant)
         over = self.whiten or variant.whiten
         if over == "none":
+            # `combined` is in units of the largest weight, which a linear variant gets back.
             return Estimate(combined, 0.0, float(self.largest_weight) if variant.linear else 1.0)
         if self.token_counts is None:
             raise ValueError("token_counts: whitening needs the response tokens of each row")
         mean, variance = moments(combined, self.token_counts, over, unbiased=variant.unbiased)
         if variance is None or self._is_noise(variance, variant, over):
+            # Exactly 0 for every row, whatever rounding left in the values.
             return Estimate(combined, mean, 0.0)
         return Estimate(combined, mean, float(torch.rsqrt(variance + WHITEN_EPSILON)))
 
@@ -120,6 +122,7 @@ class Estimation(Decomposition):
                 f"variant {variant.name!r}: expected a tensor of shape {tuple(kept.shape)}, "
                 f"one number a response, found {shape or type(values).__name__}"
             )
+        # A variant need not know of gates and unscored rows: what it has there is left out.
         values = torch.where(kept, values.detach().to(self.rewards), torch.nan)
         broken = kept & (values.isinf() if variant.may_drop_rows else ~values.isfinite())
         if bool(broken.any()):
@@ -143,6 +146,7 @@ class Estimation(Decomposition):
             return True
         if not variant.uses_epsilon or deviation > NOISE_FLOOR + self._most_epsilon_changes:
             return False
+        # Costs as much as the estimate itself, so it comes last.
         exact = replace(self, epsilon=0.0)._combine(variant)
         _, without = moments(exact, self.token_counts, over)  # type: ignore[arg-type]
         return without is not None and float(without.sqrt()) < NOISE_FLOOR
@@ -197,6 +201,7 @@ def decompose(
             f"token_counts: expected shape ({len(raw)},), found {tuple(token_counts.shape)}"
         )
     check_epsilon(epsilon)
+    # Before anything is computed, so that an error names the argument and not a tensor's shape.
     checked_weights = check_weights(weights, raw)
     variant.check_weights(checked_weights.tolist())
     checked_ranges = check_ranges(ranges, raw)

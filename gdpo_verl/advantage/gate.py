@@ -27,10 +27,8 @@ class Gate(NamedTuple):
     when: When = "constant"
 
     def closed(self, spread: Spread) -> Tensor:
-        """The rows of the groups that get no advantage: bool, shape (B,).
-
-        A group in which the outcome is not scored has none that could be constant.
-        """
+        """The rows of the groups that get no advantage: bool, shape (B,)."""
+        # A group in which the outcome is not scored has none that could be constant.
         varies, count = spread.group_varies[:, self.column], spread.count[:, self.column]
         closed = ~varies & (count > 0)
         return closed & (spread.mean[:, self.column] <= 0) if self.when == "failed" else closed
@@ -45,6 +43,7 @@ def check_gate(gate: Gate | int | None, components: int) -> Gate | None:
     if gate is None:
         return None
     found = gate if isinstance(gate, Gate) else Gate(gate)
+    # True is an int, and would be the second column.
     if isinstance(found.column, bool) or not isinstance(found.column, int):
         raise ValueError(f"gate: expected the column of the outcome, found {gate!r}")
     if not 0 <= found.column < components:

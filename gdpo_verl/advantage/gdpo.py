@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdpo_verl.advantage.checks import check_rewards, result_dtype
-from gdpo_verl.advantage.estimate import Estimation, decompose
+from gdpo_verl.advantage.estimate import decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
@@ -96,11 +96,8 @@ def gdpo_advantages(
         ranges=ranges,
         gate=gate,
     )
-    _check_groups(found)
-    return rows.scale_(found.advantage)
-
-
-def _check_groups(found: Estimation) -> None:
+    # Groups of two are a matter of the batch, not of the settings that `decompose` has checked.
     if found.variant.least_group > 1 and found.groups.number:
         largest = int(found.groups.codes.bincount().max())
-        found.variant.check_group_size(largest, found.rewards.shape[1])
+        found.variant.check_group_size(largest, raw.shape[1])
+    return rows.scale_(found.advantage)

@@ -53,6 +53,7 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
         found = type_name(group_ids)
     if found != size:
         raise ValueError(f"group_ids: expected {size}, one a row of rewards, found {found}")
+    # In one pass: an id that is new gets the next number.
     seen: defaultdict[Hashable, int] = defaultdict(count().__next__)
     try:
         codes = torch.from_numpy(np.fromiter(map(seen.__getitem__, group_ids), np.int64, size))
@@ -111,7 +112,7 @@ class Spread:
         least = 0.0 if noise is None else extreme(noise, 0.0, "amax")
         self.group_varies = (width > least)[codes]
         self.varies = self.group_varies & self.scored
-        # In units of the width no square over- or underflows.
+        # In units of the width no square overflows or underflows.
         width = torch.where(width > 0, width, 1.0)
         squares = group_sum((self.deviation / width[codes]).square())
         self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[codes]
@@ -119,6 +120,7 @@ class Spread:
     @property
     def population_std(self) -> Tensor:
         """The deviation that divides by n instead of n - 1, exactly 0 in a constant group."""
+        # A constant group's std is rounding, which a variant without epsilon would divide by.
         share = (self.count - 1).clamp(min=0) / self.count.clamp(min=1)
         return torch.where(self.group_varies, self.std * share.sqrt(), 0.0)
 

@@ -37,9 +37,11 @@ def shortest(gram: Tensor) -> Tensor:
     for size in range(1, len(live) + 1):
         sets = torch.tensor([*combinations(live, size)], device=gram.device)
         part = gram[sets[:, :, None], sets[:, None, :]]
+        # Vectors that are alike make the system singular; the shortest solution serves.
         alpha = torch.linalg.pinv(part + 1.0, hermitian=True).sum(dim=2)
         alpha = alpha / alpha.sum(dim=1, keepdim=True)
         square = torch.einsum("ni,nij,nj->n", alpha, part, alpha)
+        # A negative weight leaves the convex set, and the minimum lies on a smaller set of vectors.
         square = square.where((alpha >= 0).all(dim=1), torch.inf)
         if float(square.min()) < least:
             least, found = float(square.min()), int(square.argmin())

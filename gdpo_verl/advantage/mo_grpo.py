@@ -13,9 +13,7 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def mo_grpo(d: Decomposition) -> Tensor:
-    """MO-GRPO: the sum of the normalised rewards as it is.
-
-    A_i = sum_k w_k z[i, k]
+    """A_i = sum_k w_k z[i, k]
 
     without a batch step (https://arxiv.org/abs/2509.22047). It is GDPO with ``whiten="none"``,
     exactly.

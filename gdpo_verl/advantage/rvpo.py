@@ -14,19 +14,17 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def rvpo(d: Decomposition, *, k: float = 1.0) -> Tensor:
-    """RVPO: a smooth minimum of the normalised rewards in place of their sum.
-
-    a_i = -(1 / k) ln((1 / M) sum_j exp(-k z[i, j]))
+    """a_i = -(1 / k) ln((1 / M) sum_j exp(-k z[i, j]))
 
     over the M components that are scored in the response, then whitened
-    (https://arxiv.org/abs/2605.05750). A reward that is constant in the group has z = 0 and
-    still pulls. It is undefined with weights, which are refused.
+    (https://arxiv.org/abs/2605.05750). It is undefined with weights, which are refused.
 
     With k towards 0 it is GDPO with equal weights; with k towards infinity it is the smallest z.
 
     Args:
       k: how far from the mean towards the minimum, above 0.
     """
+    # A reward that is constant in the group has z = 0 and still pulls; an unscored one does not.
     scored = d.spread.scored
     z = d.normalized.where(scored, torch.inf)
     least = z.amin(dim=1, keepdim=True).where(d.scored[:, None], 0.0)

@@ -14,9 +14,7 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def saw(d: Decomposition, *, delta: float = 0.0) -> Tensor:
-    """SAW: a reward counts more the more it varies in the batch, measured by its mean.
-
-    a_i = sum_k v_k w_k z[i, k],  v_k = K CV_k / sum_l CV_l,  CV = std(x) / mean(x)
+    """a_i = sum_k v_k w_k z[i, k],  v_k = K CV_k / sum_l CV_l,  CV = std(x) / mean(x)
 
     with x = r - low + delta over the batch's scored responses, the unbiased standard deviation,
     and K components (https://arxiv.org/abs/2606.07705); then whitened. `low` is the lower end of
@@ -41,6 +39,7 @@ def saw(d: Decomposition, *, delta: float = 0.0) -> Tensor:
     squares = (shifted - mean).where(scored, 0.0).square().sum(dim=0)
     std = (squares / (count - 1).clamp(min=1)).sqrt()
     variation = (std / mean.abs()).where((std > 0) & (mean != 0), 0.0)
+    # Where no reward has a variation to measure, all count alike.
     total = variation.sum()
     factor = variation * len(variation) / total if total > 0 else torch.ones_like(variation)
     return (d.terms * factor).sum(dim=1)

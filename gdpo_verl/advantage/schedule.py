@@ -30,6 +30,7 @@ class Schedule:
 
     def weight(self, step: int) -> float:
         """The weight at a global step; before the first of a list its first."""
+        # Nothing is carried from step to step: a resumed training may ask for any.
         if self.shape == "list":
             return self.weights[max(bisect.bisect_right(self.steps, step) - 1, 0)]
         share = min(max(step, 0) / self.steps[-1], 1.0)

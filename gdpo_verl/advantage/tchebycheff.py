@@ -31,6 +31,7 @@ def tchebycheff(d: Decomposition, *, rho: float = 0.05) -> Tensor:
     low, high = d.ranges.unbind(dim=1)
     scored = d.spread.scored
     distance = (high - d.rewards) / (high - low) * (d.weights / d.largest_weight)
+    # What is not scored is no distance: -inf is never the largest, and 0 adds nothing.
     worst = distance.where(scored, -torch.inf).amax(dim=1)
     distance = distance.where(scored, 0.0)
     score = -(worst + rho * distance.sum(dim=1)).where(d.scored, torch.nan)

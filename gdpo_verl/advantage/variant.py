@@ -85,6 +85,7 @@ class Variant:
 
     def _check_setting(self, where: str, name: str, value: Any) -> None:
         default = self.defaults[name]
+        # bool first: in Python it is an int, and 1 is no answer to a question.
         if isinstance(default, bool):
             if not isinstance(value, bool):
                 raise ValueError(f"{where}: expected true or false, found {value!r}")
@@ -123,6 +124,7 @@ class Variant:
 
     def check_group_size(self, size: int, components: int, where: str = "group_ids") -> None:
         """Raise ValueError where groups are too small for the method."""
+        # One response is a group without advantage under any variant.
         if components > 1 and 1 < size < self.least_group:
             raise ValueError(
                 f"{where}: the variant {self.name!r} takes correlations within a group, which are "

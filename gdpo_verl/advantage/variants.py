@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gdpo_verl.advantage.estimate import decompose
-from gdpo_verl.advantage.variant import GDPO, Ranges, Variant
+from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.text import did_you_mean
 
 _FILES = (
@@ -51,11 +51,7 @@ def find_variant(name: Any, where: str = "variant") -> Variant:
 
 
 def own_name(address: str) -> str:
-    """The name of a user's function, under which its settings stand.
-
-    >>> own_name("pkg://my_module:my_variant")
-    'my_variant'
-    """
+    """The name of a user's function, behind the colon, under which its settings stand."""
     return address.rpartition(":")[2]
 
 
@@ -65,7 +61,7 @@ def _load(address: str, where: str) -> Variant:
         raise ValueError(f"{where}: expected pkg://module:function, found {address!r}")
     try:
         function = getattr(importlib.import_module(module), name)
-    except Exception as error:
+    except Exception as error:  # an import runs the user's module, which may raise anything
         raise ValueError(
             f"{where}: cannot load {name!r} of the module {module!r}: {type(error).__name__}: "
             f"{error}. The module has to be importable where the driver runs (PYTHONPATH)."
@@ -76,43 +72,28 @@ def _load(address: str, where: str) -> Variant:
 
 
 def validate_variant(
-    variant: Variant,
-    where: str,
-    *,
-    weights: Sequence[float],
-    ranges: Ranges | None = None,
-    epsilon: float = 1e-6,
-    scale: bool = True,
+    variant: Variant, where: str, *, weights: Sequence[float], **settings: Any
 ) -> None:
     """Call a user's variant on a small batch before anything depends on it.
-
-    The batch has what trainings bring: a component and a response that are not scored, a constant
-    group, a group of one, and a response without tokens.
 
     Args:
       where: the configuration key, for errors.
       weights: one a component.
+      settings: `ranges`, `epsilon` and `scale`, as in `decompose`.
 
     Raises:
       ValueError: it raised, or returned something else than a finite number for each response.
     """
+    # It has what trainings bring: a component and a response that are not scored, a constant group,
+    # a group of one, and a response without tokens.
     columns = torch.arange(len(weights), dtype=torch.float64)
     rewards = torch.arange(9.0, dtype=torch.float64)[:, None].sub(columns).remainder(4.0)
-    rewards[:3] = rewards[0]  # a constant group
+    rewards[:3] = rewards[0]
     rewards[3, 0] = torch.nan
     rewards[4] = torch.nan
     groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
-    found = decompose(
-        rewards,
-        groups,
-        tokens,
-        weights=weights,
-        ranges=ranges,
-        epsilon=epsilon,
-        scale=scale,
-        variant=variant,
-    )
+    found = decompose(rewards, groups, tokens, weights=weights, variant=variant, **settings)
     try:
         _ = found.advantage
     except Exception as error:

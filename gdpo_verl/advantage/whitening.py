@@ -7,13 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gdpo_verl.distinct import DISTINCT_TOLERANCE
+
 Whiten = Literal["token", "sequence", "none"]
 
 # verl's `masked_whiten` (verl/utils/torch_functional.py) adds it to the variance.
 WHITEN_EPSILON = 1e-8
 # Below this deviation, in units of the largest weight, components that cancel leave only
 # rounding and the groups' epsilon behind, which whitening would blow up to size one.
-NOISE_FLOOR = 1e-4
+NOISE_FLOOR = DISTINCT_TOLERANCE
 
 
 def moments(

@@ -91,6 +91,7 @@ class GdpoConfig:
         """
         where = f"algorithm.gdpo.{own_name(self.variant)}."
         found = find_variant(self.variant, "algorithm.gdpo.variant")
+        # GDPO itself is known by identity (`variant is GDPO`), so that it is not copied.
         return found.with_settings(self.options, where) if self.options else found
 
     def resolve(
@@ -116,7 +117,8 @@ class GdpoConfig:
                 "a decorator above that needs functools.wraps to keep them."
             )
         keys = self.reward_keys or tuple(names)
-        optional = {component.name for component in declared if component.optional}
+        optional = frozenset(component.name for component in declared if component.optional)
+        # Every reward returns `score`, the sum of the components: it is never one of them.
         known = [key for key in returned or () if key != "score"]
         for key in keys:
             if returned is not None and key not in known and key not in optional:
@@ -125,28 +127,25 @@ class GdpoConfig:
                     f"{known}. Return it from compute_score or remove the key."
                     f"{did_you_mean(key, known)}"
                 )
-        weights = dict(self.reward_weights or {})
+        weights = self.reward_weights or {}
         for key in weights:
-            if key not in keys:
-                raise ValueError(
-                    f"algorithm.gdpo_reward_weights.{key}: not among the reward components "
-                    f"{list(keys)}.{did_you_mean(key, keys)}"
-                )
+            parsing.check_component(f"algorithm.gdpo_reward_weights.{key}", key, keys)
         check_conditions(keys, self.conditions, "algorithm.gdpo.conditions")
         chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
         if not any(chosen):
             raise ValueError(f"algorithm.gdpo_reward_weights: all are zero, found {list(chosen)}")
         parsing.check_schedules(self.schedule, dict(zip(keys, chosen, strict=True)))
-        if self.gate is not None and self.gate["on"] not in keys:
-            raise ValueError(
-                f"algorithm.gdpo.gate.on: {self.gate['on']!r} is not among the reward components "
-                f"{list(keys)}.{did_you_mean(self.gate['on'], keys)}"
-            )
-        most = {c.name: c.most_unscored for c in declared if c.most_unscored is not None}
-        most = {key: most[key] for key in keys if key in most}
-        objective = Objective(
-            keys, chosen, frozenset(optional), _finite_ranges(declared, keys), self, most
-        )
+        if self.gate is not None:
+            parsing.check_component("algorithm.gdpo.gate.on", self.gate["on"], keys)
+        # The reward may declare components that the keys leave out.
+        own = [component for component in declared if component.name in keys]
+        ranges = {
+            c.name: (float(c.low), float(c.high))
+            for c in own
+            if parsing.is_number(c.low) and parsing.is_number(c.high) and c.low < c.high
+        }
+        most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
+        objective = Objective(keys, chosen, optional, ranges, self, most)
         self._check_variant(objective)
         return objective
 
@@ -154,6 +153,7 @@ class GdpoConfig:
         """Check the components against a built-in variant; a user's variant has no requirements."""
         if (variant := VARIANTS.get(self.variant)) is None:
             return
+        # Between its steps a schedule lies between their weights, so that no other sign occurs.
         for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:
             variant.check_weights(objective.weights_at(step), "algorithm.gdpo_reward_weights")
         try:
@@ -179,7 +179,7 @@ class Objective:
     optional: frozenset[str]
     ranges: Mapping[str, tuple[float, float]]
     config: GdpoConfig
-    most_unscored: Mapping[str, float] = field(default_factory=dict)
+    most_unscored: Mapping[str, float]
 
     def weights_at(self, step: int) -> tuple[float, ...]:
         """The weights at a global step: the scheduled ones, and the others as they are."""
@@ -226,7 +226,7 @@ class Objective:
 
     @property
     def range_list(self) -> Ranges:
-        """The ranges in the order of the keys, None where there is none."""
+        """The ranges by column, None where there is none."""
         return [self.ranges.get(key) for key in self.keys]
 
     @property
@@ -236,32 +236,14 @@ class Objective:
         return None if gate is None else Gate(self.keys.index(gate["on"]), gate["when"])
 
     @property
-    def outcome(self) -> str | None:
-        """The component that says whether the task was solved, where that can be known.
+    def outcome_column(self) -> int | None:
+        """The column of the component that says whether the task was solved, where it is known.
 
         The gate's, else the one that all conditions are on, else the first of the usual names.
         """
-        if self.config.gate is not None:
-            return str(self.config.gate["on"])
-        on = {str(condition["on"]) for condition in self.config.conditions.values()}
-        if len(on) == 1:
-            return on.pop()
-        return next((name for name in _OUTCOMES if name in self.keys), None)
-
-    @property
-    def outcome_column(self) -> int | None:
-        """The column of the outcome."""
-        return None if self.outcome not in self.keys else self.keys.index(self.outcome)
-
-
-def _finite_ranges(
-    declared: Sequence[Component], keys: Sequence[str]
-) -> dict[str, tuple[float, float]]:
-    return {
-        component.name: (float(component.low), float(component.high))
-        for component in declared
-        if component.name in keys
-        and parsing.is_number(component.low)
-        and parsing.is_number(component.high)
-        and component.low < component.high
-    }
+        if self.gate is not None:
+            return self.gate.column
+        # Rewards that all count only with one component are about what that one says.
+        on = {condition["on"] for condition in self.config.conditions.values()}
+        names = on if len(on) == 1 else [name for name in _OUTCOMES if name in self.keys]
+        return next(map(self.keys.index, names), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
 from gdpo_verl.advantage import VARIANTS, Whiten, find_variant
@@ -35,8 +35,18 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
+def check_component(where: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of the reward's components."""
+    if name not in known:
+        raise ValueError(
+            f"{where}: {name!r} is not among the reward components {list(known)}."
+            f"{did_you_mean(name, known)}"
+        )
+
+
 def gdpo_node(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
     """`algorithm.gdpo`; refuses what else under `algorithm` begins like a key of ours."""
+    # A setting that lost its section, `gdpo_whiten`, is told where it belongs.
     places = [*OUR_KEYS, *(f"gdpo.{key}" for key in _GDPO_KEYS)]
     for key, value in algorithm.items():
         if str(key).startswith("gdpo") and key not in OUR_KEYS and value is not None:
@@ -92,6 +102,7 @@ def flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> bool:
 
 def whiten(node: Mapping[str, Any]) -> Whiten | None:
     """`algorithm.gdpo.whiten`; None where it is left to the variant."""
+    # A written null is refused: whoever writes it means "none", and would get the default.
     if "whiten" not in node:
         return None
     known, found = list(get_args(Whiten)), node["whiten"]
@@ -117,8 +128,7 @@ def gate(node: Any) -> dict[str, Any] | None:
     where = "algorithm.gdpo.gate"
     if node is None:
         return None
-    _expect(isinstance(node, Mapping), where, "{on: component}", node)
-    given = {"when": "constant", **_with_on(node)}
+    given = {"when": "constant", **_with_on(_mapping(where, node, "{on: component}"))}
     _refuse_unknown(given, ("on", "when"), where)
     known = list(get_args(When))
     _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
@@ -131,13 +141,9 @@ def schedules(node: Any) -> dict[str, Schedule]:
 
     ``{from: 0.0, to: 1.0, steps: 200}``, with ``shape: cosine`` if not linear, or
     ``{steps: [0, 100, 200], weights: [0.0, 0.5, 1.0]}``.
-
-    Raises:
-      ValueError: names the key in full.
     """
     where = "algorithm.gdpo.schedule"
-    found = {} if node is None else node
-    _expect(isinstance(found, Mapping), where, "{component: {from, to, steps}}", found)
+    found = _mapping(where, node, "{component: {from, to, steps}}")
     return {str(name): _schedule(given, f"{where}.{name}") for name, given in found.items()}
 
 
@@ -146,22 +152,17 @@ def check_schedules(schedules: Mapping[str, Schedule], weights: Mapping[str, flo
 
     Args:
       weights: of all components, without schedules.
-
-    Raises:
-      ValueError: names the key in full.
     """
     for name in schedules:
         where = f"algorithm.gdpo.schedule.{name}"
-        if name not in weights:
-            raise ValueError(
-                f"{where}: not among the reward components {list(weights)}."
-                f"{did_you_mean(name, weights)}"
-            )
+        check_component(where, name, weights)
+        # A fixed weight of 1 cannot be told from none.
         if weights[name] != 1.0:
             raise ValueError(
                 f"{where}: the schedule is the weight of {name!r}, and "
                 f"algorithm.gdpo_reward_weights gives it {weights[name]:g}. Remove one."
             )
+    # Where every weight is scheduled, all may be 0 at one step, which would learn nothing.
     if schedules and not any(weight for name, weight in weights.items() if name not in schedules):
         last = max(each.steps[-1] for each in schedules.values())
         for step in range(1, last + 1):
@@ -213,6 +214,7 @@ def _number(value: Any, where: str) -> float:
 def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The variant and its settings; keys of other variants, and unknown ones, are refused."""
     name = node.get("variant", "gdpo")
+    # A user's function is imported by `GdpoConfig.estimator`: reading settings runs nobody's code.
     own = isinstance(name, str) and name.startswith(OWN)
     chosen = own_name(name) if own else find_variant(name, "algorithm.gdpo.variant").name
     known = [*_GDPO_KEYS, *([chosen] if own else []), *(v for v in VARIANTS if v != "gdpo")]
@@ -222,6 +224,7 @@ def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
                 f"algorithm.gdpo.{key}: unknown key; known are {list(_GDPO_KEYS)} and the names of "
                 f"variants.{did_you_mean(key, known)}"
             )
+        # Else whoever changes the variant alone trains without the settings written below it.
         if key not in (*_GDPO_KEYS, chosen):
             first = f".{next(iter(value))}" if isinstance(value, Mapping) and value else ""
             raise ValueError(
@@ -239,9 +242,10 @@ def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, dict(options)
 
 
-def _mapping(where: str, node: Any) -> Mapping[str, Any]:
+def _mapping(where: str, node: Any, wanted: str = "a mapping") -> Mapping[str, Any]:
+    # A section is None in YAML when all of its keys are commented out.
     found = {} if node is None else node
-    _expect(isinstance(found, Mapping), where, "a mapping", found)
+    _expect(isinstance(found, Mapping), where, wanted, found)
     return found
 
 

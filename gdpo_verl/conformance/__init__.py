@@ -71,9 +71,11 @@ def check(
         try:
             found = [float(value) for value in function(*given, **vector["settings"])]
         except NotImplementedError:
+            # Who has no conditions or variants may still conform in what they have.
             yield Result(vector, expected, None, True)
             continue
         most = max(tolerance, vector["tolerance"])
+        # Never abs(a - b) > most: a NaN is not within it.
         near = (abs(a - b) <= most for a, b in zip(found, expected, strict=False))
         yield Result(vector, expected, found, len(found) == len(expected) and all(near))
 
