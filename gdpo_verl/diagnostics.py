@@ -259,7 +259,6 @@ def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str,
     same = Gate(outcome).closed(spread)
     # A component of weight 0 trains nothing, however much it varies.
     others = spread.group_varies & (decomposition.weights != 0)
-    others[:, outcome] = False
     closed = decomposition.gated
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
     phantom, gated = groups_with_any(rows, groups).unbind(dim=1)

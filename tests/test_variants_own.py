@@ -50,6 +50,9 @@ def no_tensor(d):
 
 def raises(d):
     return d.term
+
+def divides(d):
+    return d.combined / (6 // int(d.token_counts.min()))
 """
 
 
@@ -61,6 +64,7 @@ def raises(d):
         ("too_many", r"expected a tensor of shape \(9,\), one number a response, found \(9, 2\)"),
         ("no_tensor", r"one number a response, found float"),
         ("raises", "AttributeError: .*'term'"),
+        ("divides", "ZeroDivisionError"),  # by the tokens of an empty response
     ],
 )
 def test_a_broken_function_is_refused_with_the_key(

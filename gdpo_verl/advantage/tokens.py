@@ -1,4 +1,4 @@
-"""From one advantage a response to one a token: the only work that is as large as B×T."""
+"""Broadcast advantages from responses to tokens, the only step of size B×T."""
 
 from __future__ import annotations
 
