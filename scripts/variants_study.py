@@ -37,7 +37,7 @@ Advantage = Callable[[Tensor, Ranges], Tensor]  # of (P, G, K): (P G,)
 
 
 @dataclass(frozen=True)
-class Task:
+class ToyTask:
     """Bits and what they earn: a task of `toy`, with the range of each reward.
 
     Attributes:
@@ -71,25 +71,25 @@ ONE = (0.0, 1.0)
 UNEQUAL = (0.02, 0.3, 0.8)
 HARD = ((0.02, 0.3), (0.05, 0.3), (0.3, 0.5), (0.5, 0.5))  # nearly all rollouts of two fail
 TASKS = {
-    "equal difficulty": Task((0.3,) * 3, (ONE,) * 3),
-    "unequal difficulty": Task(UNEQUAL, (ONE,) * 3),
-    "eight rewards": Task((0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8), (ONE,) * 8),
+    "equal difficulty": ToyTask((0.3,) * 3, (ONE,) * 3),
+    "unequal difficulty": ToyTask(UNEQUAL, (ONE,) * 3),
+    "eight rewards": ToyTask((0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8), (ONE,) * 8),
     **{
-        f"first reward × {unit:g}": Task((0.3, 0.3), ((0.0, unit), ONE), partial(scaled, unit))
+        f"first reward × {unit:g}": ToyTask((0.3, 0.3), ((0.0, unit), ONE), partial(scaled, unit))
         for unit in (0.1, 1.0, 10.0, 30.0)
     },
     **{
-        f"{name} rewards": Task((0.3,) * 3, (ONE,) * 3, toy.Skills(correlation=share).rewards)
+        f"{name} rewards": ToyTask((0.3,) * 3, (ONE,) * 3, toy.Skills(correlation=share).rewards)
         for name, share in (("correlated", 0.7), ("conflicting", -0.5))
     },
-    "a noise reward": Task((0.3, 0.3), (ONE,) * 3, noisy),
-    "graded [−3, 3] behind a format": Task(
+    "a noise reward": ToyTask((0.3, 0.3), (ONE,) * 3, noisy),
+    "graded [−3, 3] behind a format": ToyTask(
         (0.3,) * 5,
         (ONE, (-3.0, 3.0)),
         graded,
         lambda p: torch.stack([p[..., 0].mean(1), (p[..., 0] * p[..., 1:].mean(2)).mean(1)], dim=1),
     ),
-    "length against correctness": Task(
+    "length against correctness": ToyTask(
         HARD,
         (ONE, ONE),
         toy.CorrectOrShort(HARD).rewards,
@@ -97,7 +97,7 @@ TASKS = {
         outcome=True,
     ),
     **{
-        f"unequal difficulty, groups of {size}": Task(UNEQUAL, (ONE,) * 3, group=size)
+        f"unequal difficulty, groups of {size}": ToyTask(UNEQUAL, (ONE,) * 3, group=size)
         for size in (2, 4, 16)
     },
 }
@@ -171,7 +171,7 @@ SHOWN = (
 )
 
 
-def train(task: Task, advantage: Advantage, optimiser: str, seeds: int, steps: int) -> Tensor:
+def train(task: ToyTask, advantage: Advantage, optimiser: str, seeds: int, steps: int) -> Tensor:
     """The mean and the worst quality, means over the run: shape (2, seeds)."""
     generator = torch.Generator().manual_seed(0)
     start = torch.tensor(task.start, dtype=torch.float64)

@@ -273,15 +273,15 @@ def _end_with_parent() -> None:
 
 
 def _restrict_reads(libc: Any, readable: list[tuple[str, bool]]) -> None:
-    """Allow reading these paths (True: all below, False: the list of names) and /dev/null."""
+    """Allow reading /dev/null and each (path, recursive): all below it, or its names alone."""
     syscall = libc.syscall
     version = _checked(syscall(444, None, 0, 1), "Landlock")
     files = (1 << 13) - 1 | (version >= 2) << 13 | (version >= 3) << 14 | (version >= 5) << 15
     attributes = (ctypes.c_uint64 * 3)(files, 3, 3)  # no TCP, no signal to a process outside
     size = 8 * (1 + (version >= 4) + (version >= 6))
     ruleset = _checked(syscall(444, attributes, size, 0), "Landlock")
-    for path, below in readable:
-        rights = (_READ_FILE if below else 0) | (_READ_DIR if os.path.isdir(path) else 0)
+    for path, recursive in readable:
+        rights = (_READ_FILE if recursive else 0) | (_READ_DIR if os.path.isdir(path) else 0)
         _allow(syscall, ruleset, path, rights)
     _allow(syscall, ruleset, os.devnull, files & (_READ_FILE | _WRITE_FILE | _TRUNCATE))
     _checked(syscall(446, ruleset, 0), "Landlock")
