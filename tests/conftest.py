@@ -1,4 +1,4 @@
-"""Fixtures of the real tests: the task, the tiny policy, and a driver that is verl's own."""
+"""What tests share: the task, the tiny policy, verl's own driver, a browser, numbers compared."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import fcntl
 import gc
 import json
 import logging
+import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch import Tensor
 from waiting import HANGS, start_ray
 
+from gdpo_verl.advantage import Whiten
 from gdpo_verl.cpu.patches import give_ray_time_to_start
 from gdpo_verl.hooks import when_imported
 from gdpo_verl.rundir.run import flattened
@@ -286,3 +292,99 @@ def environment_without(package: re.Pattern, directory: Path) -> str:
         if not package.search(entry.name):
             (packages / entry.name).symlink_to(entry)
     return str(directory / "bin" / "python")
+
+
+# ------------------------------------------------ pages, in a real Chromium
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+PATIENCE = 1000 * HANGS  # milliseconds; playwright's own is half a minute
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine: apt install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, timeout=PATIENCE)
+        yield chromium
+        chromium.close()
+
+
+def new_page(browser: Any, **options: Any) -> Any:
+    """A page in a new context, which `options` are for."""
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(PATIENCE)
+    return page
+
+
+# ------------------------------------------------ texts, whose time grows linearly with them
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Processor time, the best of three: other people share the machine."""
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def long() -> float:
+    """Seconds in which this machine, at this moment, counts to twenty million.
+
+    No text of 1 MB may take longer.
+    """
+    return 100 * seconds(lambda: sum(1 for _ in range(200_000)))
+
+
+def assert_linear(judge: Callable[[str], object], text: Callable[[int], str]) -> None:
+    """A quadratic rule would need 100 times as long for 10 times the text, these need 13."""
+    texts = text(1_000_000), text(100_000)
+    large, small = (seconds(lambda text=text: judge(text)) for text in texts)
+    assert large < long()
+    assert large < 30 * small + 0.05
+
+
+def filled(unit: str, start: str = "", end: str = "") -> Callable[[int], str]:
+    """Texts of any size, of which all but the ends repeats one unit."""
+    return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end
+
+
+# ------------------------------------------------ advantages, and how their numbers are compared
+
+NAN = math.nan
+S = 1 / math.sqrt(2)
+WHITEN: tuple[Whiten, ...] = ("token", "sequence", "none")
+
+
+def close(found: Tensor, expected: Any, tolerance: float = 1e-5) -> None:
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
+
+
+def exactly_zero(found: Tensor) -> bool:
+    return found.numel() > 0 and bool((found == 0).all())
+
+
+def lengths(*tokens: int) -> Tensor:
+    """A mask with so many response tokens in each row."""
+    return (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
+
+
+def by_row(advantage: Tensor, mask: Tensor) -> Tensor:
+    """The one advantage of each row; its masked tokens must be exactly 0."""
+    assert advantage.shape == mask.shape
+    assert not bool(advantage[mask == 0].any())
+    scalar = torch.stack(
+        [row[kept != 0][0] for row, kept in zip(advantage, mask, strict=True) if kept.any()]
+    )
+    assert torch.equal(advantage[mask != 0], scalar.repeat_interleave(mask.sum(1)[mask.any(1)]))
+    return scalar
+
+
+TWO_GROUPS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+PAIRS = [0, 0, 1, 1]

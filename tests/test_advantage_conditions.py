@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from advantages import NAN
+from conftest import NAN
 
 from gdpo_verl import apply_conditions
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from advantages import S, close, exactly_zero
+from conftest import S, close, exactly_zero
 from torch import Tensor
 from verl.trainer.ppo import core_algos
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, running_cluster
 from conftest import session
+from test_cluster import Cluster, running_cluster
 from test_faults import Victim, prompts, steps_of, undisturbed
 from waiting import HANGS, wait_for
 

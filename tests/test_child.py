@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sandboxes import FOUND, HOLDS, LIMITS, SHORT, still_works
-from sandboxes import sandbox as sandbox
+from test_sandbox import FOUND, HOLDS, LIMITS, SHORT, still_works
+from test_sandbox import sandbox as sandbox
 
 from gdpo_verl.sandbox import Sandbox, Status
 from gdpo_verl.sandbox.child import decode, encode

@@ -7,8 +7,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sandboxes import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
-from sandboxes import nothing_protects as nothing_protects
+from test_sandbox import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
+from test_sandbox import nothing_protects as nothing_protects
 
 from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Status, Unprotected

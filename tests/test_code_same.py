@@ -11,7 +11,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sandboxes import HOLDS, verdict
+from test_sandbox import HOLDS, verdict
 
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.sandbox.child import encode

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from conftest import assert_linear
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from linear import assert_linear
-from sandboxes import PIECES
+from test_sandbox import PIECES
 
 from gdpo_verl.rewards import code_text
 from gdpo_verl.rewards.code import find_code

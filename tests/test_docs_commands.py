@@ -11,9 +11,9 @@ from pathlib import Path
 import hydra
 import pytest
 from omegaconf import OmegaConf
-from reward_checks import check as check
-from reward_checks import work as work
-from reward_checks import write_data
+from test_check_reward import check as check
+from test_check_reward import work as work
+from test_check_reward import write_data
 
 from gdpo_verl.check_reward import compose as compose_for_check
 from gdpo_verl.cli import _parser, main

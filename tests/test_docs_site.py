@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import browser as browser
-from browser import new_page
+from conftest import new_page
 
 import gdpo_verl
 from gdpo_verl import cli, rewards

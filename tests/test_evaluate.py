@@ -8,8 +8,8 @@ import sys
 import pytest
 from conftest import RECIPES
 from omegaconf import OmegaConf
-from sandboxes import working_protections
 from test_prepare import problem, write_lines
+from test_sandbox import working_protections
 
 from gdpo_verl.cli import main
 from gdpo_verl.evaluate import run

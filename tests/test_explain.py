@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import torch
-from browser import browser as browser
-from browser import new_page
-from report_runs import Page
+from conftest import new_page
+from fake_runs import Page
 from waiting import HANGS, wait_for
 
 from gdpo_verl.cli import main

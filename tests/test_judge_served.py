@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from conftest import Training
-from reward_checks import check as check
-from reward_checks import work as work
+from test_check_reward import check as check
+from test_check_reward import work as work
 from test_pretrained import smollm2 as smollm2
 from waiting import wait_for
 

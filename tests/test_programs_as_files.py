@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sandboxes import FOUND, HOLDS, LIMITS
+from test_sandbox import FOUND, HOLDS, LIMITS
 
 from gdpo_verl.rewards.code_text import PUBLISHED_IMPORTS, PUBLISHED_SETUP
 from gdpo_verl.sandbox import Sandbox, Status

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import sandboxes
-from sandboxes import FOUND, HOLDS, LIMITS, SHORT, attempts, still_works
-from sandboxes import nothing_protects as nothing_protects
-from sandboxes import sandbox as sandbox
+import test_sandbox as sandboxes
+from test_sandbox import FOUND, HOLDS, LIMITS, SHORT, attempts, still_works
+from test_sandbox import nothing_protects as nothing_protects
+from test_sandbox import sandbox as sandbox
 
 from gdpo_verl import doctor
 from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, visible_paths

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_runs import (
+from fake_runs import (
     COLLAPSED,
     COMPONENTS,
     HOSTILE,

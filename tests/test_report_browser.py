@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import browser as browser
-from browser import new_page
-from report_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
+from conftest import new_page
+from fake_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
 
 from gdpo_verl.report import write_report
 

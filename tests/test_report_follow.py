@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_runs import Page, training, validation, write_lines, write_run
+from fake_runs import Page, training, validation, write_lines, write_run
 
 from gdpo_verl.cli import main
 from gdpo_verl.report import follow_report

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import (
+from fake_runs import (
     COLLAPSED,
     COMPONENTS,
     answer,

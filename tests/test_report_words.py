@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import page_of, training, validation, write_lines, write_run
+from fake_runs import page_of, training, validation, write_lines, write_run
 
 from gdpo_verl.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.report.summary import summarise_run

@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import sandboxes
-import tool_calls
+import test_sandbox as sandboxes
+import test_tool_call as tool_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandboxes import HOLDS
+from test_sandbox import HOLDS
 
 from gdpo_verl.rewards import code, declared_components, gsm8k, math_length, parse_error, tool_call
 from gdpo_verl.rewards.parse_error import ParseError
@@ -74,7 +74,12 @@ REWARDS = {
         right=tool_calls.ONE,
         truths=[*tool_calls.OWN_ROWS, tool_calls.block("not json"), "", "<response>"],
         pieces=[
-            *(*tool_calls.SNIPPETS, *tool_calls.OWN_ROWS, tool_calls.ASKED, tool_calls.ONE),
+            *(
+                *tool_calls.SNIPPETS,
+                *tool_calls.OWN_ROWS,
+                tool_calls.ASKED,
+                tool_calls.ONE,
+            ),
             *("<|im_end|>", "[" * 2000, "9" * 5000, "\0", '"', "\\"),
         ],
         examples=700,

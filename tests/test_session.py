@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sandboxes import FOUND, HOLDS, still_works
-from sandboxes import sandbox as sandbox
+from test_sandbox import FOUND, HOLDS, still_works
+from test_sandbox import sandbox as sandbox
 from waiting import HANGS, is_alive, wait_for
 
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, core_slot, slot_directory

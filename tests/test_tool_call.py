@@ -1,29 +1,122 @@
 """The tool-calling rewards: by hand, by property, on the clock."""
 
+import importlib.util
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
+from conftest import assert_linear, filled, long, seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear import assert_linear, filled, long, seconds
-from tool_calls import (
-    ANSWER,
-    ASKED,
-    GOOD,
-    ONE,
-    OWN_ROWS,
-    RESPONSE,
-    THOUGHT,
-    block,
-    call,
-    calling,
-    real_rows,
-    verdict,
-)
 
 from gdpo_verl.rewards import parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward, parse_ground_truth
+
+ROOT = Path(__file__).parents[1]
+THOUGHT = "<think>Look it up.</think>"
+RESPONSE = "<response>It is sunny.</response>"
+
+
+def call(name="weather", **parameters):
+    return json.dumps({"name": name, "parameters": parameters})
+
+
+def block(*lines):
+    return "\n".join(("<tool_call>", *lines, "</tool_call>"))
+
+
+def calling(*lines):
+    return f"{THOUGHT}\n{block(*lines)}"
+
+
+ONE = call(city="Paris", days=1)
+ASKED = block(ONE)
+ANSWER = calling(ONE)
+
+
+def verdict(response, ground_truth=ASKED, strict=True):
+    result = compute_score("rlla", response, ground_truth, strict=strict)
+    return result["format"], result["correctness"], ParseError(result["parse_error"])
+
+
+GOOD = (1.0, 3.0, ParseError.NONE)
+
+
+def bad(code):
+    return (0.0, -3.0, code)
+
+
+TWO = block(ONE, call("time"))
+
+OWN_ROWS = [
+    ANSWER,
+    calling(ONE, call("time")),
+    calling(call("f", a=1), call("f", a=2), call("g")),
+    calling(call("f", a=[1, 2.5, None], b={"c": True}), call("f", a=1, b=2)),
+    f"{THOUGHT}\n{RESPONSE}",
+    f"{ANSWER}\n{RESPONSE}",
+    f"<think>I use <tool_call> here.</think>\n{ASKED}",
+    THOUGHT,
+]
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>"]
+WORDS = ["true", "1", "1.0", "null", "NaN", "1e999", '"name"', '"parameters"', '"arguments"']
+SIGNS = ["{", "}", "[", "]", ",", ":", '"', "\\u2028", "\u2028", "\ud800", "\n", " ", ""]
+SNIPPETS = [*TAGS, *WORDS, *SIGNS]
+
+
+def mutated(text, rng):
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at = rng.randrange(rng.choice((0, max(0, text.rfind("<tool_call>")))), len(text) + 1)
+        lines = text.split("\n")
+        line = rng.randrange(len(lines))
+        changes = (
+            text[:at] + rng.choice(SNIPPETS) + text[at:],
+            text[:at] + text[at + rng.randrange(1, 12) :],
+            text[:at],
+            "\n".join(lines[: line + 1] + lines[line:]),
+            "\n".join(lines[:line] + lines[line + 1 :]),
+            "\n".join(rng.sample(lines, len(lines))),
+            text.replace(rng.choice(TAGS + WORDS), rng.choice(SNIPPETS), 1),
+        )
+        text = rng.choice(changes)
+    return text
+
+
+def real_rows():
+    beside = ROOT / ".." / "shared/data/toolrl/rlla_sft.json"
+    path = Path(os.environ.get("GDPO_VERL_TOOLRL", beside))
+    if not path.is_file():
+        pytest.skip("ToolRL's dialogues are not here; GDPO_VERL_TOOLRL names their file")
+    return [row["output"] for row in json.loads(path.read_text())]
+
+
+@pytest.fixture(scope="module")
+def published():
+    """verl's own copy of the published rules, and the minimum where it crashes.
+
+    Loaded from its file: importing verl itself takes seconds, and the rules need none of it.
+    """
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        pytest.skip("verl, whose copy of the published rules is the reference, is not installed")
+    path = Path(verl.origin).with_name("utils") / "reward_score" / "rlla.py"
+    spec = importlib.util.spec_from_file_location("published_rlla", path)
+    rlla = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rlla)
+
+    def judge(response, ground_truth):
+        messages, truths = [[{"content": response.strip()}]], [ground_truth]
+        form = rlla.customize_format_reward_func(messages, truths, 0, 1.0, 0.0, False)[0]
+        try:
+            rule = rlla.customize_correctness_reward_tool
+            return form, rule(messages, truths, 0, 3.0, -3.0, False)[0]
+        except (ValueError, RecursionError):
+            return form, -3.0
+
+    return judge
+
 
 # ---------------------------------------------------------------- worked by hand
 

@@ -4,8 +4,8 @@ import itertools
 import random
 
 import pytest
-from tool_calls import OWN_ROWS, THOUGHT, block, calling, mutated, real_rows, verdict
-from tool_calls import published as published
+from test_tool_call import OWN_ROWS, THOUGHT, block, calling, mutated, real_rows, verdict
+from test_tool_call import published as published
 
 
 def assert_agreement(published, rows, per_row):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_calls import ASKED, ONE, block, call, calling, verdict
+from test_tool_call import ASKED, ONE, block, call, calling, verdict
 
 from gdpo_verl.rewards import tool_match
 from gdpo_verl.rewards.tool_call import ParseError, correctness_reward

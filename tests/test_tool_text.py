@@ -4,7 +4,19 @@ import json
 import random
 
 import pytest
-from tool_calls import ANSWER, ASKED, GOOD, ONE, RESPONSE, THOUGHT, TWO, bad, block, call, verdict
+from test_tool_call import (
+    ANSWER,
+    ASKED,
+    GOOD,
+    ONE,
+    RESPONSE,
+    THOUGHT,
+    TWO,
+    bad,
+    block,
+    call,
+    verdict,
+)
 
 from gdpo_verl.rewards import tool_text
 from gdpo_verl.rewards.thought import assistant_text
