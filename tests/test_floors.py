@@ -112,7 +112,7 @@ MOST_LINES = {
     "plugin": 2625,
     "policy": 790,
     "report": 1575,
-    "rewards": 2540,
+    "rewards": 2560,
     "run": 1540,
     "rundir": 710,
     "sandbox": 1350,

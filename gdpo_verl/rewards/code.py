@@ -1,5 +1,8 @@
 """Rewards for programming tasks: share of tests passed, length, free of errors.
 
+Use them where a program can be tried.
+Assumes: each row brings tests; the machine has a sandbox, or a service runs the programs.
+
 The rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). What the
 policy wrote runs in a sandbox and is untrusted to the end: a test's expected output never enters
 that sandbox, and what comes out of it is compared here, as plain data.

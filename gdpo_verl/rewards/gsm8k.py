@@ -1,5 +1,8 @@
 """Rewards for GSM8K: correctness, integer and format, each 0 or 1.
 
+Use them where the answer is one number.
+Assumes: the prompt asks for the tags below; the ground truth is a number, or ends in #### and one.
+
 The three rewards of the GSM8K example of GDPO (https://arxiv.org/abs/2601.05242). An answer is
 
     <think>why</think>

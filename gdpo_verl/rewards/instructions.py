@@ -1,5 +1,8 @@
 """Rewards for instructions: one for each kind of constraint, a learned one, and its guard.
 
+Use them where a text has to keep to what was asked for.
+Assumes: the ground truth lists the constraints by IFEval's names; English.
+
 A prompt asks for a text about a topic under a few constraints of IFEval
 (https://arxiv.org/abs/2311.07911), whose published checkers judge them (package if-verifiable). A
 component is a kind of constraint, *not scored* where the prompt has none of that kind. `relevance`

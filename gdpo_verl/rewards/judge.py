@@ -1,5 +1,8 @@
 """A judge: a language model that rates each response, as a reward component from 0 to 1.
 
+Use it for what no rule can tell, behind a gate or condition on one that a rule can.
+Assumes: the judge's noise is small beside what it tells: GDPO makes both as large.
+
 It is asked over the chat completions of an OpenAI-compatible server, as vLLM is. The component is
 the expected value of its answer: with the value v(w) from 0 to 1 of each word w of the scale, and
 its probability p(w) as the first token,

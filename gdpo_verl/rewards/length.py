@@ -1,4 +1,8 @@
-"""The length reward that several tasks share: 1 up to a limit of generated tokens, else 0."""
+"""The length reward that several tasks share: 1 up to a limit of generated tokens, else 0.
+
+Use it beside a correctness, best conditioned on it, or a policy learns to fail briefly.
+Assumes: the reward manager tells the response's tokens.
+"""
 
 from __future__ import annotations
 

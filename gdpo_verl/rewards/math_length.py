@@ -1,5 +1,8 @@
 """Rewards for mathematics under a length limit: correctness and length, each 0 or 1.
 
+Use them where the answer is a formula or a number, and a short one is wanted.
+Assumes: the prompt asks for \\boxed{}; the reward manager tells the response's tokens.
+
 The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is what
 stands in the last \\boxed{...}; the library math-verify says whether it is the ground truth. Its
 computer algebra may hang or grow without bound on a few characters of LaTeX, so it runs in

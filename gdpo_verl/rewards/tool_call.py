@@ -1,5 +1,8 @@
 """Rewards for tool calling: format, 0 or 1, and correctness, from -3 to 3.
 
+Use them where the calls that are right are known, and none is executed.
+Assumes: the prompt asks for thought, calls and response, each in its tags.
+
 The two rewards of ToolRL (https://arxiv.org/abs/2504.13958), with which GDPO's paper
 (https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=False` gives the
 published rules' verdicts, defects included. `tool_text` says how an answer is read.

@@ -1,5 +1,8 @@
 """Rewards of a session with tools that run: correctness, executed, economy and format.
 
+Use them where the policy calls tools while it is sampled, and their results lead to the answer.
+Assumes: verl's `tool_agent` loop; `extra_info['calls']`, the number of calls that are needed.
+
 The text is all that verl's `tool_agent` loop has put together, what the tools told among it, and a
 policy can write that itself. What became of its calls is therefore read from verl's own record,
 `extra_info['tool_rewards']`: a number for each call that a tool was given.
