@@ -376,6 +376,6 @@ def test_a_job_trains_beside_a_head_without_cpus(
         output = cluster.ray("job", "logs", "--follow", "mine")
         assert output.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 2
         assert sorted(Training(run, 0, "").metrics()) == [1, 2]
-        # The driver has reserved a CPU, so even its supervisor, which Ray puts on the head, is there.
+        # The driver reserves a CPU, so its supervisor, which Ray puts on the head, is there too.
         actors = cluster.actors()
         assert len(set.union(*actors.values())) == 1, actors
