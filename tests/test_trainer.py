@@ -20,7 +20,7 @@ from neighbours import METHODS
 from omegaconf import DictConfig, open_dict
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin import estimator, queue, replay_buffer
+from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams
 from gdpo_verl.plugin.batch import RewardErrors
 from gdpo_verl.policy.model import train_tokenizer
@@ -218,6 +218,28 @@ def test_the_estimator_is_told_the_global_step(
     with mock.patch.object(trainer.gdpo_seam, "report") as report:
         assert train_on(trainer, *infos) == "verl's own result"
     assert report.call_args[0][0].global_step == step
+
+
+def test_the_actors_are_watched_while_verl_trains(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    found: list[str | None] = [None]
+    monkeypatch.setattr(liveness.ActorWatch, "start", lambda watch: calls.append("start"))
+    monkeypatch.setattr(liveness.ActorWatch, "stop", lambda watch: calls.append("stop"))
+    monkeypatch.setattr(liveness.ActorWatch, "first_death", lambda watch: found[-1])
+    seams._init_dataloader(verls, trainer)
+    trainer.replay_buffer = Buffer()  # without what counts its failures
+
+    def fit(trainer: Any) -> list[str]:
+        trainer.replay_buffer._sync_metadata_from_transfer_queue()
+        return [*calls]
+
+    assert seams._fit(fit, trainer) == ["start"]
+    assert calls == ["start", "stop"]
+    found.append("a reward worker died")
+    with pytest.raises(RuntimeError, match="a reward worker died"):
+        seams._fit(fit, trainer)
 
 
 @pytest.mark.parametrize("method", [seams._fit, seams._save_checkpoint, seams._dump_generations])
