@@ -49,7 +49,7 @@ def batch_metrics(
     failed_sessions: int = 0,
     trains: bool = True,
 ) -> dict[str, float]:
-    """All metrics of a batch but those of its answers (`parse_error_metrics`).
+    """Compute a batch's metrics but for those of its answers (`parse_error_metrics`).
 
     Args:
       ranges, failed_sessions: as in `component_metrics` and `coverage_metrics`.

@@ -98,7 +98,7 @@ def warnings_for_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def queue() -> Iterator[Any]:
-    """A TransferQueue on a Ray of its own."""
+    """A TransferQueue on a separate Ray."""
     import ray
     import transfer_queue as tq
     from fake_verl import recipe
@@ -371,7 +371,7 @@ def exactly_zero(found: Tensor) -> bool:
 
 
 def lengths(*tokens: int) -> Tensor:
-    """A mask with so many response tokens in each row."""
+    """A mask with these numbers of response tokens in its rows."""
     return (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
 
 

@@ -34,7 +34,7 @@ def infos(*rows: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 def of_one_prompt(*rows: dict[str, Any], **settings: Any) -> RewardBatch:
-    """A batch of one prompt, each row a session of its own."""
+    """A batch of one prompt, each row another session."""
     names = [f"u_{row}_0" for row in range(len(rows))]
     return RewardBatch(objective(**settings), rows, ["u"] * len(rows), names)
 

@@ -36,7 +36,7 @@ MAY_STOP = ("ray::WorkerDict", "ray::AgentLoopWorker", "VLLM::EngineCore", "VLLM
 
 
 class OnTwoNodes(Victim):
-    """A job on a cluster, which goes on by itself."""
+    """A job on a cluster, which retries."""
 
     def __init__(self, run: Path, toolbox: Path, policy: Path, cluster: Cluster) -> None:
         super().__init__(run, toolbox, policy)

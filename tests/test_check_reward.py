@@ -383,7 +383,7 @@ def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, poli
     assert len({answer["answer"] for answer in report["answers"][:4]}) > 1
 
 
-# ---------------------------------------------------------------- a process of its own
+# ---------------------------------------------------------------- a separate process
 
 
 def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callable) -> None:

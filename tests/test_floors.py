@@ -16,10 +16,10 @@ FLOORS = (
     ("cli",),
     ("doctor", "dry_run"),
     ("check_reward",),
-    ("plugin", "trl"),
     ("evaluate", "policy", "explain"),
     ("run",),
     ("tasks", "report"),
+    ("plugin", "trl"),  # what runs inside a trainer needs none of the commands above
     ("rundir",),
     ("reward_dicts",),
     ("config",),

@@ -70,7 +70,7 @@ def shown(page: Any) -> list[tuple[str, list[str], str]]:
 
 
 def expected(dump: Path, prompt: str) -> list[tuple[str, list[str], str]]:
-    """The same from the dump, in the order of GDPO's advantage."""
+    """The rows of the dump, in the order of GDPO's advantage."""
     rows = [row for row in map(json.loads, dump.read_text().splitlines()) if row["input"] == prompt]
     rows.sort(key=lambda row: -row["gdpo_advantage"])
     return [

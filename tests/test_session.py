@@ -96,7 +96,7 @@ def test_no_process_is_left_however_it_ends(protection, code, end):
 
 
 def children(of: int) -> list[int]:
-    """All processes below one, of the second generation and later too, parents first."""
+    """The processes below one, grandchildren too, parents first."""
     if not psutil.pid_exists(of):
         return []
     return [process.pid for process in psutil.Process(of).children(recursive=True)]

@@ -135,7 +135,7 @@ def as_text(key):
 
 
 def nested(line):
-    """As OpenAI's API gives a call."""
+    """A call as OpenAI's API gives it."""
     return f'{{"id": "call_1", "type": "function", "function": {line}}}'
 
 

@@ -9,7 +9,7 @@ of OUT, in which TRL writes its table of completions, with the rewards that it r
 advantages that it logged, and its state; ``trained.<rank>.json`` has the advantages that came to
 the loss, and ``error.txt`` what was refused.
 
-A program of its own because verl must not find TRL (test_trl.py says why).
+A separate program because verl must not find TRL (test_trl.py says why).
 """
 
 from __future__ import annotations

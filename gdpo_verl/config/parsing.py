@@ -1,4 +1,4 @@
-"""The keys of verl's `algorithm` node, each checked by itself and named in full when refused."""
+"""The keys of verl's `algorithm` node, each checked and, when refused, named in full."""
 
 from __future__ import annotations
 

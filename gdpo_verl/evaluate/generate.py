@@ -57,7 +57,7 @@ class Preparation:
 
     @property
     def dialogues(self) -> dict[int, Dialogue]:
-        """Those questions, by place, that are asked in several steps."""
+        """The questions that are asked in several steps, by place."""
         found = {place: self.benchmark.dialogue(each) for place, each in enumerate(self.questions)}
         return {place: dialogue for place, dialogue in found.items() if dialogue}
 

@@ -30,7 +30,7 @@ from gdpo_verl.hooks import wrap
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-# The time the trainer has after a death to end by itself with a traceback.
+# The time the trainer has after a death to end with a traceback.
 GRACE_SECONDS = 15.0
 # The time from the first call that fails until Ray knows why. By default a node is dead to it after
 # five failed health checks, one every three seconds.

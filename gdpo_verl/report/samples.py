@@ -1,4 +1,4 @@
-"""The same held-out prompts before and after training."""
+"""Held-out prompts whose answers before and after training are shown."""
 
 from __future__ import annotations
 

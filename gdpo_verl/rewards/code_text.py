@@ -144,7 +144,7 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
     * the same with `"fn_name"`: the arguments as a list with the value as JSON, or both as
       text: the arguments as JSON, one a line, the value as JSON.
     * `{"entry_point", "test", "prompt"}`: `test` is a source text, or a list of them, each one
-      test; it defines `check(candidate)` or asserts by itself. `prompt`, optional, runs first.
+      test; it defines `check(candidate)` or has asserts. `prompt`, optional, runs first.
 
     Raises ValueError where it is none of these, or has no test.
     """

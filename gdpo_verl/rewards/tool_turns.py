@@ -76,6 +76,6 @@ def compute_score(
 
 def _has_form(text: str, given: int) -> bool:
     counts = [text.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
-    # Some chat templates put what a tool tells into tags, others into a turn of its own.
+    # Some chat templates put what a tool tells into tags, others into a separate turn.
     told = text.count(TOLD) in (0, given)
     return counts == [given, given, 1, 1] and told and text.endswith(CLOSE)

@@ -85,7 +85,7 @@ def chat_tokens(tokenizer: Any, messages: Messages) -> list[int]:
 
 
 def chat_text(messages: Messages) -> str:
-    """All of a chat as one text."""
+    """Join the messages of a chat."""
     return "\n".join(message["content"] for message in messages)
 
 
