@@ -124,6 +124,7 @@ def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(
     assert "Started a local Ray instance" not in run.output
 
 
+@pytest.mark.slow
 def test_legacy_trainer_gives_the_same_advantages_and_metrics(
     train: Callable[..., Training],
 ) -> None:
