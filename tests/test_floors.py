@@ -96,34 +96,3 @@ def test_the_pure_rooms_know_nothing_of_the_stack() -> None:
         if name.split(".")[0] in FOREIGN
     ]
     assert not wrong
-
-
-# What a room may have in lines: today's size and a little more. A feature that needs more room
-# takes it from another, or says why here.
-MOST_LINES = {
-    "advantage": 1800,
-    "check_reward": 1265,
-    "cli": 530,
-    "config": 525,
-    "conformance": 95,
-    "cpu": 770,
-    "evaluate": 1290,
-    "explain": 1805,
-    "plugin": 2625,
-    "policy": 790,
-    "report": 1575,
-    "rewards": 2560,
-    "run": 1540,
-    "rundir": 710,
-    "sandbox": 1350,
-    "tasks": 3055,
-}
-
-
-def test_no_room_grows_beyond_its_lines() -> None:
-    lines = dict.fromkeys(MOST_LINES, 0)
-    for path in FILES:
-        if (room := room_of(path)) in lines:
-            lines[room] += len(path.read_text(encoding="utf-8").splitlines())
-    grown = {room: count for room, count in lines.items() if count > MOST_LINES[room]}
-    assert grown == {}

@@ -1,0 +1,128 @@
+"""Plain code: one thing a line, nothing that has to be read twice (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = [
+    path
+    for folder in ("gdpo_verl", "recipes", "scripts", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+# Files, and functions, that are not yet as plain as the rules ask.
+EXCEPTIONS = {
+    "check_reward/__init__.py:check",
+    "check_reward/report.py:measure",
+    "cli/measuring.py:add_commands",
+    "config/__init__.py:resolve",
+    "config/parsing.py",
+    "doctor.py",
+    "dry_run.py",
+    "evaluate/run.py:evaluate",
+    "evaluate/training_data.py",
+    "explain/toy.py",
+    "plugin/replay_buffer.py",
+    "plugin/reward.py",
+    "plugin/shared_prompts.py",
+    "plugin/shared_prompts.py:_install",
+    "policy/tasks.py",
+    "report/page.py:write_report",
+    "rewards/code.py:compute_score",
+    "rewards/code_text.py",
+    "rewards/code_text.py:_blocks",
+    "rewards/tool_text.py",
+    "run/claim.py",
+    "run/composition.py",
+    "run/launch.py",
+    "run/preflight.py",
+    "sandbox/child.py",
+    "scripts/benchmark_training.py",
+    "scripts/cards.py",
+    "scripts/evidence.py",
+    "scripts/mutants.py",
+    "scripts/variants_study.py",
+    "tasks/bfcl/__init__.py",
+    "tasks/bfcl/benchmark.py",
+    "tasks/build.py:build",
+    "tasks/instructions.py",
+}
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LITERALS = (ast.Tuple, ast.List, ast.Set, ast.IfExp)
+LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
+BRANCHES = (*LOOPS, ast.If, ast.IfExp, ast.While, ast.ExceptHandler, ast.Assert)
+
+
+def inside(node: ast.AST, apart: type | tuple[type, ...]) -> Iterator[ast.AST]:
+    """Everything inside a node, except nodes of a type that are looked at by themselves."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, apart):
+            yield child
+            yield from inside(child, apart)
+
+
+def is_condition(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) in ("all", "any", "bool", "isinstance")
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, (ast.BoolOp, ast.Compare))
+
+
+def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+    """Lines without the docstring; branches, with each further operand of `and` and `or`."""
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        lines -= docstring.end_lineno - docstring.lineno + 1
+    branches = 0
+    for node in inside(function, (*FUNCTIONS, ast.ClassDef)):
+        if isinstance(node, BRANCHES):
+            branches += 1
+        if isinstance(node, ast.BoolOp):
+            branches += len(node.values) - 1
+    return lines, branches
+
+
+def faults(node: ast.AST) -> Iterator[str]:
+    """Say what is not plain about one node."""
+    if isinstance(node, ast.Starred) and isinstance(node.value, LITERALS):
+        yield "a starred literal"
+    if isinstance(node, LOOPS) and isinstance(node.iter, ast.IfExp):
+        yield "a loop over a conditional expression"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        factors = (node.left, node.right)
+        if any(is_condition(factor) for factor in factors):
+            yield "a condition as a factor"
+    if isinstance(node, ast.stmt):
+        walruses = [part for part in inside(node, ast.stmt) if isinstance(part, ast.NamedExpr)]
+        if len(walruses) > 1:
+            yield "more than one := in a statement"
+    if isinstance(node, FUNCTIONS):
+        lines, branches = size(node)
+        if lines > 60 or branches > 20:
+            yield f"{lines} lines (at most 60) and {branches} branches (at most 20)"
+
+
+def faults_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Each fault of a file, with the place that an exception would name."""
+    name = path.relative_to(ROOT).as_posix().removeprefix("gdpo_verl/")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        place = f"{name}:{node.name}" if isinstance(node, FUNCTIONS) else name
+        for fault in faults(node):
+            line = getattr(node, "iter", node).lineno
+            yield place, f"line {line}: {fault}"
+
+
+def test_code_is_plain() -> None:
+    found = [fault for path in FILES for fault in faults_of(path) if fault[0] not in EXCEPTIONS]
+    assert not found
+
+
+def test_each_exception_is_needed() -> None:
+    places = {place for path in FILES for place, _ in faults_of(path)}
+    assert places >= EXCEPTIONS
