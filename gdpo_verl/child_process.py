@@ -47,8 +47,10 @@ class ChildProcess(subprocess.Popen[bytes]):
         """
         assert self.stdin
         assert self.stdout
-        source, sink = self.stdout.fileno(), self.stdin.fileno()
-        unsent, received = memoryview(json.dumps(request).encode() + b"\n"), bytearray()
+        source = self.stdout.fileno()
+        sink = self.stdin.fileno()
+        unsent = memoryview(json.dumps(request).encode() + b"\n")
+        received = bytearray()
         poll = select.poll()
         poll.register(source, select.POLLIN)
         poll.register(sink, select.POLLOUT)

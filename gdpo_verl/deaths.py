@@ -41,7 +41,8 @@ _MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
 )
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
-_SAID = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
+# What we raised ourselves where one died.
+_TOLD = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
 _PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds another
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$", re.M)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -64,12 +65,13 @@ def describe_actor_death(error: str) -> str | None:
 
 def describe_memory_death(error: str) -> str | None:
     """Say which node ran out of memory, from the text of Ray's OutOfMemoryError; None of others."""
-    if found := _MEMORY.search(error):
-        return (
-            f"a worker died: Ray ended it, because its node {found['ip']} ran low on memory "
-            f"({found['used']})"
-        )
-    return None
+    node = _MEMORY.search(error)
+    if node is None:
+        return None
+    return (
+        f"a worker died: Ray ended it, because its node {node['ip']} ran low on memory "
+        f"({node['used']})"
+    )
 
 
 def describe_log(log: str) -> str | None:
@@ -78,13 +80,13 @@ def describe_log(log: str) -> str | None:
     The end of the trainer's own process, which follows another death, is not taken for it.
     """
     text = plain(log)
-    if said := _SAID.search(text):
-        return said[1]
-    if memory := describe_memory_death(text):
-        return memory
+    told = _TOLD.search(text)
+    if told:
+        return told[1]
     deaths = _deaths(text)
     others = [death for death in deaths if death[0] not in _TRAINERS]
-    return next((sentence for _, sentence in others or deaths), None)
+    sentences = [sentence for _, sentence in others or deaths]
+    return describe_memory_death(text) or next(iter(sentences), None)
 
 
 def describe_driver_death(pid: int, status: int) -> str | None:
@@ -103,13 +105,15 @@ def signal_name(number: int) -> str:
 
 
 def _deaths(text: str) -> list[tuple[str, str]]:
-    found = []
+    """The class of each actor that died, and a sentence on its death."""
+    deaths = []
     for block in _BLOCK.finditer(text):
-        cause = next((words for known, words in _CAUSES if known.search(block["cause"])), None)
-        if cause and not _INTENDED.search(block["cause"]):
-            kind = block["kind"].rpartition(".")[2]
-            where = f" on {block['ip']}" if block["ip"] else ""
-            pid = f" (pid {block['pid']}{where})" if block["pid"] else where
-            role = _ROLES.get(kind, f"an actor of verl ({kind})")
-            found.append((kind, f"{role} died: {block['name'] or kind}{pid}, {cause}"))
-    return found
+        causes = [words for pattern, words in _CAUSES if pattern.search(block["cause"])]
+        if not causes or _INTENDED.search(block["cause"]):
+            continue
+        kind = block["kind"].rpartition(".")[2]
+        role = _ROLES.get(kind, f"an actor of verl ({kind})")
+        node = f" on {block['ip']}" if block["ip"] else ""
+        process = f" (pid {block['pid']}{node})" if block["pid"] else node
+        deaths.append((kind, f"{role} died: {block['name'] or kind}{process}, {causes[0]}"))
+    return deaths

@@ -20,8 +20,9 @@ def levels(advantages: Sequence[float]) -> list[int]:
     [1, 0, 1, 2]
     """
     order = sorted(range(len(advantages)), key=lambda i: advantages[i])
-    found = [0] * len(advantages)
-    for last, this in itertools.pairwise(order):
-        apart = advantages[this] - advantages[last] > DISTINCT_TOLERANCE
-        found[this] = found[last] + apart
-    return found
+    numbers = [0] * len(advantages)
+    for smaller, larger in itertools.pairwise(order):
+        numbers[larger] = numbers[smaller]
+        if advantages[larger] - advantages[smaller] > DISTINCT_TOLERANCE:
+            numbers[larger] += 1
+    return numbers

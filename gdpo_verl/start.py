@@ -36,22 +36,26 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
     if judge.enable:
         models["reward.reward_model.model_path"] = judge.model_path
     for key, path in models.items():
-        if found := _fault(path or "", elsewhere):
+        fault = _fault(path or "", elsewhere)
+        if fault is not None:
             raise ValueError(
-                f"{key}: expected a model's directory or a hub id, found {found} Set it to a "
+                f"{key}: expected a model's directory or a hub id, found {fault} Set it to a "
                 "directory with a config.json, such as $PWD/models/toolbox, which `gdpo-verl "
                 "make-policy` writes, or to an id such as Qwen/Qwen2.5-0.5B-Instruct."
             )
 
 
 def _fault(path: str, elsewhere: bool) -> str | None:
+    """The end of a sentence on a path that names no model; None where it names one."""
     whole = os.path.expanduser(path)
     if "://" in path or (elsewhere and path.startswith("/")):
         return None
     if os.path.isfile(os.path.join(whole, "config.json")):
         if path.endswith("/"):
             return f"{path!r}, at whose last slash verl stops."
-        return None if whole == path or elsewhere else f"{path!r}, in which verl leaves the '~'."
+        if whole != path and not elsewhere:
+            return f"{path!r}, in which verl leaves the '~'."
+        return None
     parent, name = os.path.split(whole)
     beside = os.listdir(parent) if os.path.isdir(parent) else []
     # A path into a folder that is here means a directory, unless the hub knows the name.

@@ -13,14 +13,12 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     >>> columns([("", "rows"), ("train", "2048"), ("test", "64")])
     ['        rows', 'train   2048', 'test      64']
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "   ".join(
-            f"{cell:{'>' if place else '<'}{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for label, *values in rows:
+        cells = [value.rjust(width) for value, width in zip(values, others, strict=True)]
+        lines.append("   ".join([label.ljust(first), *cells]))
+    return lines
 
 
 def did_you_mean(word: Any, known: Iterable[Any]) -> str:

@@ -60,13 +60,17 @@ def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
         return
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         arguments = node.args
-        found = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        actual = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         expected = dependency.parameters.split()
         # Without the dots we wrap or override it with these parameters alone, so none may be added.
-        first = len(expected) - 1 if expected[-1:] == ["..."] else None
-        if found[:first] != expected[:first]:
-            yield f"takes ({', '.join(found)}), expected ({', '.join(expected)})"
-    if missing := sorted(set(dependency.reads.split()) - set(_words(node))):
+        same = actual == expected
+        if expected[-1:] == ["..."]:
+            first = len(expected) - 1
+            same = actual[:first] == expected[:first]
+        if not same:
+            yield f"takes ({', '.join(actual)}), expected ({', '.join(expected)})"
+    missing = sorted(set(dependency.reads.split()) - set(_words(node)))
+    if missing:
         yield f"does not use {', '.join(missing)}"
 
 
@@ -116,5 +120,6 @@ def _words(node: ast.AST) -> Iterator[str]:
     """Every name, attribute, keyword and string in a piece of source."""
     for each in ast.walk(node):
         for field in ("id", "attr", "arg", "name", "value"):
-            if isinstance(word := getattr(each, field, None), str):
+            word = getattr(each, field, None)
+            if isinstance(word, str):
                 yield word

@@ -128,7 +128,11 @@ def commands(options: argparse.Namespace, inputs: Path) -> dict[str, list[Any]]:
     """The trainings by side; the last argument, the run's directory, is still to be added."""
     sums, model = inputs / "sums", inputs / "smollm2"
     ours = [
-        *["train", "gsm8k/gdpo", "hardware=cpu", f"actor_rollout_ref.model.path='{model}'", *OURS],
+        "train",
+        "gsm8k/gdpo",
+        "hardware=cpu",
+        f"actor_rollout_ref.model.path='{model}'",
+        *OURS,
         f"data.train_files='{sums / 'train.parquet'}'",
         f"data.val_files='{sums / 'validation.parquet'}'",
         f"trainer.total_training_steps={options.steps}",

@@ -60,12 +60,14 @@ class Card:
         self, right: bool, name: str, answers: Iterable[Answer], rules: int | None = None
     ) -> None:
         """Count the right answers that the first rules refuse, or the wrong ones that they pay."""
-        found, counted = list(answers), REFUSED if right else PAID
+        judged = list(answers)
+        if not judged:  # a corpus that is not given has no row that says 0 of 0
+            return
+        counted = REFUSED if right else PAID
         with ThreadPoolExecutor(4) as threads:  # of rules that ask other processes
-            # A corpus that is not given has no answers, and no row that says 0 of 0.
-            for rule, pays in list(self.rules.items())[:rules] if found else ():
-                faults = sum(paid != right for paid in threads.map(pays, found))
-                values = (self.title, counted, name, len(found), rule, faults)
+            for rule, pays in list(self.rules.items())[:rules]:
+                faults = sum(paid != right for paid in threads.map(pays, judged))
+                values = (self.title, counted, name, len(judged), rule, faults)
                 self.rows.append(dict(zip(FIELDS, values, strict=True)))
 
     def count_real(self, name: str, judged: Iterable[tuple[Answer, bool]]) -> None:

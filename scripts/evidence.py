@@ -126,12 +126,17 @@ PAIRS = {
         *((arm, "gdpo-10") for arm in WEIGHTS),
     ],
     "q2": [
-        *(("gdpo-condition", "gdpo"), ("gdpo-gate", "gdpo"), ("grpo-condition", "grpo")),
-        *(("gdpo", "grpo"), ("gdpo-condition", "grpo-condition")),
+        ("gdpo-condition", "gdpo"),
+        ("gdpo-gate", "gdpo"),
+        ("grpo-condition", "grpo"),
+        ("gdpo", "grpo"),
+        ("gdpo-condition", "grpo-condition"),
     ],
     "pretrained": [
-        *(("gdpo-1", "grpo-1"), ("gdpo-10", "grpo-10")),
-        *(("gdpo-10", "gdpo-1"), ("grpo-10", "grpo-1")),
+        ("gdpo-1", "grpo-1"),
+        ("gdpo-10", "grpo-10"),
+        ("gdpo-10", "gdpo-1"),
+        ("grpo-10", "grpo-1"),
     ],
 }
 

@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -53,8 +53,14 @@ TESTS: dict[str, tuple[str, str]] = {
 }
 
 PAIRS = [
-    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
-    *((ast.In, ast.NotIn), (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
     (ast.BitAnd, ast.BitOr),
 ]
 SWAPPED: dict[type, type] = dict(PAIRS) | {second: first for first, second in PAIRS}
@@ -126,8 +132,12 @@ def sites(node: ast.AST) -> Iterator[tuple[Any, Any, ast.AST]]:
         if field in SKIPPED_FIELDS:
             continue
         # A node keeps its fields as attributes: put back or replaced as in a list.
-        owner: Any = value if isinstance(value, list) else vars(node)
-        for place, child in enumerate(value) if owner is value else [(field, value)]:
+        owner: Any = vars(node)
+        children: Iterable[tuple[Any, Any]] = [(field, value)]
+        if isinstance(value, list):
+            owner = value
+            children = enumerate(value)
+        for place, child in children:
             if not isinstance(child, ast.AST) or isinstance(child, SKIPPED):
                 continue
             if isinstance(child, ast.keyword) and child.arg == "strict":

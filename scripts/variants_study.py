@@ -166,8 +166,18 @@ OUTCOME: dict[str, Advantage] = {
 }
 
 SHOWN = (
-    *("GDPO", "GRPO", BEST, "Dr.GRPO", "DVAO", "SA-MRPO", "DARA", "GD²PO", "SAW", "CorrGRPO"),
-    *("MO-GRPO", "RVPO"),
+    "GDPO",
+    "GRPO",
+    BEST,
+    "Dr.GRPO",
+    "DVAO",
+    "SA-MRPO",
+    "DARA",
+    "GD²PO",
+    "SAW",
+    "CorrGRPO",
+    "MO-GRPO",
+    "RVPO",
 )
 
 
