@@ -1,0 +1,1 @@
+"""The laboratory: what a person starts. Nothing outside it imports from it."""
