@@ -15,9 +15,9 @@ from trl import GRPOTrainer
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
+from gdpo_verl.plugin.upstream import Dependency as _D
+from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.upstream import Dependency as _D
-from gdpo_verl.upstream import source_of, violations
 
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [

@@ -11,9 +11,9 @@ from typing import Any
 
 from cards import Answer, Card, read_lines, shifted
 
+from gdpo_verl.lab.tasks import bfcl
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, parse_ground_truth
 from gdpo_verl.rewards.tool_text import read
-from gdpo_verl.tasks import bfcl
 
 Calls = list[dict[str, Any]]
 THOUGHT = "<think>The user needs it.</think>"

@@ -19,9 +19,9 @@ from experiment_rewards import UNITS
 from matplotlib.figure import Figure
 from page import ROOT, markdown_table, replace_block
 
-from gdpo_verl.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
-from gdpo_verl.report.tables import half_interval
-from gdpo_verl.rundir.metrics import current_names
+from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
+from gdpo_verl.lab.report.tables import half_interval
+from gdpo_verl.lab.rundir.metrics import current_names
 
 Run = Sequence[Mapping[str, Any]]  # the steps of one run, in order
 Runs = Mapping[str, Mapping[int, Run]]  # by arm and seed

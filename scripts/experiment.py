@@ -38,7 +38,9 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
     kept = EVIDENCE / f"{name}.jsonl"
 
     def command(*words: str | Path) -> None:
-        subprocess.run([sys.executable, "-m", "gdpo_verl.cli", *words], check=True, env=environment)
+        subprocess.run(
+            [sys.executable, "-m", "gdpo_verl.lab.cli", *words], check=True, env=environment
+        )
 
     done = {(line["arm"], line["seed"]) for line in read(name)}
     for seed in experiment["seeds"]:

@@ -67,7 +67,7 @@ def _write_explain_page() -> None:
     newest = max(path.stat().st_mtime for path in sources)
     if EXPLAIN.exists() and EXPLAIN.stat().st_mtime > newest:
         return
-    command = [sys.executable, "-m", "gdpo_verl.cli", "explain", "--static", str(EXPLAIN)]
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", "explain", "--static", str(EXPLAIN)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 

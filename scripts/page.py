@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.files import write_text
+from gdpo_verl.lab.files import write_text
 
 ROOT = Path(__file__).parents[1]
 

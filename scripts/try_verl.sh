@@ -24,8 +24,8 @@ scripts/setup.sh cpu test
 if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
 "$venv/bin/python" - "$out/model" << 'PYTHON'    # untrained: two steps teach it nothing
 import sys
-from gdpo_verl.policy import make_model, train_tokenizer
-from gdpo_verl.policy.tasks import TASKS
+from gdpo_verl.lab.policy import make_model, train_tokenizer
+from gdpo_verl.lab.policy.tasks import TASKS
 task = TASKS["toolbox"]
 tokenizer = train_tokenizer(task, seed=0, vocabulary=task.settings.vocabulary)
 for part in (tokenizer, make_model(tokenizer)):

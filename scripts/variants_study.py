@@ -3,7 +3,7 @@
     python scripts/variants_study.py                          # about 20 minutes on two cores
     python scripts/variants_study.py --page                   # the table of the committed numbers
 
-The policy gradient and its notation are those of gdpo_verl.explain.toy: bits, each 1 with
+The policy gradient and its notation are those of gdpo_verl.lab.explain.toy: bits, each 1 with
 probability sigmoid(x), four prompts a step. Each seed is a separate batch.
 """
 
@@ -22,7 +22,7 @@ from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 from torch import Tensor
 
 from gdpo_verl.advantage import apply_conditions, decompose, find_variant
-from gdpo_verl.explain import toy
+from gdpo_verl.lab.explain import toy
 
 PROMPTS = 4
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -29,8 +29,8 @@ from waiting import HANGS, start_ray
 
 from gdpo_verl.advantage import Whiten
 from gdpo_verl.cpu.patches import give_ray_time_to_start
-from gdpo_verl.hooks import when_imported
-from gdpo_verl.rundir.run import flattened
+from gdpo_verl.lab.rundir.run import flattened
+from gdpo_verl.plugin.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STOCK = "verl's own configuration"
@@ -174,7 +174,7 @@ def stock_overrides() -> list[str]:
 
 
 def run_cli(*arguments: str) -> str:
-    command = [sys.executable, "-m", "gdpo_verl.cli", *arguments]
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout

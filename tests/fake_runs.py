@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.report import write_report
+from gdpo_verl.lab.report import write_report
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 COMPONENTS = ["format", "correctness"]

@@ -53,7 +53,7 @@ def test_a_command_says_what_to_install() -> None:
         "check-reward --recipe toolbox/gdpo": "verl",
     }
     process = run(
-        "from gdpo_verl.cli import main\n"
+        "from gdpo_verl.lab.cli import main\n"
         f"print([main(command.split()) for command in {list(needs)}])"
     )
     assert process.stdout == "[1, 1, 1, 1]\n", process.stderr
@@ -67,7 +67,7 @@ def test_a_command_says_what_to_install() -> None:
 
 def test_doctor_names_the_extras_and_looks_no_further_without_verl() -> None:
     process = run(
-        "from gdpo_verl import doctor\n"
+        "from gdpo_verl.lab import doctor\n"
         "here = doctor.installed_version\n"
         "gone = {'verl', 'math-verify', 'matplotlib', 'tqdm'}\n"
         "doctor.installed_version = lambda name: None if name in gone else here(name)\n"

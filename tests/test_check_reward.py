@@ -15,10 +15,10 @@ import pytest
 from conftest import session
 from waiting import wait_for
 
-from gdpo_verl.check_reward.answers import from_file
-from gdpo_verl.check_reward.tokens import byte_tokenizer
-from gdpo_verl.cli import main
-from gdpo_verl.tasks.rows import make_row
+from gdpo_verl.lab.check_reward.answers import from_file
+from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.tasks.rows import make_row
 
 REWARDS = """
 import asyncio, ctypes, os, random, re, signal, subprocess, threading, time
@@ -434,7 +434,7 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
         "    pathlib.Path('pid').write_text(str(os.getpid()))\n"
         "    sum(range(10 ** 12))\n"
     )
-    command = [sys.executable, "-m", "gdpo_verl.cli", "check-reward", "--function", "hangs.py"]
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", "check-reward", "--function", "hangs.py"]
     process = subprocess.Popen([*command, "--data", "data.parquet", "--timeout", "5000"])
     try:
         wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from gdpo_verl.check_reward.answers import GROUND_TRUTH, CheckedAnswer
-from gdpo_verl.check_reward.report import measure, to_text
-from gdpo_verl.check_reward.worker import RewardResult, Scored
+from gdpo_verl.lab.check_reward.answers import GROUND_TRUTH, CheckedAnswer
+from gdpo_verl.lab.check_reward.report import measure, to_text
+from gdpo_verl.lab.check_reward.worker import RewardResult, Scored
 from gdpo_verl.rewards import Component
 
 

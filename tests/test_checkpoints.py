@@ -11,9 +11,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.lab.run import checkpoints
+from gdpo_verl.lab.run.checkpoints import CheckpointError
 from gdpo_verl.plugin import checkpoint
-from gdpo_verl.run import checkpoints
-from gdpo_verl.run.checkpoints import CheckpointError
 
 SHARDS = ("model", "optim", "extra_state")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from waiting import is_alive, wait_for
 
-from gdpo_verl.child_process import ChildProcess
+from gdpo_verl.sandbox.child_process import ChildProcess
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.cli import _parser
-from gdpo_verl.cli import main as gdpo
-from gdpo_verl.run.launch import composed
-from gdpo_verl.run.submit import _EXISTING_CLUSTER
+from gdpo_verl.lab.cli import _parser
+from gdpo_verl.lab.cli import main as gdpo
+from gdpo_verl.lab.run.launch import composed
+from gdpo_verl.lab.run.submit import _EXISTING_CLUSTER
 
 ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "scripts" / "cluster"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from gdpo_verl.run import cpu_settings
-from gdpo_verl.run.cpu_settings import BUCKET
-from gdpo_verl.run.launch import composed
+from gdpo_verl.cpu import settings as cpu_settings
+from gdpo_verl.cpu.settings import BUCKET
+from gdpo_verl.lab.run.launch import composed
 
 # As in the config.json of SmolLM2-135M-Instruct and of Qwen2.5-0.5B-Instruct.
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from test_prepare import problem, write_lines, written
 
+from gdpo_verl.lab.tasks import bfcl, catalog, generated, gsm8k, prompt, reasoning_gym, toolbox
+from gdpo_verl.lab.tasks import rows as dataset_rows
+from gdpo_verl.lab.tasks.benchmark import open_benchmark
+from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
-from gdpo_verl.tasks import bfcl, catalog, generated, gsm8k, prompt, reasoning_gym, toolbox
-from gdpo_verl.tasks import rows as dataset_rows
-from gdpo_verl.tasks.benchmark import open_benchmark
-from gdpo_verl.tasks.rows import make_row, write_dataset
 
 
 def needs(package):
@@ -110,9 +110,9 @@ def test_without_its_package_a_task_names_the_command_that_installs_it(
 
 def test_importing_the_data_package_imports_neither_torch_nor_verl():
     code = (
-        "import sys, gdpo_verl.tasks.toolbox, gdpo_verl.tasks.bfcl, gdpo_verl.tasks.rlla; "
-        "import gdpo_verl.tasks.gsm8k, gdpo_verl.tasks.deepscaler, gdpo_verl.tasks.eurus2_code; "
-        "import gdpo_verl.tasks.tool_turns; "
+        "import sys, gdpo_verl.lab.tasks.toolbox, gdpo_verl.lab.tasks.bfcl, gdpo_verl.lab.tasks.rlla; "
+        "import gdpo_verl.lab.tasks.gsm8k, gdpo_verl.lab.tasks.deepscaler, gdpo_verl.lab.tasks.eurus2_code; "
+        "import gdpo_verl.lab.tasks.tool_turns; "
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", code]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gdpo_verl.diagnostics import distinct_advantages
 from gdpo_verl.distinct import levels
-from gdpo_verl.explain.compare import find_ties
-from gdpo_verl.report.groups import reward_patterns
+from gdpo_verl.lab.explain.compare import find_ties
+from gdpo_verl.lab.report.groups import reward_patterns
 
 STEPS = st.lists(st.integers(0, 8), min_size=1, max_size=6)
 

@@ -15,12 +15,12 @@ from test_check_reward import check as check
 from test_check_reward import work as work
 from test_check_reward import write_data
 
-from gdpo_verl.check_reward import compose as compose_for_check
-from gdpo_verl.cli import _parser, main
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.dry_run import dry_run
-from gdpo_verl.run.composition import RecipeError, compose, hardware_of
-from gdpo_verl.run.submit import absolute
+from gdpo_verl.lab.check_reward import compose as compose_for_check
+from gdpo_verl.lab.cli import _parser, main
+from gdpo_verl.lab.dry_run import dry_run
+from gdpo_verl.lab.run.composition import RecipeError, compose, hardware_of
+from gdpo_verl.lab.run.submit import absolute
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path

@@ -20,7 +20,8 @@ import pytest
 from conftest import new_page
 
 import gdpo_verl
-from gdpo_verl import cli, rewards
+from gdpo_verl import rewards
+from gdpo_verl.lab import cli
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(

@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 from test_prepare import problem, write_lines
 from test_sandbox import working_protections
 
-from gdpo_verl.cli import main
-from gdpo_verl.evaluate import run
-from gdpo_verl.evaluate.sampling import question_seed
-from gdpo_verl.evaluate.training_data import TrainingData, training_of
-from gdpo_verl.tasks import toolbox as toolbox_data
-from gdpo_verl.tasks.benchmark import (
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.evaluate import run
+from gdpo_verl.lab.evaluate.sampling import question_seed
+from gdpo_verl.lab.evaluate.training_data import TrainingData, training_of
+from gdpo_verl.lab.tasks import toolbox as toolbox_data
+from gdpo_verl.lab.tasks.benchmark import (
     ModelAnswer,
     Question,
     Questions,
@@ -24,7 +24,7 @@ from gdpo_verl.tasks.benchmark import (
     open_benchmark,
     questions_digest,
 )
-from gdpo_verl.tasks.catalog import BENCHMARKS
+from gdpo_verl.lab.tasks.catalog import BENCHMARKS
 
 runs_code = pytest.mark.skipif(
     next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"

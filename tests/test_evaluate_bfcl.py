@@ -18,16 +18,16 @@ pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring 
 from conftest import run_cli
 from test_evaluate import judged
 
-from gdpo_verl.evaluate import result
-from gdpo_verl.evaluate.generate import run_dialogues
+from gdpo_verl.lab.evaluate import result
+from gdpo_verl.lab.evaluate.generate import run_dialogues
+from gdpo_verl.lab.tasks import bfcl as bfcl_data
+from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks import toolbox as toolbox_data
+from gdpo_verl.lab.tasks.benchmark import ModelAnswer, open_benchmark
+from gdpo_verl.lab.tasks.bfcl import handler
+from gdpo_verl.lab.tasks.bfcl.benchmark import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
+from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards.parse_error import ParseError
-from gdpo_verl.tasks import bfcl as bfcl_data
-from gdpo_verl.tasks import prompt
-from gdpo_verl.tasks import toolbox as toolbox_data
-from gdpo_verl.tasks.benchmark import ModelAnswer, open_benchmark
-from gdpo_verl.tasks.bfcl import handler
-from gdpo_verl.tasks.bfcl.benchmark import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
-from gdpo_verl.tasks.rows import make_row, write_dataset
 
 DONE = "<think> done </think>\n<response> done </response>"
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from gdpo_verl.evaluate import generate
-from gdpo_verl.evaluate.generate import Preparation, run_dialogues
-from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling, open_benchmark
+from gdpo_verl.lab.evaluate import generate
+from gdpo_verl.lab.evaluate.generate import Preparation, run_dialogues
+from gdpo_verl.lab.tasks.benchmark import ModelAnswer, Question, Sampling, open_benchmark
 
 
 def counting(steps, *, pause=0.0):

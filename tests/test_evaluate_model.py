@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import AutoModelForCausalLM
 
-from gdpo_verl.evaluate import result
-from gdpo_verl.evaluate.model import find_model, weights_digest
-from gdpo_verl.evaluate.sampling import load_tokenizer
-from gdpo_verl.tasks import toolbox as toolbox_data
-from gdpo_verl.tasks.benchmark import open_benchmark
+from gdpo_verl.lab.evaluate import result
+from gdpo_verl.lab.evaluate.model import find_model, weights_digest
+from gdpo_verl.lab.evaluate.sampling import load_tokenizer
+from gdpo_verl.lab.tasks import toolbox as toolbox_data
+from gdpo_verl.lab.tasks.benchmark import open_benchmark
 
 needs_bfcl = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("bfcl_eval", "tree_sitter")),
@@ -106,7 +106,7 @@ def test_the_digest_is_of_the_weights_alone(tmp_path):
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_or_given_one(tmp_path):
-    from gdpo_verl.check_reward.tokens import byte_tokenizer
+    from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"no chat template.*--chat-template FILE"):

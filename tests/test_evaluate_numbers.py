@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from gdpo_verl.cli import main
-from gdpo_verl.evaluate import intervals, result
-from gdpo_verl.evaluate.compare import compare, to_text
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.evaluate import intervals, result
+from gdpo_verl.lab.evaluate.compare import compare, to_text
 
 # ------------------------------------------------------------------ intervals
 

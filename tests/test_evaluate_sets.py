@@ -11,12 +11,12 @@ import pytest
 from test_evaluate import judged, runs_code
 from test_prepare import rejected, truths, write_lines, written
 
-from gdpo_verl.cli import main
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.tasks import catalog, math_sets
+from gdpo_verl.lab.tasks.benchmark import ModelAnswer, open_benchmark
+from gdpo_verl.lab.tasks.deepscaler import REQUEST
+from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import math_length
-from gdpo_verl.tasks import catalog, math_sets
-from gdpo_verl.tasks.benchmark import ModelAnswer, open_benchmark
-from gdpo_verl.tasks.deepscaler import REQUEST
-from gdpo_verl.tasks.rows import make_row, write_dataset
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ def test_an_arm_composes_to_what_the_page_says(
     name: str, arm: str, estimator: str, expected: dict[str, Any]
 ) -> None:
     pytest.importorskip("verl")
-    from gdpo_verl.run.composition import compose
+    from gdpo_verl.lab.run.composition import compose
 
     (settings,) = (e for e in EXPERIMENTS[name]["tasks"].values() if arm in e["arms"])
     recipe, reward, *more = settings["arms"][arm]

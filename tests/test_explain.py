@@ -21,8 +21,8 @@ from conftest import new_page
 from fake_runs import Page
 from waiting import HANGS, wait_for
 
-from gdpo_verl.cli import main
-from gdpo_verl.explain import charts, compare, examples, phantom, study, toy, units
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.explain import charts, compare, examples, phantom, study, toy, units
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
@@ -86,7 +86,7 @@ def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
     """`gdpo-verl explain` and the address it printed; at the end Ctrl-C."""
     if not importlib.util.find_spec("marimo"):
         pytest.skip("marimo is not installed: pip install marimo==0.25.2")
-    command = [sys.executable, "-m", "gdpo_verl.cli", "explain", "--no-browser"]
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", "explain", "--no-browser"]
     log = tmp_path_factory.mktemp("log") / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

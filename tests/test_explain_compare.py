@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.explain import calls, charts, compare, examples, phantom
+from gdpo_verl.lab.explain import calls, charts, compare, examples, phantom
 
 
 def group_of(*rewards: tuple[float, float]) -> dict[str, compare.Rollout]:

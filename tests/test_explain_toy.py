@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.explain import phantom, study, toy, units
+from gdpo_verl.lab.explain import phantom, study, toy, units
 
 
 @pytest.mark.parametrize(

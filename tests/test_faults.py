@@ -67,7 +67,7 @@ class Victim:
         self.leader = -1
 
     def start(self, *options: str) -> None:
-        command = [sys.executable, "-m", "gdpo_verl.cli", "train", "toolbox/gdpo"]
+        command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", "toolbox/gdpo"]
         settings = [
             *["data.train_batch_size=8", f"trainer.total_training_steps={self.steps}"],
             *["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"],

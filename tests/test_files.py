@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpo_verl.files import replacing, write_text
+from gdpo_verl.lab.files import replacing, write_text
 
 
 def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:

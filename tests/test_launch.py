@@ -13,12 +13,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
 
-from gdpo_verl.cli import main
-from gdpo_verl.run import launch, progress
-from gdpo_verl.run.claim import RunDirectoryError, is_finished, lock_run
-from gdpo_verl.run.composition import NOT_SCIENCE, RecipeError, changed_science, compose
-from gdpo_verl.run.memory import remedy_for
-from gdpo_verl.rundir.run import flattened
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.run import launch, progress
+from gdpo_verl.lab.run.claim import RunDirectoryError, is_finished, lock_run
+from gdpo_verl.lab.run.composition import NOT_SCIENCE, RecipeError, changed_science, compose
+from gdpo_verl.lab.run.memory import remedy_for
+from gdpo_verl.lab.rundir.run import flattened
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from fake_verl import word_tokenizer
 from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
-from gdpo_verl import dry_run
+from gdpo_verl.lab import dry_run
+from gdpo_verl.lab.run.composition import compose
+from gdpo_verl.lab.run.memory import Shape, load_shape, needs, remedy_for
 from gdpo_verl.plugin.validation import check_run
-from gdpo_verl.run.composition import compose
-from gdpo_verl.run.memory import Shape, load_shape, needs, remedy_for
 
 BILLION = Shape(10**9, 150_000)
 MODEL = "actor_rollout_ref.model"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import wrapt
 
-from gdpo_verl import doctor, hooks
+from gdpo_verl.lab import doctor
+from gdpo_verl.plugin import hooks
 
 ADVANTAGES = """
 import json, sys
@@ -72,7 +73,7 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
     # Importing verl loads the plug-in and nothing that it defers.
-    own = ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.hooks", "gdpo_verl.plugin"]
+    own = ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.plugin.hooks", "gdpo_verl.plugin"]
     assert (with_plugin.pop("with verl"), without.pop("with verl")) == (own, [])
     assert with_plugin.pop("gdpo") == "gdpo_verl.plugin.estimator"
     assert without.pop("gdpo") == "verl.trainer.ppo.core_algos"
@@ -108,7 +109,7 @@ def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed() -> None
 def test_doctor_is_content_here_and_names_what_is_missing() -> None:
     def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "gdpo_verl.cli", "doctor"],
+            [sys.executable, "-m", "gdpo_verl.lab.cli", "doctor"],
             capture_output=True,
             text=True,
             check=False,

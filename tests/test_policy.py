@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gdpo_verl import policy
-from gdpo_verl.cli import main
-from gdpo_verl.policy.model import make_model
-from gdpo_verl.policy.pretrained import make_smollm2
-from gdpo_verl.policy.tasks import TASKS, PolicyTask, Settings
-from gdpo_verl.tasks import toolbox
+from gdpo_verl.lab import policy
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.policy.model import make_model
+from gdpo_verl.lab.policy.pretrained import make_smollm2
+from gdpo_verl.lab.policy.tasks import TASKS, PolicyTask, Settings
+from gdpo_verl.lab.tasks import toolbox
 
 QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
 TOOLBOX = TASKS["toolbox"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.run.preflight import check_data_files, check_machine
+from gdpo_verl.lab.run.preflight import check_data_files, check_machine
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])

@@ -10,9 +10,18 @@ import pytest
 from fake_verl import word_tokenizer
 from tokenizers import pre_tokenizers
 
-from gdpo_verl import cli
+from gdpo_verl.lab import cli
+from gdpo_verl.lab.tasks import (
+    benchmark,
+    build,
+    catalog,
+    deepscaler,
+    eurus2_code,
+    gsm8k,
+    prompt,
+    rlla,
+)
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
-from gdpo_verl.tasks import benchmark, build, catalog, deepscaler, eurus2_code, gsm8k, prompt, rlla
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gdpo_verl.tasks.source import Record, open_source, split_of
+from gdpo_verl.lab.tasks.source import Record, open_source, split_of
 
 ROWS = [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -184,7 +184,7 @@ def hub(tmp_path):
 def prepare(tmp_path, *arguments, endpoint, **environment):
     """The command in a separate process: the hub's libraries read their settings once."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), **environment}
-    command = [sys.executable, "-m", "gdpo_verl.cli", "prepare", *arguments]
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", "prepare", *arguments]
     variables = {**os.environ, "HF_HUB_DISABLE_XET": "1", **settings}
     return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import Training, run_cli
 
-from gdpo_verl.policy.pretrained import FILE, SHA256, make_smollm2
+from gdpo_verl.lab.policy.pretrained import FILE, SHA256, make_smollm2
 from gdpo_verl.rewards.instructions import KINDS
 
 
@@ -58,7 +58,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -> list[dict]:
     """Train two steps of a recipe without a GPU; the metrics of each."""
-    command = [sys.executable, "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run)]
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run)]
     ours = "actor_rollout_ref"
     command += ["hardware=cpu", "data.max_prompt_length=192", "data.max_response_length=48"]
     command += ["data.train_batch_size=4", f"{ours}.rollout.n=4", f"{ours}.actor.optim.lr=1e-5"]

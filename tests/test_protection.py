@@ -13,7 +13,7 @@ from test_sandbox import FOUND, HOLDS, LIMITS, SHORT, attempts, still_works
 from test_sandbox import nothing_protects as nothing_protects
 from test_sandbox import sandbox as sandbox
 
-from gdpo_verl import doctor
+from gdpo_verl.lab import doctor
 from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, visible_paths
 from gdpo_verl.sandbox import protection as protections
 from gdpo_verl.sandbox.probe import probe

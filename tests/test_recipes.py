@@ -21,11 +21,11 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from transformers import Qwen2Config
 
-from gdpo_verl import dry_run
-from gdpo_verl.cli import main
 from gdpo_verl.cpu.patches import name_vllm
+from gdpo_verl.lab import dry_run
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.tasks import catalog
 from gdpo_verl.plugin.dumps import DumpSettings
-from gdpo_verl.tasks import catalog
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 NAMES = sorted(

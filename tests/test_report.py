@@ -23,15 +23,15 @@ from fake_runs import (
     write_run,
 )
 
-from gdpo_verl.report import write_report
-from gdpo_verl.report.figures import recipe_colors
-from gdpo_verl.report.groups import read_step
-from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.samples import choose_samples
-from gdpo_verl.report.survey import read_dumps
-from gdpo_verl.report.tables import quantities, summary_table
-from gdpo_verl.rundir.metrics import RunError, set_aside_metrics
-from gdpo_verl.rundir.run import find_runs, read_run
+from gdpo_verl.lab.report import write_report
+from gdpo_verl.lab.report.figures import recipe_colors
+from gdpo_verl.lab.report.groups import read_step
+from gdpo_verl.lab.report.recipes import Recipe
+from gdpo_verl.lab.report.samples import choose_samples
+from gdpo_verl.lab.report.survey import read_dumps
+from gdpo_verl.lab.report.tables import quantities, summary_table
+from gdpo_verl.lab.rundir.metrics import RunError, set_aside_metrics
+from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from conftest import new_page
 from fake_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
 
-from gdpo_verl.report import write_report
+from gdpo_verl.lab.report import write_report
 
 pytestmark = pytest.mark.real
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from fake_runs import Page, training, validation, write_lines, write_run
 
-from gdpo_verl.cli import main
-from gdpo_verl.report import follow_report
-from gdpo_verl.report import page as report_page
-from gdpo_verl.run import progress
-from gdpo_verl.run.progress import follow
-from gdpo_verl.rundir.metrics import RunError
-from gdpo_verl.rundir.run import is_running
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.report import follow_report
+from gdpo_verl.lab.report import page as report_page
+from gdpo_verl.lab.run import progress
+from gdpo_verl.lab.run.progress import follow
+from gdpo_verl.lab.rundir.metrics import RunError
+from gdpo_verl.lab.rundir.run import is_running
 
 
 @pytest.fixture(autouse=True)

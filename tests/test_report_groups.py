@@ -19,12 +19,12 @@ from fake_runs import (
     write_run,
 )
 
-from gdpo_verl.report import groups, write_report
-from gdpo_verl.report import survey as module_survey
-from gdpo_verl.report.groups import read_step
-from gdpo_verl.report.survey import browser_data, find_collapse, read_dumps
-from gdpo_verl.rundir import dumps as rows
-from gdpo_verl.rundir.run import read_run
+from gdpo_verl.lab.report import groups, write_report
+from gdpo_verl.lab.report import survey as module_survey
+from gdpo_verl.lab.report.groups import read_step
+from gdpo_verl.lab.report.survey import browser_data, find_collapse, read_dumps
+from gdpo_verl.lab.rundir import dumps as rows
+from gdpo_verl.lab.rundir.run import read_run
 
 
 def test_a_collapsed_group_is_counted_and_comes_first(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from fake_runs import page_of, training, validation, write_lines, write_run
 
-from gdpo_verl.report.recipes import config_differences, group_by_recipe
-from gdpo_verl.report.summary import summarise_run
-from gdpo_verl.report.survey import read_dumps
-from gdpo_verl.report.tables import quantities, recipe_table, seconds_by_phase
-from gdpo_verl.rundir.alerts import Alert, find_alerts
-from gdpo_verl.rundir.run import read_run
+from gdpo_verl.lab.report.recipes import config_differences, group_by_recipe
+from gdpo_verl.lab.report.summary import summarise_run
+from gdpo_verl.lab.report.survey import read_dumps
+from gdpo_verl.lab.report.tables import quantities, recipe_table, seconds_by_phase
+from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
+from gdpo_verl.lab.rundir.run import read_run
 
 
 def groups_without_variation(*shares: float) -> dict[int, dict[str, float]]:

@@ -160,7 +160,7 @@ def test_the_length_and_the_text_are_those_of_the_last_output(manager: Callable)
 def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(
     manager: Callable, prompt: str, seen: str
 ) -> None:
-    from gdpo_verl.check_reward.tokens import byte_tokenizer
+    from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 
     built = manager(function="plain")
     built.tokenizer = byte_tokenizer()

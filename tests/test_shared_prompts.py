@@ -11,11 +11,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl import upstream
-from gdpo_verl.plugin import shared_prompts
+from gdpo_verl.lab.policy.model import make_model, train_tokenizer
+from gdpo_verl.lab.policy.tasks import TASKS
+from gdpo_verl.plugin import shared_prompts, upstream
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
-from gdpo_verl.policy.model import make_model, train_tokenizer
-from gdpo_verl.policy.tasks import TASKS
 
 
 def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():

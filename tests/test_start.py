@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import errors
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.cli import main
-from gdpo_verl.start import check_model
+from gdpo_verl.lab.cli import main
+from gdpo_verl.plugin.model import check_model
 
 KEY = "actor_rollout_ref.model.path"
 

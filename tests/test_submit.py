@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gdpo_verl import __version__
-from gdpo_verl.cli import main
-from gdpo_verl.run import cluster_nodes, submit
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.run import cluster_nodes, submit
 
 CODE = "reward.custom_reward_function.path"
 HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
@@ -102,7 +102,9 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(
     check, train = job.split(" && exec ")
     files = "data.train_files=/a.parquet 'data.val_files=/v w.parquet'"
     assert check == f"python3 -m cluster_nodes {__version__} {files}"
-    start = "python3 -m gdpo_verl.cli train tool_call/gdpo --run /run --retries 2 --hang-after 1.5"
+    start = (
+        "python3 -m gdpo_verl.lab.cli train tool_call/gdpo --run /run --retries 2 --hang-after 1.5"
+    )
     assert train.startswith(f"{start} ++ray_kwargs.ray_init.num_gpus=null ")
 
 

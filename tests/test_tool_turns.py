@@ -15,15 +15,15 @@ import pytest
 from conftest import RECIPES, Training, run_cli
 from fake_verl import compose
 
-from gdpo_verl.policy import train_tokenizer
-from gdpo_verl.policy.demonstrations import next_turn
-from gdpo_verl.policy.tasks import TASKS
-from gdpo_verl.report import write_report
+from gdpo_verl.lab.policy import train_tokenizer
+from gdpo_verl.lab.policy.demonstrations import next_turn
+from gdpo_verl.lab.policy.tasks import TASKS
+from gdpo_verl.lab.report import write_report
+from gdpo_verl.lab.run.launch import composed
+from gdpo_verl.lab.tasks import tool_turns, turn_tools
+from gdpo_verl.lab.tasks.turn_tools import TOOLS, guarded
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
-from gdpo_verl.run.launch import composed
-from gdpo_verl.tasks import tool_turns, turn_tools
-from gdpo_verl.tasks.turn_tools import TOOLS, guarded
 
 TOOLS_FILE = Path(turn_tools.__file__).with_name("function_tools.py")
 PROBLEM = next(tool_turns.examples("train", seed=0))
@@ -92,7 +92,7 @@ def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is
     (tmp_path / "users_tools.py").write_text(USERS_TOOLS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(turn_tools.__file__).parents[2]}")
-    pool = DeadlinePool("gdpo_verl.tasks.turn_tools", size=1)
+    pool = DeadlinePool("gdpo_verl.lab.tasks.turn_tools", size=1)
     monkeypatch.setattr(turn_tools, "_pool", pool)
     import users_tools
 
@@ -113,7 +113,7 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
     from verl.tools.function_tool import load_function_tools_from_path
 
     # verl loads a file under another name; what is defined in it, nobody else can import.
-    imports = "from gdpo_verl.tasks.turn_tools import guarded\n"
+    imports = "from gdpo_verl.lab.tasks.turn_tools import guarded\n"
     (tmp_path / "tools.py").write_text(f"{imports}{USERS_TOOLS}\nguarded(flood)\n")
     with pytest.raises(ImportError, match=r"at the top of a module .* '_verl_function_tools_"):
         load_function_tools_from_path(str(tmp_path / "tools.py"))

@@ -30,7 +30,7 @@ from conftest import made_once
 from torch import Tensor
 
 from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
-from gdpo_verl.rundir.run import find_runs, read_run
+from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 TRL = Path(sys.prefix) / "trl"
 ROOT = Path(__file__).parents[1]
@@ -232,7 +232,7 @@ def test_wrong_settings_are_named_before_training(results: Path, name: str, mess
 def test_a_trl_that_does_not_fit_is_named() -> None:
     program = """
 import gdpo_verl.trl as ours
-from gdpo_verl.upstream import Dependency
+from gdpo_verl.plugin.upstream import Dependency
 assert ours.violations(ours.source_of("trl"), ours.CONTRACT) == []
 ours.CONTRACT["trainer.grpo_trainer"].append(Dependency("GRPOTrainer._score"))
 ours.GDPOTrainer()
@@ -246,7 +246,7 @@ ours.GDPOTrainer()
 # A model that AutoTokenizer finds a tokenizer for: Qwen2's, of bytes alone.
 POLICY = """
 import sys
-from gdpo_verl.check_reward.tokens import byte_tokenizer
+from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 tokenizer = byte_tokenizer()
 tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -48,8 +48,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy's tokenizer and configuration, rows, and two reward files of a user's."""
     from transformers import Qwen2Config
 
-    from gdpo_verl.policy.model import train_tokenizer
-    from gdpo_verl.policy.tasks import TASKS
+    from gdpo_verl.lab.policy.model import train_tokenizer
+    from gdpo_verl.lab.policy.tasks import TASKS
 
     directory = tmp_path_factory.mktemp("unnoticed")
     train_tokenizer(TASKS["toolbox"], 0, vocabulary=300).save_pretrained(directory / "policy")
@@ -108,7 +108,7 @@ def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -
 
 def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> None:
     without, with_plugin = sides["none"], sides["auto"]
-    assert "gdpo_verl.hooks" in with_plugin["modules: imported"]
+    assert "gdpo_verl.plugin.hooks" in with_plugin["modules: imported"]
     loaded = {name.split(".")[0] for name in without["modules: in the end"]}
     assert not loaded & {"gdpo_verl", "wrapt"}
     for side in sides.values():

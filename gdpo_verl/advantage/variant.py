@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.whitening import Whiten
-from gdpo_verl.text import did_you_mean
+from gdpo_verl.names import did_you_mean
 
 Ranges = Sequence[tuple[float, float] | None]
 _SCALARS = (int, float)

@@ -10,7 +10,7 @@ import torch
 
 from gdpo_verl.advantage.estimate import decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
-from gdpo_verl.text import did_you_mean
+from gdpo_verl.names import did_you_mean
 
 _FILES = (
     "dvao",

@@ -25,8 +25,8 @@ from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
 from gdpo_verl.config import parsing
+from gdpo_verl.names import did_you_mean
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.text import did_you_mean
 
 # Looked for, in this order, where neither a gate nor a condition names the outcome.
 _OUTCOMES = ("correctness", "accuracy", "pass", "outcome")

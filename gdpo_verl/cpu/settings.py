@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.run.memory import is_lora
-from gdpo_verl.start import multiplies_bfloat16
+from gdpo_verl.cpu.settings import multiplies_bfloat16
+from gdpo_verl.plugin.model import is_lora
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20

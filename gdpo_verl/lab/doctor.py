@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 from typing import Any
 
-from gdpo_verl import __version__, text
+from gdpo_verl import __version__
+from gdpo_verl.lab import text
+from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
-from gdpo_verl.run.cluster_nodes import installed_version
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (

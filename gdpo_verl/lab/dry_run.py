@@ -15,14 +15,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from gdpo_verl import __version__
+from gdpo_verl.cpu.settings import check_memory
+from gdpo_verl.lab.run import launch
+from gdpo_verl.lab.run.composition import hardware_of
+from gdpo_verl.lab.run.memory import Shape, load_shape, needs
+from gdpo_verl.lab.run.preflight import check_data_files
+from gdpo_verl.lab.tasks.rows import tokenizer_of
 from gdpo_verl.plugin.dumps import DumpSettings
-from gdpo_verl.run import launch
-from gdpo_verl.run.composition import hardware_of
-from gdpo_verl.run.cpu_settings import check_memory
-from gdpo_verl.run.memory import Shape, load_shape, needs
-from gdpo_verl.run.preflight import check_data_files
-from gdpo_verl.start import check_model
-from gdpo_verl.tasks.rows import tokenizer_of
+from gdpo_verl.plugin.model import check_model
 
 # Answers that the reward is tried on; each prompt gets several.
 PROBED_ROWS = 4
@@ -148,7 +148,7 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 
 def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """The data's columns, and the reward tried on rows of it with answers of all kinds."""
-    from gdpo_verl import check_reward
+    from gdpo_verl.lab import check_reward
 
     if elsewhere and not all(os.path.exists(path) for path in _files(config)):
         yield "data     not all on this machine, nor perhaps the reward; neither was tried"

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gdpo_verl import __version__
-from gdpo_verl.hooks import Hook, when_imported, wrap
+from gdpo_verl.plugin.hooks import Hook, when_imported, wrap
 
 
 def _log_to_stderr() -> None:

@@ -14,8 +14,8 @@ from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Estimation, apply_conditions
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import Objective
+from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import failed_judgement, read_components, weighted_sum
-from gdpo_verl.rundir.row_key import RowKey
 
 # The largest share of a batch's responses that may be without a reward; above it training ends.
 MOST_REWARD_ERRORS = 0.5

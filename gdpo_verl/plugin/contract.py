@@ -1,6 +1,6 @@
 """The parts of verl that the plug-in wraps or calls, held against the verl that is installed.
 
-One table; a verl that fits it is supported, whatever its version (`gdpo_verl.upstream` compares).
+One table; a verl that fits it is supported, whatever its version (`gdpo_verl.plugin.upstream` compares).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from functools import cache
 from importlib.metadata import version
 
 from gdpo_verl import __version__
-from gdpo_verl.upstream import Contract, source_of, violations
-from gdpo_verl.upstream import Dependency as _D
+from gdpo_verl.plugin.upstream import Contract, source_of, violations
+from gdpo_verl.plugin.upstream import Dependency as _D
 
 # The version of requirements/*.lock, with which everything was run.
 TESTED = "0.9.1"

@@ -16,7 +16,7 @@ import torch
 from gdpo_verl.advantage import GDPO, Estimation
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.rundir.row_key import RowKey
+from gdpo_verl.plugin.row_key import RowKey
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 

@@ -14,7 +14,7 @@ from gdpo_verl.advantage import Estimation, MaskedRows
 from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.rundir.row_key import RowKey
+from gdpo_verl.plugin.row_key import RowKey
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.text import did_you_mean
+from gdpo_verl.names import did_you_mean
 
 # verl's, where none is set (verl/trainer/config/model/hf_model.yaml).
 _DEFAULT = "~/models/deepseek-llm-7b-chat"

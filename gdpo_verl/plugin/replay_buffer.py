@@ -23,11 +23,11 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from gdpo_verl.config import Objective
-from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.queue import reward_infos
+from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.plugin.validation import FILTER_METRIC
-from gdpo_verl.rundir.row_key import RowKey
 
 logger = logging.getLogger(__name__)
 

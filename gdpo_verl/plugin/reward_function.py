@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from gdpo_verl.config.parsing import plain
+from gdpo_verl.names import did_you_mean
 from gdpo_verl.rewards.components import Component, check_names, declared_components
 from gdpo_verl.rewards.judge import JUDGE, Judge
-from gdpo_verl.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl import upstream
-from gdpo_verl.hooks import wrap
-from gdpo_verl.plugin import contract
+from gdpo_verl.plugin import contract, upstream
+from gdpo_verl.plugin.hooks import wrap
 
 logger = logging.getLogger(__name__)
 

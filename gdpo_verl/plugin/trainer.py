@@ -5,7 +5,7 @@ verl 0.9.1's default trainer calls an estimator without reward components
 out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
 every trainer mode and every derived trainer has them. A run that asks for nothing of ours passes
 through untouched; in a run with another estimator, what fails here is logged once and given up.
-For crashes see `gdpo_verl.plugin.liveness` and `gdpo_verl.run.checkpoints`.
+For crashes see `gdpo_verl.plugin.liveness` and `gdpo_verl.lab.run.checkpoints`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ray.exceptions import RayActorError
 from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Estimation, MaskedRows
 from gdpo_verl.config import Objective
-from gdpo_verl.hooks import wrap
 from gdpo_verl.plugin import (
     aggregation,
     checkpoint,
@@ -37,6 +36,7 @@ from gdpo_verl.plugin import (
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.advantage import VARIANTS, validate_variant
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import contract, reward, shared_prompts
+from gdpo_verl.plugin.model import check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, declared_reward, random_state_kept
 from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
 from gdpo_verl.rewards.judge import JUDGE
-from gdpo_verl.start import check_model, joins_cluster
-from gdpo_verl.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gdpo_verl.child_process import ChildProcess
+from gdpo_verl.sandbox.child_process import ChildProcess
 
 START_SECONDS = 120.0  # that a worker may take for its imports, on a busy machine
 MEMORY_BYTES = 2**30  # address space that a worker may take

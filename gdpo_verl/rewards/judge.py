@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from gdpo_verl.text import did_you_mean, first_line
+from gdpo_verl.lab.text import first_line
+from gdpo_verl.names import did_you_mean
 
 JUDGE = "reward.custom_reward_function.reward_kwargs.judge"
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from gdpo_verl.child_process import ChildProcess
 from gdpo_verl.sandbox import child
+from gdpo_verl.sandbox.child_process import ChildProcess
 from gdpo_verl.sandbox.protection import Protection, with_user
 from gdpo_verl.sandbox.slots import SandboxError
 

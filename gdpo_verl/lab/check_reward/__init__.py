@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from omegaconf import open_dict
 
-from gdpo_verl.check_reward.answers import CheckedAnswer, from_file, ground_truth, made_up
-from gdpo_verl.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswer, complaints
-from gdpo_verl.check_reward.report import measure
-from gdpo_verl.check_reward.sampling import sample
-from gdpo_verl.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.check_reward.worker import score_twice
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.lab.check_reward.answers import CheckedAnswer, from_file, ground_truth, made_up
+from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswer, complaints
+from gdpo_verl.lab.check_reward.report import measure
+from gdpo_verl.lab.check_reward.sampling import sample
+from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
+from gdpo_verl.lab.check_reward.worker import score_twice
+from gdpo_verl.lab.run import composition
+from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.plugin import reward, validation
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
 from gdpo_verl.rewards.judge import JUDGE
 from gdpo_verl.rewards.thought import opened_thought
-from gdpo_verl.run import composition
-from gdpo_verl.run.preflight import check_data_files
 
 ROWS = 64
 TIMEOUT = 60.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.plugin.row_key import uid_of
 from gdpo_verl.rewards.thought import THINK
-from gdpo_verl.rundir.row_key import uid_of
 
 GROUND_TRUTH, RANDOM, EMPTY = "ground truth", "random text", "empty"
 FORMS = {

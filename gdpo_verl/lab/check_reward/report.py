@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from gdpo_verl.check_reward import checks
-from gdpo_verl.check_reward.answers import CheckedAnswer
-from gdpo_verl.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Finding, ScoredAnswer
-from gdpo_verl.check_reward.worker import Scored
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.diagnostics import component_metrics
+from gdpo_verl.lab.check_reward import checks
+from gdpo_verl.lab.check_reward.answers import CheckedAnswer
+from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Finding, ScoredAnswer
+from gdpo_verl.lab.check_reward.worker import Scored
+from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.plugin import validation
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import not_a_dict
+from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import read_components
 from gdpo_verl.rewards.components import Component
-from gdpo_verl.rundir.row_key import RowKey
-from gdpo_verl.text import columns, seconds_text
 
 NOTHING = "–"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from gdpo_verl.check_reward.answers import CheckedAnswer
+from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.plugin.reward import prompt_text
 
 PROMPTS_AT_ONCE = 8

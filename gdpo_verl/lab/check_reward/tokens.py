@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gdpo_verl.tasks.rows import tokenizer_of
+from gdpo_verl.lab.tasks.rows import tokenizer_of
 
 
 def model_path(model: Any) -> str | None:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from gdpo_verl.check_reward.answers import CheckedAnswer
-from gdpo_verl.check_reward.tokens import load_tokenizer
+from gdpo_verl.lab.check_reward.answers import CheckedAnswer
+from gdpo_verl.lab.check_reward.tokens import load_tokenizer
 from gdpo_verl.plugin.reward import (
     LIBRARIES,
     prompt_text,

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from gdpo_verl import __version__
-from gdpo_verl.cli import measuring, setting_up, training
-from gdpo_verl.text import install_extra
+from gdpo_verl.lab.cli import measuring, setting_up, training
+from gdpo_verl.lab.text import install_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

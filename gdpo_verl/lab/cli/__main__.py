@@ -1,7 +1,7 @@
-"""``python -m gdpo_verl.cli``."""
+"""``python -m gdpo_verl.lab.cli``."""
 
 import sys
 
-from gdpo_verl.cli import main
+from gdpo_verl.lab.cli import main
 
 sys.exit(main())

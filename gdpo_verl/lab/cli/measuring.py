@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gdpo_verl.tasks.catalog import BENCHMARKS
+from gdpo_verl.lab.tasks.catalog import BENCHMARKS
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -113,8 +113,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 
 def _check_reward(options: argparse.Namespace) -> int:
-    from gdpo_verl import check_reward
-    from gdpo_verl.check_reward.report import to_text
+    from gdpo_verl.lab import check_reward
+    from gdpo_verl.lab.check_reward.report import to_text
 
     config = check_reward.compose(options.recipe, options.overrides, options.config_dir)
     check_reward.override_reward_and_data(config, options.function, options.data or [])
@@ -135,9 +135,9 @@ def _check_reward(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from gdpo_verl.evaluate.result import answers_path, to_text
-    from gdpo_verl.evaluate.run import EvaluationRequest, evaluate
-    from gdpo_verl.evaluate.sampling import EngineOptions
+    from gdpo_verl.lab.evaluate.result import answers_path, to_text
+    from gdpo_verl.lab.evaluate.run import EvaluationRequest, evaluate
+    from gdpo_verl.lab.evaluate.sampling import EngineOptions
 
     # An option that is not given stays the recipe's, which may differ between benchmarks.
     names = ("samples", "temperature", "top_p", "max_tokens", "seed")
@@ -176,8 +176,8 @@ def _data(given: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from gdpo_verl.evaluate.compare import compare, to_text
-    from gdpo_verl.evaluate.result import to_json
+    from gdpo_verl.lab.evaluate.compare import compare, to_text
+    from gdpo_verl.lab.evaluate.result import to_json
 
     files, other = options.evaluations, options.to
     if not other:
@@ -194,7 +194,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from gdpo_verl.report import follow_report, write_report
+    from gdpo_verl.lab.report import follow_report, write_report
 
     if options.follow:
         # Flushed: the reader of a log or a pipe waits for each line.
@@ -205,7 +205,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from gdpo_verl.explain import serve
+    from gdpo_verl.lab.explain import serve
 
     if options.static:
         print(serve.export(options.static))

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gdpo_verl.tasks.catalog import DATASETS
+from gdpo_verl.lab.tasks.catalog import DATASETS
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -51,7 +51,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gdpo_verl.doctor import diagnose
+    from gdpo_verl.lab.doctor import diagnose
 
     findings = diagnose()
     for finding in findings:
@@ -62,7 +62,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from gdpo_verl.tasks import catalog
+    from gdpo_verl.lab.tasks import catalog
 
     out = options.out or Path("data") / options.dataset
     provenance = catalog.prepare(
@@ -85,14 +85,14 @@ def _make_policy(options: argparse.Namespace) -> None:
     if options.name == "smollm2":
         if options.base:
             raise ValueError("--from: smollm2 is fetched and not trained; leave one of the two out")
-        from gdpo_verl.policy.pretrained import make_smollm2
+        from gdpo_verl.lab.policy.pretrained import make_smollm2
 
         out = options.out or Path("models/smollm2")
         made = make_smollm2(out)
         print(f"{out}: {made['parameters']:,} parameters from {made['source']}, {made['licence']}")
         return
 
-    from gdpo_verl.policy import make_policy
+    from gdpo_verl.lab.policy import make_policy
 
     stem = f"{Path(options.base).resolve().name}-" if options.base else ""
     out = options.out or Path("models") / f"{stem}{options.task}"

@@ -89,14 +89,14 @@ def _train(options: argparse.Namespace) -> int:
     if options.cfg:
         from omegaconf import OmegaConf
 
-        from gdpo_verl.run.launch import composed
+        from gdpo_verl.lab.run.launch import composed
 
         config, _ = composed(options.recipe, run, options.overrides, options.config_dir)
         print(OmegaConf.to_yaml(config), end="")
         return 0
     if options.dry_run:
         return _dry_run(options, run, options.overrides)
-    from gdpo_verl.run.launch import train
+    from gdpo_verl.lab.run.launch import train
 
     train(
         options.recipe,
@@ -112,7 +112,7 @@ def _train(options: argparse.Namespace) -> int:
 def _dry_run(
     options: argparse.Namespace, run: Path, overrides: Sequence[str], *, elsewhere: bool = False
 ) -> int:
-    from gdpo_verl.dry_run import dry_run
+    from gdpo_verl.lab.dry_run import dry_run
 
     found = dry_run(
         options.recipe,
@@ -127,7 +127,7 @@ def _dry_run(
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from gdpo_verl.run import submit
+    from gdpo_verl.lab.run import submit
 
     if options.dry_run:
         # As the job would get them: it runs in another directory.

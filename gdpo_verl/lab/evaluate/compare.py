@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gdpo_verl.evaluate import result
-from gdpo_verl.tasks.benchmark import ACCURACY
-from gdpo_verl.text import columns
+from gdpo_verl.lab.evaluate import result
+from gdpo_verl.lab.tasks.benchmark import ACCURACY
+from gdpo_verl.lab.text import columns
 
 FEW = 30
 """Questions below which a bootstrap interval tends to be too narrow."""

@@ -16,8 +16,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from gdpo_verl.evaluate.sampling import Engine, prompt_tokens, question_seed
-from gdpo_verl.tasks.benchmark import (
+from gdpo_verl.lab.evaluate.sampling import Engine, prompt_tokens, question_seed
+from gdpo_verl.lab.tasks.benchmark import (
     Benchmark,
     Dialogue,
     ModelAnswer,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.files import sha256
-from gdpo_verl.run.checkpoints import TRACKER, shards_problem
-from gdpo_verl.tasks.source import hub_errors
+from gdpo_verl.lab.files import sha256
+from gdpo_verl.lab.run.checkpoints import TRACKER, shards_problem
+from gdpo_verl.lab.tasks.source import hub_errors
 
 SETTINGS = "fsdp_config.json"
 _STEP = re.compile(r"global_step_(\d+)")

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.evaluate.intervals import mean_interval, pass_at_k
-from gdpo_verl.files import replacing
-from gdpo_verl.tasks.benchmark import ACCURACY, Averages
-from gdpo_verl.text import columns
+from gdpo_verl.lab.evaluate.intervals import mean_interval, pass_at_k
+from gdpo_verl.lab.files import replacing
+from gdpo_verl.lab.tasks.benchmark import ACCURACY, Averages
+from gdpo_verl.lab.text import columns
 
 FORMAT = 2
 ALL = "all"

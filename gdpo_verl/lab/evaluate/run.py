@@ -16,18 +16,18 @@ from typing import Any
 from tqdm import tqdm
 
 from gdpo_verl import __version__
-from gdpo_verl.evaluate import result
-from gdpo_verl.evaluate.generate import Preparation, generate
-from gdpo_verl.evaluate.model import find_model, weights_digest
-from gdpo_verl.evaluate.sampling import (
+from gdpo_verl.lab.evaluate import result
+from gdpo_verl.lab.evaluate.generate import Preparation, generate
+from gdpo_verl.lab.evaluate.model import find_model, weights_digest
+from gdpo_verl.lab.evaluate.sampling import (
     EngineOptions,
     load_tokenizer,
     prompt_tokens,
     require_vllm,
     started,
 )
-from gdpo_verl.evaluate.training_data import TrainingData, training_of
-from gdpo_verl.tasks.benchmark import (
+from gdpo_verl.lab.evaluate.training_data import TrainingData, training_of
+from gdpo_verl.lab.tasks.benchmark import (
     Benchmark,
     ModelAnswer,
     Question,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.tasks.benchmark import ModelAnswer, Question, Sampling
-from gdpo_verl.tasks.rows import BadRow, chat_tokens, tokenizer_of
-from gdpo_verl.text import VLLM
+from gdpo_verl.lab.tasks.benchmark import ModelAnswer, Question, Sampling
+from gdpo_verl.lab.tasks.rows import BadRow, chat_tokens, tokenizer_of
+from gdpo_verl.lab.text import VLLM
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
-from gdpo_verl.tasks.rows import chat_text
+from gdpo_verl.lab.tasks.rows import chat_text
 
 
 @dataclass(frozen=True)

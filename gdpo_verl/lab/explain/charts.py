@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from torch import Tensor
 
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
-from gdpo_verl.explain.compare import Rollout, tied_pairs
+from gdpo_verl.lab.explain.compare import Rollout, tied_pairs
 
 STYLE = """<style>
 :root { --gx-gdpo: #0072b2; --gx-grpo: #d55e00; --gx-grid: #c9d1d9; --gx-mark: #fff3d1;

@@ -11,9 +11,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from gdpo_verl.explain.toy import Method
-from gdpo_verl.report.svg import BLUE, GRID, VERMILION, inline_svg
-from gdpo_verl.report.svg import STYLE as FIGURE_STYLE
+from gdpo_verl.lab.explain.toy import Method
+from gdpo_verl.lab.report.svg import BLUE, GRID, VERMILION, inline_svg
+from gdpo_verl.lab.report.svg import STYLE as FIGURE_STYLE
 
 _COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
 EVERY = 3  # epochs from point to point: a third of the markup, and no eye sees the difference

@@ -18,7 +18,7 @@ with app.setup:
     import torch
 
     from gdpo_verl.advantage import VARIANTS
-    from gdpo_verl.explain import (
+    from gdpo_verl.lab.explain import (
         calls,
         charts,
         compare,

@@ -9,8 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gdpo_verl.explain.compare import estimate
-from gdpo_verl.explain.toy import GDPO, GRPO, CorrectOrShort, Method, Training, over_seeds, train
+from gdpo_verl.lab.explain.compare import estimate
+from gdpo_verl.lab.explain.toy import (
+    GDPO,
+    GRPO,
+    CorrectOrShort,
+    Method,
+    Training,
+    over_seeds,
+    train,
+)
 
 KEYS = ("correctness", "brevity")
 CONDITIONS = {"brevity": {"on": "correctness", "at_least": 1.0}}

@@ -88,7 +88,7 @@ def export(path: Path) -> Path:
     _require_marimo()
     import marimo
 
-    from gdpo_verl.explain.notebook import app
+    from gdpo_verl.lab.explain.notebook import app
 
     outputs: Any = app.run()[0]
     body = "\n".join(marimo.as_html(output).text for output in outputs if output is not None)

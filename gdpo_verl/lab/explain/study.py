@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gdpo_verl.explain.charts import number
-from gdpo_verl.explain.toy import (
+from gdpo_verl.lab.explain.charts import number
+from gdpo_verl.lab.explain.toy import (
     GDPO,
     GRPO,
     LEARNING_RATE,

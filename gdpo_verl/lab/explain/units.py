@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gdpo_verl.explain.charts import number
-from gdpo_verl.explain.toy import GRPO, Figure, Method, Skills, Training, over_seeds, train
+from gdpo_verl.lab.explain.charts import number
+from gdpo_verl.lab.explain.toy import GRPO, Figure, Method, Skills, Training, over_seeds, train
 
 UNITS = (0.1, 0.333, 1.0, 3.0, 10.0, 30.0)
 # Each undoes one of the units.

@@ -1,7 +1,7 @@
 """Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
 
 A Qwen2 of about a million parameters with its own tokenizer, trained from random weights on
-flawed demonstrations (`gdpo_verl.policy.demonstrations`). It ends where reinforcement learning is
+flawed demonstrations (`gdpo_verl.lab.policy.demonstrations`). It ends where reinforcement learning is
 interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
 footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
 A pretrained model with its own tokenizer can take its place, where minutes on two cores are enough.
@@ -23,11 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gdpo_verl.policy.model import encode_prompts, make_model, train_tokenizer
-from gdpo_verl.policy.pretrained import check_out, load, save
-from gdpo_verl.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
-from gdpo_verl.start import multiplies_bfloat16
-from gdpo_verl.tasks.generated import Example
+from gdpo_verl.cpu.settings import multiplies_bfloat16
+from gdpo_verl.lab.policy.model import encode_prompts, make_model, train_tokenizer
+from gdpo_verl.lab.policy.pretrained import check_out, load, save
+from gdpo_verl.lab.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
+from gdpo_verl.lab.tasks.generated import Example
 
 
 def batches(

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
+from gdpo_verl.lab.tasks.reasoning_gym import SumExample
+from gdpo_verl.lab.tasks.tool_turns import TurnsExample, told, written
+from gdpo_verl.lab.tasks.toolbox import ToolExample
+from gdpo_verl.lab.tasks.turn_tools import CITIES, ITEMS, UNITS
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
 from gdpo_verl.rewards.thought import END_THINK, THINK
-from gdpo_verl.tasks import prompt
-from gdpo_verl.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from gdpo_verl.tasks.reasoning_gym import SumExample
-from gdpo_verl.tasks.tool_turns import TurnsExample, told, written
-from gdpo_verl.tasks.toolbox import ToolExample
-from gdpo_verl.tasks.turn_tools import CITIES, ITEMS, UNITS
 
 Call = tuple[str, dict[str, Any]]
 

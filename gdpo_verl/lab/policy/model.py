@@ -9,8 +9,8 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from gdpo_verl.policy.tasks import PolicyTask
-from gdpo_verl.tasks.generated import Example
+from gdpo_verl.lab.policy.tasks import PolicyTask
+from gdpo_verl.lab.tasks.generated import Example
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_POSITIONS = 4096

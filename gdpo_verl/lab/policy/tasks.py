@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from gdpo_verl.policy.demonstrations import (
+from gdpo_verl.lab.policy.demonstrations import (
     BFCL_FLAWS,
     PolicyExample,
     bfcl_example,
@@ -18,11 +18,11 @@ from gdpo_verl.policy.demonstrations import (
     demonstrate_turn,
     next_turn,
 )
+from gdpo_verl.lab.tasks import bfcl, gsm8k, prompt, reasoning_gym, tool_turns, toolbox, turn_tools
+from gdpo_verl.lab.tasks.generated import draw_of
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
-from gdpo_verl.tasks import bfcl, gsm8k, prompt, reasoning_gym, tool_turns, toolbox, turn_tools
-from gdpo_verl.tasks.generated import draw_of
 
 _TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
 _AROUND_SUM = reasoning_gym.QUESTION.partition("{}")[::2]

@@ -16,10 +16,10 @@ from matplotlib.font_manager import fontManager
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
-from gdpo_verl.rundir.metrics import Series
-from gdpo_verl.rundir.run import Run
+from gdpo_verl.lab.report.recipes import Recipe
+from gdpo_verl.lab.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
+from gdpo_verl.lab.rundir.metrics import Series
+from gdpo_verl.lab.rundir.run import Run
 
 _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
 # For names in characters that matplotlib's own font lacks; it would warn of each family missing.

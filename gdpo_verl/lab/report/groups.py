@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.distinct import levels
-from gdpo_verl.rundir.dumps import (
+from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
     Row,
@@ -23,7 +23,7 @@ from gdpo_verl.rundir.dumps import (
     shorten,
     variant_of,
 )
-from gdpo_verl.rundir.metrics import is_number
+from gdpo_verl.lab.rundir.metrics import is_number
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its

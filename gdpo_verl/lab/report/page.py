@@ -14,23 +14,23 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gdpo_verl.files import write_text
-from gdpo_verl.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
-from gdpo_verl.report.panels import collapse_panels, component_panels, training_panels
-from gdpo_verl.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
-from gdpo_verl.report.samples import choose_samples
-from gdpo_verl.report.summary import mixed_versions, summarise_run
-from gdpo_verl.report.survey import browser_data, find_collapse, read_dumps
-from gdpo_verl.report.tables import (
+from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
+from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
+from gdpo_verl.lab.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
+from gdpo_verl.lab.report.samples import choose_samples
+from gdpo_verl.lab.report.summary import mixed_versions, summarise_run
+from gdpo_verl.lab.report.survey import browser_data, find_collapse, read_dumps
+from gdpo_verl.lab.report.tables import (
     markdown,
     quantities,
     recipe_table,
     summary_table,
     to_markdown,
 )
-from gdpo_verl.rundir.alerts import MANY_STEPS, THRESHOLDS
-from gdpo_verl.rundir.metrics import RunError
-from gdpo_verl.rundir.run import Run, find_runs, is_running, read_run
+from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
+from gdpo_verl.lab.rundir.metrics import RunError
+from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
     templates = Environment(
-        loader=PackageLoader("gdpo_verl.report", "."),
+        loader=PackageLoader("gdpo_verl.lab.report", "."),
         autoescape=True,
         undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
         trim_blocks=True,

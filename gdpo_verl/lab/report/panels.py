@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from gdpo_verl.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
-from gdpo_verl.report.recipes import Recipe
-from gdpo_verl.report.tables import seconds_by_phase
-from gdpo_verl.rundir.run import Run
+from gdpo_verl.lab.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
+from gdpo_verl.lab.report.recipes import Recipe
+from gdpo_verl.lab.report.tables import seconds_by_phase
+from gdpo_verl.lab.rundir.run import Run
 
 _MARKERS = "oDs^vP"
 _KL = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.rundir.run import Run, flattened
+from gdpo_verl.lab.rundir.run import Run, flattened
 
 MOST_DIFFERENCES = 60
 # What a run is called and where it writes.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_verl.report.groups import TEXT_CHARACTERS, prompt_digest
-from gdpo_verl.rundir.dumps import Row, read_rows, short_prompt, shorten
-from gdpo_verl.rundir.metrics import is_number
-from gdpo_verl.rundir.run import Run
+from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
+from gdpo_verl.lab.rundir.dumps import Row, read_rows, short_prompt, shorten
+from gdpo_verl.lab.rundir.metrics import is_number
+from gdpo_verl.lab.rundir.run import Run
 
 MOST = 4000
 CHANGED, UNCHANGED = 4, 2

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
-from gdpo_verl.report.groups import Vector
-from gdpo_verl.report.survey import RunDumps, find_collapse
-from gdpo_verl.rundir.alerts import Alert, find_alerts
-from gdpo_verl.rundir.metrics import Series
-from gdpo_verl.rundir.run import Run
+from gdpo_verl.lab.report.groups import Vector
+from gdpo_verl.lab.report.survey import RunDumps, find_collapse
+from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
+from gdpo_verl.lab.rundir.metrics import Series
+from gdpo_verl.lab.rundir.run import Run
 
 # A component's logged steps that a trend needs: fewer say nothing against noise.
 _FEWEST = 8

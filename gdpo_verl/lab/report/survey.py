@@ -10,9 +10,9 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from gdpo_verl.report.groups import DumpSummary, RewardPattern, read_step
-from gdpo_verl.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
-from gdpo_verl.rundir.run import Run
+from gdpo_verl.lab.report.groups import DumpSummary, RewardPattern, read_step
+from gdpo_verl.lab.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
+from gdpo_verl.lab.rundir.run import Run
 
 # Steps in the page's browser, of all runs together.
 PAGE_STEPS = 400

@@ -8,11 +8,11 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from gdpo_verl.report.recipes import NOTHING, Recipe, Row
-from gdpo_verl.report.survey import RunDumps, find_collapse
-from gdpo_verl.rundir.metrics import is_number
-from gdpo_verl.rundir.run import Run
-from gdpo_verl.text import duration
+from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
+from gdpo_verl.lab.report.survey import RunDumps, find_collapse
+from gdpo_verl.lab.rundir.metrics import is_number
+from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.text import duration
 
 _FEW = 5
 _PHASES = 7

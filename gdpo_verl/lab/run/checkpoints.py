@@ -17,7 +17,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.files import write_text
+from gdpo_verl.lab.files import write_text
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(\w+)_world_size_(\d+)_rank_(\d+)\.pt")

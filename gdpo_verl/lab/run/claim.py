@@ -13,8 +13,8 @@ from typing import Any, TextIO
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl import __version__
-from gdpo_verl.run import checkpoints
-from gdpo_verl.run.composition import SOURCES, changed_science, named
+from gdpo_verl.lab.run import checkpoints
+from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20

@@ -1,6 +1,6 @@
 """Ask the nodes of a Ray cluster whether a training would find its software and files there.
 
-`gdpo_verl.run.submit` sends this one file with the job, and it runs there before the training:
+`gdpo_verl.lab.run.submit` sends this one file with the job, and it runs there before the training:
 ``python3 -m cluster_nodes EXPECTED [KEY=PATH ...]``. So it imports nothing of gdpo-verl, which may
 be missing.
 """

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.rundir.run import flattened
-from gdpo_verl.text import did_you_mean
+from gdpo_verl.lab.rundir.run import flattened
+from gdpo_verl.names import did_you_mean
 
 # Keys that may change between two starts of a run. The rest decides what is learned.
 NOT_SCIENCE = (

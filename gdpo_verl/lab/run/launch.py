@@ -3,7 +3,7 @@
 RUN/launch.json   recipe, overrides, and what the local files that are learned from hold
 RUN/train.log     everything that verl, Ray and vLLM print
 RUN/config.yaml   the composed configuration (Hydra's); another start may change what is not science
-                  (`gdpo_verl.run.composition.NOT_SCIENCE`) and is refused otherwise
+                  (`gdpo_verl.lab.run.composition.NOT_SCIENCE`) and is refused otherwise
 RUN/metrics.jsonl, RUN/rollouts/, RUN/validation/, RUN/checkpoints/
 RUN/done          the training came to its end
 """
@@ -23,13 +23,19 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl import deaths
-from gdpo_verl.run import checkpoints, cpu_settings, memory, preflight, processes
-from gdpo_verl.run.claim import is_finished, lock_run
-from gdpo_verl.run.composition import compose, recipes_directory, search_path
-from gdpo_verl.run.progress import follow
-from gdpo_verl.rundir.metrics import METRICS, only_validation, parse_metrics_line, set_aside_metrics
-from gdpo_verl.start import check_model, joins_cluster
+from gdpo_verl.cpu import settings as cpu_settings
+from gdpo_verl.lab.run import checkpoints, memory, preflight, processes
+from gdpo_verl.lab.run.claim import is_finished, lock_run
+from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
+from gdpo_verl.lab.run.progress import follow
+from gdpo_verl.lab.rundir.metrics import (
+    METRICS,
+    only_validation,
+    parse_metrics_line,
+    set_aside_metrics,
+)
+from gdpo_verl.plugin import deaths
+from gdpo_verl.plugin.model import check_model, joins_cluster
 
 _PER_NODE = (
     "reward.num_workers",

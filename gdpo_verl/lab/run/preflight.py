@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.tasks.catalog import prepare_command_of
-from gdpo_verl.text import VLLM
+from gdpo_verl.lab.tasks.catalog import prepare_command_of
+from gdpo_verl.lab.text import VLLM
 
 
 def check_machine(config: Any) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 
-from gdpo_verl.deaths import plain
-from gdpo_verl.rundir.alerts import MANY_STEPS, find_alerts
-from gdpo_verl.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
-from gdpo_verl.text import duration
+from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
+from gdpo_verl.lab.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
+from gdpo_verl.lab.text import duration
+from gdpo_verl.plugin.deaths import plain
 
 POLL_SECONDS = 1.0
 PHASE_EVERY_SECONDS = 60.0
@@ -35,7 +35,7 @@ def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: 
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
-    ("dead"). Before the first step a line a phase and minute. Alerts (`gdpo_verl.rundir.alerts`)
+    ("dead"). Before the first step a line a phase and minute. Alerts (`gdpo_verl.lab.rundir.alerts`)
     and the plug-in's warnings get one line each, once.
 
     Args:

@@ -2,7 +2,7 @@
 
 The job is the same ``gdpo-verl train`` that runs on one machine, on the cluster's head node unless
 the driver reserves something, after the nodes have been asked for their versions and for the files
-(`gdpo_verl.run.cluster_nodes`).
+(`gdpo_verl.lab.run.cluster_nodes`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from gdpo_verl import __version__
-from gdpo_verl.run import cluster_nodes, composition, launch
-from gdpo_verl.start import check_model
+from gdpo_verl.lab.run import cluster_nodes, composition, launch
+from gdpo_verl.plugin.model import check_model
 
 # The hardware recipes may say how many devices their Ray has; here `ray start` did.
 _EXISTING_CLUSTER = [
@@ -93,7 +93,7 @@ def submit(
     # By this name a system without an environment has a Python too, which can say so.
     place = [f"--config-dir={config_dir}"] if config_dir else []
     check = ["python3", "-m", "cluster_nodes", __version__, *files, *place]
-    train = ["python3", "-m", "gdpo_verl.cli", "train", recipe, "--run", str(run), *place]
+    train = ["python3", "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run), *place]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
     # The trainer's process does not inherit the driver's environment, from which it would have it.

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gdpo_verl.rundir.row_key import uid_of
+from gdpo_verl.plugin.row_key import uid_of
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.dumps import parse_json
 
 METRICS = "metrics.jsonl"
 STATE = "trainer_state.json"

@@ -1,6 +1,6 @@
 """One training as its run directory tells it: metrics, dumps, configuration.
 
-RUN/metrics.jsonl            or what else `gdpo_verl.rundir.metrics` can read
+RUN/metrics.jsonl            or what else `gdpo_verl.lab.rundir.metrics` can read
 RUN/rollouts/<step>.jsonl    trainer.rollout_data_dir
 RUN/validation/<step>.jsonl  trainer.validation_data_dir; step 0 is before training
 RUN/config.yaml              the resolved configuration
@@ -25,8 +25,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.rundir.dumps import parse_json
-from gdpo_verl.rundir.metrics import (
+from gdpo_verl.lab.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.metrics import (
     METRICS,
     STATE,
     Metrics,

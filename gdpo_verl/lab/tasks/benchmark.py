@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gdpo_verl.files import sha256
-from gdpo_verl.tasks import catalog
-from gdpo_verl.tasks.rows import chat_text, check_messages, text_of
-from gdpo_verl.text import did_you_mean
+from gdpo_verl.lab.files import sha256
+from gdpo_verl.lab.tasks import catalog
+from gdpo_verl.lab.tasks.rows import chat_text, check_messages, text_of
+from gdpo_verl.names import did_you_mean
 
 ACCURACY = "accuracy"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gdpo_verl.tasks.rows import (
+from gdpo_verl.lab.tasks.rows import (
     BadRow,
     OtherTask,
     PromptLength,
@@ -23,7 +23,7 @@ from gdpo_verl.tasks.rows import (
     check_messages,
     write_dataset,
 )
-from gdpo_verl.tasks.source import Record, RecordSource
+from gdpo_verl.lab.tasks.source import Record, RecordSource
 
 VALIDATION_ROWS = 512
 """Rows held out where the source has a training split alone; at most a tenth of it."""

@@ -15,7 +15,9 @@ from typing import Any, Literal
 class Task:
     """A task's rows and its benchmark."""
 
-    module: str  # in `gdpo_verl.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare
+    module: (
+        str  # in `gdpo_verl.lab.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare
+    )
     max_prompt_length: int | None = None  # the recipe's, in tokens; None where there are no rows
     benchmark: str | None = None  # module and class
     # Where rows come from: the hub, ``--from`` alone, here, or either of the last two.
@@ -90,7 +92,7 @@ def prepare(
     elif shots:
         raise ValueError(f"--shots: expected 0, found {shots}: {name} has no worked examples")
     if model is not None:
-        from gdpo_verl.tasks.rows import PromptLength
+        from gdpo_verl.lab.tasks.rows import PromptLength
 
         most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
         options["length"] = PromptLength(model, most or 0)
@@ -138,4 +140,4 @@ def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[st
 
 def load_module(name: str) -> Any:
     """Import a module of this package, when it is wanted: each needs other packages."""
-    return importlib.import_module(f"gdpo_verl.tasks.{name}")
+    return importlib.import_module(f"gdpo_verl.lab.tasks.{name}")

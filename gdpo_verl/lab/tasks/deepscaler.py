@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.tasks.build import build
+from gdpo_verl.lab.tasks.rows import Row, make_row, text_of
+from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards.math_length import parse_ground_truth
-from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import Row, make_row, text_of
-from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "deepscaler"
 HUB_ID = "agentica-org/DeepScaleR-Preview-Dataset"

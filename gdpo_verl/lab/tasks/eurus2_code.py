@@ -13,13 +13,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gdpo_verl.lab.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
+from gdpo_verl.lab.tasks.build import build
+from gdpo_verl.lab.tasks.rows import BadRow, OtherTask, Row, check_messages, make_row, text_of
+from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards import code
 from gdpo_verl.rewards.code import parse_ground_truth
 from gdpo_verl.sandbox import best_protection
-from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
-from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import BadRow, OtherTask, Row, check_messages, make_row, text_of
-from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "eurus2-code"
 HUB_ID = "PRIME-RL/Eurus-2-RL-Data"

@@ -2,7 +2,7 @@
 
 from verl.tools.function_tool import function_tool
 
-from gdpo_verl.tasks.turn_tools import TOOLS, guarded
+from gdpo_verl.lab.tasks.turn_tools import TOOLS, guarded
 
 for tool in TOOLS.values():
     function_tool(guarded(tool))

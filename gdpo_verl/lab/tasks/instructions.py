@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.tasks import generated
+from gdpo_verl.lab.tasks.build import build
+from gdpo_verl.lab.tasks.rows import BadRow, Row, check_messages, make_row, text_of
+from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards import instructions as rewards
-from gdpo_verl.tasks import generated
-from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import BadRow, Row, check_messages, make_row, text_of
-from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "instructions"
 TOPICS = (

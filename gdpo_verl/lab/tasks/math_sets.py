@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
+from gdpo_verl.lab.tasks.build import Splits, build
+from gdpo_verl.lab.tasks.deepscaler import REQUEST
+from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row, text_of
+from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import parse_ground_truth
-from gdpo_verl.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
-from gdpo_verl.tasks.build import Splits, build
-from gdpo_verl.tasks.deepscaler import REQUEST
-from gdpo_verl.tasks.rows import BadRow, Row, make_row, text_of
-from gdpo_verl.tasks.source import Record, open_source
 
 # Where each is published: its id on the hub, and the configuration where there are several.
 SETS: dict[str, tuple[str, str | None]] = {

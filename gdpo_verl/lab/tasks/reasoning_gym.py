@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.tasks import generated, gsm8k
+from gdpo_verl.lab.tasks import generated, gsm8k
 
 DATA_SOURCE = "reasoning-gym"
 SHORT, WORDS = "short-sums", "gsm-symbolic"

@@ -13,10 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.tasks.build import build
+from gdpo_verl.lab.tasks.rows import BadRow, Row, check_messages, make_row, text_of
+from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards.tool_call import parse_ground_truth
-from gdpo_verl.tasks.build import build
-from gdpo_verl.tasks.rows import BadRow, Row, check_messages, make_row, text_of
-from gdpo_verl.tasks.source import Record, open_source
 
 DATA_SOURCE = "rlla"
 ABOUT = {

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from jinja2 import TemplateError
 
 import gdpo_verl
-from gdpo_verl.files import replacing, sha256
-from gdpo_verl.text import first_line
+from gdpo_verl.lab.files import replacing, sha256
+from gdpo_verl.lab.text import first_line
 
 PROVENANCE = "provenance.json"
 _BATCH = 1000  # rows at once: an Arrow array of text ends at 2 GiB

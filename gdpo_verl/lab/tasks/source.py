@@ -18,8 +18,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gdpo_verl.files import sha256
-from gdpo_verl.text import first_line
+from gdpo_verl.lab.files import sha256
+from gdpo_verl.lab.text import first_line
 
 _BATCH = 256  # rows held at a time; one programming task may carry megabytes of tests
 

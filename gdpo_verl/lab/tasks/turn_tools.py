@@ -129,7 +129,7 @@ def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
     return text.encode(errors="backslashreplace").decode(), outcome
 
 
-_pool = DeadlinePool("gdpo_verl.tasks.turn_tools", size=2)  # calls at once, of a rollout worker
+_pool = DeadlinePool("gdpo_verl.lab.tasks.turn_tools", size=2)  # calls at once, of a rollout worker
 
 if __name__ == "__main__":
     serve(run)

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from gdpo_verl.tasks import prompt
-from gdpo_verl.tasks.rows import BadRow, PromptLength, Row, make_row, write_dataset
+from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks.rows import BadRow, PromptLength, Row, make_row, write_dataset
 
 DATA_SOURCE = "bfcl"
 REQUIREMENT = "bfcl-eval==2026.3.23"

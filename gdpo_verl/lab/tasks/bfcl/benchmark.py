@@ -17,12 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gdpo_verl.files import sha256
-from gdpo_verl.rewards.parse_error import ParseError
-from gdpo_verl.rewards.thought import assistant_text
-from gdpo_verl.rewards.tool_text import read
-from gdpo_verl.tasks import bfcl, prompt
-from gdpo_verl.tasks.benchmark import (
+from gdpo_verl.lab.files import sha256
+from gdpo_verl.lab.tasks import bfcl, prompt
+from gdpo_verl.lab.tasks.benchmark import (
     ACCURACY,
     Ask,
     Averages,
@@ -37,9 +34,12 @@ from gdpo_verl.tasks.benchmark import (
     read_rows,
     shared_by,
 )
+from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import read
 
 if TYPE_CHECKING:
-    from gdpo_verl.tasks.bfcl.handler import Handler
+    from gdpo_verl.lab.tasks.bfcl.handler import Handler
 
 SIMPLE = ("simple_python", "simple_java", "simple_javascript")
 NON_LIVE = (*SIMPLE, "multiple", "parallel", "parallel_multiple", "irrelevance")
@@ -72,7 +72,7 @@ class Bfcl(Benchmark):
     )
 
     def load(self, data: str | None) -> Questions:
-        from gdpo_verl.tasks.bfcl import handler
+        from gdpo_verl.lab.tasks.bfcl import handler
 
         self.bfcl = handler
         found: tuple[prompt.PromptFrame, str] | None = shared_by(

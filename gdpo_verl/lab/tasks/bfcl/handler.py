@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from gdpo_verl.lab.tasks import bfcl, prompt
+from gdpo_verl.lab.tasks.benchmark import Ask, ModelAnswer
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
-from gdpo_verl.tasks import bfcl, prompt
-from gdpo_verl.tasks.benchmark import Ask, ModelAnswer
 
 MOST_DIGITS = 10_000
 """The largest exponent and precision with which the simulated calculator computes here; with any
