@@ -110,9 +110,8 @@ def test_without_its_package_a_task_names_the_command_that_installs_it(
 
 def test_importing_the_data_package_imports_neither_torch_nor_verl():
     code = (
-        "import sys, gdpo_verl.lab.tasks.toolbox, gdpo_verl.lab.tasks.bfcl, gdpo_verl.lab.tasks.rlla; "
-        "import gdpo_verl.lab.tasks.gsm8k, gdpo_verl.lab.tasks.deepscaler, gdpo_verl.lab.tasks.eurus2_code; "
-        "import gdpo_verl.lab.tasks.tool_turns; "
+        "import sys; from gdpo_verl.lab.tasks import "
+        "bfcl, deepscaler, eurus2_code, gsm8k, rlla, tool_turns, toolbox; "
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", code]

@@ -33,7 +33,7 @@ def computed(config: Any, **components: Any) -> torch.Tensor:
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-    import gdpo_verl.plugin  # noqa: F401  registers, where the tests run without verl's plug-ins
+    import gdpo_verl.plugin.entry  # noqa: F401  registers, where the tests run without verl's plug-ins
 
     arrays = {"uid": np.array(UIDS, dtype=object)}
     arrays |= {key: np.array(value, dtype=object) for key, value in components.items()}

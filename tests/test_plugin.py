@@ -73,7 +73,8 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
     # Importing verl loads the plug-in and nothing that it defers.
-    own = ["gdpo_verl", "gdpo_verl.cpu", "gdpo_verl.plugin.hooks", "gdpo_verl.plugin"]
+    inner = ("cpu", "cpu.entry", "plugin", "plugin.entry", "plugin.hooks")
+    own = ["gdpo_verl", *(f"gdpo_verl.{name}" for name in inner)]
     assert (with_plugin.pop("with verl"), without.pop("with verl")) == (own, [])
     assert with_plugin.pop("gdpo") == "gdpo_verl.plugin.estimator"
     assert without.pop("gdpo") == "verl.trainer.ppo.core_algos"

@@ -76,7 +76,7 @@ def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
 
 
 def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
-    import gdpo_verl.plugin  # noqa: F401  its handler writes the line
+    import gdpo_verl.plugin.entry  # noqa: F401  its handler writes the line
 
     handlers = logging.getLogger("gdpo_verl").handlers
     handler = next(each for each in handlers if "gdpo-verl" in str(each.formatter._fmt))

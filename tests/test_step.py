@@ -155,7 +155,7 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
 def test_metrics_of_mini_batches_are_those_of_all_their_rows() -> None:
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
-    import gdpo_verl.plugin  # noqa: F401  where the tests run without verl's plug-ins
+    import gdpo_verl.plugin.entry  # noqa: F401  where the tests run without verl's plug-ins
 
     # In the second one a session is not scored for correctness, and a code is new.
     seam, aggregator = seam_of("grpo", dump=False), MetricsAggregator()

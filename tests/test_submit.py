@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import gdpo_verl
 from gdpo_verl import __version__
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.run import cluster_nodes, submit
@@ -79,7 +80,7 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(
         sent = json.loads(command[command.index("--runtime-env-json") + 1])
         check, package, metadata = map(Path, sent["py_modules"])
         assert (check / "__main__.py").read_text() == Path(cluster_nodes.__file__).read_text()
-        here = Path(submit.__file__).parents[1]
+        here = Path(gdpo_verl.__file__).parent
         sources = {file.relative_to(here) for file in here.rglob("*.py")}
         assert sources <= {file.relative_to(package) for file in package.rglob("*.py")}
         assert (package / "recipes" / "toolbox" / "gdpo.yaml").exists()

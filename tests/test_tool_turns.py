@@ -91,7 +91,7 @@ def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is
 ) -> None:
     (tmp_path / "users_tools.py").write_text(USERS_TOOLS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(turn_tools.__file__).parents[2]}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(turn_tools.__file__).parents[3]}")
     pool = DeadlinePool("gdpo_verl.lab.tasks.turn_tools", size=1)
     monkeypatch.setattr(turn_tools, "_pool", pool)
     import users_tools

@@ -253,7 +253,7 @@ def test_without_a_seam_verls_method_gets_what_it_was_given(method: Callable) ->
 def test_installed_is_what_the_trainers_base_class_and_its_module_call() -> None:
     from verl.trainer.ppo.v1 import PPOTrainer, trainer_base, utils
 
-    import gdpo_verl.plugin  # noqa: F401  where the tests run without verl's plug-ins
+    import gdpo_verl.plugin.entry  # noqa: F401  where the tests run without verl's plug-ins
 
     for name in METHODS:
         assert hasattr(getattr(PPOTrainer, name), "__wrapped__"), name

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.cpu.settings import multiplies_bfloat16
 from gdpo_verl.plugin.model import is_lora
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
@@ -83,6 +82,14 @@ def memory() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     written = limit.read_text().strip() if limit.exists() else "max"
     return min(total, int(written)) if written.isdecimal() else total
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor multiplies in bfloat16; else float32 is faster."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _weights(model: Mapping[str, Any]) -> int:

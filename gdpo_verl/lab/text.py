@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -19,12 +17,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         cells = [value.rjust(width) for value, width in zip(values, others, strict=True)]
         lines.append("   ".join([label.ljust(first), *cells]))
     return lines
-
-
-def did_you_mean(word: Any, known: Iterable[Any]) -> str:
-    """' Did you mean …?' when a known word is close, else the empty string."""
-    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def seconds_text(seconds: float) -> str:

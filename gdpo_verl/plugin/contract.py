@@ -1,6 +1,6 @@
 """The parts of verl that the plug-in wraps or calls, held against the verl that is installed.
 
-One table; a verl that fits it is supported, whatever its version (`gdpo_verl.plugin.upstream` compares).
+One table; a verl that fits it is supported, whatever its version (`plugin.upstream` compares).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Name the process of a training that died, from the text that Ray prints of it.
 
 The running trainer describes an exception of Ray's with it (`gdpo_verl.plugin.liveness`), the
-launcher a log (`gdpo_verl.lab.run.launch`). Where nothing here matches, the log's last error is shown.
+launcher a log. Where nothing here matches, the log's last error is shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training's start: which Ray it joins, whether its model loads, what its processor can do."""
+"""The model of a training: whether it loads, and what of it is trained."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
             )
 
 
+def is_lora(config: Any) -> bool:
+    """Recognise LoRA, which trains adapters in place of the weights."""
+    model = config.actor_rollout_ref.model
+    return bool(model.lora_rank or model.get("lora_adapter_path"))
+
+
 def _fault(path: str, elsewhere: bool) -> str | None:
     """The end of a sentence on a path that names no model; None where it names one."""
     whole = os.path.expanduser(path)
@@ -87,11 +93,3 @@ def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
         return f", and the hub gives none to this machine ({type(error).__name__})"
     except Exception:  # out of reach
         return unknown
-
-
-def multiplies_bfloat16() -> bool:
-    """Return whether this processor multiplies in bfloat16; else float32 is faster."""
-    import torch
-
-    able = torch.cpu.get_capabilities()
-    return any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -33,7 +33,7 @@ SCORE_TOLERANCE = 1e-4
 # Files that are not the user's in a traceback.
 LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(__file__).parents[1] / room) for room in ("plugin", "check_reward")),
+    *(str(Path(__file__).parents[1] / room) for room in ("plugin", "lab")),
 )
 
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from gdpo_verl.lab.text import first_line
 from gdpo_verl.names import did_you_mean
 
 JUDGE = "reward.custom_reward_function.reward_kwargs.judge"
@@ -141,7 +140,8 @@ class Judge:
                     asked = self._client.post("chat/completions", json=body)
                     reply = await asyncio.wait_for(asked, self.seconds)
             except (asyncio.TimeoutError, httpx.HTTPError) as failure:
-                error = f"no answer from {self.url} within {self.seconds} s: {first_line(failure)}"
+                reason = str(failure) or type(failure).__name__
+                error = f"no answer from {self.url} within {self.seconds} s: {reason}"
                 continue
             error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):

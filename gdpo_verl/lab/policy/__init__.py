@@ -1,7 +1,7 @@
 """Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
 
 A Qwen2 of about a million parameters with its own tokenizer, trained from random weights on
-flawed demonstrations (`gdpo_verl.lab.policy.demonstrations`). It ends where reinforcement learning is
+flawed demonstrations (`policy.demonstrations`). It ends where reinforcement learning is
 interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
 footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
 A pretrained model with its own tokenizer can take its place, where minutes on two cores are enough.

@@ -31,7 +31,7 @@ def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
     if found["verl"]:
         import verl  # noqa: F401  it loads its plug-ins, or passes over one that raises
 
-        found["loaded"] = "gdpo_verl.plugin" in sys.modules
+        found["loaded"] = "gdpo_verl.plugin.entry" in sys.modules
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 
+import gdpo_verl
 from gdpo_verl.cpu import settings as cpu_settings
 from gdpo_verl.lab.run import checkpoints, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
@@ -233,8 +234,10 @@ def composed(
         chosen[attention] = "flash_attention_2"
     tools = OmegaConf.select(config, _TOOLS)
     # verl looks for them in this directory, and where verl is installed.
-    if tools and not Path(tools).exists() and (ours := Path(__file__).parents[2] / tools).exists():
-        chosen[_TOOLS] = quoted(ours)
+    if tools and not Path(tools).exists():
+        ours = Path(gdpo_verl.__file__).parents[1] / tools
+        if ours.exists():
+            chosen[_TOOLS] = quoted(ours)
     if config.trainer.nnodes > 1:
         chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from gdpo_verl.plugin.model import is_lora
+
 _REMEDIES = {
     r"CUDA out of memory": (
         "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu where it was in an update, "
@@ -88,12 +90,6 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
     fused = ", never all at once by use_fused_kernels" if model.use_fused_kernels else ""
     what = f"logits of one micro-batch, {tokens:,} tokens by actor_rollout_ref.{key}_per_gpu{fused}"
     yield what, tokens * shape.vocabulary * 4
-
-
-def is_lora(config: Any) -> bool:
-    """Recognise LoRA, which trains adapters in place of the weights."""
-    model = config.actor_rollout_ref.model
-    return bool(model.lora_rank or model.get("lora_adapter_path"))
 
 
 def _bytes(dtype: str) -> int:

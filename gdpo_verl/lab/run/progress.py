@@ -27,7 +27,7 @@ _PHASES = (
 )
 _MEAN = re.compile(r"rewards/(.+)/mean")
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
-# As `gdpo_verl.plugin` writes them.
+# As `gdpo_verl.plugin.entry` writes them.
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
 
 
@@ -35,8 +35,8 @@ def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: 
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
-    ("dead"). Before the first step a line a phase and minute. Alerts (`gdpo_verl.lab.rundir.alerts`)
-    and the plug-in's warnings get one line each, once.
+    ("dead"). Before the first step a line a phase and minute. The plug-in's warnings and alerts
+    (`gdpo_verl.lab.rundir.alerts`) get one line each, once.
 
     Args:
       run: the run directory, without metrics of an earlier launch.

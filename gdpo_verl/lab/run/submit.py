@@ -20,6 +20,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+import gdpo_verl
 from gdpo_verl import __version__
 from gdpo_verl.lab.run import cluster_nodes, composition, launch
 from gdpo_verl.plugin.model import check_model
@@ -173,7 +174,7 @@ def _modules(stage: Path, upload: bool) -> list[str]:
     if not upload:
         return [str(check)]
     without_caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(__file__).parents[1], package, ignore=without_caches)
+    shutil.copytree(Path(gdpo_verl.__file__).parent, package, ignore=without_caches)
     # In a checkout the recipes are beside the package.
     recipes = composition.recipes_directory()
     shutil.copytree(recipes, package / "recipes", ignore=without_caches, dirs_exist_ok=True)

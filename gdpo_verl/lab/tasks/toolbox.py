@@ -179,7 +179,7 @@ QUESTIONS = 256  # as many as `prepare toolbox` holds out
 
 
 class Toolbox(Benchmark):
-    """Held-out questions of `gdpo_verl.lab.tasks.toolbox`; those of `prepare toolbox` by default."""
+    """Held-out questions of the toolbox; those of `gdpo-verl prepare toolbox` by default."""
 
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=48)
 

@@ -1,0 +1,150 @@
+"""The entry point in verl's group `verl.plugins`: what is registered, and when.
+
+verl loads it in each of its processes, so it imports next to nothing; each registration
+waits until verl itself imports the module concerned.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from gdpo_verl import __version__
+from gdpo_verl.plugin.hooks import Hook, when_imported, wrap
+
+
+def _log_to_stderr() -> None:
+    """Give our loggers a handler, as verl gives its own (verl/utils/logging_utils.py).
+
+    In a process with vLLM its dependency model_hosting_container_standards sets the root logger and
+    the root's handlers to ERROR, and a warning that goes there is lost.
+    """
+    ours = logging.getLogger("gdpo_verl")
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:gdpo-verl: %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.WARNING)
+        ours.propagate = False
+
+
+def _on_supported_verl(hook: Hook) -> Hook:
+    def supported(module: Any) -> None:
+        from gdpo_verl.plugin import contract
+
+        if contract.first_violation() is None:
+            hook(module)
+
+    return supported
+
+
+@when_imported("verl.trainer.ppo.core_algos")
+def _register_estimator(core_algos: Any) -> None:
+    from gdpo_verl.plugin import contract, estimator
+
+    # register_adv_est refuses a second "gdpo" (core_algos.py), hence the assignment.
+    reason = contract.first_violation()
+    core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = (
+        estimator.gdpo if reason is None else estimator.unsupported(reason)
+    )
+
+
+@when_imported("verl.utils.config")
+def _check_before_ray_starts(config_module: Any) -> None:
+    def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        from importlib.metadata import version
+
+        from gdpo_verl.plugin import validation
+
+        if validation.uses_plugin(config):
+            validation.check_run(config)
+        if validation.is_gdpo(config):
+            # Not logged: verl's root logger shows nothing below WARNING.
+            sys.stderr.write(
+                f"gdpo-verl {__version__}: estimator 'gdpo' in place of verl {version('verl')}'s "
+                "own; components, metrics and dumps through its PPO trainers\n"
+            )
+        return original(config, *args, **kwargs)
+
+    wrap(config_module, "validate_config", validate_config)
+
+
+@when_imported("verl.trainer.main_ppo")
+def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
+    # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
+    # fully_async does not, and calls this.
+    def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        from gdpo_verl.plugin import validation
+
+        if validation.uses_plugin(config):
+            validation.check_settings(config)
+        return original(config, *args, **kwargs)
+
+    wrap(main_ppo, "run_ppo", run_ppo)
+
+
+@when_imported("verl.trainer.ppo.v1")
+@_on_supported_verl
+def _wrap_default_trainer(v1: Any) -> None:
+    from gdpo_verl.plugin import trainer
+
+    trainer.install(v1)
+
+
+@when_imported("verl.trainer.ppo.v1.agent_loop_tq")
+@_on_supported_verl
+def _record_session_errors(agent_loop_tq: Any) -> None:
+    from gdpo_verl.plugin import replay_buffer
+
+    replay_buffer.record_errors(agent_loop_tq)
+
+
+@when_imported("verl.trainer.ppo.ray_trainer")
+@_on_supported_verl
+def _wrap_legacy_trainer(ray_trainer: Any) -> None:
+    from gdpo_verl.plugin import legacy
+
+    wrap(ray_trainer.RayPPOTrainer, "__init__", legacy.init)
+
+
+@when_imported("verl.experimental.separation.ray_trainer")
+@_on_supported_verl
+def _wrap_separate_trainers(ray_trainer: Any) -> None:
+    from gdpo_verl.plugin import legacy
+
+    # fully_async calls no constructor of RayPPOTrainer.
+    wrap(ray_trainer.SeparateRayPPOTrainer, "_fit_compute_advantage", legacy.before_advantage)
+
+
+@when_imported("verl.trainer.ppo.metric_utils")
+@_on_supported_verl
+def _add_metrics_without_queue(metric_utils: Any) -> None:
+    def compute(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        from gdpo_verl.plugin import legacy
+
+        return original(batch, *args, **kwargs) | legacy.metrics_of(batch)
+
+    wrap(metric_utils, "compute_data_metrics", compute)
+
+
+@when_imported("verl.workers.engine_workers")
+def _share_prompts(engine_workers: Any) -> None:
+    def init_model(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(worker, *args, **kwargs)
+        if worker.config.actor.get("use_prefix_grouper", False):
+            from gdpo_verl.plugin import shared_prompts
+
+            shared_prompts.share(worker)
+        return result
+
+    wrap(engine_workers.ActorRolloutRefWorker, "init_model", init_model)
+
+
+@when_imported("verl.experimental.reward_loop.reward_manager")
+@_on_supported_verl
+def _register_reward_manager(_: Any) -> None:
+    import gdpo_verl.plugin.reward_manager  # noqa: F401  it registers itself
+
+
+_log_to_stderr()

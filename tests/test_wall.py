@@ -1,0 +1,101 @@
+"""The house: rooms in order, a wall before the laboratory, no circle of files (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import gdpo_verl
+
+ROOT = Path(gdpo_verl.__file__).parent
+FILES = [path for path in ROOT.rglob("*.py") if "recipes" not in path.parts]
+
+# A room imports from itself and from rooms before it. The last one is the laboratory.
+ROOMS = (
+    "names",
+    "distinct",
+    "conformance",
+    "advantage",
+    "sandbox",
+    "rewards",
+    "config",
+    "diagnostics",
+    "reward_dicts",
+    "plugin",
+    "cpu",
+    "trl",
+    "lab",
+)
+PURE = ROOMS[: ROOMS.index("plugin")]
+STACK = {"hydra", "ray", "transfer_queue", "verl", "vllm"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that the file imports, at its top or in a function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(path: Path) -> Iterator[str]:
+    for name in imports(path):
+        package, *inner = name.split(".")
+        if package == "gdpo_verl" and inner and inner[0] in ROOMS:
+            yield inner[0]
+
+
+def test_each_file_is_in_a_room() -> None:
+    assert {room_of(path) for path in FILES} == {*ROOMS, "__init__"}
+
+
+def test_no_room_imports_from_a_later_one() -> None:
+    place = {room: number for number, room in enumerate(ROOMS)}
+    # The package itself hands out the public functions when they are asked for.
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {room}"
+        for path in FILES
+        if path != ROOT / "__init__.py"
+        for room in rooms_imported(path)
+        if place[room] > place[room_of(path)]
+    ]
+    assert not wrong
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    module = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in FILES}
+    module |= {name.removesuffix(".__init__"): path for name, path in module.items()}
+
+    def file_of(name: str) -> Path | None:
+        while name and name not in module:
+            name = name.rpartition(".")[0]
+        return module.get(name)
+
+    graph = {path: {file_of(name) for name in imports(path)} - {None, path} for path in FILES}
+    graph[ROOT / "__init__.py"] = set()
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
+
+
+def test_what_runs_outside_verl_knows_nothing_of_the_stack() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in FILES
+        if room_of(path) in PURE
+        for name in imports(path)
+        if name.split(".")[0] in STACK
+    ]
+    assert not wrong
+
+
+def test_conformance_needs_the_standard_library_alone() -> None:
+    known = {*sys.stdlib_module_names, "gdpo_verl"}
+    names = [name for path in FILES if room_of(path) == "conformance" for name in imports(path)]
+    assert {name.split(".")[0] for name in names} <= known
