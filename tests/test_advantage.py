@@ -1,6 +1,7 @@
 """The estimator on numbers worked by hand, and where rounding would look like a signal.
 
-More numbers, of unscored rewards, weights, lengths and units, are vectors (scripts/conformance.py).
+More numbers, of unscored rewards, weights, lengths and units, are vectors
+(scripts/dev/conformance.py).
 
 In the derivations s = 1/sqrt(2): two different rewards in a group of two normalise to ±s,
 whatever they are, because their mean is halfway and their unbiased deviation is |r1 - r2| s.

@@ -12,7 +12,7 @@ import torch
 from waiting import HANGS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+sys.path[:0] = [str(SCRIPTS / "dev"), str(SCRIPTS / "studies")]
 
 import benchmark  # noqa: E402
 import benchmark_training  # noqa: E402
@@ -39,7 +39,7 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
 @pytest.mark.slow
 def test_the_seam_is_timed_on_a_real_queue() -> None:
     process = subprocess.run(
-        [sys.executable, SCRIPTS / "benchmark.py", "seam", "--size", "16x8", "--turns", "2"],
+        [sys.executable, SCRIPTS / "dev/benchmark.py", "seam", "--size", "16x8", "--turns", "2"],
         capture_output=True,
         text=True,
         check=False,

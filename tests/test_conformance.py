@@ -20,7 +20,7 @@ from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.conformance import assert_conforms, check, vectors
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/dev"))
 import conformance  # noqa: E402
 
 PAGE = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")

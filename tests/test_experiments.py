@@ -18,7 +18,7 @@ from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/studies"))
 
 import evidence  # noqa: E402
 import experiment  # noqa: E402
@@ -27,7 +27,7 @@ import page  # noqa: E402
 import variants_study  # noqa: E402
 
 EXPERIMENTS = {
-    name: yaml.safe_load((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"))
+    name: yaml.safe_load((ROOT / f"scripts/studies/{name}.yaml").read_text(encoding="utf-8"))
     for name in ("q1", "q2", "q3", "pretrained")
 }
 ON_CORRECT = {"on": "correctness", "at_least": 1}

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "mutants.py"
+SCRIPT = Path(__file__).parents[1] / "scripts/dev/mutants.py"
 
 SOURCE = '''
 import math

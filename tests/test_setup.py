@@ -250,7 +250,7 @@ def test_a_script_without_an_environment_says_how_to_make_one(tmp_path: Path) ->
 
 def test_no_page_and_no_message_names_a_package_that_is_not_published() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md")]
-    sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").glob("*.sh")]
+    sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").rglob("*.sh")]
     for path in pages + sources:
         found = re.search(r"\binstall (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
         assert not found, f"{path}: {found}"

@@ -1,6 +1,6 @@
 """The variants: by property, against GDPO in their limits, on bad input.
 
-Their digits for the example, worked by hand, are vectors (scripts/conformance.py).
+Their digits for the example, worked by hand, are vectors (scripts/dev/conformance.py).
 
 The example has two groups of four, r1 = 1 0 1 0 | 1 1 0 0 and r2 = 0 0 2 1 | 3 0 0 1. Unbiased
 deviations: r1 1/sqrt(3) in both groups, r2 sqrt(11/12) = .95743 and sqrt(2) = 1.41421; of the

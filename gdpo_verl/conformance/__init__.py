@@ -7,7 +7,7 @@
 vectors.json holds rewards, groups, tokens, weights and settings with the advantages to expect, in
 float64, and what each vector is about; schema.json describes it. A profile names the choices in
 which implementations may differ: the epsilons, where the sum is whitened, and what an unscored
-reward is. scripts/conformance.py writes the file by arithmetic that shares nothing with ours.
+reward is. scripts/dev/conformance.py writes the file by arithmetic that shares nothing with ours.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Measure what our code costs beside the alternative, in turns in the same run.
 
-    OMP_NUM_THREADS=1 python scripts/benchmark.py advantage   # GDPO beside verl's own estimators
-    python scripts/benchmark.py advantage --variants --size 4096x1024x3
-    python scripts/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
-    python scripts/benchmark.py code --answers 100            # a step's rewards, some bad
-    python scripts/benchmark.py slow-answers
+    OMP_NUM_THREADS=1 python scripts/dev/benchmark.py advantage  # beside verl's estimators
+    python scripts/dev/benchmark.py advantage --variants --size 4096x1024x3
+    python scripts/dev/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
+    python scripts/dev/benchmark.py code --answers 100            # a step's rewards, some bad
+    python scripts/dev/benchmark.py slow-answers
 
 Where contenders take turns, each is printed by the clock and by this process' processor time: the
 median, the least, and the ratio to the first line within a turn (median and quartiles) and of the
@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GROUP = 8
 
 

@@ -1,6 +1,6 @@
 """Seconds and tokens of a training step without a GPU: here, in another checkout, and in TRL.
 
-    python scripts/benchmark_training.py [--trl PYTHON] [--against CHECKOUT] [OVERRIDES]
+    python scripts/dev/benchmark_training.py [--trl PYTHON] [--against CHECKOUT] [OVERRIDES]
 
 All train SmolLM2-135M-Instruct in turns on the same sums in the same order with the same rewards:
 8 prompts with 8 answers of at most 48 tokens and one update a step, computed in bfloat16, without
@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 PROMPTS, GROUP, MICRO_BATCH, LONGEST, RATE = 8, 8, 16, 48, 1e-5
 OURS = f"""
 data.train_batch_size={PROMPTS} actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}
@@ -141,7 +141,7 @@ def commands(options: argparse.Namespace, inputs: Path) -> dict[str, list[Any]]:
     if options.against:
         found["other"] = [options.against.resolve() / ".venv/bin/gdpo-verl", *ours, "--run"]
     if options.trl:  # its link is not resolved, or Python would not see its environment
-        script = HERE / "scripts/benchmark_trl.py"
+        script = HERE / "scripts/dev/benchmark_trl.py"
         given = [sums / "train.parquet", model, *TRLS, f"max_steps={options.steps}"]
         found["TRL"] = [options.trl.absolute(), script, *given]
     return found

@@ -1,6 +1,6 @@
 """Train with TRL's GRPOTrainer, for `benchmark_training.py`: in an environment without verl.
 
-    python scripts/benchmark_trl.py SUMS.parquet MODEL [KEY=JSON ...] RUN    # keys of GRPOConfig
+    python scripts/dev/benchmark_trl.py SUMS.parquet MODEL [KEY=JSON ...] RUN  # of GRPOConfig
 
 Writes a line for each step to RUN/metrics.jsonl. The update is all that follows the rewards.
 """
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 # The rewards alone are needed: they import neither verl nor Ray.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 from gdpo_verl.rewards.gsm8k import compute_score
 
 _, sums, model, *settings, run = sys.argv

@@ -1,7 +1,7 @@
 """Work out the advantages in gdpo_verl/conformance/vectors.json, and docs/semantics.md's table.
 
-    python scripts/conformance.py                       # the advantages
-    python scripts/conformance.py --ms-swift WHEEL      # the table, too; beside verl and TRL
+    python scripts/dev/conformance.py                       # the advantages
+    python scripts/dev/conformance.py --ms-swift WHEEL      # the table, too; beside verl and TRL
 
 A new vector goes into the file without `expected`. The arithmetic is that of the paper's equations
 in decimals of 50 digits: it shares nothing with `gdpo_verl.advantage`, and what is nothing in exact
@@ -40,9 +40,10 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from page import ROOT, markdown_table, replace_block
-
 from gdpo_verl.conformance import check
+
+sys.path.append(str(Path(__file__).parents[1] / "studies"))
+from page import ROOT, markdown_table, replace_block
 
 getcontext().prec = 50
 VECTORS = ROOT / "gdpo_verl/conformance/vectors.json"

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Write requirements/*.lock anew from pyproject.toml, for Python 3.10 to 3.12:
 #
-#   scripts/lock.sh              what is locked stays where it still fits
-#   scripts/lock.sh --upgrade    the newest of everything
+#   scripts/dev/lock.sh              what is locked stays where it still fits
+#   scripts/dev/lock.sh --upgrade    the newest of everything
 #
 # cpu.lock and gpu.lock are complete; test.lock and data.lock are what the tests and two of the data
 # sets need on top of either.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 . scripts/environment.sh
 uv=$(command -v uv || echo "$venv/bin/uv")
 
 # compile NAME [OPTIONS]: write requirements/NAME.lock
 compile() {
   "$uv" pip compile pyproject.toml --quiet --universal --python-version 3.10 --no-annotate \
-    --custom-compile-command scripts/lock.sh --output-file "requirements/$1.lock" "${@:2}"
+    --custom-compile-command scripts/dev/lock.sh --output-file "requirements/$1.lock" "${@:2}"
 }
 # without LOCK ...: an option for each package that they hold on every machine
 without() { sed -n 's/^\([a-z0-9.-]*\)==[^;]*$/--no-emit-package=\1/p' "$@" | sort -u; }

@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = {
     path.relative_to(ROOT).as_posix(): f"recipes/{path.parent.name}.md"
     for path in sorted(ROOT.glob("recipes/*/README.md"))

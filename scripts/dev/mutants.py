@@ -1,7 +1,7 @@
 """Change one thing at a time in the modules that compute advantages: does a test notice?
 
-    python scripts/mutants.py                       # every module, 30 mutants each
-    python scripts/mutants.py trainer -n 100 --fast # one module, no tests that start Ray
+    python scripts/dev/mutants.py                       # every module, 30 mutants each
+    python scripts/dev/mutants.py trainer -n 100 --fast # one module, no tests that start Ray
 
 A mutant is a copy of the package with one expression or statement changed. It survives when all
 tests of its module pass on it; those that start Ray are asked only about what the others let
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gdpo_verl"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 OPTIONS = ("-p", "no:cacheprovider", "--hypothesis-seed=0")

@@ -2,14 +2,14 @@
 # Try gdpo-verl with another verl, without a GPU: what of it does not fit, the fast tests of the seam,
 # and a real training of two steps.
 #
-#   scripts/try_verl.sh DIRECTORY                                    a checkout of verl
-#   scripts/try_verl.sh git+https://github.com/verl-project/verl     its main
+#   scripts/dev/try_verl.sh DIRECTORY                                    a checkout of verl
+#   scripts/dev/try_verl.sh git+https://github.com/verl-project/verl     its main
 #
 # In a separate environment (VENV, default .venv-verl), otherwise that of scripts/setup.sh cpu.
 set -euo pipefail
-verl=${1:?usage: scripts/try_verl.sh DIRECTORY or URL}
+verl=${1:?usage: scripts/dev/try_verl.sh DIRECTORY or URL}
 if [ -d "$verl" ]; then verl=$(realpath "$verl"); fi
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 export VENV=${VENV:-$PWD/.venv-verl}
 . scripts/environment.sh
 export VERL_PLATFORM=cpu

@@ -3,18 +3,18 @@
 # has to end the same way. Prints what differs, in the manner of diff; status 1 if anything does.
 #
 #   git clone --depth 1 https://github.com/verl-project/verl CHECKOUT
-#   scripts/verl_tests.sh CHECKOUT [PYTEST-ARGUMENT ...]
+#   scripts/dev/verl_tests.sh CHECKOUT [PYTEST-ARGUMENT ...]
 #
 # Of the checkout only the tests are taken: tested is the verl that is installed. Take the version nearest
 # to it; a test that fails either way is no difference. PYTHON chooses the interpreter.
 set -euo pipefail
-[ -d "${1:-}/tests/trainer" ] || { echo "usage: scripts/verl_tests.sh CHECKOUT of verl's repository" >&2; exit 2; }
+[ -d "${1:-}/tests/trainer" ] || { echo "usage: scripts/dev/verl_tests.sh CHECKOUT of verl's repository" >&2; exit 2; }
 checkout=$(realpath "$1")
 shift
-python=${PYTHON:-$(realpath -s "$(dirname "$0")/../.venv/bin/python")}
+python=${PYTHON:-$(realpath -s "$(dirname "$0")/../../.venv/bin/python")}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-cp "$(dirname "$0")/../tests/waiting.py" "$scratch"
+cp "$(dirname "$0")/../../tests/waiting.py" "$scratch"
 cd "$scratch"    # in the checkout, Python would find its verl before the installed one
 
 mapfile -t files < <(

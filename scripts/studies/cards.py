@@ -1,8 +1,8 @@
 """Count what the rewards pay and refuse of answers known to be right or wrong.
 
-    python scripts/cards.py                    # the tables of the committed counts
-    python scripts/cards.py --rewards code     # count a reward anew
-    python scripts/cards.py --rewards math_length --math FILE --college-math FILE
+    python scripts/studies/cards.py                    # the tables of the committed counts
+    python scripts/studies/cards.py --rewards code     # count a reward anew
+    python scripts/studies/cards.py --rewards math_length --math FILE --college-math FILE
 
 The counts go to docs/evidence/reward_cards.csv, of which the tables of docs/reward_cards.md are
 made. A reward that is counted anew, by card_<reward>.py, loses the rows of every corpus that is

@@ -1,6 +1,6 @@
 """Write the tables and pictures of docs/evidence.md and pretrained.md from the committed runs.
 
-    python scripts/evidence.py
+    python scripts/studies/evidence.py
 
 The same runs give the same page to the byte; nothing is trained.
 """

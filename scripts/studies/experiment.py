@@ -1,8 +1,8 @@
 """Train each arm of an experiment with each seed, and keep a line of metrics for every step.
 
-    python scripts/experiment.py scripts/pretrained.yaml              # the rest, seed by seed
-    python scripts/experiment.py scripts/pretrained.yaml --minutes 60 # starts no run after an hour
-    python scripts/experiment.py scripts/pretrained.yaml --table      # of what is done, as Markdown
+    python scripts/studies/experiment.py scripts/studies/pretrained.yaml    # the rest, seed by seed
+
+--minutes 60 starts no run after an hour, --table prints what is done as Markdown.
 
 Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl. Started again, it goes on:
 a run that has come to its end is not repeated. Needs scripts/setup.sh cpu data.
@@ -34,7 +34,7 @@ KEPT = re.compile(
 def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
     """Start the runs that are not kept until that time, all arms of a seed before the next seed."""
     # An arm's estimator is found in experiment_rewards.py, by the training's processes as well.
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts"), "VERL_PLATFORM": "cpu"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts/studies"), "VERL_PLATFORM": "cpu"}
     kept = EVIDENCE / f"{name}.jsonl"
 
     def command(*words: str | Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gdpo_verl.lab.files import write_text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def replace_block(page: Path, name: str, content: str) -> None:

@@ -1,7 +1,7 @@
 """When does an estimator help? Tabular policies under all of them, with the same draws for each.
 
-    python scripts/variants_study.py                          # about 20 minutes on two cores
-    python scripts/variants_study.py --page                   # the table of the committed numbers
+    python scripts/studies/variants_study.py          # about 20 minutes on two cores
+    python scripts/studies/variants_study.py --page   # the table of the committed numbers
 
 The policy gradient and its notation are those of gdpo_verl.lab.explain.toy: bits, each 1 with
 probability sigmoid(x), four prompts a step. Each seed is a separate batch.
