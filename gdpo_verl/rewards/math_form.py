@@ -19,6 +19,22 @@ _SPELLINGS = [
         re.compile(r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}"),
         r"\1",
     ),
+    # A vector, or a letter in roman type that is none of a word.
+    (re.compile(r"\\(?:mathbf|mathit|boldsymbol)\{([A-Za-z])\}"), r" \1"),
+    (re.compile(r"\\(?:mathrm|text)\{([deijkxyz])\}"), r" \1"),
+    # Numbers in words, dollars, and units without \text.
+    (re.compile(r"(?<=\d)(\\text\{ ?| )dozen(?![a-z])"), r"\\times 12\1"),
+    (re.compile(r"(?<=\d)(\\text\{ ?| )thousand(?![a-z])"), r"\\times 10^{3}\1"),
+    (re.compile(r"(?<=\d)(\\text\{ ?| )million(?![a-z])"), r"\\times 10^{6}\1"),
+    (re.compile(r"(?<=\d)(\\text\{ ?| )billion(?![a-z])"), r"\\times 10^{9}\1"),
+    (re.compile(r"\\\$\s{0,9}(\d[\d.,]{0,99})"), r"\1\\text{dollars}"),
+    (
+        re.compile(
+            r"(?<=\d)(\s?(?:[cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)|\s[a-z]{4,20}(?:\s[a-z]{2,20}){0,9})"
+            r"(?=\s{0,9}(?:$|[,;^]|\s\d))"
+        ),
+        r"\\text{\1}",
+    ),
     (re.compile(r"√\s*(\d{1,99}|[a-z])"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*(?=\{|\()"), r"\\sqrt"),
     (
@@ -30,6 +46,40 @@ _SPELLINGS = [
     # It would read 2(3) as 2 3/1.
     (re.compile(r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))"), r"\\cdot "),
 ]
+# What is written for a unit; its first name stands for all.
+_UNITS = {
+    name: names.split()[0]
+    for names in [
+        "mm millimeter millimetre",
+        "cm centimeter centimetre",
+        "m meter metre",
+        "km kilometer kilometre",
+        "in inch inche",
+        "ft foot feet",
+        "yd yard",
+        "mi mile",
+        "mg milligram",
+        "g gram",
+        "kg kilogram",
+        "oz ounce",
+        "lb pound",
+        "s sec second",
+        "min minute",
+        "h hr hour",
+        "ml milliliter millilitre",
+        "l liter litre",
+        "am a.m",
+        "pm p.m",
+        "per /",
+        "square sq ^2",
+        "cubic cu ^3",
+    ]
+    for name in names.split()
+}
+_TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?"
+_WORDS = re.compile(rf"{_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*")
+_WORD = re.compile(r"[a-z.]+|/|\^[23]")
+_UNIT = re.compile(r"\\text\{unit [^}]*\}")
 _MARK = re.compile(r"\\.|.", re.DOTALL)
 _REPEATING = re.compile(
     r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,20})\s*\}|(\d))"
@@ -59,7 +109,15 @@ def tidied(latex: str) -> str:
             latex = latex[1:-1].strip()
     for spelling, usual in _SPELLINGS:
         latex = spelling.sub(usual, latex)
-    return _REPEATING.sub(_as_fraction, latex)
+    return _WORDS.sub(_as_unit, _REPEATING.sub(_as_fraction, latex))
+
+
+def without_unit(wanted: str, answer: str) -> tuple[str, str]:
+    """Both without their unit, where it is one that they share or that one leaves out."""
+    units = {*_UNIT.findall(wanted), *_UNIT.findall(answer)}
+    if len(units) > 1:  # they are factors, and have to be the same
+        return wanted, answer
+    return _UNIT.sub("", wanted), _UNIT.sub("", answer)
 
 
 def as_list(wanted: str, answer: str) -> str:
@@ -82,6 +140,19 @@ def differ(wanted: str, answer: str) -> bool:
         return all(bases) and bases[0] != bases[1]
     either_way = a[1] or len(a[2]) == 2  # an angle, a segment
     return b[2] not in (a[2], a[2][::-1] if either_way else a[2])
+
+
+def _as_unit(words: re.Match[str]) -> str:
+    """Words behind a number as one factor: `\\text{unit cm}`; other words as they are."""
+    before = words.string[: words.start()].rstrip(" ~\\,;:!")
+    behind = words.string[words.end() :].lstrip()[:1]
+    plain = re.sub(r"\\[A-Za-z]+", " ", words[0]).lower().replace("{", "").replace("mph", "mi/h")
+    names = {word.strip(".").removesuffix("s") or "s" for word in _WORD.findall(plain)}
+    units = {_UNITS[name] for name in names if name in _UNITS} or names - {"and", "or"}
+    if not units or not re.search(r"[0-9A-Za-z)}\]]\Z", before) or behind in tuple("=<>^_*/&|+-("):
+        return words[0]
+    # Hours and minutes are a list.
+    return rf"\text{{unit {' '.join(sorted(units))}}}" + (", " if behind.isdigit() else "")
 
 
 def _as_fraction(match: re.Match[str]) -> str:

@@ -14,15 +14,24 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from latex2sympy2_extended.logic import And
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+from latex2sympy2_extended.sets import FiniteSet
+from math_verify import verify
 from sympy import Derivative, Eq, Integral, Limit, Number, Product, Rational, Set, Sum, binomial
+from sympy import simplify
+from sympy.core.function import AppliedUndef
 
 from gdpo_verl.rewards.deadline import serve
-from gdpo_verl.rewards.math_form import as_list, differ, tidied
+from gdpo_verl.rewards.math_form import as_list, differ, tidied, without_unit
 from gdpo_verl.rewards.parse_error import ParseError
 
-_IN_A_BOX = (LatexExtractionConfig(boxed_match_priority=0),)
+# Units are not dropped (`math_form` makes them factors), and a capital is another letter.
+_AS_WRITTEN = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+_OWN_CASE = ConversionConfig(lowercase_symbols=False)
+_OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_NEVER = Eq(1, 0, evaluate=False)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
 _SPELT = re.compile(r"\\(?:det|[dt]?binom|choose)(?![a-z])|\{[vV]matrix\}")
@@ -38,23 +47,26 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
 
     Args:
       asked: the ground truth and the answer, LaTeX; and the question, empty when it is not
-        known, None for math-verify's verdict alone.
+        known, None for equality alone.
     """
     truth, answer, question = asked
+    answer = tidied(as_list(truth, answer))
+    truth, answer = without_unit(tidied(truth), answer)
     wanted = _read_ground_truth(truth)
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
-    found = _read(as_list(truth, answer))
+    found = _read(answer)
     if found is None and "=" in answer:  # a left-hand side such as \det(A)
-        found = _read(answer := answer.rpartition("=")[2])
+        answer = answer.rpartition("=")[2]
+        found = _read(answer)
     if found is None:
         return False, ParseError.UNREADABLE
-    if not verify([wanted], [found], timeout_seconds=None):
+    if not _agree(wanted, found):
         return False, ParseError.NONE
     if question is None:
         return True, ParseError.NONE
     # Equal for math-verify, which multiplies letters and rounds to six places.
-    if differ(tidied(truth), tidied(answer)) or _apart(wanted, found):
+    if differ(truth, answer) or _apart(wanted, found):
         return False, ParseError.NONE
     # The ground truth is an answer even where the question shows it.
     as_asked = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
@@ -68,22 +80,71 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
 
 
 def _read(latex: str) -> Any:
-    """Read a formula with math-verify, as a whole and in one way; None for nothing."""
-    how = {"extraction_mode": "first_match", "parsing_timeout": None}
-    found = parse(f"\\boxed{{{tidied(latex)}}}", _IN_A_BOX, **how)
-    # It returns the text alone when it could not read it, and takes equal texts for equal.
-    return None if not found or isinstance(found[0], str) else sympy.sympify(found[0])
+    """Read a formula with math-verify's parser, a chain of equations as its two ends.
+
+    None for what it cannot read.
+    """
+    normal = normalize_latex(latex, _AS_WRITTEN)
+    in_degrees = _OF_ANGLES.search(normal) is not None
+    try:
+        formula = sympy.sympify(latex2sympy(normal, None, True, in_degrees, None, _OWN_CASE))
+    except Exception:  # of any kind: the parser has none of its own
+        return None
+    if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
+        parts = formula._unsorted_args
+        return Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
+    return formula
 
 
 _read_ground_truth = lru_cache(maxsize=256)(_read)
+
+
+def _agree(wanted: Any, found: Any) -> bool:
+    """Ask math-verify; equations, and what has a name, are compared part by part."""
+    if isinstance(wanted, Eq) and isinstance(found, Eq):
+        return _same_equation(wanted, found)
+    if _is_named(wanted):
+        return _agree(wanted.rhs, found)
+    if wanted.has(Eq) and found.has(Eq):  # several
+        pairs = ((a, b) for a in wanted.args for b in found.args)
+        return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
+    point = _in_order(found)
+    if isinstance(wanted, FiniteSet):
+        wanted, point = _in_order(wanted), found
+    return verify([wanted], [point], timeout_seconds=None, allow_set_relation_comp=True)
+
+
+def _same_equation(wanted: Any, found: Any) -> bool:
+    sides = [(found.lhs, found.rhs), (found.rhs, found.lhs)]
+    if any(_agree(wanted.lhs, left) and _agree(wanted.rhs, right) for left, right in sides):
+        # A statement such as 5^4 = 625 is made of its numbers.
+        return _is_named(wanted) or wanted.atoms() == found.atoms()
+    if not verify([wanted], [found], timeout_seconds=None):
+        return False
+    if not verify([wanted], [_NEVER], timeout_seconds=None):
+        return True
+    # Without a real solution, math-verify finds all equations equal.
+    if not wanted.free_symbols:
+        return False
+    ratio = simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
+    return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+
+
+def _in_order(formula: Any) -> Any:
+    """Values of several unknowns as a point, in the order of their names; else the formula."""
+    if not isinstance(formula, FiniteSet) or not all(map(_is_named, formula.args)):
+        return formula
+    parts = sorted(formula.args, key=lambda part: str(part.lhs))
+    letters = {str(part.lhs).partition("_")[0] for part in parts}
+    if len(letters) < len(parts):  # x_1 and x_2 are solutions for one
+        return formula
+    return sympy.Tuple(*[part.rhs for part in parts])
 
 
 def _results(latex: str, formula: Any) -> Iterator[Any]:
     """The right side of the last equals sign, or of that of each equation in a list."""
     if isinstance(formula, Eq):
         yield formula.rhs
-    elif isinstance(formula, And) and (last := _read(latex.rpartition("=")[2])) is not None:
-        yield last  # of a chain, whose parts are sorted
     elif isinstance(formula, Set) and any(isinstance(part, Eq) for part in formula.args):
         for part in formula.args:
             yield from _results("", part)
@@ -109,7 +170,11 @@ def _is_plain(formula: Any) -> bool:
 
 
 def _is_named(formula: Any) -> bool:
-    return isinstance(formula, Eq) and isinstance(formula.lhs, sympy.Symbol)
+    """Recognise an equation that gives the value of a letter, or of a function somewhere."""
+    if not isinstance(formula, Eq):
+        return False
+    name = formula.lhs
+    return isinstance(name, AppliedUndef) or (name.is_Atom and not isinstance(name, Number))
 
 
 def _kind(factor: Any) -> str | None:
@@ -152,7 +217,9 @@ def _formulas(question: str) -> list[Any]:
     pieces = [piece.strip().rstrip("?.,;:\\ ") for piece in _MATH_MODE.split(question)]
     pieces = [piece for piece in pieces if len(piece) <= _LONGEST_OF_A_QUESTION]
     pieces += [side.strip() for piece in pieces for side in _RELATION.split(piece)]
-    read = [(piece, _read(piece)) for piece in list(dict.fromkeys(pieces))[:_MOST_OF_A_QUESTION]]
+    pieces = [tidied(piece) for piece in dict.fromkeys(pieces)][:_MOST_OF_A_QUESTION]
+    pieces = [without_unit(piece, "")[0] for piece in pieces]
+    read = [(piece, _read(piece)) for piece in pieces]
     return [_key(piece, formula) for piece, formula in read if formula is not None]
 
 
