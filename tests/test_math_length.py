@@ -127,12 +127,73 @@ RIGHT = [
     ("1000000", r"1\,000\,000"), (r"(5, 125)", r"(5,\,125)"),
     ("5, 125", "5,125"), (r"5,\;125", "5,125"), ("5125", "5,125"), ("1, 100, 250", "1,100,250"),
     ("(5,125)", "(5, 125)"),
+    # Units: left out, in other words, several.
+    (r"5\text{ cm}", "5"), (r"5\text{ cm}", r"5\,\mathrm{cm}"), (r"5\text{ cm}", "5 cm"),
+    ("5", "5 m"),
+    (r"5\text{ cm}", r"5\text{ centimeters}"), (r"5 \mathrm{~cm}^{2}", r"5\text{ square cm}"),
+    (r"60\text{ mph}", r"60\text{ miles per hour}"), (r"3\text{ hours}", r"3\mathrm{~hr}"),
+    (r"13 / 20 \mathrm{ft} / \mathrm{s}", r"\frac{13}{20}\text{ feet per second}"),
+    (r"2450 \pi \mathrm{N}-\mathrm{m}", r"2450\pi"), ("12", "12 students"),
+    (r"7\text{ a.m.}", r"7\text{ AM}"),
+    (r"2\text{ hours }30\text{ minutes}", r"2\text{ h and }30\text{ min}"),
+    (r"3\text{ boys}, 4\text{ girls}", r"4\text{ girls and }3\text{ boys}"),
+    ("6", r"6\text{ years old}"),
+    (r"30 \mathrm{mph}, 40 \mathrm{mph}", r"40, 30"), (r"(3\text{ cm}, 4\text{ cm})", "(3, 4)"),
+    (r"V=5 \mathrm{~cm}^{3}", "5"), (r"1.2\text{ million}", "1200000"),
+    ("3000", r"3\text{ thousand}"),
+    (r"\$25", r"25\text{ dollars}"), (r"\$3, \$4", "3, 4"), (r"25\%", r"25\text{ percent}"),
+    (r"20\%, 30\%", "20, 30"), (r"\text{A} \text{ and } \text{B}", r"\text{A}, \text{B}"),
+    # Vectors, angles, capitals.
+    (r"\mathbf{i}+2\mathbf{j}", r"2\mathbf{j}+\mathbf{i}"), (r"2\mathbf{i}-3\mathbf{k}", "2i-3k"),
+    (r"3\mathrm{i}+4", "4+3i"), (r"x\mathrm{e}^{x}", "xe^x"), (r"\sin 30^\circ", r"\frac{1}{2}"),
+    (r"\cos 20^{\circ}", r"\sin 70^\circ"), (r"30^\circ", r"30\text{ degrees}"),
+    (r"\pi(R^2-r^2)", r"\pi R^2-\pi r^2"), (r"\text{YES}", r"\text{Yes}"), ("x^2+C", "x^2+c"),
+    # Equations, and values with a name.
+    ("f(2)=7", "7"), ("f(2)=7", "f(2)=7.0"), ("7", "f(2)=7"), ("I=5", "5"),
+    ("f(3)=4+5=9", "f(3)=9"),
+    (r"\log_{5}(625)=4", r"4=\log_5 625"), ("3^2+4^2=5^2", "4^2+3^2=5^2"),
+    ("A=\\{1,2\\}", r"\{2,1\}"),
+    ("x^2-2x+10=0", "2x^2+20=4x"), ("y=2x+1", "2x-y+1=0"), ("x^2+1=0", "-x^2-1=0"),
+    ("x=3, y=-2", "(3,-2)"), ("x=3, y=-2", "3, -2"), ("(4,7)", "y=7, x=4"), ("x=2, x=3", "3, 2"),
+    (r"x=1\text{ and }y=2", "(1,2)"), ("x_1=2, x_2=3", "3, 2"),
+    ("f(1)=2, f(2)=3", "f(2)=3, f(1)=2"),
 ]  # fmt: skip
 WRONG = [
     ("3", "30"), ("-3", r"\pm 3"), ("1,000", "1"), (r"\frac12", r"\frac21"), ("1/2", "12"),
     (r"\{1,2\}", r"\{1,2,3\}"), (r"(0,2]\cup[3,\infty)", "(0,2]"), (r"\sqrt8", "8"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"), (r"50\%", "0.5"),
     ("x^2 - 1", "x^2+1"), (r"\text{Monday}", r"\text{Tuesday}"), (r"3, so \boxed{\sqrt7}.", "3"),
+]  # fmt: skip
+# A fragment, another unit, another letter, another equation.
+OTHER = [
+    (r"2\mathbf{i}-3\mathbf{k}", r"2\mathbf{i}+3\mathbf{k}"), (r"2\mathbf{i}-3\mathbf{k}", "2"),
+    (r"2\text{ hours }30\text{ minutes}", r"2\text{ hours}"), (r"1.2\text{ million}", "1.2"),
+    (r"2\text{ hours }30\text{ minutes}", r"30\text{ hours }2\text{ minutes}"), ("2ab", "2"),
+    (r"3\text{ boys}, 4\text{ girls}", r"3\text{ boys}, 5\text{ girls}"), (r"2\pi h", r"2\pi"),
+    (r"3\text{ boys}, 4\text{ girls}", r"4\text{ boys}, 3\text{ girls}"), ("3t", "3"),
+    (r"30 \mathrm{mph}, 40 \mathrm{mph}", "30"), (r"30 \mathrm{mph}, 40 \mathrm{mph}", "30, 50"),
+    (r"4 \mathrm{ft} \times 12 \mathrm{ft}", r"6\text{ ft} \times 8\text{ ft}"),
+    (r"2\mathrm{e}", "2"),
+    (r"5\text{ cm}", r"5\text{ m}"), (r"5\text{ cm}", r"5\text{ cm}^2"), ("5 cm", "5 m"),
+    (r"60\text{ mph}", r"60\text{ km/h}"), (r"5\text{ m/s}", r"5\text{ m}"),
+    (r"\$25", r"25\text{ cents}"),
+    (r"3\text{ a.m.}", r"3\text{ p.m.}"), (r"37^\circ\text{C}", r"37^\circ\text{F}"),
+    ("1.2", r"1.2\text{ billion}"),
+    (r"8\text{ boys}", r"8\text{ girls}"),
+    (r"(3\text{ cm}, 4\text{ cm})", r"(3\text{ cm}, 5\text{ cm})"),
+    (r"3\text{ R }2", r"3\text{ R }1"), (r"2x\text{ if }x>0", r"2x\text{ if }x<0"),
+    (r"20\%, 30\%", "20, 40"), ("3", r"3\text{ or maybe 4}"),
+    ("x", "X"), (r"\pi(R^2-r^2)", "0"), ("A+a", "2a"), ("A_1", "a_1"), ("x^3+C", "x^3"),
+    ("F(x)", "f(x)"),
+    (r"\log_{5}(625)=4", r"\log_{5}(625)=5"), (r"\log_{5}(625)=4", "1=0"), (r"\log_5 625=4", "4=4"),
+    ("5^4=625", "5^3=125"), ("3^2+4^2=5^2", "3^2+4^2=6^2"), ("3^2+4^2=5^2", "5^2+12^2=13^2"),
+    ("I=5", "I=6"), ("e=3", "e=4"), ("f(2)=7", "f(2)=8"), ("f(2)=7", "f(3)=7"),
+    ("f(3)=4+5=9", "f(3)=10"),
+    ("x^2-2x+10=0", "x^2-2x+10=1"), ("x^2+1=0", "x^4+1=0"), ("|x|=-1", "|x|=-2"),
+    (r"\sin^2x+\cos^2x=1", "x=x"), ("f(1)=2, f(2)=3", "f(1)=3, f(2)=2"), ("I=5, V=3", "I=5, V=4"),
+    ("x=3, y=-2", "(-2,3)"), ("x=3, y=-2", "-2, 3"), ("(4,7)", "y=4, x=7"),
+    ("x=1, y=2, z=3", "(3,2,1)"),
+    (r"\operatorname{Cov}(Z,W)=0, x=5", "5"), (r"\sin 20^\circ", r"\sin 20"),
 ]  # fmt: skip
 # Right by value for math-verify, and no answer.
 UNEVALUATED = [
@@ -167,6 +228,12 @@ def test_a_right_answer_is_paid_in_any_spelling(ground_truth, answer):
 @pytest.mark.parametrize(("ground_truth", "answer"), WRONG)
 def test_another_formula_is_wrong(ground_truth, answer):
     assert verdict(boxed(answer), ground_truth) == (0.0, ParseError.NONE)
+
+
+@pytest.mark.parametrize(("ground_truth", "answer"), OTHER)
+def test_a_part_and_another_unit_letter_or_equation_are_wrong(ground_truth, answer):
+    for strict in (True, False):
+        assert verdict(boxed(answer), ground_truth, strict=strict)[0] == 0
 
 
 @pytest.mark.parametrize(("ground_truth", "answer"), UNEVALUATED)
@@ -264,6 +331,7 @@ WORST = {
         *("9", "9,", "0.", " ", "9 ", "=", "=9", "{", "}", "(", r"\text{", "^ ", "_ ", r"\frac"),
         *(".", "a", r"0.3\bar ", "9_", r"\, ", "$", r"\\", "9/9", r"9\frac99", "x+", "{,}", "√ "),
         *(r"\text{9", "A", "9e9", "(9)", "10^{9"),
+        *("9 cm", r"9\text{ cm}", r"\text{a}", "9 apples ", r"=\text{a}=", r"9\$"),
     ],
 )
 def test_the_form_of_the_longest_box_takes_no_time(unit):
@@ -271,7 +339,8 @@ def test_the_form_of_the_longest_box_takes_no_time(unit):
         answer = unit * (math_length.LONGEST // len(unit)) + end
 
         def look(answer=answer):
-            math_form.tidied(answer)
+            latex = math_form.tidied(answer)
+            math_form.without_unit(latex, latex)
             math_form.as_list("5, 6", answer)
             math_form.differ("1_2", answer)
             math_form.differ("CAB", answer)

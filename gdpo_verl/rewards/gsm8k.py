@@ -29,9 +29,10 @@ HASHES = "####"
 _PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
 # A digit of another script, which \d would match, is no digit here.
 _NUMBER = re.compile(r"([+\-−–]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
-# Bold type, a box, dollars of LaTeX or of money, per cent: what is written around a number.
+# Bold type, a box, a font, dollars of LaTeX or of money, per cent: what is written around a number.
 _DRESSED = re.compile(
-    r"(?:\*\*|\\boxed *\{|\\[(\[]|\\?[$€£¥]|\s)*([+\-−–]?)\\?[$€£¥]?([0-9.,]+(?:\{,\}[0-9.,]+)*)"
+    r"(?:\*\*|\\(?:boxed|text(?:bf)?|math(?:rm|bf)) *\{|\\[(\[]|\\?[$€£¥]|\s)*"
+    r"([+\-−–]?)\\?[$€£¥]?([0-9.,]+(?:\{,\}[0-9.,]+)*)"
     r"(?:\*\*|\}|\\[)\]]|\\?[$€£¥%]|\s)*\.?"
 )
 

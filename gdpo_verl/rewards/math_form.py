@@ -13,6 +13,8 @@ _SIGNS = str.maketrans({
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
     (re.compile(r"^\s*\\approx(?![a-z])"), ""),
+    (re.compile(r"\\?%"), ""),  # 50% is 50
+    (re.compile(r"\\?[.,]$"), ""),
     (re.compile(r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))"), ""),  # between thousands
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (
@@ -27,7 +29,7 @@ _SPELLINGS = [
     (re.compile(r"(?<=\d)(\\text\{ ?| )thousand(?![a-z])"), r"\\times 10^{3}\1"),
     (re.compile(r"(?<=\d)(\\text\{ ?| )million(?![a-z])"), r"\\times 10^{6}\1"),
     (re.compile(r"(?<=\d)(\\text\{ ?| )billion(?![a-z])"), r"\\times 10^{9}\1"),
-    (re.compile(r"\\\$\s{0,9}(\d[\d.,]{0,99})"), r"\1\\text{dollars}"),
+    (re.compile(r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"), r"\1\\text{dollars}"),
     (
         re.compile(
             r"(?<=\d)(\s?(?:[cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)|\s[a-z]{4,20}(?:\s[a-z]{2,20}){0,9})"
@@ -47,37 +49,48 @@ _SPELLINGS = [
     (re.compile(r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))"), r"\\cdot "),
 ]
 # What is written for a unit; its first name stands for all.
-_UNITS = {
-    name: names.split()[0]
-    for names in [
-        "mm millimeter millimetre",
-        "cm centimeter centimetre",
-        "m meter metre",
-        "km kilometer kilometre",
-        "in inch inche",
-        "ft foot feet",
-        "yd yard",
-        "mi mile",
-        "mg milligram",
-        "g gram",
-        "kg kilogram",
-        "oz ounce",
-        "lb pound",
-        "s sec second",
-        "min minute",
-        "h hr hour",
-        "ml milliliter millilitre",
-        "l liter litre",
-        "am a.m",
-        "pm p.m",
-        "per /",
-        "square sq ^2",
-        "cubic cu ^3",
-    ]
-    for name in names.split()
-}
-_TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?"
-_WORDS = re.compile(rf"{_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*")
+_NAMES = """
+    mm millimeter millimetre
+    cm centimeter centimetre
+    m meter metre
+    km kilometer kilometre
+    in inch inche
+    ft foot feet
+    yd yard
+    mi mile
+    mg milligram
+    g gram
+    kg kilogram
+    oz ounce
+    lb pound
+    s sec second
+    min minute
+    h hr hour
+    gal gallon
+    ml milliliter millilitre
+    l liter litre
+    day
+    week
+    month
+    year yr
+    dollar
+    cent
+    degree deg
+    radian rad
+    am a.m
+    pm p.m
+    per /
+    square sq ^2
+    cubic cu ^3
+"""
+_UNITS = {name: names.split()[0] for names in _NAMES.splitlines() for name in names.split()}
+# Without a number in it, which may be another answer.
+_TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{(?:[^{}\d]|\^\d)*\}(?:\s*\^\s*\{?-?\d\}?)?"
+_WORDS = re.compile(
+    rf"{_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
+    r"(?:\s*\\times(?=\s*\d)(?!\s*10\^))?(?!\s*[=<>^_*/&|+(-])"
+)
+_BEHIND = re.compile(r"[0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9}\Z")
 _WORD = re.compile(r"[a-z.]+|/|\^[23]")
 _UNIT = re.compile(r"\\text\{unit [^}]*\}")
 _MARK = re.compile(r"\\.|.", re.DOTALL)
@@ -92,28 +105,30 @@ _LIST = re.compile(r"\d\s*,(?:[\s~]|\\[ ,;:])+-?\d")
 def tidied(latex: str) -> str:
     """The formula in the spelling that math-verify reads; the same for most.
 
-    Without braces around it, the point, comma or percent sign at its end, and the spaces between
-    thousands; repeating decimals as fractions, LaTeX for Unicode's signs, one empty set.
+    Without braces around it, percent signs, the point or comma at its end, and the spaces between
+    thousands; repeating decimals as fractions, LaTeX for Unicode's signs, one empty set. What
+    stands behind a number in words is a factor, `\\text{unit …}`, the same in any spelling.
 
-    >>> tidied(r"42."), tidied(r"50\\%"), tidied(r"-0.1\\overline{6}"), tidied("1 1/4")
-    ('42', '50', '-\\\\frac{15}{90}', '1\\\\frac{1}{4}')
+    >>> tidied(r"50\\%."), tidied(r"-0.1\\overline{6}"), tidied(r"2\\text{ hours }3\\mathrm{~min}")
+    ('50', '-\\\\frac{15}{90}', '2\\\\text{unit h}, 3\\\\text{unit min}')
     """
     latex = latex.translate(_SIGNS).strip()
-    if latex.endswith((".", ",")):
-        latex = latex[:-1].removesuffix("\\").rstrip()
-    if latex.endswith("%"):  # math-verify takes 9\% for 9 where it reads it, but fails in a box
-        latex = latex[:-1].removesuffix("\\").rstrip()
+    for spelling, usual in _SPELLINGS:
+        latex = spelling.sub(usual, latex)
     if latex.startswith("{") and latex.endswith("}") and "choose" not in latex:
         depths = accumulate({"{": 1, "}": -1}.get(mark, 0) for mark in _MARK.findall(latex))
         if 0 not in list(depths)[:-1]:
             latex = latex[1:-1].strip()
-    for spelling, usual in _SPELLINGS:
-        latex = spelling.sub(usual, latex)
     return _WORDS.sub(_as_unit, _REPEATING.sub(_as_fraction, latex))
 
 
 def without_unit(wanted: str, answer: str) -> tuple[str, str]:
-    """Both without their unit, where it is one that they share or that one leaves out."""
+    """Both without their unit, where it is one that they share or that one leaves out.
+
+    >>> cm, m = r"5\\text{unit cm}", r"5\\text{unit m}"
+    >>> without_unit(cm, "6"), without_unit(cm, m) == (cm, m)
+    (('5', '6'), True)
+    """
     units = {*_UNIT.findall(wanted), *_UNIT.findall(answer)}
     if len(units) > 1:  # they are factors, and have to be the same
         return wanted, answer
@@ -121,8 +136,18 @@ def without_unit(wanted: str, answer: str) -> tuple[str, str]:
 
 
 def as_list(wanted: str, answer: str) -> str:
-    """The answer, spaced as a list where the ground truth is one: "5,125" reads as thousands."""
-    return re.sub(r"(?<=\d),(?=\d)", ", ", answer) if _LIST.search(wanted) else answer
+    """The answer as the ground truth has to read it.
+
+    >>> as_list("5, 6", "5,125"), as_list("x+C", "x+c"), as_list("5", "5 m")
+    ('5, 125', 'x+C', '5')
+    """
+    if _LIST.search(wanted):  # otherwise a comma is one between thousands
+        answer = re.sub(r"(?<=\d),(?=\d)", ", ", answer)
+    if wanted.endswith("C"):  # the constant of an integral
+        answer = re.sub(r"\+\s?c$", "+C", answer)
+    if not re.search("[A-Za-z]", wanted):  # where a letter can be a unit only
+        answer = re.sub(r"(?<=\d)\s?[ghlms]$", "", answer)
+    return answer
 
 
 def differ(wanted: str, answer: str) -> bool:
@@ -144,15 +169,16 @@ def differ(wanted: str, answer: str) -> bool:
 
 def _as_unit(words: re.Match[str]) -> str:
     """Words behind a number as one factor: `\\text{unit cm}`; other words as they are."""
-    before = words.string[: words.start()].rstrip(" ~\\,;:!")
-    behind = words.string[words.end() :].lstrip()[:1]
+    start, end = words.span()
+    before = words.string[max(0, start - 20) : start]  # all would be quadratic
+    follows = words.string[end : end + 20].lstrip()[:1].isdigit()
     plain = re.sub(r"\\[A-Za-z]+", " ", words[0]).lower().replace("{", "").replace("mph", "mi/h")
     names = {word.strip(".").removesuffix("s") or "s" for word in _WORD.findall(plain)}
     units = {_UNITS[name] for name in names if name in _UNITS} or names - {"and", "or"}
-    if not units or not re.search(r"[0-9A-Za-z)}\]]\Z", before) or behind in tuple("=<>^_*/&|+-("):
+    if not units or not _BEHIND.search(before):
         return words[0]
-    # Hours and minutes are a list.
-    return rf"\text{{unit {' '.join(sorted(units))}}}" + (", " if behind.isdigit() else "")
+    unit = rf"\text{{unit {' '.join(sorted(units))}}}"
+    return f"{unit}, " if follows else unit  # 2 hours 30 minutes are a list
 
 
 def _as_fraction(match: re.Match[str]) -> str:

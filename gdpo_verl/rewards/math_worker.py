@@ -19,8 +19,19 @@ from latex2sympy2_extended.logic import And
 from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
-from sympy import Derivative, Eq, Integral, Limit, Number, Product, Rational, Set, Sum, binomial
-from sympy import simplify
+from sympy import (
+    Derivative,
+    Eq,
+    Integral,
+    Limit,
+    Number,
+    Product,
+    Rational,
+    Set,
+    Sum,
+    Symbol,
+    binomial,
+)
 from sympy.core.function import AppliedUndef
 
 from gdpo_verl.rewards.deadline import serve
@@ -31,6 +42,7 @@ from gdpo_verl.rewards.parse_error import ParseError
 _AS_WRITTEN = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _OWN_CASE = ConversionConfig(lowercase_symbols=False)
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_ARGUMENTS = re.compile(r"\([^()]*\)")
 _NEVER = Eq(1, 0, evaluate=False)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
@@ -56,9 +68,6 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
     found = _read(answer)
-    if found is None and "=" in answer:  # a left-hand side such as \det(A)
-        answer = answer.rpartition("=")[2]
-        found = _read(answer)
     if found is None:
         return False, ParseError.UNREADABLE
     if not _agree(wanted, found):
@@ -89,7 +98,8 @@ def _read(latex: str) -> Any:
     try:
         formula = sympy.sympify(latex2sympy(normal, None, True, in_degrees, None, _OWN_CASE))
     except Exception:  # of any kind: the parser has none of its own
-        return None
+        one = "=" in latex and not re.search("[,;]", _ARGUMENTS.sub("", latex))
+        return _read(latex.rpartition("=")[2]) if one else None  # of \det(A) = 3 the 3
     if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
         parts = formula._unsorted_args
         return Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
@@ -103,6 +113,8 @@ def _agree(wanted: Any, found: Any) -> bool:
     """Ask math-verify; equations, and what has a name, are compared part by part."""
     if isinstance(wanted, Eq) and isinstance(found, Eq):
         return _same_equation(wanted, found)
+    if isinstance(wanted, Symbol) and isinstance(found, Symbol) and not found.name.isalpha():
+        return bool(wanted == found)  # of A_1 math-verify lowers the A
     if _is_named(wanted):
         return _agree(wanted.rhs, found)
     if wanted.has(Eq) and found.has(Eq):  # several
@@ -111,7 +123,7 @@ def _agree(wanted: Any, found: Any) -> bool:
     point = _in_order(found)
     if isinstance(wanted, FiniteSet):
         wanted, point = _in_order(wanted), found
-    return verify([wanted], [point], timeout_seconds=None, allow_set_relation_comp=True)
+    return bool(verify([wanted], [point], timeout_seconds=None))
 
 
 def _same_equation(wanted: Any, found: Any) -> bool:
@@ -126,7 +138,7 @@ def _same_equation(wanted: Any, found: Any) -> bool:
     # Without a real solution, math-verify finds all equations equal.
     if not wanted.free_symbols:
         return False
-    ratio = simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
+    ratio = sympy.simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
