@@ -50,10 +50,10 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
     [
         pytest.param(FIVE, answer("4"), 0.75, id="a number"),
         pytest.param(FIVE, answer("Score: 5."), 1.0, id="the last word"),
-        pytest.param(FIVE, answer("Score: 4/5"), None, id="the last of two"),
+        pytest.param(FIVE, answer("Score: 4/5"), 0.75, id="of its scale"),
         pytest.param(FIVE, answer("My tools:\n1. Name: add"), None, id="in the midst"),
         pytest.param(FIVE, answer("<think>1 or 2?</think>3"), 0.5, id="behind a thought"),
-        pytest.param(WORDS, answer("Partly, yes"), 0.5, id="words by their place"),
+        pytest.param(WORDS, answer("Partly"), 0.5, id="words by their place"),
         pytest.param([4, 1, 0], answer("1"), 0.5, id="equally spaced"),
         pytest.param(FIVE, answer("1.1.1.1."), None, id="no word of it"),
         pytest.param(FIVE, answer("2024"), None, id="part of a word"),
@@ -83,6 +83,55 @@ def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None
     assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
+FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
+
+
+def tokens(**logprobs: Any) -> dict[str, Any]:
+    """The first token's alternatives, the first of them chosen."""
+    tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
+    return {"content": [{"token": tops[0]["token"], "top_logprobs": tops}]}
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        pytest.param(tokens(**{"4": FORCED}), id="imposed"),
+        pytest.param(tokens(**{"4": FORCED, "5": -0.1}), id="imposed beside a likely one"),
+        pytest.param(tokens(**{"4": -math.inf, "1": -math.inf}), id="minus infinity"),
+        pytest.param(tokens(**{"4": math.nan}), id="not a number"),
+        pytest.param(tokens(**{"4": -0.1, "5": math.nan}), id="not a number beside it"),
+        pytest.param(tokens(**{"4": math.inf}), id="infinity"),
+        pytest.param(tokens(**{"4": 1e5}), id="too large"),
+        pytest.param(tokens(**{"4": None}), id="null"),
+        pytest.param(tokens(**{"4": "-0.1"}), id="a text"),
+        pytest.param(None, id="none"),
+        pytest.param([1], id="a list"),
+        pytest.param({"content": []}, id="no token"),
+        pytest.param({"content": [None]}, id="null for a token"),
+        pytest.param({"content": [{"token": None, "top_logprobs": []}]}, id="a token of null"),
+        pytest.param({"content": [{"token": "4"}]}, id="no alternatives"),
+        pytest.param({"content": [{"token": "4", "top_logprobs": [7]}]}, id="odd alternatives"),
+        pytest.param({"tokens": ["4"], "top_logprobs": [{"4": -0.1}]}, id="as of completions"),
+    ],
+)
+def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
+    choice = {"message": {"content": "4"}, "logprobs": logprobs}
+    assert Judge.read(ASK).value_of(choice) == 0.75
+
+
+def test_an_imposed_token_beside_the_chosen_one_has_no_share() -> None:
+    choice = {"message": {"content": "4"}, "logprobs": tokens(**{"4": -0.5, "5": FORCED})}
+    assert Judge.read(ASK).value_of(choice) == 0.75
+
+
+def test_a_piece_that_was_cut_off_counts_by_its_probabilities_alone() -> None:
+    judge = Judge.read(ASK | {"scale": TEN})
+    cut = {"finish_reason": "length"}
+    assert judge.value_of(answer("1") | cut) is None
+    known = answer("1", {"1": 0.5, "5": 0.25, "10": 0.25})
+    assert judge.value_of(known | cut) == pytest.approx(0.375)
+
+
 # ---------------------------------------------------------------- its server
 
 
@@ -96,6 +145,17 @@ REPLIES = {
     "nonsense": reply(answer("As a model I like all answers.")),
     "no json": "<html>busy</html>",
     "no choice": '{"choices": []}',
+    "null": "null",
+    "brackets": "[" * 100_000,
+    "many digits": "1" * 5000,
+    "brackets in words": reply(answer("[" * 100_000)),
+    "half a pair": reply(answer("4 \ud800")),
+    "nothing": reply(answer(None)),
+    "a number": '{"choices": [{"message": {"content": 4}}]}',
+    "parts": '{"choices": [{"message": {"content": [{"type": "text", "text": "4"}]}}]}',
+    "cut off": reply(answer("From bad to good on a scale of 1") | {"finish_reason": "length"}),
+    "imposed": reply({"message": {"content": "4"}, "logprobs": tokens(**{"4": FORCED})}),
+    "infinite": reply({"message": {"content": "4"}, "logprobs": tokens(**{"4": -math.inf})}),
 }
 
 
@@ -166,6 +226,19 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
         ({"model": "drips", "seconds": 0.3, "repeats": 0}, None, None, "within 0.3 s: Time", 1),
         ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
         ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
+        ({"model": "null", "repeats": 0}, None, None, "HTTP 200 from", 1),
+        ({"model": "brackets", "repeats": 0}, None, None, "HTTP 200 from", 1),
+        ({"model": "many digits", "repeats": 0}, None, None, "HTTP 200 from", 1),
+        ({"model": "brackets in words"}, None, "[" * 100_000, "expected one of", 1),
+        ({"model": "half a pair"}, 0.75, r"4 \ud800", "", 1),
+        ({"model": "nothing"}, None, "", "expected one of ['1', '2', '3', '4', '5'], found ''", 1),
+        ({"model": "a number", "repeats": 0}, None, None, "HTTP 200 from", 1),
+        ({"model": "parts", "repeats": 0}, None, None, "HTTP 200 from", 1),
+        ({"model": "cut off"}, None, "From bad to good on a scale of 1", "expected one of", 1),
+        ({"model": "imposed"}, 0.75, "4", "", 1),
+        ({"model": "infinite"}, 0.75, "4", "", 1),
+        ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, None, None, "'PORT'", 0),
+        ({"model": "good", "request": {"n": math.nan}, "repeats": 0}, None, None, "JSON", 0),
         ({"model": "down", "url": DOWN, "repeats": 0}, None, None, f"{DOWN} within 60.0 s: All", 0),
     ],
     ids=lambda each: each["model"] if isinstance(each, dict) else None,
@@ -177,8 +250,15 @@ def test_a_server_at_its_worst_costs_a_value_and_no_more(
     assert found["helpful"] == (None if value is None else pytest.approx(value))
     assert found["helpful_said"] == said
     assert error in found["helpful_error"]
+    assert len(found["helpful_error"]) < 400
     assert bool(error) == bool(found["helpful_error"])
     assert len(Server.asked) == requests
+
+
+def test_half_a_surrogate_pair_in_a_prompt_is_asked_as_it_can_be_written(url: str) -> None:
+    (found,) = ask(url=url, model="good", question="{response} \ud800")
+    assert found["judge"] == pytest.approx(0.85)
+    assert Server.asked[0]["messages"][0]["content"] == r"four {prompt} \ud800"
 
 
 def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ its probability p(w) as the first token,
 
     r = sum_w p(w) v(w) / sum_w p(w)
 
-(https://arxiv.org/abs/2303.16634). Without probabilities it is v of the word that stands in the
-text. A judge that fails has given no reward: the component is None, *not scored*.
+(https://arxiv.org/abs/2303.16634). Without probabilities that say so it is v of the word that the
+text names (`judge_text`). A judge that fails has given no reward: the component is None, *not
+scored*.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from functools import cached_property
 from typing import Any
 
 from gdpo_verl.names import did_you_mean
+from gdpo_verl.rewards.judge_text import named_word, spelled
 
 JUDGE = "reward.custom_reward_function.reward_kwargs.judge"
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
@@ -33,6 +35,13 @@ _PLACE = re.compile(r"\{(\w+)\}")
 _WORD = re.compile(r"-?\w+(?:\.\w+)*")
 # A short answer, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
 _REQUEST = {"temperature": 0, "max_tokens": 16, "logprobs": True, "top_logprobs": 20}
+# What reading a reply of another shape raises.
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+def _encodable(text: str) -> str:
+    """The text with the halves of surrogate pairs, which no file or server takes, written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ class Judge:
         YAML reads a yes or no without quotes as a boolean, which is no word.
         """
         scale = self.scale if isinstance(self.scale, list) else []
-        words = [str(each).casefold() for each in scale if not isinstance(each, bool)]
+        words = [spelled(str(each)) for each in scale if not isinstance(each, bool)]
         if not len({*words}) == len(scale) > 1 or not all(map(_WORD.fullmatch, words)):
             return {}
         return {word: place / (len(words) - 1) for place, word in enumerate(words)}
@@ -106,8 +115,9 @@ class Judge:
           the judge's text, None where none came; under `<name>_error` why there is no value.
         """
         question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
-        body = {"messages": [{"role": "user", "content": question}], "model": self.model}
-        body = {k: v for k, v in {**body, **_REQUEST, **self.request}.items() if v is not None}
+        messages = [{"role": "user", "content": _encodable(question)}]
+        body = {"model": self.model, "messages": messages, **_REQUEST, **self.request}
+        body = {key: value for key, value in body.items() if value is not None}
         value, said, error = await self._answer(body)
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
@@ -130,8 +140,6 @@ class Judge:
 
     async def _answer(self, body: dict[str, Any]) -> tuple[float | None, str | None, str]:
         """The value, the text and the error that `ask` returns."""
-        import httpx
-
         error = ""
         for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
             await asyncio.sleep(seconds)
@@ -139,41 +147,54 @@ class Judge:
                 async with self._slots:  # the wait for one is not of the request's seconds
                     asked = self._client.post("chat/completions", json=body)
                     reply = await asyncio.wait_for(asked, self.seconds)
-            except (asyncio.TimeoutError, httpx.HTTPError) as failure:
+            except Exception as failure:  # of any server, address or setting: it gave no value
                 reason = str(failure) or type(failure).__name__
                 error = f"no answer from {self.url} within {self.seconds} s: {reason}"
                 continue
             error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
-            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            with contextlib.suppress(*_ODD):
                 choice = reply.json()["choices"][0]
-                value, said = self.value_of(choice), choice["message"]["content"] or ""
-                unknown = f"expected one of {[*self.values]}, found {said!r}"
+                value = self.value_of(choice)
+                said = _encodable(choice["message"]["content"] or "")
+                unknown = f"expected one of {[*self.values]}, found {said[:200]!r}"
                 return value, said, unknown if value is None else ""
         return None, None, error
 
     def value_of(self, choice: Mapping[str, Any]) -> float | None:
-        """The value of an answer; None where it names no word of the scale, or several.
+        """The value of a reply; None where it names no word of the scale.
 
-        The word is the first of the text, else the last and the only one of the scale in it. Where
-        the first token is that word, the value is the expected one. But 1 may be a tokenizer's
-        first piece of 10: its probability counts only if 10 is found as a token beside it.
+        The text says which word it is (`judge_text`). Where that is the first token, too, and the
+        probabilities are numbers that hold it for possible, the value is the expected one. But 1
+        may be a tokenizer's first piece of 10: it counts only if 10 is a token beside it.
 
         Args:
           choice: the first of a chat completion's `choices`.
         """
-        text = (choice["message"]["content"] or "").rpartition("</think>")[2].casefold()
-        words, values = _WORD.findall(text), self.values
-        only = words[-1:] if len({*words} & {*values}) == 1 else []
-        word = next((word for word in words[:1] + only if word in values), None)
+        text, values = choice["message"]["content"] or "", self.values
+        cut = choice.get("finish_reason") == "length"
+        word = named_word(text, [*values], cut=cut)
         if word is None:
             return None
-        tokens = (choice.get("logprobs") or {}).get("content") or []
-        first: Any = next((token for token in tokens if token["token"].strip()), {"token": ""})
-        found: dict[str, float] = {}
-        for token in first.get("top_logprobs") or []:
-            if (other := token["token"].strip().casefold()) in values:
-                found[other] = found.get(other, 0.0) + math.exp(token["logprob"])
-        pieces = any(w.startswith(part) for part in found for w in {*values} - {*found})
-        if first["token"].strip().casefold() != word or word not in found or pieces:
-            return values[word]
-        return sum(share * values[w] for w, share in found.items()) / sum(found.values())
+        shares: dict[str, float] = {}
+        with contextlib.suppress(*_ODD, OverflowError):
+            shares = self._shares(choice["logprobs"]["content"], word)
+        total = sum(shares.values())
+        if shares.get(word, 0) > 0 and math.isfinite(total):
+            return sum(share * values[each] for each, share in shares.items()) / total
+        begun = [each for each in values if each.startswith(word)]
+        # All that it said before it was cut off may be the beginning of another.
+        return None if cut and len(begun) > 1 and spelled(text.strip()) == word else values[word]
+
+    def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
+        """The probability of each word of the scale as the first token, where that is `word`."""
+        first: Any = next((token for token in tokens if token["token"].strip()), None)
+        if spelled(first["token"].strip()) != word:
+            return {}
+        shares: dict[str, float] = {}
+        for token in first["top_logprobs"]:
+            other = spelled(token["token"].strip())
+            if other in self.values:
+                shares[other] = shares.get(other, 0.0) + math.exp(token["logprob"])
+        missing = self.values.keys() - shares.keys()
+        pieces = any(longer.startswith(piece) for piece in shares for longer in missing)
+        return {} if pieces else shares
