@@ -92,6 +92,65 @@ def test_a_block_that_shows_the_functions_use_is_not_the_answer():
     assert find_code("```python\ndef fit(): 0\n```\n```python\nx = 1\n```", "f") == "x = 1\n"
 
 
+WHOLE = "def f(a, b=(1, 2)) -> int:\n    return a + 1\n"
+HEADS = [
+    "def f(a): ...",
+    "def f(a): pass  # as above",
+    "def f(a):",
+    "def f(a):\n    ...\n\nprint(f(1))",
+    "def f(a):\n    # the same\n",
+    "def f(a):\n    return",
+    "def f(a):\n    return None\n",
+    'def f(a) -> int:\n    """Add one.\n\n    >>> f(1)\n    2\n    """\n    ...',
+    "def f(a):\n    'Add one.'",
+    "def f(a):\n    raise NotImplementedError('later')",
+    "def f(\n    a: int,\n    b: tuple = (1, 2),\n) -> dict[str, int]: ...",
+    "async def f(a): ...",
+    "class Solution:\n    def f(self, a): ...\n\n    def g(self):\n        return 1",
+    "@overload\ndef f(a: int) -> int: ...\n@overload\ndef f(a: str) -> str: ...",
+    "f = f(1)",
+    "f = f(1)\nprint(f)",
+    "f: int = f(2)",
+    "f = max(f(1), f(2))",
+    "f = [f(1), f(2)]",
+    "f = 3",
+    "f == 3",
+    "f: Callable",
+]
+PROGRAMS = [
+    "f = lambda n: 1 if n < 2 else n * f(n - 1)",
+    "f: Callable = lambda a: a",
+    "def g(a):\n    return a\n\nf = g",
+    "f = Solution().f",
+    "f = partial(pow, 2)",
+    "def f(a): return a",
+    "def f(a):\n    # a note\n    return a",
+    "def f(a):\n# a note\n    return a",
+    "def f(a):\n    pass\n    return a",
+    "def f(a):\n    return None if a else 1",
+    "def f(a):\n    for _ in a: pass\n    return 1",
+    "def f(a):\n    'Quoted.'\n\n    return a",
+    "def f(a):\n    return a\n\ndef g(a): ...",
+    "def f(d={(1, 2): 3}):\n    return d",
+    "def f(a, key=lambda x: x) -> dict[str,\n    int]:\n    return {}",
+    "@overload\ndef f(a: int) -> int: ...\ndef f(a):\n    return a",
+    "class Solution:\n    def f(self, a):\n        return 2",
+]
+
+
+@pytest.mark.parametrize("label", ["python", ""])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_functions_head_or_its_result_is_no_program(head, label):
+    text = f"So:\n```python\n{WHOLE}```\nThat is:\n```{label}\n{head}\n```\n"
+    assert find_code(text, "f") == WHOLE
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_later_program_counts_however_it_defines_the_function(program):
+    text = f"So:\n```python\n{WHOLE}```\nBetter:\n```python\n{program}\n```\n"
+    assert find_code(text, "f") == f"{program}\n"
+
+
 def test_the_published_rule_takes_an_answer_without_a_fence_as_code():
     assert find_code("print(1)", strict=False) == "print(1)"
     assert find_code("<think>```python\na\n```", strict=False) == "\na\n"
@@ -134,6 +193,13 @@ WORST = {
     "a long number": lambda n: "1" * n + "```x`",
     "labels of dots": lambda n: "```" + "." * (n // 2) + "/" * (n // 2),
     "lines of tags": lambda n: "<answer> ```python\nx\n```</answer>\n" * (n // 34),
+    **{
+        f"many {part!r}": lambda n, part=part: f"```python\n{part * (n // len(part))}\n```"
+        for part in (
+            *("def f\n", "def f(", "def f()\n", "def f(a):\n", "def f(a): ...\n", "def f(a) -> "),
+            *("def f(a):\n    pass\n", "def f(a):\n'''", "f = f(1)\n", "# x\n", "pass;", "\n"),
+        )
+    },
     "definitions of nothing": lambda n: "```python\n" + "def" + " " * (n // 2) + "def " * (n // 8),
 }
 

@@ -154,7 +154,10 @@ def nested(line):
     ],
 )
 def test_calls_are_read_as_what_they_plainly_are(body):
-    assert verdict(f"{THOUGHT}\n{body}", TWO) == GOOD
+    answer = f"{THOUGHT}\n{body}"
+    assert verdict(answer, TWO) == GOOD
+    assert verdict(answer.replace("\n", "\r\n"), TWO) == GOOD
+    assert verdict(answer, TWO.replace("\n", "\r\n")) == GOOD
 
 
 @pytest.mark.parametrize("text", ["<response>", "</response>", "</tool_call>", "</think>"])

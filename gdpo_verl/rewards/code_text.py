@@ -29,6 +29,23 @@ _PYTHON = re.compile(
     r"[\s{#]*\.?(?:[\w./-]+\.|x-|language-|i)?py(?:py|thon)?(?:[-_]code)?-?[\d.]*(?![\w-])",
     re.IGNORECASE,
 )
+# A block that defines the function NAME: more than its head, and not by what it returned.
+_DEFINES = r"""(?msx)
+    ^ NAME [ \t]* (?: : [^=\n]+ )? = (?!=)
+    (?: [ \t]* lambda\b | (?! [ \t]* ["'\d\[{] ) (?! [^\n]* (?<![.\w]) NAME \b ) )
+  |
+    ^ (?P<indent> [ \t]* ) (?: async [ \t]+ )? def [ \t]+ NAME [ \t]* [\[(]
+    (?: (?! \) \s* (?: : | -> ) | \n [ \t]* def\b ) . ){0,2000} \) \s* (?: -> [^:]{0,500} )? :
+    (?!
+        (?:
+            \s* (?: \.\.\. | … | ; | \# [^\n]* | pass\b | raise [ ]+ NotImplemented [^\n]*
+              | return (?: [ ]+ None )? [ \t]* $
+              | [rR]? (?: ""\" (?: (?! ""\" ) . )* ""\" | ''' (?: (?! ''' ) . )* ''' )
+              | " [^"\n]* " | ' [^'\n]* ' )
+        )*
+        \s* (?: \Z | ^ (?! (?P=indent) [ \t] ) [ \t]* [^\s#] )
+    )
+"""
 
 PUBLISHED_IMPORTS = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
@@ -58,10 +75,10 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     """The program of an answer: its last block fenced as Python, else its last unlabelled; or ''.
 
     Where a function is asked for, it is the last of them that defines it, if one does: models
-    show in a further block how it is used. Thoughts are no answer, in one without an end there is
-    none, and tags in a block or a code span make none. Without `<think>`, one began in the prompt.
-    A block that is not closed reaches to a fence behind code, to `</answer>` at the end, or to
-    the end of the text.
+    show in a further block how it is used, or its head alone. Thoughts are no answer, in one
+    without an end there is none, and tags in a block or a code span make none. Without `<think>`,
+    one began in the prompt. A block that is not closed reaches to a fence behind code, to
+    `</answer>` at the end, or to the end of the text.
 
     Args:
       text: the assistant's turn.
@@ -81,7 +98,7 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     read = [(label, _dedented(lines)) for label, lines in reversed(blocks)]
     python = [source for label, source in read if _PYTHON.match(label) and source.strip()]
     plain = [source for label, source in read if not label and source.strip()]
-    defines = re.compile(rf"(?m)^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*[=:]")
+    defines = re.compile(_DEFINES.replace("NAME", name))
     defining = [source for source in python + plain if name and defines.search(source)]
     return next(iter(defining or python or plain), "")
 

@@ -58,6 +58,7 @@ class Reading(NamedTuple):
 
 def read(text: str) -> Reading:
     """Read an answer that went through `assistant_text`. Never raises for any text."""
+    text = text.replace("\r\n", "\n")
     error = ParseError.NONE
     for apart, end in _thought_ends(text):
         try:
