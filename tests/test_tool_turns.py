@@ -22,6 +22,7 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.run.launch import composed
 from gdpo_verl.lab.tasks import tool_turns, turn_tools
 from gdpo_verl.lab.tasks.turn_tools import TOOLS, guarded
+from gdpo_verl.rewards import tool_turns as module
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
 
@@ -155,7 +156,7 @@ TOLD = "\ntool\n42\nassistant\n"
 ANSWER = "<answer>42</answer>"
 
 
-def rewards(text: str, outcomes: list[float] | None, calls: Any = 1) -> list[float]:
+def rewards(text: str, outcomes: list[float] | None, calls: Any = 1) -> list[Any]:
     found = compute_score("", text, "42", {"calls": calls, "tool_rewards": outcomes})
     assert found["score"] == sum(found[name] for name in NAMES)
     return [found[name] for name in NAMES]
@@ -183,6 +184,11 @@ NAMES = ("correctness", "executed", "economy", "format")
         pytest.param(ANSWER + CALL + TOLD + ANSWER, [1.0], 1, [1, 1, 1, 0], id="two answers"),
         pytest.param(CALL + TOLD + ANSWER + "<|im_end|>\n", [1.0], 1, [1, 1, 1, 1], id="end token"),
         pytest.param("", [], 1, [0, 0, 0, 0], id="empty"),
+        pytest.param(CALL + TOLD + "<answer>7</answer>", [1.0], 3, [0, 1, 0, 1], id="one of three"),
+        pytest.param(2 * (CALL + TOLD) + "<answer>7</answer>", [1, 1], 3, [0, 1, 0, 1], id="two"),
+        pytest.param(2 * (CALL + TOLD) + "<answer>7</answer>", [1, 0], 2, [0, 0.5, 0, 1], id="ran"),
+        pytest.param(3 * (CALL + TOLD) + ANSWER, [1.0] * 3, 3, [1, 1, 1, 1], id="all three"),
+        pytest.param(CALL + TOLD, [1.0], 3, [0, 1, 0, 0], id="one and no answer"),
     ],
 )  # fmt: skip
 def test_a_session_gets_what_it_deserves(
@@ -214,6 +220,48 @@ def test_calls_are_counted_and_those_that_timed_out_or_were_cut_have_a_code() ->
         assert (found["score"], found["parse_error"]) == (0.0, 9)
 
 
+@pytest.mark.parametrize(
+    ("text", "outcomes", "expected"),
+    [
+        pytest.param(CALL + TOLD + ANSWER, [0.0], None, id="a text alone"),
+        pytest.param(2 * (CALL + TOLD) + ANSWER, [0.0, 0.0], None, id="twice"),
+        pytest.param(2 * (CALL + TOLD) + ANSWER, [0.0, 1.0], 0.5, id="beside one that is known"),
+    ],
+)
+def test_a_call_whose_tool_is_not_guarded_is_said_to_be_unknown(
+    text: str, outcomes: list[float], expected: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    module._warn_of_unguarded_tools.cache_clear()
+    for _ in range(2):
+        found = compute_score("", text, "42", {"calls": 1, "tool_rewards": outcomes})
+        assert (found["executed"], found["parse_error"]) == (expected, 27)
+        assert found["economy"] == (None if expected is None else 1.0)
+        assert found["score"] == 2.0 if expected is None else 3.5
+    (message,) = caplog.messages
+    assert "function_tool(guarded(tool)), or return (text, 1.0) from it." in message
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Error: the tool crashed",
+        "Error executing tool 'add': no such city",
+        "Unknown function 'add'. Available tools: ['calculate']",
+        "Invalid JSON in arguments for 'add': Expecting value",
+    ],
+)
+def test_a_call_that_failed_is_told_so_and_is_known_to_have_failed(
+    told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = CALL + f"\ntool\n{told}\nassistant\n" + ANSWER
+    found = compute_score("", text, "42", {"calls": 1, "tool_rewards": [0.0]})
+    assert (found["executed"], found["economy"], found["parse_error"]) == (0.0, 0.0, 0)
+    # What it was told did not fit any more.
+    full = compute_score("", CALL, "42", {"calls": 1, "tool_rewards": [0.0]})
+    assert (full["executed"], full["parse_error"]) == (0.0, 1)
+    assert not caplog.messages
+
+
 # --- verl's own loop ------------------------------------------------------------------
 
 
@@ -236,7 +284,7 @@ def tokenizer() -> Any:
     return train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
 
 
-def session(tokenizer: Any, *turns: str) -> Any:
+def session(tokenizer: Any, *turns: str, tools: Path = TOOLS_FILE) -> Any:
     """verl's tool agent with the recipe's settings, from the first turn to its output."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
@@ -254,7 +302,7 @@ def session(tokenizer: Any, *turns: str) -> Any:
             dataset_cls=None,
             data_config=DictConfigWrap(config.data),
             hf_model_type="qwen2",
-            tools=ToolListWrap(load_all_tools(None, str(TOOLS_FILE))),
+            tools=ToolListWrap(load_all_tools(None, str(tools))),
         )
         return await loop.run({}, raw_prompt=PROBLEM.messages)
 
@@ -310,6 +358,33 @@ def test_nothing_that_a_policy_writes_ends_the_loop_unheard(
     assert output.extra_fields["tool_rewards"] == made
     assert told in tokenizer.decode(output.response_ids)
     assert len(output.response_mask) == len(output.response_ids)
+
+
+def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "plain_tools.py").write_text(
+        "from verl.tools.function_tool import function_tool\n\n"
+        "@function_tool\n"
+        "def double(number: int) -> str:\n"
+        '    """Double a number.\n\n    Args:\n        number: any\n    """\n'
+        "    return str(2 * number)\n"
+    )
+    path = tmp_path / "plain_tools.py"
+    for turn, executed, code in (
+        (call("double", number=21), None, 27),
+        (call("double", number=None), 0.0, 0),  # it raises, and verl says so
+        (call("half", number=84), 0.0, 0),
+    ):
+        output = session(tokenizer, turn, "<answer>42</answer>", tools=path)
+        assert output.extra_fields["tool_rewards"] == [0.0]
+        text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
+        found = compute_score("", text, "42", {"calls": 1, **output.extra_fields})
+        assert (found["executed"], found["economy"], found["parse_error"]) == (
+            executed,
+            executed,
+            code,
+        )
 
 
 def test_the_tools_are_found_from_any_directory(

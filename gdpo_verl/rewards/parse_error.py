@@ -38,6 +38,7 @@ class ParseError(IntEnum):
     OUTPUT = 24  # of a program, more than allowed
     NO_FUNCTION = 25  # the function that the tests call is not defined
     NOT_PLAIN = 26  # a returned value is not plain data
+    NO_OUTCOME = 27  # of a call: its tool returned a text alone
 
 
 def warn_of_ground_truth(reward: str, error: Exception) -> None:

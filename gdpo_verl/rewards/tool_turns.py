@@ -10,6 +10,9 @@ policy can write that itself. What became of its calls is therefore read from ve
 
 from __future__ import annotations
 
+import functools
+import logging
+import re
 from typing import Any
 
 from gdpo_verl.rewards import gsm8k
@@ -20,10 +23,16 @@ from gdpo_verl.rewards.thought import assistant_text
 
 __all__ = ["compute_score", "parse_ground_truth"]
 
+logger = logging.getLogger(__name__)
+
 # What a tool returns beside its text. verl itself gives 0 to a call that raises, names no tool or
 # has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
 EXECUTED, CUT, RAISED, TIMED_OUT = 1.0, 0.5, 0.0, -1.0
 CALL, END_CALL, TOLD = "<tool_call>", "</tool_call>", "<tool_response>"
+# What a policy is told of a call that failed, by `guarded` and by verl; or nothing fitted any more.
+_FAILURE = re.compile(
+    r"Error: |Error executing tool|Unknown function|Invalid JSON in arguments|</tool_call>\Z"
+)
 _NAMES = ("correctness", "executed", "economy", "format")
 
 
@@ -34,7 +43,7 @@ def compute_score(
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """The four rewards of one session, in the form in which verl calls a reward function.
 
     Args:
@@ -45,33 +54,61 @@ def compute_score(
 
     Returns:
       correctness, 1 when the last answer is the number, by the strict rules of `gsm8k`; executed,
-      the share of the calls that ran to their end; economy, the calls it takes by those that ran,
-      1 at most; both 0 when none ran; format, 1 when a tool was given each call, and one answer
-      stands at the end; score, their sum; calls, their number; parse_error, a `ParseError`: of the
-      answer, but `TIMEOUT` where a call timed out, `OUTPUT` where a tool's words were cut.
+      the share of the calls that ran to their end, 0 when none ran; economy, the calls it takes by
+      those that ran, 1 at most, and 0 for fewer, unless the answer is right without the others;
+      format, 1 when a tool was given each call, and one answer stands at the end; score, their
+      sum; calls, their number; parse_error, a `ParseError`: of the answer, but `TIMEOUT` where a
+      call timed out, `OUTPUT` where a tool's words were cut, `NO_OUTCOME` where one that
+      is not `guarded` returned a text alone, so that nobody knows whether it ran; where that is
+      so of all calls, executed and economy are None.
 
     >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
     2.0
     """
     info = extra_info or {}
     outcomes = [float(outcome) for outcome in info.get("tool_rewards") or ()]
+    text = assistant_text(solution_str)
     # More than one call in a turn, and what is no JSON, verl leaves out.
-    calls, ran = max(solution_str.count(CALL), len(outcomes)), sum(each > 0 for each in outcomes)
+    calls = max(solution_str.count(CALL), len(outcomes))
+    ran = sum(each > 0 for each in outcomes)
     answer = gsm8k.compute_score(data_source, solution_str, ground_truth)
     needed, error = info.get("calls", 0), answer["parse_error"]
     if not isinstance(needed, int) or needed < 1:
         fault = ValueError(f"extra_info['calls']: expected 1 call or more, found {needed!r}")
         warn_of_ground_truth("tool_turns", fault)
         error = ParseError.GROUND_TRUTH
-    rewards = dict.fromkeys(_NAMES, 0.0)
+    rewards: dict[str, float | None] = dict.fromkeys(_NAMES, 0.0)
     if error != ParseError.GROUND_TRUTH:
-        form = _has_form(assistant_text(solution_str), len(outcomes))
-        executed, economy = (ran / calls, min(1.0, needed / ran)) if ran else (0.0, 0.0)
-        values = answer["correctness"], executed, economy, float(form)
-        rewards = dict(zip(_NAMES, values, strict=True))
-        if TIMED_OUT in outcomes or CUT in outcomes:
-            error = ParseError.TIMEOUT if TIMED_OUT in outcomes else ParseError.OUTPUT
-    return {"score": sum(rewards.values()), **rewards, "calls": calls, "parse_error": int(error)}
+        rewards["correctness"] = answer["correctness"]
+        rewards["format"] = float(_has_form(text, len(outcomes)))
+        if ran:
+            rewards["executed"] = ran / calls
+        if ran and (ran >= needed or answer["correctness"]):
+            rewards["economy"] = min(1.0, needed / ran)
+        if TIMED_OUT in outcomes:
+            error = ParseError.TIMEOUT
+        elif CUT in outcomes:
+            error = ParseError.OUTPUT
+        elif outcomes.count(RAISED) > len(_FAILURE.findall(text)):
+            _warn_of_unguarded_tools()
+            error = ParseError.NO_OUTCOME
+            if not any(outcomes):
+                rewards["executed"] = rewards["economy"] = None
+    score = sum(value for value in rewards.values() if value is not None)
+    return {"score": score, **rewards, "calls": calls, "parse_error": int(error)}
+
+
+@functools.cache
+def _warn_of_unguarded_tools() -> None:
+    """Warn once in this process: verl gives 0 to a text alone, as to a call that raised."""
+    logger.warning(
+        "tool_turns: a tool returned a text alone, so nobody knows whether its call ran. It counts "
+        "as failed beside others; with none, executed and economy are not scored (metric "
+        "gdpo/parse_error/code_%d). Register it as function_tool(guarded(tool)), or return "
+        "(text, %s) from it.",
+        ParseError.NO_OUTCOME,
+        EXECUTED,
+    )
 
 
 def _has_form(text: str, given: int) -> bool:
