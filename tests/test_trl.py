@@ -17,6 +17,8 @@ import json
 import math
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,7 @@ from conftest import made_once
 from torch import Tensor
 
 from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
+from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 TRL = Path(sys.prefix) / "trl"
@@ -98,6 +101,10 @@ STEPS = {
     "evaluated": step(num_generations=4, num_generations_eval=2)
     | {"group_size": 2, "evaluate": True},
     "weights twice": step({"gdpo_reward_weights": {KEYS[0]: 2.0}}, reward_weights=WEIGHTS),
+    "reported": step(
+        report_to="tensorboard", eval_strategy="steps", eval_steps=1, eval_on_start=True
+    )
+    | {"eval_sets": ["easy", "hard"]},
     "unknown setting": step({"gdpo": {"wighten": "none"}}),
 }
 TWO = {
@@ -214,8 +221,39 @@ def test_the_report_reads_its_metrics_beside_trls(results: Path) -> None:
     assert 0 < found["gdpo/component_1/advantage_share"] < 1
     assert math.isfinite(found["gdpo/whiten_shift"])
     assert theirs.keys() < found.keys()
+    # TRL's names of what verl logs as well.
+    assert 1 < found["response_length/mean"] <= 2
+    assert found["actor/entropy"] > 0
     # Not a word of verl's keys.
     assert ours.notes == ("Of TRL's run, trainer_state.json is read: no completions, no settings.",)
+
+
+def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(
+    results: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+    state, events = results / "reported", tmp_path / "events"
+    shutil.copytree(state / "runs", events / "runs")
+    mean = float(tensor(ROWS)[:, 0].mean())
+    for run in map(read_run, find_runs([state / "trainer_state.json", events])):
+        assert run.components == KEYS
+        assert run.training_steps == [1]
+        # The first two batches are evaluated before the training's, the last two after it.
+        found = run.validation_series(KEYS[0])
+        for name, batches in {"easy": (0, 3), "hard": (1, 4)}.items():
+            expected = [(step, pytest.approx(mean + batches[step], rel=1e-5)) for step in (0, 1)]
+            assert found[name] == expected
+        assert run.series(f"rewards/{KEYS[0]}/mean") == [(1, pytest.approx(mean + 2, rel=1e-5))]
+        assert len(run.series("gdpo/sign_conflicts")) == 1
+        (note,) = run.notes
+        assert re.fullmatch(
+            r"Of TRL's run, (trainer_state\.json|\w{3}\d\d_\S+) is read: no completions, no settings\.",
+            note,
+        )
+    page = write_report([state, events], tmp_path / "report").read_text()
+    assert page.count("not logged") < 12
+    summary = (tmp_path / "report/summary.md").read_text()
+    assert "held-out component_0 (easy), before → after" in summary
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
 
 STEPS.json: ``{name: {"rewards": rows, "group_size": G, "config": {...}, "evaluate": bool}}``, one
 row of K rewards a response, a group's responses one after the other; ``config`` goes to
-`GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours. Each name becomes a directory
+`GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours. With ``eval_sets`` there are
+several, and all rewards rise by 1 from one batch to the next. Each name becomes a directory
 of OUT, in which TRL writes its table of completions, with the rewards that it received and the
 advantages that it logged, and its state; ``trained.<rank>.json`` has the advantages that came to
 the loss, and ``error.txt`` what was refused.
@@ -14,6 +15,8 @@ A separate program because verl must not find TRL (test_trl.py says why).
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import sys
@@ -68,6 +71,18 @@ def preset(name: str, rewards: list[float | None]) -> Callable[..., list[float |
     return reward
 
 
+def rising(reward: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    """The same, 1 higher with each batch."""
+    batches = itertools.count()
+
+    @functools.wraps(reward)
+    def risen(prompts: list[str], **columns: Any) -> list[float]:
+        batch = next(batches)
+        return [value + batch for value in reward(prompts, **columns)]
+
+    return risen
+
+
 def take_step(
     directory: Path,
     rewards: list[list[float | None]],
@@ -76,6 +91,7 @@ def take_step(
     evaluate: bool = False,
     gdpo: dict[str, Any] | None = None,
     ranges: dict[str, Any] | None = None,
+    eval_sets: list[str] | None = None,
 ) -> None:
     """One training step, or an evaluation, over all the rewards as one batch."""
     ours = {} if gdpo is None else {"gdpo": gdpo, "ranges": ranges}
@@ -97,17 +113,18 @@ def take_step(
         "bf16": False,
         "gradient_checkpointing": False,
     }
+    rewards_of_batch = [
+        preset(f"component_{k}", list(column)) for k, column in enumerate(zip(*rewards, strict=True))
+    ]
+    held_out = Dataset.from_list(prompts)
     trainer = Trainer(
         **ours,
         model=make_model(),
         processing_class=make_tokenizer(),
         args=GRPOConfig(**(arguments | config)),
-        reward_funcs=[
-            preset(f"component_{k}", list(column))
-            for k, column in enumerate(zip(*rewards, strict=True))
-        ],
+        reward_funcs=list(map(rising, rewards_of_batch)) if eval_sets else rewards_of_batch,
         train_dataset=Dataset.from_list(prompts),
-        eval_dataset=Dataset.from_list(prompts),
+        eval_dataset=dict.fromkeys(eval_sets, held_out) if eval_sets else held_out,
     )
     trained: list[float] = []
     compute_loss = trainer.compute_loss

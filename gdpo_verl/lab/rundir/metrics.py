@@ -5,7 +5,7 @@ RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_asi
 RUN/<name>.jsonl        the same where VERL_FILE_LOGGER_PATH was not set; only without the above
 RUN.jsonl               likewise, where it is given: verl's own name is <project>/<experiment>.jsonl
 RUN/trainer_state.json  of TRL, or that of its last checkpoint; only without any of the above
-RUN/**/events.out.tfevents.*   the `tensorboard` tracker; only without any of the above
+RUN/**/events.out.tfevents.*   the `tensorboard` tracker, or TRL's; only without any of the above
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ Metrics = dict[str, float]
 Series = list[tuple[int, float]]
 _LARGEST = sys.float_info.max
 _OLD_NAME = re.compile(r"^gdpo/(.+/(?:mean|std|min|max))$")
+# TRL logs an evaluation's runtime before its rewards, under the name of one of several data sets.
+_EVALUATION = re.compile(r"eval_(?:(.+)_)?runtime")
+_EVALUATED = re.compile(r"eval_rewards/(.+)/mean")
+# TRL's names of what verl logs as well.
+_OF_TRL = {
+    "completions/mean_length": "response_length/mean",
+    "entropy": "actor/entropy",
+    "kl": "actor/kl_loss",
+}
 
 
 class RunError(ValueError):
@@ -40,13 +49,17 @@ def current_names(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: data.get(key, value) for key, value in renamed.items()}
 
 
-def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
-    """Step to metrics of a directory or a tracker's file, under `current_names`.
+def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
+    """Step to metrics of a directory or a tracker's file, under verl's names and ours.
 
     `notes` gets a sentence for everything that could not be read.
 
+    Returns:
+      the metrics, and what of TRL's they were read from; "" for a run of verl's.
+
     Raises:
-      RunError: there are only TensorBoard's files and tensorboard is not installed.
+      RunError: TRL's state cannot be read, or there are only TensorBoard's files and tensorboard
+        is not installed.
     """
     files = [run] if run.is_file() else [path for _, path in _earlier_metrics(run)]
     files += [run / METRICS] if (run / METRICS).is_file() else []
@@ -54,7 +67,7 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
         notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
         files = others[-1:]
     if not files and (state := trainer_state(run)):
-        return _read_state(state)
+        return _read_state(state), state.relative_to(run).as_posix()
     if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
         return _read_events(run, events, notes)
     metrics: dict[int, Metrics] = {}
@@ -66,7 +79,7 @@ def read_metrics(run: Path, notes: list[str]) -> dict[int, Metrics]:
             # A resumed run first validates at the step of its checkpoint, trained before.
             earlier = metrics.get(step, {}) if only_validation(data) else {}
             metrics[step] = {**earlier, **data}
-    return metrics
+    return metrics, ""
 
 
 def trainer_state(run: Path) -> Path | None:
@@ -143,15 +156,46 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
             notes.append(f"Line {number} of {path.name} is not a whole metrics line; ignored.")
 
 
+def load_state(path: Path) -> dict[str, Any]:
+    """TRL's state; RunError where a file holds something else."""
+    try:
+        state = parse_json(path.read_bytes())
+    except ValueError:
+        state = None
+    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+        raise RunError(f"{path}: expected TRL's state with a log_history, found another file.")
+    return state
+
+
 def _read_state(path: Path) -> dict[int, Metrics]:
     metrics: dict[int, Metrics] = {}
-    for entry in parse_json(path.read_bytes())["log_history"]:  # several of a step
-        numbers = {key: float(value) for key, value in entry.items() if is_number(value)}
-        metrics.setdefault(int(entry["step"]), {}).update(numbers)
+    for entry in load_state(path)["log_history"]:  # several of a step
+        matches = filter(None, map(_EVALUATION.fullmatch, entry))
+        data_set = next((match[1] for match in matches), None)
+        numbers = metrics.setdefault(int(entry["step"]), {})
+        for key, value in entry.items():
+            if is_number(value) and key not in ("step", "epoch"):
+                numbers[_name_from_trl(key, data_set)] = float(value)
     return metrics
 
 
-def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[int, Metrics]:
+def _name_from_trl(key: str, data_set: str | None) -> str:
+    """TRL's metric under verl's name and ours; `data_set` is that of an evaluation.
+
+    >>> _name_from_trl("eval_rewards/short/mean", "gsm8k"), _name_from_trl("eval_loss", None)
+    ('val-aux/gsm8k/short/mean@1', 'val-aux/eval/loss')
+    """
+    source = data_set or "eval"
+    if match := _EVALUATED.fullmatch(key):
+        return f"val-aux/{source}/{match[1]}/mean@1"
+    if key.startswith("eval_"):
+        return f"val-aux/{source}/{key.removeprefix('eval_')}"
+    return _OF_TRL.get(key, key)
+
+
+def _read_events(
+    run: Path, directories: list[Path], notes: list[str]
+) -> tuple[dict[int, Metrics], str]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
@@ -165,12 +209,21 @@ def _read_events(run: Path, directories: list[Path], notes: list[str]) -> dict[i
             f"Event files lie in {len(directories)} directories; read were those of the newest, "
             f"{newest.relative_to(run).as_posix()}."
         )
-    # 0 keeps every value; verl writes nothing but scalars.
+    # 0 keeps every value; verl and TRL write nothing else but texts and tables.
     events = EventAccumulator(str(newest), size_guidance={"scalars": 0})
     events.Reload()
+    tags = events.Tags()["scalars"]
+    logged = [(event, tag) for tag in tags for event in events.Scalars(tag)]
     metrics: dict[int, Metrics] = {}
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            if is_number(event.value):
-                metrics.setdefault(event.step, {})[tag] = event.value
-    return {step: current_names(metrics[step]) for step in sorted(metrics)}
+    data_set = None
+    for event, tag in sorted(logged, key=lambda each: each[0].wall_time):
+        # TRL's log has train/x for x and eval/x for eval_x; verl has neither. Of several data sets
+        # the order alone says which of them a reward belongs to.
+        key = re.sub("^eval/", "eval_", tag.removeprefix("train/"))
+        match = _EVALUATION.fullmatch(key)
+        data_set = match[1] if match else data_set
+        if is_number(event.value) and key != "epoch":
+            metrics.setdefault(event.step, {})[_name_from_trl(key, data_set)] = event.value
+    found = {step: current_names(metrics[step]) for step in sorted(metrics)}
+    of_trl = any(tag.startswith("train/") for tag in tags)
+    return found, newest.name if of_trl else ""

@@ -27,12 +27,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gdpo_verl.lab.rundir.dumps import parse_json
 from gdpo_verl.lab.rundir.metrics import (
+    EVENTS,
     METRICS,
     STATE,
     Metrics,
     RunError,
     Series,
     is_number,
+    load_state,
     only_validation,
     read_metrics,
     tracker_files,
@@ -113,15 +115,30 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The runs that paths name; a directory of runs, or of verl's own files, names each of them."""
     found: list[Path] = []
     for path in map(Path, paths):
-        named = path.parent / f"{path.name}.jsonl"
-        path = named if named.is_file() and not any(path.glob("metrics.*")) else path
-        files = tracker_files(path)
-        inside = sorted([*files, *(file.parent for file in path.glob(f"*/{METRICS}"))])
-        inside += sorted({state.parents[1] for state in path.glob(f"*/checkpoint-*/{STATE}")})
-        # RUN/<name>.jsonl, with its dumps beside it.
-        alone = inside == files[:1] and not any(file.with_suffix("").is_dir() for file in files)
-        found += [path] if alone or any(path.glob("metrics.*")) else inside
+        found += _runs_at(path)
     return list(dict.fromkeys(found))
+
+
+def _runs_at(path: Path) -> list[Path]:
+    named = path.parent / f"{path.name}.jsonl"
+    if any(path.glob("metrics.*")):
+        return [path]
+    path = named if named.is_file() else path
+    files = tracker_files(path)
+    children = [child for child in path.glob("*/") if not child.name.startswith("checkpoint-")]
+    inside = [child for child in children if (child / METRICS).is_file() or _is_trls(child)]
+    # Event files of a run may lie in a folder of their own, those of several in one each.
+    logged = [child for child in children if child not in inside and any(child.glob(EVENTS))]
+    inside += logged if inside or len(logged) > 1 else []
+    # RUN/<name>.jsonl, with its dumps beside it.
+    alone = len(files) == 1 and not inside and not files[0].with_suffix("").is_dir()
+    own = [path] if alone or _is_trls(path) else files
+    return sorted([*own, *inside]) or [path]
+
+
+def _is_trls(path: Path) -> bool:
+    """Return whether TRL kept its state in a directory, or its event files where it has them."""
+    return trainer_state(path) is not None or any(path.glob(f"runs/*/{EVENTS}"))
 
 
 def read_run(path: Path) -> Run:
@@ -130,36 +147,42 @@ def read_run(path: Path) -> Run:
     Raises:
       RunError: there is no such directory or file, or it holds no metrics.
     """
-    path = Path(path).parent if Path(path).name == METRICS else Path(path)
+    path = Path(path)
+    if path.is_file() and path.name in (METRICS, STATE):
+        path = path.parent
     if not path.is_dir() and not tracker_files(path):
         raise RunError(
             f"{path}: expected a run directory that holds {METRICS}, or a file of verl's `file` "
-            f"tracker, found {'another file' if path.exists() else 'nothing'}. Give for example "
-            "runs/quickstart/gdpo or PROJECT/EXPERIMENT.jsonl."
+            f"tracker or TRL's {STATE}, found {'another file' if path.exists() else 'nothing'}. "
+            "Give for example runs/quickstart/gdpo or PROJECT/EXPERIMENT.jsonl."
         )
     notes: list[str] = []
-    metrics = read_metrics(path, notes)
+    metrics, from_trl = read_metrics(path, notes)
     path = path if path.is_dir() else path.with_suffix("")
     if not metrics:
         raise RunError(
             f"{path}: expected {METRICS} with at least one line of verl's `file` tracker, found "
             f"{_contents(path)}. Train with trainer.logger=[console,file] and "
-            f"VERL_FILE_LOGGER_PATH={path / METRICS}, or wait for the first step."
+            f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait for "
+            "the first step."
         )
+    other_notes = list(notes)
     run = Run(
         path=path,
         name=path.resolve().name,
         metrics=metrics,
-        rollouts=_dumps(path / "rollouts", "trainer.rollout_data_dir", notes),
-        validation=_dumps(path / "validation", "trainer.validation_data_dir", notes),
-        config=_read_config(path / "config.yaml", notes),
-        launch=_read_launch(path / "launch.json", notes),
+        rollouts=_dumps(path / "rollouts", "trainer.rollout_data_dir", other_notes),
+        validation=_dumps(path / "validation", "trainer.validation_data_dir", other_notes),
+        config=_read_config(path / "config.yaml", other_notes),
+        launch=_read_launch(path / "launch.json", other_notes),
         notes=(),
     )
-    if not (path / METRICS).exists() and (state := trainer_state(path)):
-        where = state.relative_to(path).as_posix()
-        return replace(run, notes=(f"Of TRL's run, {where} is read: no completions, no settings.",))
-    return replace(run, notes=(*notes, *_gaps(run)))
+    if not from_trl:
+        return replace(run, notes=(*other_notes, *_gaps(run)))
+    notes.append(f"Of TRL's run, {from_trl} is read: no completions, no settings.")
+    if not run.components:
+        notes.append("No rewards/<name>/mean in it: there is nothing to draw for each reward.")
+    return replace(run, notes=tuple(notes))
 
 
 def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
@@ -232,6 +255,9 @@ def is_running(run: Path) -> bool:
         return False
     try:
         found = read_run(run)
+        if state := trainer_state(run):
+            known = load_state(state)
+            return bool(known["global_step"] < known["max_steps"])
     except RunError:
         return False
     # Without its files a run goes on until its last step; where that is not known, for ever.

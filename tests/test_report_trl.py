@@ -1,0 +1,157 @@
+"""Runs of TRL, as its state, its checkpoints and its event files lie in folders, are found."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runs import page_of, training, write_lines
+
+from gdpo_verl.lab.report import write_report
+from gdpo_verl.lab.rundir.metrics import RunError
+from gdpo_verl.lab.rundir.run import find_runs, is_running, read_run
+
+STATE = "trainer_state.json"
+
+
+def log(step: int, value: float) -> list[dict[str, Any]]:
+    """The entries of a step that was trained and then evaluated."""
+    trained = {"rewards/short/mean": value, "completions/mean_length": 8.0, "epoch": 0.5}
+    evaluated = {"eval_rewards/short/mean": value / 2, "eval_runtime": 0.1, "epoch": 0.5}
+    return [trained | {"step": step}, evaluated | {"step": step}]
+
+
+def write_state(directory: Path, steps: int, *, of: int | None = None) -> Path:
+    """TRL's state after a number of steps, of as many as it is to train."""
+    entries = [entry for step in range(1, steps + 1) for entry in log(step, step / 10)]
+    state = {"global_step": steps, "max_steps": of or steps, "log_history": entries}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / STATE).write_text(json.dumps(state))
+    return directory
+
+
+def write_events(directory: Path, steps: int) -> None:
+    """The same, as TRL's callback hands it to TensorBoard."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(str(directory))
+    for step in range(1, steps + 1):
+        for entry in log(step, step / 10):
+            del entry["step"]
+            for key, value in entry.items():
+                evaluated = key.startswith("eval_")
+                tag = f"eval/{key.removeprefix('eval_')}" if evaluated else f"train/{key}"
+                writer.add_scalar(tag, value, step)
+    writer.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six runs of all kinds, and files that are none."""
+    folder = tmp_path / "runs"
+    write_state(folder / "at_the_end", 4)
+    write_state(folder / "checkpoints/checkpoint-2", 2, of=4)
+    write_state(folder / "checkpoints/checkpoint-4", 4)
+    write_state(folder / "both/checkpoint-2", 2, of=4)
+    write_state(folder / "both", 4)
+    write_events(folder / "events/runs/Nov26_16-18-08_vm", 4)
+    write_lines(folder / "verl/metrics.jsonl", [training(step, 0.5, 0.0) for step in (1, 2)])
+    write_lines(folder / "file.jsonl", [training(step, 0.5, 0.0) for step in (1, 2)])
+    write_lines(folder / "notes.jsonl", [{"no": "metrics"}])
+    (folder / "empty").mkdir()
+    return folder
+
+
+TRLS = ["at_the_end", "both", "checkpoints", "events"]
+
+
+def test_a_mixed_folder_names_each_run(folder: Path) -> None:
+    found = find_runs([folder])
+    assert sorted(path.name for path in found) == sorted([*TRLS, "verl", "file.jsonl"])
+    for run in map(read_run, found):
+        if run.name in TRLS:
+            assert run.components == ["short"]
+            assert run.series("rewards/short/mean") == [
+                (step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)
+            ]
+            assert run.validation_series("short") == {
+                "eval": [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
+            }
+            assert run.training_steps == [1, 2, 3, 4]
+            assert run.series("response_length/mean")[0] == (1, 8.0)
+            assert len(run.notes) == 1
+            assert run.notes[0].startswith("Of TRL's run, ")
+    text = page_of(folder.parent / "out", folder).text
+    assert "Left out" not in text
+    assert "held-out short, before → after" in text
+
+
+@pytest.mark.parametrize("name", TRLS)
+def test_a_folder_with_one_kind_of_run_alone_names_it(folder: Path, name: str) -> None:
+    alone = folder.parent / "alone"
+    alone.mkdir()
+    (folder / name).rename(alone / name)
+    assert find_runs([alone]) == [alone / name]
+    assert find_runs([alone / name]) == [alone / name]
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        (f"at_the_end/{STATE}", 4),
+        (f"checkpoints/checkpoint-2/{STATE}", 2),
+        ("checkpoints/checkpoint-2", 2),
+        ("events/runs", 4),
+        ("events/runs/Nov26_16-18-08_vm", 4),
+    ],
+)
+def test_a_part_of_a_run_is_read_where_it_is_named(folder: Path, given: str, steps: int) -> None:
+    (found,) = find_runs([folder / given])
+    assert len(read_run(found).training_steps) == steps
+
+
+def test_a_state_beside_the_reader_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / "at_the_end")
+    assert read_run(Path(STATE)).name == "at_the_end"
+
+
+def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path: Path) -> None:
+    write_state(tmp_path / "outer", 2)
+    write_state(tmp_path / "outer/inner", 2)
+    assert find_runs([tmp_path / "outer"]) == [tmp_path / "outer", tmp_path / "outer/inner"]
+
+
+def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path: Path) -> None:
+    write_events(tmp_path / "run/tensorboard", 2)
+    assert find_runs([tmp_path / "run"]) == [tmp_path / "run"]
+    # In one each they are several runs', as verl writes them: tensorboard_log/PROJECT/EXPERIMENT.
+    write_events(tmp_path / "run/another", 2)
+    found = find_runs([tmp_path / "run"])
+    assert found == [tmp_path / "run/another", tmp_path / "run/tensorboard"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])
+def test_another_file_of_this_name_is_no_run(folder: Path, text: str) -> None:
+    (folder / "both" / STATE).write_text(text)
+    with pytest.raises(RunError, match=re.escape(STATE)):
+        read_run(folder / "both" / STATE)
+    # The others are shown all the same.
+    write_report([folder], folder.parent / "out")
+    assert "Left out: " in (folder.parent / "out/summary.md").read_text()
+
+
+def test_a_state_without_rewards_says_so_in_trls_words(tmp_path: Path) -> None:
+    state = {"log_history": [{"loss": 1.0, "step": 1}], "global_step": 1, "max_steps": 1}
+    (tmp_path / STATE).write_text(json.dumps(state))
+    run = read_run(tmp_path)
+    assert run.notes[1].startswith("No rewards/<name>/mean in it")
+    assert not any(word in note for note in run.notes for word in ("verl", "algorithm."))
+
+
+def test_a_training_goes_on_until_trls_last_step(tmp_path: Path) -> None:
+    write_state(tmp_path / "run/checkpoint-2", 2, of=4)
+    assert is_running(tmp_path / "run")
+    write_state(tmp_path / "run/checkpoint-4", 4)
+    assert not is_running(tmp_path / "run")
