@@ -75,6 +75,12 @@ detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
 wrapped = changed(lambda result, answer: asyncio.sleep(0, result))
+def nest(result, answer, **more):
+    parts = {key: result[key] for key in ("right", "short")} | more
+    return {"score": result["score"], "reward_components": parts}
+
+nested = changed(nest)
+nested_by_chance = changed(lambda result, answer: nest(result, answer, short=random.random()))
 half_a_pair = changed(lambda result, answer: result | {"text": chr(0xD800)})
 
 @declares(Component("format", 0, 1), Component("right", 0, 1))
@@ -261,6 +267,22 @@ def test_a_broken_reward_is_named(check: Callable, reward: str) -> None:
     assert status == 1
     problems = [line for line in shown.splitlines() if line.startswith("PROBLEM")]
     assert BROKEN[reward] in "\n".join(problems)
+
+
+def test_nested_components_are_what_the_training_makes_of_them(check: Callable) -> None:
+    no_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
+    status, shown, report = check("nested", *no_validation)
+    assert (status, report["problems"]) == (0, [])
+    assert "score = 1·right + 1·short in 27 of 27 answers" in shown
+    # verl's validation cannot make a column of a dict, whoever reads the components.
+    _, _, report = check("nested")
+    (problem,) = report["problems"]
+    assert problem.startswith("'reward_components' is {'right': ")
+    _, _, report = check("nested_by_chance", *no_validation)
+    assert any("'short' 0." in problem for problem in report["problems"])
+    # Our manager hands them on as columns.
+    status, _, _ = check("nested", "reward.reward_manager.name=gdpo_components")
+    assert status == 0
 
 
 def test_a_reward_that_does_not_prefer_the_truth_is_noted(check: Callable) -> None:

@@ -73,12 +73,10 @@ def test_a_mixed_folder_names_each_run(folder: Path) -> None:
     for run in map(read_run, found):
         if run.name in TRLS:
             assert run.components == ["short"]
-            assert run.series("rewards/short/mean") == [
-                (step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)
-            ]
-            assert run.validation_series("short") == {
-                "eval": [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
-            }
+            trained: list[Any] = [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)]
+            held_out: list[Any] = [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
+            assert run.series("rewards/short/mean") == trained
+            assert run.validation_series("short") == {"eval": held_out}
             assert run.training_steps == [1, 2, 3, 4]
             assert run.series("response_length/mean")[0] == (1, 8.0)
             assert len(run.notes) == 1

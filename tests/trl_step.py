@@ -113,9 +113,8 @@ def take_step(
         "bf16": False,
         "gradient_checkpointing": False,
     }
-    rewards_of_batch = [
-        preset(f"component_{k}", list(column)) for k, column in enumerate(zip(*rewards, strict=True))
-    ]
+    columns = enumerate(zip(*rewards, strict=True))
+    rewards_of_batch = [preset(f"component_{k}", list(column)) for k, column in columns]
     held_out = Dataset.from_list(prompts)
     trainer = Trainer(
         **ours,

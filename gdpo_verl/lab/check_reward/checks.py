@@ -17,6 +17,7 @@ from gdpo_verl.lab.text import seconds_text
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
+from gdpo_verl.reward_dicts import unnested
 from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -162,12 +163,13 @@ def _not_repeated(each: ScoredAnswer) -> str:
         return ""
     changed = f"the second time it {again.error}"
     if not again.error:
+        one, other = unnested(first.info), unnested(again.info)
         pairs = {"score": (first.score, again.score)}
-        pairs |= {name: (first.info.get(name), again.info.get(name)) for name in each.values}
+        pairs |= {name: (one.get(name), other.get(name)) for name in each.values}
         changed = ", ".join(
-            f"{name!r} {one!r} and then {other!r}"
-            for name, (one, other) in pairs.items()
-            if not _alike(one, other)
+            f"{name!r} {before!r} and then {after!r}"
+            for name, (before, after) in pairs.items()
+            if not _alike(before, after)
         )
     return changed and (
         f"scored twice, in another order: {changed}. The reward of an answer must not depend on "

@@ -19,7 +19,7 @@ from gdpo_verl.plugin import validation
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.reward_dicts import read_components
+from gdpo_verl.reward_dicts import read_components, unnested
 from gdpo_verl.rewards.components import Component
 
 NOTHING = "–"
@@ -56,7 +56,7 @@ def measure(
     components: list[dict[str, Any]] = []
     if dicts or not finished:  # bare numbers alone have their own complaint
         # A key counts as returned where one answer has it.
-        keys = list(dict.fromkeys(key for each in dicts for key in each.result.info))
+        keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
         try:
             objective = settings.resolve(scored.declared, keys or None)
             if batch := _read_components(dicts, objective, found):

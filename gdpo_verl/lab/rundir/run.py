@@ -163,8 +163,8 @@ def read_run(path: Path) -> Run:
         raise RunError(
             f"{path}: expected {METRICS} with at least one line of verl's `file` tracker, found "
             f"{_contents(path)}. Train with trainer.logger=[console,file] and "
-            f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait for "
-            "the first step."
+            f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait "
+            "for the first step."
         )
     other_notes = list(notes)
     run = Run(
