@@ -48,6 +48,7 @@ def batch_metrics(
     outcome: int | None = None,
     failed_sessions: int = 0,
     trains: bool = True,
+    scheduled: bool = False,
 ) -> dict[str, float]:
     """Compute a batch's metrics but for those of its answers (`parse_error_metrics`).
 
@@ -55,6 +56,7 @@ def batch_metrics(
       ranges, failed_sessions: as in `component_metrics` and `coverage_metrics`.
       outcome: the column of the component that says whether the task was solved.
       trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
+      scheduled: the weights change from step to step, and are metrics themselves.
     """
     groups = decomposition.groups
     # A reward is reported as it was returned, its effect as the conditions leave it.
@@ -70,6 +72,9 @@ def batch_metrics(
         # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
         metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
         metrics |= variant_metrics(decomposition)
+    if scheduled:
+        names = [f"gdpo/{key}/weight" for key in keys]
+        metrics |= zip(names, decomposition.weights.tolist(), strict=True)
     return metrics
 
 

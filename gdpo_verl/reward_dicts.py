@@ -6,21 +6,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions
+from gdpo_verl.advantage import apply_conditions, factorize_groups
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.rewards.components import RESERVED, Component
 
 # The key under which NeMo Gym and SkyRL hand over a dict of components.
 NESTED = "reward_components"
-_NO_COMPONENTS = (*RESERVED, "parse_error")
+_NO_COMPONENTS = (*RESERVED, "parse_error", NESTED)
+# In a smaller batch a component's `most_unscored` is a share of this many responses.
+FEWEST_RESPONSES = 20
+_NO_REWARD = (
+    "An agent loop that sets reward_score itself must put the components into "
+    "extra_fields['reward_extra_info']."
+)
+_DICTS = Wording(
+    root="config",
+    rewards="rewards",
+    group_size="groups",
+    components="Put them into each dict, or name them: config={'gdpo_reward_keys': [...]}.",
+    ranges="Give them as components=[Component(name, low, high), ...].",
+    absent="Every dict needs it, with None where it is not scored.",
+)
+
+
+class RewardErrors(RuntimeError):
+    """Too many of a batch's responses are without a reward."""
 
 
 def advantages_of(
@@ -29,8 +49,8 @@ def advantages_of(
     token_counts: Sequence[int] | None = None,
     *,
     config: GdpoConfig | Mapping[str, Any] | None = None,
-    components: Sequence[Component] = (),
-    step: int = 0,
+    components: Sequence[Component | str] = (),
+    step: int | None = None,
 ) -> list[float]:
     """GDPO's advantage of each response, or that of another variant, from rewards as dicts.
 
@@ -50,30 +70,60 @@ def advantages_of(
         alike in the whitening.
       config: verl's `algorithm` node as a dict, or `GdpoConfig`; default: GDPO's defaults. It
         names the components, `gdpo_reward_keys`, where dicts hold other things, too.
-      components: with ranges, where a variant needs them.
-      step: of the training, for scheduled weights.
+      components: their names; with ranges, where a variant needs them.
+      step: of the training, for scheduled weights; 1 is the first.
 
     Returns:
       B numbers, unitless; 0 where nothing is scored.
 
     Raises:
-      ValueError: a component is absent, infinite or not a number, with the row; or a setting is
-        wrong, with its key.
+      ValueError: a component is absent, infinite or not a number, with the row; a setting is
+        wrong, with its key; or no two responses share a prompt.
+      RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
-    if not isinstance(config, GdpoConfig):
-        config = GdpoConfig.from_algorithm(config or {})
-    if not rewards:
+    if isinstance(config, GdpoConfig):
+        config = replace(config, wording=_DICTS)
+    else:
+        config = GdpoConfig.from_algorithm({} if config is None else config, _DICTS)
+    if not len(rewards):
         return []
+    rows = [str(row) for row in range(len(rewards))]
+    _check_dicts(rewards, rows, _DICTS)
     # Nothing is named or declared: whatever the dicts hold is a component.
     if not components and config.reward_keys is None:
-        dicts = [info.get(NESTED) or info for info in rewards]
-        names = dict.fromkeys(key for info in dicts for key in info if key not in _NO_COMPONENTS)
-        components = [Component(name) for name in names]
+        names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
+        components = list(dict.fromkeys(names))
     objective = config.resolve(components)
-    raw = read_components(rewards, objective, [str(row) for row in range(len(rewards))])
+    if config.schedule and (step is None or step < 1):
+        raise ValueError(
+            "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
+            f"found {step}"
+        )
+    raw = read_components(rewards, objective, rows)
+    numbered = factorize_groups(groups, raw, "groups")
+    # A response alone, as the last of a data set may be, has nothing to compare.
+    largest = int(numbered.codes.bincount().max())
+    objective.check_groups(largest if len(rows) > 1 else None)
+    check_unscored(rewards, raw, objective)
     counts = [1] * len(rewards) if token_counts is None else list(token_counts)
-    found = objective.estimate(raw, groups, torch.tensor(counts), step)
+    found = objective.estimate(raw, numbered, torch.tensor(counts), step or 0)
     return found.advantage.tolist()
+
+
+def _own(info: Mapping[str, Any]) -> Iterable[str]:
+    """The keys of a dict among which its components are."""
+    if NESTED not in info:
+        return info
+    nested = info[NESTED]
+    return nested if isinstance(nested, Mapping) else ()
+
+
+def _check_dicts(infos: Sequence[Any], rows: Sequence[str], wording: Wording) -> None:
+    for info, row in zip(infos, rows, strict=True):
+        if not isinstance(info, Mapping):
+            raise ValueError(
+                f"{wording.rewards}: expected a dict of components for row {row}, found {info!r}"
+            )
 
 
 def unnested(info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,6 +182,7 @@ def read_components(
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
+    _check_dicts(infos, rows, objective.config.wording)
     # A row without a judgement has none of the keys, which is no fault of the reward.
     nothing = dict.fromkeys(objective.keys)
     infos = [nothing if failed_judgement(info) else unnested(info) for info in infos]
@@ -142,18 +193,31 @@ def read_components(
     return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
 
+def check_unscored(infos: Sequence[Mapping[str, Any]], raw: Tensor, objective: Objective) -> None:
+    """Raise RewardErrors where more rows lack a component than its `most_unscored` allows."""
+    for key, most in objective.most_unscored.items():
+        missing = raw[:, objective.keys.index(key)].isnan().nonzero()[:, 0].tolist()
+        if len(missing) > most * max(len(raw), FEWEST_RESPONSES):
+            error = infos[missing[-1]].get(f"{key}_error", "in the reward workers' log")
+            raise RewardErrors(
+                f"{len(missing)} of {len(raw)} responses of a batch have no {key!r}; at most "
+                f"{most:.0%} may. See to the judge. The last error: {error}"
+            )
+
+
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:
+    wording = objective.config.wording
     if key not in info:
         if key in objective.optional:
             return math.nan
-        remedy = (
-            "Return it from compute_score on every path, failures included."
-            if info
-            else "An agent loop that sets reward_score itself must put the components into "
-            "extra_fields['reward_extra_info']."
-        )
+        if NESTED in info:
+            raise ValueError(
+                f"{wording.rewards}: expected a dict of components as {NESTED!r} for row {row}, "
+                f"found {info[NESTED]!r}"
+            )
+        remedy = wording.absent if info or wording is not VERL else _NO_REWARD
         raise ValueError(
-            f"algorithm.gdpo_reward_keys: the reward returned no {key!r} for row {row}, only "
+            f"{wording.rewards}: the reward returned no {key!r} for row {row}, only "
             f"{sorted(info)}. {remedy}"
         )
     value = info[key]
@@ -166,7 +230,7 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
         number = math.inf
     if abs(number) > LARGEST:
         raise ValueError(
-            f"algorithm.gdpo_reward_keys: expected a finite number, None or NaN for {key!r}, found "
+            f"{wording.rewards}: expected a finite number, None or NaN for {key!r}, found "
             f"{value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
         )
     return _as_written(number, value)

@@ -5,23 +5,41 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
+from numbers import Real
 from typing import Any
 
 import torch
+from torch import Tensor
 from trl import GRPOTrainer
 
-from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config import GdpoConfig, parsing
+from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
+from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin.upstream import Dependency as _D
 from gdpo_verl.plugin.upstream import source_of, violations
+from gdpo_verl.reward_dicts import weighted_sum
 from gdpo_verl.rewards.components import Component
 
+logger = logging.getLogger(__name__)
+
+_TRL = Wording(
+    root="gdpo",
+    rewards="reward_funcs",
+    group_size="GRPOConfig.num_generations",
+    components="Give reward_funcs.",
+    ranges="Give them as ranges={name: (low, high)}.",
+    absent="Name functions of reward_funcs.",
+)
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
-    _D("GRPOTrainer", reads="reward_func_names reward_weights num_generations_eval process_slice"),
+    _D("GRPOTrainer", reads="reward_func_names reward_weights scale_rewards "
+       "num_generations_eval process_slice"),
     _D("GRPOTrainer._calculate_rewards", "self inputs prompts completions ..."),
     _D("GRPOTrainer._generate_and_score_completions", "self inputs",
        "_calculate_rewards num_generations completion_mask tool_mask advantages _metrics _logs"),
@@ -33,9 +51,10 @@ class GDPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with the advantages of GDPO, or of another variant.
 
     Components have the names of the reward functions. All that TRL logs stays, and our metrics
-    (docs/metrics.md) join it.
+    (docs/metrics.md) join it; `reward` is the weighted sum after the conditions.
 
     Args:
+      reward_funcs: as TRL has them, or a dict of them by the names that they are to have.
       gdpo: the settings, as verl's `algorithm` node has them: {"gdpo": {"variant": "dvao"}}, say.
         TRL's `reward_weights` are taken; its `scale_rewards` and `multi_objective_aggregation`
         have no effect.
@@ -47,6 +66,8 @@ class GDPOTrainer(GRPOTrainer):
 
     def __init__(
         self,
+        model: Any = None,
+        reward_funcs: Any = None,
         *args: Any,
         gdpo: Mapping[str, Any] | None = None,
         ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -57,46 +78,149 @@ class GDPOTrainer(GRPOTrainer):
                 f"gdpo_verl.trl does not fit TRL {version('trl')}: {'; '.join(problems)}. "
                 "Run: pip install trl==1.16.0"
             )
-        super().__init__(*args, **kwargs)
-        names, settings = self.reward_func_names, dict(gdpo or {})
+        given: list[str] = []
+        if isinstance(reward_funcs, Mapping):
+            given, reward_funcs = list(reward_funcs), list(reward_funcs.values())
+        super().__init__(model, reward_funcs, *args, **kwargs)
+        self.reward_func_names[: len(given)] = given
+        names = self.reward_func_names
         if len(set(names)) < len(names):
-            raise ValueError(f"reward_funcs: expected functions of distinct names, found {names}")
-        if self.args.reward_weights is not None:
-            if settings.get("gdpo_reward_weights") is not None:
-                raise ValueError("algorithm.gdpo_reward_weights: GRPOConfig.reward_weights is set")
-            weights = dict(zip(names, self.reward_weights.tolist(), strict=True))
-            settings["gdpo_reward_weights"] = weights
+            raise ValueError(
+                f"reward_funcs: expected functions of distinct names, found {names}. Name them: "
+                "reward_funcs={name: function, ...}"
+            )
+        config = self._settings({} if gdpo is None else gdpo)
         # TRL scores with functions, which declare nothing: the ranges are an argument.
-        components = [Component(name, *(ranges or {}).get(name, ())) for name in names]
-        self.objective = GdpoConfig.from_algorithm(settings).resolve(components)
+        components = _components(names, {} if ranges is None else ranges)
+        self.objective = config.resolve(components, names)
+        self.objective.check_groups(self.num_generations)
+        self._warn_of_trls()
+        # What TRL logs as `reward` is then the sum of what is trained.
+        weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
+        self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-        # TRL's own method, which calls this one, keeps only their weighted sum.
-        self._components = super()._calculate_rewards(*args, **kwargs)
-        return self._components
+    def _settings(self, gdpo: Mapping[str, Any]) -> GdpoConfig:
+        """The settings, with TRL's own weights."""
+        weights = self.args.reward_weights
+        if weights is None:
+            return GdpoConfig.from_algorithm(gdpo, _TRL)
+        settings = parsing.plain(parsing.mapping(_TRL.root, gdpo))
+        if settings.get("gdpo_reward_weights") is not None:
+            raise ValueError(
+                f"{_TRL.weights}: GRPOConfig.reward_weights is set, too. Remove one of them."
+            )
+        # TRL wants one for each function, whichever the keys leave out.
+        keys = settings.get("gdpo_reward_keys") or self.reward_func_names
+        named = zip(self.reward_func_names, weights, strict=False)
+        settings["gdpo_reward_weights"] = {name: weight for name, weight in named if name in keys}
+        return GdpoConfig.from_algorithm(settings, _TRL)
+
+    def _warn_of_trls(self) -> None:
+        """Warn of TRL's settings that have no effect, and of too small groups in evaluations."""
+        if self.scale_rewards != "group":
+            logger.warning(
+                "GRPOConfig.scale_rewards=%r has no effect in GDPOTrainer, which divides each "
+                "component by its group's deviation. To leave the deviations out: gdpo=%s.",
+                self.scale_rewards,
+                {parsing.SCALE: False},
+            )
+        size = self.num_generations_eval
+        if size < max(2, self.objective.config.estimator.least_group):
+            logger.warning(
+                "GRPOConfig.num_generations_eval=%d: too few responses to a prompt for the variant "
+                "%r. In evaluations the metrics of advantages will say nothing.",
+                size,
+                self.objective.config.variant,
+            )
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        mode, size = "train", self.num_generations
-        if not self.model.training:
-            mode, size = "eval", self.num_generations_eval
-        objective, rewards = self.objective, self._components.double().cpu()  # of all processes
+        # TRL keeps only the weighted sum of what its method, or a subclass's, returns.
+        returned: list[Tensor] = []
+        score = self._calculate_rewards  # type: ignore[has-type]
+
+        def keep(*args: Any, **kwargs: Any) -> Tensor:
+            returned.append(score(*args, **kwargs))
+            return returned[-1]
+
+        self._calculate_rewards = keep
+        try:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        finally:
+            self._calculate_rewards = score
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
-        groups = torch.arange(len(rewards)) // size
-        found = objective.estimate(rewards, groups, tokens, self.state.global_step)
+        advantage = self._advantages(returned[0], tokens)
         first = self.accelerator.process_index * len(inputs)
-        own = found.advantage[first : first + len(inputs)]
+        own = advantage[first : first + len(inputs)]
         output["advantages"] = own.to(output["advantages"])
+        return output
+
+    def _advantages(self, returned: Tensor, tokens: Tensor) -> Tensor:
+        """The advantages of all processes' responses, and their metrics in TRL's log."""
+        objective = self.objective
+        columns: list[Tensor] = []
+        for key in objective.keys:
+            column = returned[:, self.reward_func_names.index(key)].double().cpu()
+            if bool(column.isinf().any()):
+                row = int(column.isinf().nonzero()[0])
+                raise ValueError(
+                    f"reward_funcs: expected a finite number of {key!r}, or None where it is not "
+                    f"scored, found {float(column[row])} for response {row}"
+                )
+            columns.append(column)
+        # TRL counts the steps that are done, and a schedule the one that is taken.
+        done = self.state.global_step
+        if self.model.training:
+            metrics, size, step = self._metrics["train"], self.num_generations, done + 1
+        else:
+            metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
+        groups = torch.arange(len(returned)) // size
+        found = objective.estimate(torch.stack(columns, dim=1), groups, tokens, step)
         # In place of TRL's, which are the last in its log.
         logged = self._logs["advantages"]
-        for _ in range(min(len(logged), len(rewards))):
+        for _ in range(min(len(logged), len(returned))):
             logged.pop()
         logged.extend(found.advantage.tolist())
-        ours = batch_metrics(
-            found, objective.keys, ranges=objective.ranges, outcome=objective.outcome_column
-        )
-        for name, value in ours.items():
-            if not re.fullmatch("rewards/.+/(mean|std)", name):  # TRL has them
-                self._metrics[mode][name].append(float(value))
-        return output
+        sums = weighted_sum(found.rewards, objective)[found.scored]
+        metrics["reward"][-1] = float(sums.mean())
+        metrics["reward_std"][-1] = float(sums.std())
+        if objective.config.metrics:
+            ours = batch_metrics(
+                found,
+                objective.keys,
+                ranges=objective.ranges,
+                outcome=objective.outcome_column,
+                scheduled=bool(objective.config.schedule),
+            )
+            for name, value in ours.items():
+                if not re.fullmatch("rewards/.+/(mean|std)", name):  # TRL has them
+                    metrics[name].append(float(value))
+        return found.advantage
+
+
+def _components(names: list[str], ranges: Mapping[str, Any]) -> list[Component]:
+    """A component for each reward function, with its range.
+
+    Raises ValueError for a range of no function, and for what is no range.
+    """
+    for name, pair in parsing.mapping("ranges", ranges, "{name: (low, high)}").items():
+        if name not in names:
+            raise ValueError(
+                f"ranges: {name!r} is not among the reward functions {names}."
+                f"{did_you_mean(name, names)}"
+            )
+        if not _is_range(pair):
+            raise ValueError(
+                f"ranges: expected (low, high) for {name!r}, two finite numbers with low < high, "
+                f"found {pair!r}. Leave out a component that is unbounded."
+            )
+    return [Component(name, *ranges.get(name, ())) for name in names]
+
+
+def _is_range(pair: Any) -> bool:
+    try:
+        low, high = pair
+    except (TypeError, ValueError):
+        return False
+    numbers = all(isinstance(end, Real) and math.isfinite(end) for end in (low, high))
+    return numbers and bool(low < high)

@@ -50,3 +50,11 @@ def test_what_declares_nothing_has_no_components(reward: object) -> None:
 def test_a_bad_declaration_is_refused_where_it_stands(entries: list, expected: str) -> None:
     with pytest.raises(ValueError, match=f"^components: {expected}"):
         declares(*entries)(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1, 0), (0, float("inf")), (float("nan"), 1), ("0", 1), ((0, 1), None)]
+)
+def test_a_range_that_is_none_is_refused(low: object, high: object) -> None:
+    with pytest.raises(ValueError, match=r"^component 'a': expected .* found low="):
+        Component("a", low, high)

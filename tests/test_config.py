@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -277,6 +278,7 @@ def test_sa_mrpo_without_declared_ranges_is_refused_with_the_remedy() -> None:
     [
         pytest.param(-3, 3, {"r": (-3.0, 3.0)}, id="finite"),
         pytest.param(None, 1.0, {}, id="no lower end"),
+        pytest.param(1, np.int64(2), {"r": (1.0, 2.0)}, id="of numpy"),
         pytest.param(1.0, 1.0, {}, id="a point"),
     ],
 )

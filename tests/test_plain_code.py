@@ -18,8 +18,6 @@ EXCEPTIONS = {
     "lab/check_reward/__init__.py:check",
     "lab/check_reward/report.py:measure",
     "lab/cli/measuring.py:add_commands",
-    "config/__init__.py:resolve",
-    "config/parsing.py",
     "lab/doctor.py",
     "lab/dry_run.py",
     "lab/evaluate/run.py:evaluate",

@@ -10,6 +10,7 @@ import torch
 
 from gdpo_verl import advantages_of, gdpo_advantages
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.reward_dicts import RewardErrors
 from gdpo_verl.rewards.components import Component
 
 GROUPS = ["a", "b", "a", "b"]
@@ -71,20 +72,91 @@ def test_the_components_of_nemo_gym_and_skyrl_stand_in_a_dict_by_themselves() ->
     assert advantages_of(nested, GROUPS) == advantages_of(ROWS, GROUPS)
 
 
+NESTED_ROW = {"reward": 1.0, "reward_components": {"a": 1}}
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"right": 1}, {"right": 1, "short": 0}], "no 'short' for row 0, only"),
-        ([{"score": 1}, {"score": 0}], "declares no components and none are named"),
+        (
+            [{"right": 1}, {"right": 1, "short": 0}],
+            "no 'short' for row 0, only .* Every dict needs",
+        ),
+        ([{}, {"right": 1}], r"no 'right' for row 0, only \[\]\. Every dict needs"),
+        ([{"score": 1}, {"score": 0}], "declares no components and none are named. Put them into"),
+        ([{"reward": 1, "reward_components": None}] * 2, "declares no components"),
+        ([{"reward_components": None}, NESTED_ROW], "'reward_components' for row 0, found None"),
+        ([NESTED_ROW, {"x": 1, "reward_components": [1]}], r"for row 1, found \[1\]"),
+        ([NESTED_ROW, {"reward_components": {}}], "no 'a' for row 1"),
+        ([None, {"a": 1}], "rewards: expected a dict of components for row 0, found None"),
+        ([{"a": 1}, 0.5], r"expected a dict of components for row 1, found 0\.5"),
+        ({"a": [1, 0]}, "expected a dict of components for row 0, found 'a'"),
+        ([{"a": 1}, {"a": -math.inf}], "for 'a', found -inf for row 1"),
     ],
 )
-def test_what_cannot_be_read_is_named(rows: list[Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        advantages_of(rows, [0, 0])
+def test_what_cannot_be_read_is_named(rows: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        advantages_of(rows, [0] * len(rows))
+    assert "algorithm." not in str(caught.value)
+    assert "compute_score" not in str(caught.value)
+
+
+RAMPS = {name: {"from": 0.0, "to": 1.0, "steps": 4} for name in ("right", "short")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": {"weights": {"right": 2}}}, r"config\.weights: .*{'gdpo_reward_weights': {'ri"),
+        ({"config": {"whiten": "none"}}, r"config\.whiten: .* config={'gdpo': {'whiten': 'none'}}"),
+        ({"config": {"variant": "dvao"}}, r"config\.variant: unknown key"),
+        ({"config": {"gdpo": {"wighten": "none"}}}, r"config\.gdpo\.wighten: .*'whiten'"),
+        ({"config": {"lam": 0.9}}, r"config\.lam: 0\.9 asks verl's trainer"),
+        ({"config": [1]}, "config: expected a mapping"),
+        ({"config": {"gdpo": {"variant": "sa_mrpo"}}}, r"components=\[Component\(name, low, high"),
+        ({"config": GdpoConfig(variant="sa_mrpo")}, r"components=\[Component\(name, low, high"),
+        ({"config": {"gdpo": {"variant": "corr_grpo"}}}, "groups: the variant 'corr_grpo'"),
+        (
+            {"config": {"gdpo": {"variant": "pkg://json:dumps"}}},
+            "config.gdpo.variant: 'dumps' fail",
+        ),
+        ({"config": {"gdpo": {"schedule": RAMPS}}}, "step: .*schedule needs .* found None"),
+        ({"config": {"gdpo": {"schedule": RAMPS}}, "step": 0}, "1 for the first; found 0"),
+        ({"components": ["right", "right"]}, "components: expected distinct"),
+        ({"components": ["right", 3]}, "components: expected names or Component objects"),
+        ({"groups": [0, 1, 2, 3]}, "groups: expected at least 2 responses to a prompt, found 1"),
+        ({"groups": [[0]] * 4}, "groups: expected hashable"),
+        ({"token_counts": [1, 2]}, "token_counts: expected shape"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        advantages_of(ROWS, **{"groups": GROUPS, **options})
+    assert "algorithm." not in str(caught.value)
+
+
+def test_components_may_be_names() -> None:
+    assert advantages_of(ROWS, GROUPS, components=["right", "short"]) == advantages_of(ROWS, GROUPS)
+    only = advantages_of(ROWS, GROUPS, components=["short"])
+    assert only == advantages_of([{"short": row["short"]} for row in ROWS], GROUPS)
+
+
+def test_the_first_step_of_a_schedule_is_1() -> None:
+    config = {"gdpo": {"schedule": RAMPS}}
+    plain = advantages_of(ROWS, GROUPS)
+    assert advantages_of(ROWS, GROUPS, config=config, step=1) == pytest.approx(plain)
+
+
+def test_a_component_that_too_many_lack_ends_the_training() -> None:
+    components = ["right", Component("short", 0, 1, most_unscored=0.05)]
+    with pytest.raises(RewardErrors, match=r"2 of 4 responses .* no 'short'; at most 5% may"):
+        advantages_of(ROWS, GROUPS, components=components)
 
 
 def test_small_batches() -> None:
     assert advantages_of([], []) == []
     assert advantages_of([{"a": 1.0}], ["x"]) == [0.0]  # a group of one has nothing to compare
-    with pytest.raises(ValueError, match="group_ids: expected 2"):
+    with pytest.raises(ValueError, match="groups: expected 2"):
         advantages_of(ROWS[:2], [0])

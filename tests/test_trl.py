@@ -62,6 +62,21 @@ PARTLY_SCORED: Rows = [
 WEIGHTS = [1.0, 0.25, -2.0]
 KEYS = [f"component_{k}" for k in range(3)]
 CONDITION = {KEYS[0]: {"on": KEYS[2], "at_least": 0.2}}
+# verl's own node, in which nothing is asked for.
+VERLS: dict[str, Any] = {
+    "_target_": "verl.trainer.config.AlgoConfig",
+    "gamma": 1.0,
+    "lam": 1.0,
+    "use_kl_in_reward": False,
+    "kl_penalty": "kl",
+    "kl_ctrl": {"type": "fixed", "kl_coef": 0.001},
+    "use_pf_ppo": False,
+    "pf_ppo": {"reweight_method": "pow"},
+    "filter_groups": {"enable": False, "metric": "reward"},
+    "rollout_correction": {"rollout_is": None, "bypass_mode": False},
+    "norm_adv_by_std_in_grpo": True,
+    "gdpo_reward_keys": None,
+}
 # What the step "settings" has, as the pure function takes it.
 SETTINGS = {
     "variant": "sa_mrpo",
@@ -100,13 +115,60 @@ STEPS = {
     "TRL, sum unscaled": trls(PARTLY_SCORED, scale_rewards="none"),
     "evaluated": step(num_generations=4, num_generations_eval=2)
     | {"group_size": 2, "evaluate": True},
+    "by name": step(
+        {"gdpo_reward_keys": [KEYS[2], KEYS[0]], "gdpo_reward_weights": {KEYS[0]: 0.25}},
+    ),
+    "keys and TRL's weights": step(
+        {"gdpo_reward_keys": [KEYS[2], KEYS[0]]}, reward_weights=[0.25, 7.0, 1.0]
+    ),
+    "of one name": step({"gdpo_reward_weights": {KEYS[1]: 0.25}}) | {"named": True},
+    "shaped": step() | {"shaped": True},
+    "no metrics": step({"gdpo": {"metrics": False}}, scale_rewards="none"),
+    "scheduled": step(
+        {"gdpo": {"schedule": {key: {"from": 0.0, "to": 1.0, "steps": 4} for key in KEYS}}},
+        num_generations_eval=1,
+    ),
+    "conditions": step({"gdpo": {"conditions": CONDITION}, "gdpo_reward_weights": {KEYS[1]: 0.5}}),
+    "infinite": step(rewards=[[1.0, -math.inf, 1.0], *ROWS[1:]]),
+    "whole node": step(VERLS | {"adv_estimator": "gdpo"}),
     "weights twice": step({"gdpo_reward_weights": {KEYS[0]: 2.0}}, reward_weights=WEIGHTS),
     "reported": step(
         report_to="tensorboard", eval_strategy="steps", eval_steps=1, eval_on_start=True
     )
     | {"eval_sets": ["easy", "hard"]},
-    "unknown setting": step({"gdpo": {"wighten": "none"}}),
 }
+# Settings that were once taken and had no effect, or ended a run with another error, and what is
+# said of them. A tuple also has the ranges.
+NOTHING_ELSE = "unknown key; known under gdpo are"
+NO_RANGE = r"ranges: expected \(low, high\) for 'component_1'"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"gdpo": {"gdpo": {"wighten": "none"}}}, r"gdpo\.gdpo\.wighten: .* mean 'whiten'"),
+    ({"gdpo": {"whiten": "none"}}, rf"{NOTHING_ELSE}.* gdpo={{'gdpo': {{'whiten': 'none'}}}}"),
+    ({"gdpo": {"variant": "dvao"}}, rf"{NOTHING_ELSE}.* gdpo={{'gdpo': {{'variant': 'dvao'}}}}"),
+    ({"gdpo": {"weights": {"a": 2}}}, rf"{NOTHING_ELSE}.* gdpo={{'gdpo_reward_weights': {{'a': 2"),
+    ({"gdpo": {"gdpo": {"weights": {}}}}, r"gdpo\.gdpo\.weights: .*gdpo={'gdpo_reward_weights'"),
+    ({"gdpo": {"tau": 0.8}}, rf"{NOTHING_ELSE}.* gdpo={{'gdpo': {{'gd2po': {{'tau': 0.8"),
+    ({"gdpo": {"gdpo.epsilon": 0.1}}, rf"{NOTHING_ELSE}.* gdpo={{'gdpo': {{'epsilon': 0.1"),
+    ({"gdpo": {"zzz": 1}}, rf"gdpo\.zzz: {NOTHING_ELSE}"),
+    ({"gdpo": {"gamma": 0.9}}, r"gdpo\.gamma: 0\.9 asks verl's trainer"),
+    ({"gdpo": {"use_kl_in_reward": True}}, r"gdpo\.use_kl_in_reward: True asks"),
+    ({"gdpo": {"adv_estimator": "grpo"}}, r"gdpo\.adv_estimator: 'grpo' asks"),
+    ({"gdpo": {"filter_groups": {"enable": True}}}, r"gdpo\.filter_groups: .* asks"),
+    ({"gdpo": "dvao"}, "gdpo: expected a mapping, found 'dvao'"),
+    ({"gdpo": {"gdpo_reward_keys": ["component_3"]}}, "'component_3' is not .* of reward_funcs"),
+    ({"gdpo": {"gdpo": {"variant": "sa_mrpo"}}}, "known for .* ranges={name: "),
+    ({"gdpo": {"gdpo": {"variant": "pkg://json:dumps"}}}, "gdpo.gdpo.variant: 'dumps' failed"),
+    ({"gdpo": {"gdpo": {"variant": "corr_grpo"}}, "group_size": 2}, "GRPOConfig.num_generations:"),
+    ({"ranges": {"component_3": (0, 1)}}, "ranges: 'component_3' is not .* mean 'component_"),
+    ({"ranges": [(0, 1)]}, r"ranges: expected {name: \(low, high\)}"),
+    ({"ranges": {KEYS[1]: 3}}, NO_RANGE),
+    ({"ranges": {KEYS[1]: (1, 0)}}, NO_RANGE),
+    ({"ranges": {KEYS[1]: (0, None)}}, NO_RANGE),
+    ({"ranges": {KEYS[1]: (0, 1, 2)}}, NO_RANGE),
+    ({"ranges": {KEYS[1]: ("0", "1")}}, NO_RANGE),
+    ({"ranges": {KEYS[1]: (0, math.inf)}}, NO_RANGE),
+]
+STEPS |= {f"refused {number}": step() | given for number, (given, _) in enumerate(REFUSED)}
 TWO = {
     "two processes": step(per_device_train_batch_size=16),
     "two, accumulated": step(per_device_train_batch_size=4, gradient_accumulation_steps=4),
@@ -139,12 +201,14 @@ def tensor(rows: Any) -> Tensor:
     )
 
 
-def read(results: Path, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The rewards, which of two tokens count, and the advantages that were logged and trained."""
     (path,) = (results / name / "completions").glob("*.parquet")
     columns = pq.read_table(path).to_pydict()
     rewards = tensor(zip(*(columns[key] for key in KEYS), strict=True))
     given = tensor((STEPS | TWO)[name]["rewards"]).float().double()
+    if shaped:
+        given = -given
     torch.testing.assert_close(rewards, given, rtol=0, atol=0, equal_nan=True)
     # A response of fewer than the two words that it may have has ended with one token more.
     lengths = torch.tensor([min(len(text.split()) + 1, 2) for text in columns["completion"]])
@@ -178,6 +242,13 @@ def check(results: Path, name: str, conditions: Any = None, **options: Any) -> N
         ("as TRL", {"weights": WEIGHTS, "whiten": "sequence", "epsilon": 1e-4}),
         ("evaluated", {}),  # in groups of another size
         ("settings", SETTINGS),
+        ("whole node", {}),
+        ("of one name", {"weights": [1.0, 0.25, 1.0]}),
+        ("by name", {"weights": [0.25, 0.0, 1.0]}),
+        ("keys and TRL's weights", {"weights": [0.25, 0.0, 1.0]}),
+        ("scheduled", {"weights": [0.25] * 3}),  # of step 1 of 4
+        ("no metrics", {}),  # nor has scale_rewards an effect
+        ("conditions", {"conditions": CONDITION, "weights": [1.0, 0.5, 1.0]}),
     ],
 )
 def test_it_trains_with_the_advantages_of_the_pure_function(
@@ -256,15 +327,59 @@ def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(
     assert "held-out component_0 (easy), before → after" in summary
 
 
+def logged(results: Path, name: str) -> dict[str, float]:
+    """The metrics of the first step."""
+    state = json.loads((results / name / "trainer_state.json").read_text())
+    return state["log_history"][0]
+
+
+def test_what_a_subclass_makes_of_the_rewards_is_trained(results: Path) -> None:
+    table, mask, advantages, _ = read(results, "shaped", shaped=True)
+    expected = gdpo_advantages(table, [row // 4 for row in range(32)], mask)[:, 0]
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
+    *_, plain, _ = read(results, "defaults")
+    torch.testing.assert_close(advantages.mean() - advantages, plain - plain.mean())
+
+
+def test_its_reward_is_the_sum_that_is_trained(results: Path) -> None:
+    weights = torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64)
+    sums = apply_conditions(tensor(ROWS).float().double(), KEYS, CONDITION) @ weights
+    found = logged(results, "conditions")
+    assert found["reward"] == pytest.approx(float(sums.mean()), rel=1e-6)
+    assert found["reward_std"] == pytest.approx(float(sums.std()), rel=1e-6)
+    by_name = tensor(ROWS) @ torch.tensor([0.25, 0.0, 1.0], dtype=torch.float64)
+    for name in ("by name", "keys and TRL's weights"):
+        assert logged(results, name)["reward"] == pytest.approx(float(by_name.mean()), rel=1e-5)
+
+
+def test_metrics_can_be_switched_off_and_scheduled_weights_are_among_them(results: Path) -> None:
+    assert not [name for name in logged(results, "no metrics") if name.startswith("gdpo/")]
+    assert logged(results, "scheduled")["gdpo/component_0/weight"] == 0.25
+
+
+def test_what_has_no_effect_is_warned_of(results: Path) -> None:
+    warned = (results / "no metrics" / "warnings.txt").read_text()
+    assert warned.startswith("GRPOConfig.scale_rewards='none' has no effect in GDPOTrainer")
+    warned = (results / "scheduled" / "warnings.txt").read_text()
+    assert warned.startswith("GRPOConfig.num_generations_eval=1: too few responses")
+    assert not (results / "defaults" / "warnings.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("weights twice", "algorithm.gdpo_reward_weights: GRPOConfig.reward_weights is set"),
-        ("unknown setting", "algorithm.gdpo.wighten"),
+        ("weights twice", r"gdpo\.gdpo_reward_weights: GRPOConfig\.reward_weights is set"),
+        ("infinite", "finite number of 'component_1', .* found -inf for response 0"),
+        *[(f"refused {number}", message) for number, (_, message) in enumerate(REFUSED)],
     ],
 )
-def test_wrong_settings_are_named_before_training(results: Path, name: str, message: str) -> None:
-    assert message in (results / name / "error.txt").read_text()
+def test_wrong_settings_and_rewards_are_named_in_words_of_the_trainers(
+    results: Path, name: str, message: str
+) -> None:
+    error = (results / name / "error.txt").read_text()
+    assert re.search(message, error), error
+    assert "algorithm." not in error
+    assert "compute_score" not in error
 
 
 def test_a_trl_that_does_not_fit_is_named() -> None:

@@ -91,6 +91,7 @@ INVALID_IN_A_CONTROL_TOO = [
     ("custom_reward_function.path", "mine.py", r": verl reads .*Set reward\.custom_reward"),
     ("reward_model.reward_manager", "naive", r": verl reads .*Set reward\.reward_manager\.name in"),
 ]
+ONE = "actor_rollout_ref.rollout.n=1"
 RAMP = "{format: {from: 0.0, to: 1.0, steps: 5}}"
 
 
@@ -124,8 +125,20 @@ def test_refused_before_ray_starts(
             ],
             r"actor_rollout_ref\.rollout\.n: the variant 'corr_grpo' .* groups of 2",
         ),
+        (
+            [ONE],
+            r"actor_rollout_ref\.rollout\.n: expected at least 2 responses .* 'gdpo' compares them",
+        ),
+        (
+            [ONE, "+algorithm.gdpo.variant=dvao"],
+            r"actor_rollout_ref\.rollout\.n: expected at least 2 .* 'dvao' compares them",
+        ),
+        (
+            ["+algorithm.whiten=none"],
+            r"algorithm\.whiten: unknown key.* Did you mean 'gdpo\.whiten'\?",
+        ),
     ],
-    ids=["manager", "group size"],
+    ids=["manager", "group size", "one response", "one response of a variant", "no section"],
 )
 def test_refused_under_another_key_than_the_one_that_was_set(
     compose: Callable, overrides: list[str], message: str
@@ -164,6 +177,18 @@ OLD = "reward_model.reward_manager"
             r"^algorithm\.gdpo\.conditions, algorithm\.gdpo_reward_weights: .*name=naive gives",
         ),
         ("grpo", [CONDITIONS], None),
+        # It may learn from a response alone, as verl's GRPO does.
+        (
+            "gdpo",
+            [ONE, "+algorithm.gdpo.variant=pkg://own:own"],
+            r"rollout\.n: .*'pkg://own:own' l",
+        ),
+        ("grpo", [ONE], None),
+        (
+            "gdpo",
+            ["algorithm.norm_adv_by_std_in_grpo=false"],
+            r"algorithm\.norm_adv_by_std_in_grpo=false: .* makes no difference",
+        ),
     ],
 )
 def test_a_run_that_can_start_is_warned_of_what_has_no_effect_or_hides_components(
@@ -172,7 +197,11 @@ def test_a_run_that_can_start_is_warned_of_what_has_no_effect_or_hides_component
     recipe: str,
     overrides: list[str],
     warned: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "own.py").write_text("def own(d):\n    return d.combined\n")
+    monkeypatch.syspath_prepend(tmp_path)
     validate(compose(*overrides, recipe=recipe))
     assert len(caplog.messages) == (warned is not None)
     assert all(re.search(str(warned), message) for message in caplog.messages)

@@ -4,8 +4,10 @@
 
 STEPS.json: ``{name: {"rewards": rows, "group_size": G, "config": {...}, "evaluate": bool}}``, one
 row of K rewards a response, a group's responses one after the other; ``config`` goes to
-`GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours. With ``eval_sets`` there are
-several, and all rewards rise by 1 from one batch to the next. Each name becomes a directory
+`GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours, with ``shaped`` a subclass of it
+that turns every reward round, and with ``named`` the functions, which then all have one name, are
+given in a dict. With ``eval_sets`` there are several, and all rewards rise by 1 from one batch to
+the next. Warnings come to ``warnings.txt``. Each name becomes a directory
 of OUT, in which TRL writes its table of completions, with the rewards that it received and the
 advantages that it logged, and its state; ``trained.<rank>.json`` has the advantages that came to
 the loss, and ``error.txt`` what was refused.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -83,6 +86,11 @@ def rising(reward: Callable[..., list[float]]) -> Callable[..., list[float]]:
     return risen
 
 
+class ShapedTrainer(GDPOTrainer):
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        return -super()._calculate_rewards(*args, **kwargs)
+
+
 def take_step(
     directory: Path,
     rewards: list[list[float | None]],
@@ -90,12 +98,24 @@ def take_step(
     config: dict[str, Any],
     evaluate: bool = False,
     gdpo: dict[str, Any] | None = None,
-    ranges: dict[str, Any] | None = None,
+    ranges: Any = None,
     eval_sets: list[str] | None = None,
+    shaped: bool = False,
+    named: bool = False,
 ) -> None:
     """One training step, or an evaluation, over all the rewards as one batch."""
     ours = {} if gdpo is None else {"gdpo": gdpo, "ranges": ranges}
-    Trainer = GRPOTrainer if gdpo is None else GDPOTrainer
+    Trainer = GRPOTrainer if gdpo is None else ShapedTrainer if shaped else GDPOTrainer
+    columns = list(zip(*rewards, strict=True))
+    names = [f"component_{k}" for k in range(len(columns))]
+    functions: Any = [
+        preset("same" if named else name, list(column))
+        for name, column in zip(names, columns, strict=True)
+    ]
+    if eval_sets:
+        functions = list(map(rising, functions))
+    if named:
+        functions = dict(zip(names, functions, strict=True))
     prompts = [{"prompt": word} for word in WORDS[1 : 1 + len(rewards) // group_size]]
     arguments = {
         "output_dir": str(directory),
@@ -113,15 +133,13 @@ def take_step(
         "bf16": False,
         "gradient_checkpointing": False,
     }
-    columns = enumerate(zip(*rewards, strict=True))
-    rewards_of_batch = [preset(f"component_{k}", list(column)) for k, column in columns]
     held_out = Dataset.from_list(prompts)
     trainer = Trainer(
         **ours,
         model=make_model(),
         processing_class=make_tokenizer(),
         args=GRPOConfig(**(arguments | config)),
-        reward_funcs=list(map(rising, rewards_of_batch)) if eval_sets else rewards_of_batch,
+        reward_funcs=functions,
         train_dataset=Dataset.from_list(prompts),
         eval_dataset=dict.fromkeys(eval_sets, held_out) if eval_sets else held_out,
     )
@@ -146,10 +164,13 @@ def main(steps: Path, out: Path) -> None:
     for name, step in json.loads(steps.read_text()).items():
         directory = out / name
         directory.mkdir(parents=True, exist_ok=True)
+        log = logging.FileHandler(directory / "warnings.txt", mode="w")
+        logging.getLogger("gdpo_verl").addHandler(log)
         try:
             take_step(directory, **step)
         except ValueError as error:
             (directory / "error.txt").write_text(str(error))
+        logging.getLogger("gdpo_verl").removeHandler(log)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,13 @@ class Groups(NamedTuple):
 GroupIds = Sequence[Hashable] | Tensor | Groups
 
 
-def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
+def factorize_groups(group_ids: GroupIds, rewards: Tensor, where: str = "group_ids") -> Groups:
     """Number the groups, once; `Groups` are returned as they are.
 
     Args:
       group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
       rewards: of B rows, on the device that the codes go to.
+      where: what an error calls the ids.
 
     Raises:
       ValueError: not one id a row, or ids that cannot be hashed.
@@ -44,7 +45,7 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
     size = len(rewards)
     if isinstance(group_ids, Tensor):
         if group_ids.shape != (size,):
-            raise ValueError(f"group_ids: expected shape ({size},), found {tuple(group_ids.shape)}")
+            raise ValueError(f"{where}: expected shape ({size},), found {tuple(group_ids.shape)}")
         values, codes = torch.unique(group_ids.detach().to(rewards.device), return_inverse=True)
         return Groups(codes, len(values))
     try:
@@ -52,16 +53,16 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor) -> Groups:
     except TypeError:
         found = type_name(group_ids)
     if found != size:
-        raise ValueError(f"group_ids: expected {size}, one a row of rewards, found {found}")
+        raise ValueError(f"{where}: expected {size}, one a row of rewards, found {found}")
     # In one pass: an id that is new gets the next number.
     seen: defaultdict[Hashable, int] = defaultdict(count().__next__)
     try:
         codes = torch.from_numpy(np.fromiter(map(seen.__getitem__, group_ids), np.int64, size))
     except TypeError as error:
-        raise ValueError(f"group_ids: expected hashable ids: {error}") from error
+        raise ValueError(f"{where}: expected hashable ids: {error}") from error
     if any(isinstance(group, Tensor) for group in seen):
         raise ValueError(
-            "group_ids: expected one tensor or hashable ids, found several tensors, which are "
+            f"{where}: expected one tensor or hashable ids, found several tensors, which are "
             "equal to themselves only. Stack them."
         )
     return Groups(codes.to(rewards.device), len(seen))

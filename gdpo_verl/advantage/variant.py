@@ -124,7 +124,7 @@ class Variant:
 
     def check_group_size(self, size: int, components: int, where: str = "group_ids") -> None:
         """Raise ValueError where groups are too small for the method."""
-        # One response is a group without advantage under any variant.
+        # Groups of one have no advantage under any variant; a batch may hold some.
         if components > 1 and 1 < size < self.least_group:
             raise ValueError(
                 f"{where}: the variant {self.name!r} takes correlations within a group, which are "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from gdpo_verl.advantage.estimate import decompose
@@ -28,6 +31,19 @@ VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
     name: importlib.import_module(f"gdpo_verl.advantage.{name}").VARIANT for name in _FILES
 }
 OWN = "pkg://"
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Keep a user's code, which may seed a generator, from moving the trainer's."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
 
 
 def find_variant(name: Any, where: str = "variant") -> Variant:
@@ -60,7 +76,8 @@ def _load(address: str, where: str) -> Variant:
     if not colon or not module or not name:
         raise ValueError(f"{where}: expected pkg://module:function, found {address!r}")
     try:
-        function = getattr(importlib.import_module(module), name)
+        with random_state_kept():
+            function = getattr(importlib.import_module(module), name)
     except Exception as error:  # an import runs the user's module, which may raise anything
         raise ValueError(
             f"{where}: cannot load {name!r} of the module {module!r}: {type(error).__name__}: "
@@ -95,7 +112,8 @@ def validate_variant(
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
     found = decompose(rewards, groups, tokens, weights=weights, variant=variant, **settings)
     try:
-        _ = found.advantage
+        with random_state_kept():
+            _ = found.advantage
     except Exception as error:
         raise ValueError(
             f"{where}: {variant.name!r} failed on a batch of {len(rewards)} responses with "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from torch import Tensor
@@ -19,14 +20,18 @@ from gdpo_verl.advantage import (
     check_conditions,
     decompose,
     find_variant,
+    validate_variant,
 )
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
 from gdpo_verl.config import parsing
+from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.rewards.components import Component
+from gdpo_verl.rewards.components import Component, as_components
+
+logger = logging.getLogger(__name__)
 
 # Looked for, in this order, where neither a gate nor a condition names the outcome.
 _OUTCOMES = ("correctness", "accuracy", "pass", "outcome")
@@ -43,6 +48,7 @@ class GdpoConfig:
       variant: `algorithm.gdpo.variant`, and `options`, its settings, as written.
       whiten: None is the variant's own.
       epsilon, conditions, gate, schedule, metrics: the keys of `algorithm.gdpo`.
+      wording: of errors.
     """
 
     reward_keys: tuple[str, ...] | None = None
@@ -56,30 +62,38 @@ class GdpoConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     gate: Mapping[str, Any] | None = None
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
+    wording: Wording = field(default=VERL, compare=False, repr=False)
 
     @classmethod
-    def from_algorithm(cls, algorithm: Mapping[str, Any]) -> GdpoConfig:
+    def from_algorithm(cls, algorithm: Mapping[str, Any], wording: Wording = VERL) -> GdpoConfig:
         """Read verl's `algorithm` node (a mapping or an omegaconf DictConfig).
+
+        Args:
+          wording: another than verl's where the settings are an argument of ours; every key that
+            would have no effect is then refused.
 
         Raises:
           ValueError: names the key in full, what was found and what is expected.
         """
-        algorithm = parsing.plain(algorithm)
-        node = parsing.gdpo_node(algorithm)
-        variant, options = parsing.variant(node)
-        keys = parsing.reward_keys(algorithm.get("gdpo_reward_keys"))
+        root, section = wording.root, f"{wording.root}.gdpo"
+        algorithm = parsing.plain(parsing.mapping(root, algorithm))
+        node = parsing.gdpo_node(algorithm, root)
+        variant, options = parsing.variant(node, root)
+        keys = parsing.reward_keys(algorithm.get("gdpo_reward_keys"), wording)
+        weights = parsing.reward_weights(algorithm.get("gdpo_reward_weights"), keys, wording)
         return cls(
             reward_keys=keys,
-            reward_weights=parsing.reward_weights(algorithm.get("gdpo_reward_weights"), keys),
-            scale=parsing.flag("algorithm", algorithm, "norm_adv_by_std_in_grpo", cls.scale),
+            reward_weights=weights,
+            scale=parsing.flag(root, algorithm, parsing.SCALE, cls.scale),
             variant=variant,
             options=options,
-            whiten=parsing.whiten(node),
-            epsilon=parsing.epsilon(node.get("epsilon", cls.epsilon)),
-            conditions=parsing.conditions(node.get("conditions")),
-            gate=parsing.gate(node.get("gate")),
-            schedule=parsing.schedules(node.get("schedule")),
-            metrics=parsing.flag("algorithm.gdpo", node, "metrics", cls.metrics),
+            whiten=parsing.whiten(node, section),
+            epsilon=parsing.epsilon(node.get("epsilon", cls.epsilon), section),
+            conditions=parsing.conditions(node.get("conditions"), section),
+            gate=parsing.gate(node.get("gate"), section),
+            schedule=parsing.schedules(node.get("schedule"), section),
+            metrics=parsing.flag(section, node, "metrics", cls.metrics),
+            wording=wording,
         )
 
     @cached_property
@@ -89,13 +103,14 @@ class GdpoConfig:
         Raises:
           ValueError: it cannot be imported, or has no such setting.
         """
-        where = f"algorithm.gdpo.{own_name(self.variant)}."
-        found = find_variant(self.variant, "algorithm.gdpo.variant")
+        section = f"{self.wording.root}.gdpo"
+        where = f"{section}.{own_name(self.variant)}."
+        found = find_variant(self.variant, f"{section}.variant")
         # GDPO itself is known by identity (`variant is GDPO`), so that it is not copied.
         return found.with_settings(self.options, where) if self.options else found
 
     def resolve(
-        self, declared: Sequence[Component], returned: Sequence[str] | None = None
+        self, declared: Sequence[Component | str], returned: Sequence[str] | None = None
     ) -> Objective:
         """The components that enter the estimator, in order, with weights and conditions.
 
@@ -107,47 +122,56 @@ class GdpoConfig:
           ValueError: nothing is declared or named, or a key, weight or condition names
             something that the reward does not return.
         """
-        names = [component.name for component in declared]
-        if self.reward_keys is None and not names:
-            found = f", although it returns {list(returned)}" if returned else ""
-            raise ValueError(
-                "algorithm.gdpo_reward_keys: the reward declares no components and none are named"
-                f"{found}. Set algorithm.gdpo_reward_keys=[...] (on a stock verl "
-                "configuration with a leading +), or declare them with gdpo_verl.rewards.declares: "
-                "a decorator above that needs functools.wraps to keep them."
-            )
-        keys = self.reward_keys or tuple(names)
-        optional = frozenset(component.name for component in declared if component.optional)
-        # Every reward returns `score`, the sum of the components: it is never one of them.
-        known = [key for key in returned or () if key != "score"]
-        for key in keys:
-            if returned is not None and key not in known and key not in optional:
-                raise ValueError(
-                    f"algorithm.gdpo_reward_keys: {key!r} is not among the reward components "
-                    f"{known}. Return it from compute_score or remove the key."
-                    f"{did_you_mean(key, known)}"
-                )
-        weights = self.reward_weights or {}
-        for key in weights:
-            parsing.check_component(f"algorithm.gdpo_reward_weights.{key}", key, keys)
-        check_conditions(keys, self.conditions, "algorithm.gdpo.conditions")
-        chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
-        if not any(chosen):
-            raise ValueError(f"algorithm.gdpo_reward_weights: all are zero, found {list(chosen)}")
-        parsing.check_schedules(self.schedule, dict(zip(keys, chosen, strict=True)))
+        components = as_components(declared)
+        optional = frozenset(component.name for component in components if component.optional)
+        keys = self._keys([component.name for component in components], optional, returned)
+        section = f"{self.wording.root}.gdpo"
+        check_conditions(keys, self.conditions, f"{section}.conditions")
+        weights = self._weights(keys)
+        parsing.check_schedules(self.schedule, dict(zip(keys, weights, strict=True)), self.wording)
         if self.gate is not None:
-            parsing.check_component("algorithm.gdpo.gate.on", self.gate["on"], keys)
+            parsing.check_component(f"{section}.gate.on", self.gate["on"], keys)
         # The reward may declare components that the keys leave out.
-        own = [component for component in declared if component.name in keys]
-        ranges = {
-            c.name: (float(c.low), float(c.high))
-            for c in own
-            if parsing.is_number(c.low) and parsing.is_number(c.high) and c.low < c.high
-        }
+        own = [component for component in components if component.name in keys]
+        ranges = {c.name: c.range for c in own if c.range is not None}
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
-        objective = Objective(keys, chosen, optional, ranges, self, most)
+        objective = Objective(keys, weights, optional, ranges, self, most)
         self._check_variant(objective)
         return objective
+
+    def _keys(
+        self, declared: Sequence[str], optional: frozenset[str], returned: Sequence[str] | None
+    ) -> tuple[str, ...]:
+        """The names of the components, in order."""
+        where = f"{self.wording.root}.gdpo_reward_keys"
+        if self.reward_keys is None and not declared:
+            found = f", although it returns {list(returned)}" if returned else ""
+            raise ValueError(
+                f"{where}: the reward declares no components and none are named{found}. "
+                f"{self.wording.components}"
+            )
+        keys = self.reward_keys or tuple(declared)
+        if returned is None:
+            return keys
+        # Every reward returns `score`, the sum of the components: it is never one of them.
+        known = [key for key in returned if key != "score"]
+        for key in keys:
+            if key not in returned and key not in optional:
+                raise ValueError(
+                    f"{where}: {key!r} is not among the reward components {known}. "
+                    f"{self.wording.absent}{did_you_mean(key, known)}"
+                )
+        return keys
+
+    def _weights(self, keys: tuple[str, ...]) -> tuple[float, ...]:
+        """The weight of each component."""
+        weights = self.reward_weights or {}
+        for key in weights:
+            parsing.check_component(f"{self.wording.weights}.{key}", key, keys)
+        chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
+        if not any(chosen):
+            raise ValueError(f"{self.wording.weights}: all are zero, found {list(chosen)}")
+        return chosen
 
     def _check_variant(self, objective: Objective) -> None:
         """Check the components against a built-in variant; a user's variant has no requirements."""
@@ -155,14 +179,35 @@ class GdpoConfig:
             return
         # Between its steps a schedule lies between their weights, so that no other sign occurs.
         for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:
-            variant.check_weights(objective.weights_at(step), "algorithm.gdpo_reward_weights")
+            variant.check_weights(objective.weights_at(step), self.wording.weights)
+        where = f"{self.wording.root}.gdpo.variant"
         try:
-            variant.check_ranges(objective.range_list, objective.keys, "algorithm.gdpo.variant")
+            variant.check_ranges(objective.range_list, objective.keys, where)
         except ValueError as error:
-            raise ValueError(
-                f"{error} Declare them beside the reward: @declares(Component(name, low, high)) of "
-                "gdpo_verl.rewards."
-            ) from None
+            raise ValueError(f"{error} {self.wording.ranges}") from None
+
+    def check(self, group_size: int) -> None:
+        """Refuse groups of one response, and warn of what makes no difference to GRPO."""
+        if not self.scale:
+            _warn_once(
+                f"{self.wording.root}.{parsing.SCALE}=false: without the groups' standard "
+                "deviations the components are only centred, and decoupling them makes no "
+                "difference."
+            )
+        if group_size == 1:
+            fault = (
+                f"{self.wording.group_size}: expected at least 2 responses to a prompt, found 1: "
+                f"the variant {self.variant!r}"
+            )
+            if self.variant in VARIANTS:
+                raise ValueError(f"{fault} compares them, and every advantage would be 0.")
+            _warn_once(f"{fault} learns only if it does not compare them.")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning the first time: settings are read anew for each batch by `advantages_of`."""
+    logger.warning(text)
 
 
 @dataclass(frozen=True)
@@ -180,6 +225,26 @@ class Objective:
     ranges: Mapping[str, tuple[float, float]]
     config: GdpoConfig
     most_unscored: Mapping[str, float]
+
+    def check_groups(self, size: int | None = None) -> None:
+        """Refuse groups, and a function of the user's own, that the estimator cannot work with.
+
+        Args:
+          size: the responses to a prompt; None where it is not known, or does not matter.
+        """
+        config, variant = self.config, self.config.estimator
+        if size is not None:
+            config.check(size)
+            variant.check_group_size(size, len(self.keys), config.wording.group_size)
+        if config.variant not in VARIANTS:
+            validate_variant(
+                variant,
+                f"{config.wording.root}.gdpo.variant",
+                weights=self.weights,
+                ranges=self.range_list,
+                epsilon=config.epsilon,
+                scale=config.scale,
+            )
 
     def weights_at(self, step: int) -> tuple[float, ...]:
         """The weights at a global step: the scheduled ones, and the others as they are."""

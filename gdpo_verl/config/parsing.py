@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
@@ -10,14 +11,33 @@ from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import OWN, own_name
+from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.rewards.components import check_names
+from gdpo_verl.rewards.components import check_distinct, check_names
 
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 """Under `algorithm`; no other may begin with gdpo."""
-_GDPO_KEYS = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
+SECTION = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
+"""Under `algorithm.gdpo`, beside the sections of variants."""
+SCALE = "norm_adv_by_std_in_grpo"
+"""verl's own key, which is one of ours, too."""
 _RAMP, _LIST = ("from", "to", "steps", "shape"), ("steps", "weights")
-_KEYS, _WEIGHTS = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
+# verl's other keys under `algorithm`, with the value that asks for nothing; of a section, a dict
+# in which none of the switches is on.
+_VERLS: Mapping[str, Any] = {
+    "_target_": None,
+    "adv_estimator": "gdpo",
+    "gamma": 1.0,
+    "lam": 1.0,
+    "use_kl_in_reward": False,
+    "kl_penalty": "kl",
+    "kl_ctrl": {},
+    "use_pf_ppo": False,
+    "pf_ppo": {},
+    "filter_groups": {},
+    "rollout_correction": {},
+}
+_SWITCHES = ("enable", "rollout_is", "rollout_rs", "bypass_mode")
 
 
 def plain(node: Any) -> dict[str, Any]:
@@ -44,52 +64,97 @@ def check_component(where: str, name: str, known: Iterable[str]) -> None:
         )
 
 
-def gdpo_node(algorithm: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`algorithm.gdpo`; refuses what else under `algorithm` begins like a key of ours."""
-    # A setting that lost its section, `gdpo_whiten`, is told where it belongs.
-    places = [*OUR_KEYS, *(f"gdpo.{key}" for key in _GDPO_KEYS)]
+def gdpo_node(algorithm: Mapping[str, Any], root: str) -> Mapping[str, Any]:
+    """The section `gdpo`; refuses what stands beside it and would be ignored.
+
+    verl's own node may have keys of other estimators: there, what begins like a key of ours.
+    """
     for key, value in algorithm.items():
-        if str(key).startswith("gdpo") and key not in OUR_KEYS and value is not None:
+        if key in OUR_KEYS or key == SCALE:
+            continue
+        if root == VERL.root:
+            ignored = value is not None and str(key).startswith("gdpo")
+        else:
+            ignored = key not in _VERLS or _asks(key, value)
+        if ignored:
+            fault = "unknown key"
+            if key in _VERLS:
+                fault = f"{value!r} asks verl's trainer for something, and has no effect here"
             raise ValueError(
-                f"algorithm.{key}: unknown key; known under algorithm are {list(OUR_KEYS)}."
-                f"{did_you_mean(key, places)}"
+                f"{root}.{key}: {fault}; known under {root} are {[*OUR_KEYS, SCALE]}."
+                f"{nearest(key, value, root)}"
             )
-    return _mapping("algorithm.gdpo", algorithm.get("gdpo"))
+    return mapping(f"{root}.gdpo", algorithm.get("gdpo"))
 
 
-def reward_keys(keys: Any) -> tuple[str, ...] | None:
+def _asks(key: str, value: Any) -> bool:
+    """Return whether a setting of verl's asks for something, which it has only in verl."""
+    if isinstance(value, Mapping):
+        return any(value.get(switch) for switch in _SWITCHES)
+    off = _VERLS[key]
+    return value is not None and key != "_target_" and getattr(value, "value", value) != off
+
+
+def nearest(key: Any, value: Any, root: str) -> str:
+    """' Did you mean …?' with the place of the setting whose name is like this one, else ''."""
+    places: dict[str, tuple[str, ...]] = {name: ("gdpo", name) for name in (*SECTION, *VARIANTS)}
+    for variant in VARIANTS.values():
+        for name in variant.defaults:
+            places.setdefault(name, ("gdpo", variant.name, name))
+    places |= {f"gdpo_{name}": ("gdpo", name) for name in SECTION}
+    for name in (*OUR_KEYS, SCALE):
+        places[name] = places[name.removeprefix("gdpo_reward_")] = (name,)
+    places["scale"] = (SCALE,)  # as the functions of `gdpo_verl` call it
+    name = str(key).rpartition(".")[2]
+    close = difflib.get_close_matches(name, places, n=1)
+    if not close:
+        return ""
+    path = places[close[0]]
+    if root == VERL.root:
+        return f" Did you mean {'.'.join(path)!r}?"
+    for part in reversed(path):
+        value = {part: value}
+    return f" Did you mean {root}={value}?"
+
+
+def reward_keys(keys: Any, wording: Wording) -> tuple[str, ...] | None:
     """`algorithm.gdpo_reward_keys`."""
     if keys is None:
         return None
-    _expect(_is_list(keys), _KEYS, "a list of component names", keys)
-    check_names(keys, _KEYS)
+    where = f"{wording.root}.gdpo_reward_keys"
+    _expect(_is_list(keys), where, "a list of component names", keys)
+    check = check_names if wording is VERL else check_distinct
+    check(keys, where)
     return tuple(keys)
 
 
-def reward_weights(weights: Any, keys: tuple[str, ...] | None) -> dict[str, float] | None:
+def reward_weights(
+    weights: Any, keys: tuple[str, ...] | None, wording: Wording
+) -> dict[str, float] | None:
     """`algorithm.gdpo_reward_weights`; a list goes by the order of the keys."""
     if weights is None:
         return None
+    where, order = wording.weights, f"{wording.root}.gdpo_reward_keys"
     if not isinstance(weights, Mapping):
         is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
-        _expect(is_list, _WEIGHTS, "a list or {component: weight}", weights)
+        _expect(is_list, where, "a list or {component: weight}", weights)
         if keys is None:
             raise ValueError(
-                f"{_WEIGHTS}: a list of weights needs {_KEYS}, which gives their order. Set it, or "
+                f"{where}: a list of weights needs {order}, which gives their order. Set it, or "
                 "write {component: weight}."
             )
         if len(weights) != len(keys):
             raise ValueError(
-                f"{_WEIGHTS}: expected {len(keys)} weights, one for each of {_KEYS} {list(keys)}, "
+                f"{where}: expected {len(keys)} weights, one for each of {order} {list(keys)}, "
                 f"found {len(weights)}: {list(weights)}"
             )
         weights = dict(zip(keys, weights, strict=True))
     for key, weight in weights.items():
         if not is_number(weight):
-            raise ValueError(f"{_WEIGHTS}: expected finite numbers, found {weight!r} for {key!r}")
+            raise ValueError(f"{where}: expected finite numbers, found {weight!r} for {key!r}")
     # Without keys the components, and so the weights that stay 1, are known only to `resolve`.
     if keys is not None and set(weights) >= set(keys) and not any(weights.values()):
-        raise ValueError(f"{_WEIGHTS}: all are zero, nothing would be learnt: {weights}")
+        raise ValueError(f"{where}: all are zero, nothing would be learnt: {weights}")
     return dict(weights)
 
 
@@ -100,35 +165,35 @@ def flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> bool:
     return bool(value)
 
 
-def whiten(node: Mapping[str, Any]) -> Whiten | None:
+def whiten(node: Mapping[str, Any], where: str) -> Whiten | None:
     """`algorithm.gdpo.whiten`; None where it is left to the variant."""
     # A written null is refused: whoever writes it means "none", and would get the default.
     if "whiten" not in node:
         return None
     known, found = list(get_args(Whiten)), node["whiten"]
-    _expect(found in known, "algorithm.gdpo.whiten", f"one of {known}", found)
+    _expect(found in known, f"{where}.whiten", f"one of {known}", found)
     return found  # type: ignore[no-any-return]
 
 
-def epsilon(value: Any) -> float:
+def epsilon(value: Any, where: str) -> float:
     """`algorithm.gdpo.epsilon`."""
     valid = is_number(value) and value >= 0
-    _expect(valid, "algorithm.gdpo.epsilon", "a number >= 0", value)
+    _expect(valid, f"{where}.epsilon", "a number >= 0", value)
     return float(value)
 
 
-def conditions(node: Any) -> dict[str, Mapping[str, Any]]:
+def conditions(node: Any, where: str) -> dict[str, Mapping[str, Any]]:
     """`algorithm.gdpo.conditions`; what each holds is checked when the components are known."""
-    found = _mapping("algorithm.gdpo.conditions", node)
+    found = mapping(f"{where}.conditions", node)
     return {name: _with_on(each) for name, each in found.items()}
 
 
-def gate(node: Any) -> dict[str, Any] | None:
+def gate(node: Any, section: str) -> dict[str, Any] | None:
     """`algorithm.gdpo.gate`."""
-    where = "algorithm.gdpo.gate"
+    where = f"{section}.gate"
     if node is None:
         return None
-    given = {"when": "constant", **_with_on(_mapping(where, node, "{on: component}"))}
+    given = {"when": "constant", **_with_on(mapping(where, node, "{on: component}"))}
     _refuse_unknown(given, ("on", "when"), where)
     known = list(get_args(When))
     _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
@@ -136,31 +201,34 @@ def gate(node: Any) -> dict[str, Any] | None:
     return given
 
 
-def schedules(node: Any) -> dict[str, Schedule]:
+def schedules(node: Any, section: str) -> dict[str, Schedule]:
     """`algorithm.gdpo.schedule`: a schedule for each component that has one.
 
     ``{from: 0.0, to: 1.0, steps: 200}``, with ``shape: cosine`` if not linear, or
     ``{steps: [0, 100, 200], weights: [0.0, 0.5, 1.0]}``.
     """
-    where = "algorithm.gdpo.schedule"
-    found = _mapping(where, node, "{component: {from, to, steps}}")
+    where = f"{section}.schedule"
+    found = mapping(where, node, "{component: {from, to, steps}}")
     return {str(name): _schedule(given, f"{where}.{name}") for name, given in found.items()}
 
 
-def check_schedules(schedules: Mapping[str, Schedule], weights: Mapping[str, float]) -> None:
+def check_schedules(
+    schedules: Mapping[str, Schedule], weights: Mapping[str, float], wording: Wording
+) -> None:
     """Refuse a component that is unknown or also has a fixed weight, and a step without a weight.
 
     Args:
       weights: of all components, without schedules.
     """
+    section = f"{wording.root}.gdpo.schedule"
     for name in schedules:
-        where = f"algorithm.gdpo.schedule.{name}"
+        where = f"{section}.{name}"
         check_component(where, name, weights)
         # A fixed weight of 1 cannot be told from none.
         if weights[name] != 1.0:
             raise ValueError(
                 f"{where}: the schedule is the weight of {name!r}, and "
-                f"algorithm.gdpo_reward_weights gives it {weights[name]:g}. Remove one."
+                f"{wording.weights} gives it {weights[name]:g}. Remove one."
             )
     # Where every weight is scheduled, all may be 0 at one step, which would learn nothing.
     if schedules and not any(weight for name, weight in weights.items() if name not in schedules):
@@ -168,8 +236,7 @@ def check_schedules(schedules: Mapping[str, Schedule], weights: Mapping[str, flo
         for step in range(1, last + 1):
             if not any(each.weight(step) for each in schedules.values()):
                 raise ValueError(
-                    f"algorithm.gdpo.schedule: at step {step} all weights are 0, and nothing would "
-                    "be learnt"
+                    f"{section}: at step {step} all weights are 0, and nothing would be learnt"
                 )
 
 
@@ -211,38 +278,42 @@ def _number(value: Any, where: str) -> float:
     return float(value)
 
 
-def variant(node: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
     """The variant and its settings; keys of other variants, and unknown ones, are refused."""
+    where = f"{root}.gdpo"
     name = node.get("variant", "gdpo")
     # A user's function is imported by `GdpoConfig.estimator`: reading settings runs nobody's code.
     own = isinstance(name, str) and name.startswith(OWN)
-    chosen = own_name(name) if own else find_variant(name, "algorithm.gdpo.variant").name
-    known = [*_GDPO_KEYS, *([chosen] if own else []), *(v for v in VARIANTS if v != "gdpo")]
+    chosen = own_name(name) if own else find_variant(name, f"{where}.variant").name
+    known = [*SECTION, *(name for name in VARIANTS if name != "gdpo")]
+    if own:
+        known.append(chosen)
     for key, value in node.items():
         if key not in known:
             raise ValueError(
-                f"algorithm.gdpo.{key}: unknown key; known are {list(_GDPO_KEYS)} and the names of "
-                f"variants.{did_you_mean(key, known)}"
+                f"{where}.{key}: unknown key; known are {list(SECTION)} and the names of "
+                f"variants.{did_you_mean(key, known) or nearest(key, value, root)}"
             )
         # Else whoever changes the variant alone trains without the settings written below it.
-        if key not in (*_GDPO_KEYS, chosen):
+        if key not in (*SECTION, chosen):
             first = f".{next(iter(value))}" if isinstance(value, Mapping) and value else ""
             raise ValueError(
-                f"algorithm.gdpo.{key}{first}: a setting of the variant {key!r}, but "
-                f"algorithm.gdpo.variant is {name!r}. Remove it, or choose that variant."
+                f"{where}.{key}{first}: a setting of the variant {key!r}, but "
+                f"{where}.variant is {name!r}. Remove it, or choose that variant."
             )
-    options = _mapping(f"algorithm.gdpo.{chosen}", node.get(chosen) or {})
+    options = mapping(f"{where}.{chosen}", node.get(chosen) or {})
     if not own:
-        VARIANTS[chosen].with_settings(options, f"algorithm.gdpo.{chosen}.")
+        VARIANTS[chosen].with_settings(options, f"{where}.{chosen}.")
         if not VARIANTS[chosen].uses_epsilon and node.get("epsilon") is not None:
             raise ValueError(
-                f"algorithm.gdpo.epsilon: the variant {chosen!r} has none, so that it would have "
+                f"{where}.epsilon: the variant {chosen!r} has none, so that it would have "
                 "no effect. Remove it."
             )
     return name, dict(options)
 
 
-def _mapping(where: str, node: Any, wanted: str = "a mapping") -> Mapping[str, Any]:
+def mapping(where: str, node: Any, wanted: str = "a mapping") -> Mapping[str, Any]:
+    """A section; empty for None."""
     # A section is None in YAML when all of its keys are commented out.
     found = {} if node is None else node
     _expect(isinstance(found, Mapping), where, wanted, found)

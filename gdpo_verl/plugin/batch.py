@@ -15,16 +15,16 @@ from gdpo_verl.advantage import Estimation, apply_conditions
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.reward_dicts import failed_judgement, read_components, weighted_sum
+from gdpo_verl.reward_dicts import (
+    RewardErrors,
+    check_unscored,
+    failed_judgement,
+    read_components,
+    weighted_sum,
+)
 
 # The largest share of a batch's responses that may be without a reward; above it training ends.
 MOST_REWARD_ERRORS = 0.5
-# In a smaller batch a component's `most_unscored` is a share of this many responses.
-FEWEST_RESPONSES = 20
-
-
-class RewardErrors(RuntimeError):
-    """Too many of a batch's responses are without a reward."""
 
 
 class RewardBatch:
@@ -94,15 +94,8 @@ class RewardBatch:
                 f"{MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports {self.errors[-1]!r}: "
                 "see to the judge that the reward asks, or to reward.timeout."
             )
-        for key, most in self.objective.most_unscored.items():
-            unscored = self.raw[:, self.objective.keys.index(key)].isnan()
-            missing = self.last_rows[unscored[self.last_rows]].tolist()
-            if len(missing) > most * max(sessions, FEWEST_RESPONSES):
-                error = self.infos[missing[-1]].get(f"{key}_error", "in the reward workers' log")
-                raise RewardErrors(
-                    f"{len(missing)} of {sessions} responses of a batch have no {key!r}; at most "
-                    f"{most:.0%} may. See to the judge. The last error: {error}"
-                )
+        last = self.last_rows
+        check_unscored([self.infos[row] for row in last.tolist()], self.raw[last], self.objective)
         return share
 
     def session_tokens(self, token_counts: Tensor) -> Tensor:

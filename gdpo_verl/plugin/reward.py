@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, random_state_kept, unnamed_arguments
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
 from gdpo_verl.rewards.components import RESERVED
 from gdpo_verl.rewards.thought import opened_thought
 

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
-
+from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.rewards.components import Component, check_names, declared_components
@@ -25,19 +20,6 @@ logger = logging.getLogger(__name__)
 MANAGER_NAME = "gdpo_components"
 # The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Keep a module that seeds a generator when it is imported from moving the trainer's."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
 
 
 def declared_reward(config: Any) -> tuple[Component, ...]:

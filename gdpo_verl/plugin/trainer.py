@@ -33,11 +33,12 @@ from gdpo_verl.plugin import (
     reward,
     validation,
 )
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
+from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
+from gdpo_verl.reward_dicts import RewardErrors
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +119,10 @@ class Seam:
             outcome=objective.outcome_column,
             failed_sessions=failed_sessions,
             trains=self.estimates,
+            scheduled=bool(objective.config.schedule),
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics["gdpo/reward_errors"] = batch.error_share()
-        if objective.config.schedule:
-            names = [f"gdpo/{key}/weight" for key in objective.keys]
-            metrics.update(zip(names, decomposition.weights.tolist(), strict=True))
         return metrics
 
     def _failed_sessions(self, rows: int) -> int:

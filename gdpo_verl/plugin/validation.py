@@ -11,12 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gdpo_verl.advantage import VARIANTS, validate_variant
-from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import contract, reward, shared_prompts
 from gdpo_verl.plugin.model import check_model, joins_cluster
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, declared_reward, random_state_kept
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, declared_reward
 from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
 from gdpo_verl.rewards.judge import JUDGE
 
@@ -95,8 +94,7 @@ def check_settings(config: Any) -> None:
         )
     shared_prompts.check(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
-    with random_state_kept():  # a user's own variant is imported
-        _ = settings.estimator
+    _ = settings.estimator  # a user's own is imported
     check_schedule(config)
     if not is_gdpo(config):
         _warn_about_no_effect(config, settings)
@@ -107,11 +105,7 @@ def check_settings(config: Any) -> None:
             "components before any penalty. Set it to false and use "
             "actor_rollout_ref.actor.use_kl_loss=true."
         )
-    if not settings.scale:
-        logger.warning(
-            "algorithm.norm_adv_by_std_in_grpo=false: without the groups' standard deviations the "
-            "components are only centred, and decoupling them makes no difference."
-        )
+    settings.check(config.actor_rollout_ref.rollout.n)
     _warn_about_filter(config, settings)
 
 
@@ -120,6 +114,12 @@ def check_keys(config: Any) -> None:
     for key in config:
         if str(key).startswith("gdpo"):
             raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
+    for key, value in config.algorithm.items():
+        if is_gdpo(config) and key in parsing.SECTION:
+            raise ValueError(
+                f"algorithm.{key}: unknown key; it would have no effect."
+                f"{parsing.nearest(key, value, 'algorithm')}"
+            )
     for key, new in _OLD_REWARD_KEYS.items():
         value = OmegaConf.select(config, key)
         if value is not None and OmegaConf.select(config, new) != value:
@@ -158,24 +158,17 @@ def check_components(config: Any) -> None:
     """
     check_model(config)
     if (objective := objective_of(config)) is not None:
-        check_estimator(objective, config.actor_rollout_ref.rollout.n)
+        check_estimator(config, objective)
         check_trainer(config, objective)
 
 
-def check_estimator(objective: Objective, group_size: int) -> None:
-    """Refuse a variant that cannot work with these components and groups; try a user's own."""
-    settings, count = objective.config, len(objective.keys)
-    settings.estimator.check_group_size(group_size, count, "actor_rollout_ref.rollout.n")
-    if settings.variant not in VARIANTS:
-        with random_state_kept():
-            validate_variant(
-                settings.estimator,
-                "algorithm.gdpo.variant",
-                weights=objective.weights,
-                ranges=objective.range_list,
-                epsilon=settings.epsilon,
-                scale=settings.scale,
-            )
+def check_estimator(config: Any, objective: Objective) -> None:
+    """Refuse a variant that cannot work with these components and groups; try a user's own.
+
+    Groups of one response, verl's default, are no fault of the components: see `check_settings`.
+    """
+    size = config.actor_rollout_ref.rollout.n
+    objective.check_groups(size if is_gdpo(config) and size > 1 else None)
 
 
 def check_schedule(config: Any) -> None:

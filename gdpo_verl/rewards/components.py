@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +29,25 @@ class Component:
     # The share of a batch's answers above which missing values end the training; None: never.
     most_unscored: float | None = None
 
+    def __post_init__(self) -> None:
+        ends = [end for end in (self.low, self.high) if end is not None]
+        if not all(isinstance(end, Real) and math.isfinite(end) for end in ends):
+            fault = "finite numbers, or None where unbounded"
+        elif ends != sorted(ends):
+            fault = "low <= high"
+        else:
+            return
+        raise ValueError(
+            f"component {self.name!r}: expected {fault}, found low={self.low!r}, high={self.high!r}"
+        )
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and the largest value, where both are known and differ."""
+        if self.low is None or self.high is None or self.low == self.high:
+            return None
+        return float(self.low), float(self.high)
+
 
 def declares(*components: Component | str) -> Callable[[F], F]:
     """Attach the declaration that the estimator, the metrics and the checks read.
@@ -42,7 +63,7 @@ def declares(*components: Component | str) -> Callable[[F], F]:
     """
 
     def attach(function: F) -> F:
-        function.components = _as_components(components)  # type: ignore[attr-defined]
+        function.components = _checked(components)  # type: ignore[attr-defined]
         return function
 
     return attach
@@ -53,24 +74,39 @@ def declared_components(reward: Any) -> tuple[Component, ...]:
 
     Raises ValueError for an entry that is neither a `Component` nor a name, and as `check_names`.
     """
-    return _as_components(getattr(reward, "components", None) or ())
+    return _checked(getattr(reward, "components", None) or ())
 
 
-def _as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
+def _checked(entries: Iterable[Component | str]) -> tuple[Component, ...]:
+    components = as_components(entries)
+    check_names([component.name for component in components], "components")
+    return components
+
+
+def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
+    """Components, of which those without a range may be written as a name.
+
+    Raises ValueError for an entry that is neither, and for a name that is there twice.
+    """
     if isinstance(entries, str):  # else its letters would be names
         entries = (entries,)
     components = tuple(Component(entry) if isinstance(entry, str) else entry for entry in entries)
     names = [getattr(component, "name", component) for component in components]
     if not all(isinstance(component, Component) for component in components):
         raise ValueError(f"components: expected names or Component objects, found {names}")
-    check_names(names, "components")
+    check_distinct(names, "components")
     return components
 
 
-def check_names(names: Sequence[Any], where: str) -> None:
-    """Raise ValueError, which begins with `where`, for names that no component can have."""
+def check_distinct(names: Sequence[Any], where: str) -> None:
+    """Raise ValueError, which begins with `where`, for what is no name or is there twice."""
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"{where}: expected distinct names of components, found {list(names)}")
+
+
+def check_names(names: Sequence[Any], where: str) -> None:
+    """Raise ValueError, which begins with `where`, for names that no component can have in verl."""
+    check_distinct(names, where)
     for name in names:
         if name in RESERVED or name.endswith(ADVANTAGE):
             raise ValueError(

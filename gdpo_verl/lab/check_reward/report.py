@@ -16,10 +16,10 @@ from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Find
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
+from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.reward_dicts import read_components, unnested
+from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
 from gdpo_verl.rewards.components import Component
 
 NOTHING = "–"
@@ -65,7 +65,7 @@ def measure(
                 found += checks.truth_not_preferred(readable, batch)
                 found += checks.failing_pays(batch)
                 components = _summarise(batch, scored.declared)
-            validation.check_estimator(objective, config.actor_rollout_ref.rollout.n)
+            validation.check_estimator(config, objective)
             returned = {each.answer.name: each.result.info for each in finished}
             validation.check_filter(config, returned)
         except ValueError as error:  # what is known so far is shown all the same
