@@ -68,29 +68,33 @@ def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
 
 
 STEADY = [training(i, 0.49 + 0.02 * (i % 2), float(i)) for i in range(1, 9)]
-# A reward from 0 to 10 whose means jump by 3.
-JUMPS = [
-    training(i, 4.0 + 3 * (i % 2), 0.0, **{"rewards/format/min": 0.0, "rewards/format/max": 10.0})
-    for i in range(1, 9)
-]
+# It rises by 1 in the first quarter, and stays.
+PLATEAU = [training(i, float(min(i, 10)) / 10, 0.0) for i in range(1, 41)]
+# 20 steps that rise by 0.85 with a noise of 0.4 and -0.4.
+LEARNS = [training(i, 0.0, 0.77 + 0.85 * (i - 1) / 19 + 0.4 * (-1) ** i) for i in range(1, 21)]
+FALLEN = [training(i, 1.0 - float(min(i, 10)) / 10, 0.0) for i in range(1, 41)]
 
 
 @pytest.mark.parametrize(
     ("steps", "component", "sentence"),
     [
         # Eight steps compare 4 with 4, and the last two with the two before. Format alternates
-        # around 0.5: a change of 0 with an error of sqrt((0.0002 + 0.0002) / 2), which doubled is
-        # less than a tenth of 0.49 to 1. Correctness rises by 1 a step: 2 with sqrt(0.5).
-        pytest.param(STEADY, 0, "format went from 0.5 to 0.5 and has stopped learning: "
-            "+0 ± 0.014 over the last 4 steps, within noise. It does not vary in 25% of the groups "
-            "of the last 4 steps.", id="stopped"),
+        # around 0.5: a change of 0 with an error of sqrt((0.0002 + 0.0002) / 2). It never moved.
+        pytest.param(STEADY, 0, "format went from 0.5 to 0.5: +0 ± 0.014 over the last 4 steps. It "
+            "does not vary in 25% of the groups of the last 4 steps.", id="never moved"),
+        # Correctness rises by 1 a step: 2 with sqrt(0.5).
         pytest.param(STEADY, 1, "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over "
             "the last 4 steps. It does not vary in 50% of the groups of the last 4 steps.",
             id="rises"),
-        # An error of sqrt((4.5 + 4.5) / 2).
-        pytest.param(JUMPS, 0, "format went from 5.5 to 5.5; nothing can be said of a trend, noise "
-            "hides it: +0 ± 2.1 over the last 4 steps. It does not vary in 25% of the groups of "
-            "the last 4 steps.", id="noise"),
+        # From a mean of 0.55 to 1: 0.45 with an error of 0.096, of which a tenth is above 0.
+        pytest.param(PLATEAU, 0, "format went from 0.3 to 1 and has stopped learning: +0 ± 0 over "
+            "the last 20 steps. It does not vary in 25% of the groups of the last 5 steps.",
+            id="stopped"),
+        pytest.param(FALLEN, 0, "format went from 0.7 to 0: +0 ± 0 over the last 20 steps. It does "
+            "not vary in 25% of the groups of the last 5 steps.", id="nothing to learn any more"),
+        # A quarter is a rise of 5 * 0.85 / 19, and of odd length: its noise adds 2 * 0.4 / 5.
+        pytest.param(LEARNS, 1, "correctness went from 0.779 to 1.61: +0.384 ± 0.28 over the last "
+            "10 steps. It does not vary in 50% of the groups of the last 5 steps.", id="noise"),
         pytest.param(STEADY[:7], 1, "correctness went from 2 to 6; 7 steps are too few to tell a "
             "trend from noise. It does not vary in 50% of the groups of the last 3 steps.",
             id="short"),

@@ -16,7 +16,7 @@ from gdpo_verl.lab.rundir.run import Run
 
 # A component's logged steps that a trend needs: fewer say nothing against noise.
 _FEWEST = 8
-# A change below this share of the range of a component's rewards is none.
+# Of a component that has stopped, the last quarter has at most this share of what it learnt before.
 _STILL = 0.1
 _COMMONEST = 3
 _RECENT_STEPS = 10
@@ -50,23 +50,51 @@ def summarise_run(dumps: RunDumps) -> Summary:
     return Summary(run.name, tuple(sentences), tuple(alerts))
 
 
-def trend(series: Series) -> tuple[int, float, float] | None:
-    """Compare the last quarter of a curve with the one before.
+@dataclass(frozen=True)
+class Trend:
+    """The change of a curve's mean from one quarter of its steps to another.
 
-    Returns:
-      the steps of both together, the change of their mean, and its standard error, as if steps
-      were independent; None for fewer than `_FEWEST` steps.
+    The standard errors are as if steps were independent.
+    """
 
-    >>> trend([(step, float(step)) for step in range(8)])
-    (4, 2.0, 0.7071067811865476)
+    steps: int  # of the last two quarters
+    change: float  # from the third quarter to the last
+    error: float
+    earlier: float  # from the first quarter to the third
+    earlier_error: float
+
+    @property
+    def moves(self) -> bool:
+        # Of curves that stand still about one in twenty is beyond two errors by chance.
+        return abs(self.change) > 2 * self.error
+
+    @property
+    def has_stopped(self) -> bool:
+        """Return whether it rose before, and two errors more would still be a small part of it."""
+        learnt = self.earlier - 2 * self.earlier_error
+        return abs(self.change) + 2 * self.error < _STILL * learnt
+
+
+def trend(series: Series) -> Trend | None:
+    """Compare the quarters of a curve; None for fewer than `_FEWEST` steps.
+
+    >>> trend([(step, float(step)) for step in range(8)]).change
+    2.0
     """
     if len(series) < _FEWEST:
         return None
     values = [value for _, value in series]
-    quarter = len(values) // 4
-    before, after = values[-2 * quarter : -quarter], values[-quarter:]
-    error = sqrt((variance(before) + variance(after)) / quarter)
-    return 2 * quarter, fmean(after) - fmean(before), error
+    size = len(values) // 4
+    first = values[:size]
+    third = values[-2 * size : -size]
+    last = values[-size:]
+    return Trend(
+        2 * size,
+        fmean(last) - fmean(third),
+        sqrt((variance(third) + variance(last)) / size),
+        fmean(third) - fmean(first),
+        sqrt((variance(first) + variance(third)) / size),
+    )
 
 
 def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
@@ -91,17 +119,13 @@ def _learning(run: Run, name: str) -> str:
         silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
     if (found := trend(series)) is None:
         return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
-    steps, change, error = found
-    numbers = f"{change:+.3g} ± {error:.2g} over the last {steps} steps"
-    # Of curves that stand still about one in twenty is beyond two errors by chance.
-    if abs(change) > 2 * error:
-        still = "still rises" if change > 0 else "falls"
-        return f"{went} and {still}: {numbers}.{silent}"
-    # "Stopped" takes more than a change that noise could make: even two errors further it is small.
-    given = [v for key in ("min", "mean", "max") for _, v in run.series(f"rewards/{name}/{key}")]
-    if abs(change) + 2 * error <= _STILL * (max(given) - min(given)):
-        return f"{went} and has stopped learning: {numbers}, within noise.{silent}"
-    return f"{went}; nothing can be said of a trend, noise hides it: {numbers}.{silent}"
+    verdict = ""
+    if found.moves:
+        verdict = " and still rises" if found.change > 0 else " and falls"
+    elif found.has_stopped:
+        verdict = " and has stopped learning"
+    numbers = f"{found.change:+.3g} ± {found.error:.2g} over the last {found.steps} steps"
+    return f"{went}{verdict}: {numbers}.{silent}"
 
 
 def _ends(series: Series) -> tuple[int, float, float]:
