@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -158,6 +159,23 @@ def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given() -> None:
     assert config.reward.num_workers == 5
     assert config.actor_rollout_ref.rollout.agent.num_workers == 32
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units == 32
+
+
+@pytest.mark.parametrize("hardware", ["gpu8", "cluster"])
+def test_a_number_that_verl_chooses_is_left_to_it(
+    hardware: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the configuration of a verl after 0.9.1 has it, and as a recipe may.
+    monkeypatch.setattr(launch, "compose", without_storage_units)
+    config = composed("code/gdpo", Path("/run"), [f"hardware={hardware}", "trainer.nnodes=2"])
+    assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units is None
+    assert config.reward.num_workers == 2 * compose("code/gdpo").reward.num_workers
+
+
+def without_storage_units(*arguments: Any) -> Any:
+    config = compose(*arguments)
+    config.transfer_queue.backend.SimpleStorage.num_data_storage_units = None
+    return config
 
 
 def test_flash_attn_is_taken_on_gpus_where_it_is_installed(

@@ -239,7 +239,10 @@ def composed(
         if ours.exists():
             chosen[_TOOLS] = quoted(ours)
     if config.trainer.nnodes > 1:
-        chosen |= {key: OmegaConf.select(config, key) * config.trainer.nnodes for key in _PER_NODE}
+        for key in _PER_NODE:
+            of_one_node = OmegaConf.select(config, key)
+            if of_one_node is not None:  # else verl chooses for all of them
+                chosen[key] = of_one_node * config.trainer.nnodes
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
     complete = [*added, *overrides]
     config = compose(recipe, [*paths, *complete], config_dir) if added else config
