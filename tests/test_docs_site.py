@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import new_page
+from test_docs_commonmark import parse
 
 import gdpo_verl
 from gdpo_verl import rewards
@@ -92,6 +93,18 @@ def test_every_page_of_the_repository_is_in_the_site(pages: dict[str, Reader]) -
     for source in SOURCES:
         first = source.read_text(encoding="utf-8").splitlines()[0]
         assert re.sub(r"[#`]", "", first).strip() in headings, source
+
+
+def test_every_heading_and_table_of_a_page_is_in_the_site(pages: dict[str, Reader]) -> None:
+    by_heading = {page.heading.strip(): page.html for page in pages.values()}
+    for source in SOURCES:
+        text = source.read_text(encoding="utf-8")
+        html = by_heading[re.sub(r"[#`]", "", text.splitlines()[0]).strip()]
+        kinds = [token.type for token in parse(text)]
+        # The headings and tables of docstrings stand beside the page's own.
+        assert html.count("<table") >= kinds.count("table_open"), source
+        assert len(re.findall("<h[1-6]", html)) >= kinds.count("heading_open"), source
+        assert "<p>```" not in html, source
 
 
 def test_every_public_function_has_its_docstring_on_the_page(pages: dict[str, Reader]) -> None:

@@ -1,0 +1,91 @@
+"""Every page by CommonMark, as a repository's page or an editor shows it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[1]
+LISTED = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
+).stdout.split()
+# Without Git, as in an archive of the sources, by their places.
+PAGES = [ROOT / name for name in LISTED] or sorted(
+    path for pattern in ("*.md", "docs/**/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
+)
+# In a block of code one "#" begins a comment; nothing in it begins with two, nor is a table.
+HEADING = re.compile(r" {0,3}(#{2,6})[ \t]+(.*?)[ \t#]*")
+BELOW_A_TABLE_S_HEAD = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)+\|?[ \t]*")
+FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*")
+
+
+def parse(text: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+def faults(text: str) -> list[str]:
+    """The headings, tables, links and fences of a page's source that are rendered as none."""
+    lines = text.splitlines()
+    tokens = parse(text)
+    starts: dict[str, set[int]] = {"heading_open": set(), "table_open": set()}
+    for token in tokens:
+        if token.type in starts and token.map:
+            starts[token.type].add(token.map[0])
+    found = []
+    if not lines or not lines[0].startswith("# ") or 0 not in starts["heading_open"]:
+        found.append("line 1: a page begins with its heading")
+    for number, line in enumerate(lines):
+        if HEADING.fullmatch(line) and number not in starts["heading_open"]:
+            found.append(f"line {number + 1}: no heading: {line}")
+        if BELOW_A_TABLE_S_HEAD.fullmatch(line) and number - 1 not in starts["table_open"]:
+            found.append(f"line {number + 1}: no table: {lines[number - 1]}")
+    for token in tokens:
+        if token.type == "fence" and token.map:
+            first, end = token.map
+            if not FENCE.fullmatch(lines[end - 1]) or end - first < 3:
+                found.append(f"line {first + 1}: a block of code that is empty or has no end")
+        # What looks like one is text in a paragraph, where the renderer of the site may differ.
+        if token.type == "inline" and "```" in token.content:
+            found.append(f"a stray fence in {token.content!r}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_heading_and_table_of_a_page_is_one(page: Path) -> None:
+    assert faults(page.read_text(encoding="utf-8")) == []
+
+
+def test_all_pages_are_looked_at() -> None:
+    names = {path.relative_to(ROOT).as_posix() for path in PAGES}
+    readmes = {f"recipes/{path.name}/README.md" for path in ROOT.glob("recipes/*/")}
+    absent = {"recipes/hardware/README.md", "recipes/__pycache__/README.md"}
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rewards.md"} <= names
+    assert readmes - absent <= names
+
+
+WHOLE = "# A page\n\n```python\n# a comment\n```\n\n## A part\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n"
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (WHOLE.replace("```\n\n##", "```\n\n```\n\n##"), ["no heading: ## A part", "no table"]),
+        (WHOLE.replace("comment\n```", "comment\n"), ["no heading: ## A part", "no table"]),
+        (WHOLE.replace("```python\n", ""), ["no heading: ## A part", "no table"]),
+        (WHOLE.replace("```python\n", "```python\n```\n"), ["no heading: ## A part", "is empty"]),
+        (WHOLE + "\n```\n", ["that is empty or has no end"]),
+        (WHOLE.replace("| a | b |", "| a |"), ["no table: | a |"]),
+        (WHOLE.replace("# A page", "A page", 1), ["a page begins with its heading"]),
+        (WHOLE.replace("## A part", "    ## A part"), []),  # a block of code by its indentation
+    ],
+)
+def test_a_fault_of_a_page_is_found(broken: str, expected: list[str]) -> None:
+    assert faults(WHOLE) == []
+    found = "\n".join(faults(broken))
+    assert [text for text in expected if text not in found] == []
+    assert bool(found) == bool(expected)
