@@ -13,13 +13,10 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gdpo_verl import names
 from gdpo_verl.advantage import GDPO, Estimation, Gate, factorize_groups, group_normalize
 from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
-
-PARSE_ERROR_SHARE = "gdpo/parse_error/share"
-# Absent where no row has the code, which is then 0.
-PARSE_ERROR_CODE = "gdpo/parse_error/code_"
 
 
 class Weighted(float):
@@ -70,11 +67,11 @@ def batch_metrics(
     if trains:
         chosen = decomposition.estimate
         # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
-        metrics["gdpo/whiten_shift"] = -chosen.mean * chosen.factor
+        metrics[names.WHITEN_SHIFT.key] = -chosen.mean * chosen.factor
         metrics |= variant_metrics(decomposition)
     if scheduled:
-        names = [f"gdpo/{key}/weight" for key in keys]
-        metrics |= zip(names, decomposition.weights.tolist(), strict=True)
+        for key, weight in zip(keys, decomposition.weights.tolist(), strict=True):
+            metrics[names.WEIGHT.of(key)] = weight
     return metrics
 
 
@@ -85,14 +82,11 @@ def component_metrics(
     *,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, float]:
-    """Statistics of each component.
+    """Statistics of each component: `names.MEAN` to `names.UNSCORED`.
 
-    Under ``rewards/<component>/…``, as TRL has them: ``mean``, ``std`` (unbiased), ``min`` and
-    ``max`` over the scored rows, in reward units. Under ``gdpo/<component>/…``:
-    ``constant_groups``, the share of the groups with a scored row in which the component
-    does not vary; ``unscored``, the share of rows without it, alone where no row has it;
-    ``saturation``, (mean - low) / (high - low), where the component has a range. It is left
-    outside 0 to 1 when rewards lie outside their range.
+    Those under ``rewards/`` are named as TRL's. `names.UNSCORED` is alone where no row has the
+    component; `names.SATURATION` needs its range, and is left outside 0 to 1 when rewards lie
+    outside of it.
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
@@ -111,21 +105,21 @@ def component_metrics(
         present = column[~column.isnan()]
         n = len(present)
         unscored = 1.0 - n / max(len(column), 1)
-        metrics[f"gdpo/{key}/unscored"] = Weighted(unscored, len(column))
+        metrics[names.UNSCORED.of(key)] = Weighted(unscored, len(column))
         if not n:
             continue
         metrics |= {
-            f"rewards/{key}/mean": Weighted(float(present.mean()), n),
-            f"rewards/{key}/std": Weighted(float(present.std()) if n > 1 else 0.0, n),
+            names.MEAN.of(key): Weighted(float(present.mean()), n),
+            names.STD.of(key): Weighted(float(present.std()) if n > 1 else 0.0, n),
             # Not weighed: the extremes of several mini-batches are verl's minimum and maximum.
-            f"rewards/{key}/min": float(present.min()),
-            f"rewards/{key}/max": float(present.max()),
-            f"gdpo/{key}/constant_groups": Weighted((scored - moving) / scored, scored),
+            names.MIN.of(key): float(present.min()),
+            names.MAX.of(key): float(present.max()),
+            names.CONSTANT_GROUPS.of(key): Weighted((scored - moving) / scored, scored),
         }
         if key in ranges:
             low, high = ranges[key]
             share = float((present.mean() - low) / (high - low))
-            metrics[f"gdpo/{key}/saturation"] = Weighted(share, n)
+            metrics[names.SATURATION.of(key)] = Weighted(share, n)
     return metrics
 
 
@@ -134,21 +128,21 @@ def contribution_metrics(decomposition: Estimation, keys: Sequence[str]) -> dict
 
     With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
 
-    ``gdpo/<component>/advantage_share`` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|, 0 for all
-    components when nothing varies;
-    ``gdpo/sign_conflicts``, the share of rows in which one term lies above
-    `DISTINCT_TOLERANCE` and another below its negative, in units of the largest weight.
+    `names.ADVANTAGE_SHARE` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|, 0 for all components when
+    nothing varies;
+    `names.SIGN_CONFLICTS`, the share of rows in which one term lies above `DISTINCT_TOLERANCE` and
+    another below its negative, in units of the largest weight.
     """
     terms = decomposition.terms
     sizes = terms.abs().sum(dim=0)
     total = float(sizes.sum())
     # The total is the weight: a mini-batch in which little varies says little about the shares.
     metrics: dict[str, float] = {
-        f"gdpo/{key}/advantage_share": Weighted(size / (total or 1.0), total)
+        names.ADVANTAGE_SHARE.of(key): Weighted(size / (total or 1.0), total)
         for key, size in zip(keys, sizes.tolist(), strict=True)
     }
     up, down = terms > DISTINCT_TOLERANCE, terms < -DISTINCT_TOLERANCE
-    metrics["gdpo/sign_conflicts"] = _share(up.any(dim=1) & down.any(dim=1))
+    metrics[names.SIGN_CONFLICTS.key] = _share(up.any(dim=1) & down.any(dim=1))
     return metrics
 
 
@@ -157,9 +151,8 @@ def coverage_metrics(
 ) -> dict[str, float]:
     """Groups, rows and sessions that teach GDPO nothing, as shares.
 
-    ``gdpo/singleton_groups``, the share of groups with one row, scored or not;
-    ``gdpo/unscored_rows``, the share of rows without any scored component;
-    ``gdpo/failed_sessions``, the share of failed ones in them and the rows.
+    `names.SINGLETON_GROUPS`, of one row, scored or not; `names.UNSCORED_ROWS`;
+    `names.FAILED_SESSIONS`, in failed sessions and rows together.
 
     Args:
       rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
@@ -170,9 +163,9 @@ def coverage_metrics(
     single = groups.bincount(minlength=count) == 1
     sessions = failed_sessions + len(rewards)
     return {
-        "gdpo/singleton_groups": _share(single),
-        "gdpo/unscored_rows": _share(rewards.isnan().all(dim=1)),
-        "gdpo/failed_sessions": Weighted(failed_sessions / max(sessions, 1), sessions),
+        names.SINGLETON_GROUPS.key: _share(single),
+        names.UNSCORED_ROWS.key: _share(rewards.isnan().all(dim=1)),
+        names.FAILED_SESSIONS.key: Weighted(failed_sessions / max(sessions, 1), sessions),
     }
 
 
@@ -190,15 +183,14 @@ def groups_that_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hash
 def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
     """The shares of rows whose answers could not be read, by reason.
 
-    ``gdpo/parse_error/share``, the rows with a code other than 0;
-    ``gdpo/parse_error/code_<code>``, the rows with that code, for each that occurs: one that
-    is absent is 0. Empty when no row has a code.
+    `names.PARSE_ERROR_SHARE`, and `names.PARSE_ERROR_CODE` of each code that occurs: one that is
+    absent is 0. Empty when no row has a code.
 
     Args:
       codes: what the reward returned as `parse_error` for each row, 0 for none; None
         where it returned nothing of the name.
 
-    >>> parse_error_metrics([0, 4, 4, 1])["gdpo/parse_error/code_4"]
+    >>> parse_error_metrics([0, 4, 4, 1])[names.PARSE_ERROR_CODE.of(4)]
     0.5
     """
     known = [code for code in codes if code is not None]
@@ -206,9 +198,9 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
         return {}
     errors = Counter(int(code) for code in known if code)
     n = len(known)
-    metrics: dict[str, float] = {PARSE_ERROR_SHARE: Weighted(errors.total() / n, n)}
+    metrics: dict[str, float] = {names.PARSE_ERROR_SHARE.key: Weighted(errors.total() / n, n)}
     for code, count in errors.items():
-        metrics[f"{PARSE_ERROR_CODE}{code}"] = Weighted(count / n, n)
+        metrics[names.PARSE_ERROR_CODE.of(code)] = Weighted(count / n, n)
     return metrics
 
 
@@ -237,25 +229,23 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
 
 
 def collapse_metrics(decomposition: Estimation) -> dict[str, float]:
-    """The numbers of distinct advantages in these groups, by GRPO and by GDPO.
-
-    ``gdpo/distinct_advantages/{gdpo,grpo}``: see `distinct_advantages`.
-    """
+    """The numbers of `distinct_advantages` in these groups, by GRPO and by GDPO."""
     # Without the deviations GRPO's advantage grows with the weights; GDPO's is in their unit.
     unit = 1.0 if decomposition.scale else decomposition.largest_weight
     summed = torch.where(decomposition.has_advantage, decomposition.grpo / unit, torch.nan)
+    groups = decomposition.groups
     return {
-        f"gdpo/distinct_advantages/{name}": distinct_advantages(advantage, decomposition.groups)
-        for name, advantage in (("gdpo", decomposition.combined), ("grpo", summed))
+        names.DISTINCT_GDPO.key: distinct_advantages(decomposition.combined, groups),
+        names.DISTINCT_GRPO.key: distinct_advantages(summed, groups),
     }
 
 
 def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str, float]:
     """Shares of the groups in which other rewards are trained and the outcome says nothing.
 
-    ``gdpo/phantom_groups``, the groups in which the outcome is the same for all, another reward
-    with a weight varies, and no gate keeps it from being trained;
-    ``gdpo/gated_groups``, those that the gate leaves without advantage, where there is one.
+    `names.PHANTOM_GROUPS`, the groups in which the outcome is the same for all, another reward with
+    a weight varies, and no gate keeps it from being trained;
+    `names.GATED_GROUPS`, those that the gate leaves without advantage, where there is one.
     Empty where `outcome`, its column, is None.
     """
     if outcome is None:
@@ -267,9 +257,9 @@ def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str,
     closed = decomposition.gated
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
     phantom, gated = groups_with_any(rows, groups).unbind(dim=1)
-    metrics: dict[str, float] = {"gdpo/phantom_groups": _share(phantom)}
+    metrics: dict[str, float] = {names.PHANTOM_GROUPS.key: _share(phantom)}
     if decomposition.gate is not None:
-        metrics["gdpo/gated_groups"] = _share(gated)
+        metrics[names.GATED_GROUPS.key] = _share(gated)
     return metrics
 
 
@@ -280,10 +270,10 @@ def influence_metrics(
 
     Over the rows that carry an advantage:
 
-    ``gdpo/<component>/influence`` = Cov(A, z_k), z 0 where not scored: a small step along A
+    `names.INFLUENCE` = Cov(A, z_k), z 0 where not scored: a small step along A
     changes the mean of reward k, in units of its deviations within groups, in proportion to it
     (https://arxiv.org/abs/2602.06869). Below 0 it is unlearned;
-    ``gdpo/noise_floor``, the variance of sum_k w_k z_k within a group, w' C w with the group's
+    `names.NOISE_FLOOR`, the variance of sum_k w_k z_k within a group, w' C w with the group's
     correlations C, averaged over the groups of two rows or more: sum_k w_k^2 for independent
     rewards, (sum_k |w_k|)^2 for one and the same, 0 where they cancel or nothing varies.
 
@@ -296,7 +286,7 @@ def influence_metrics(
     kept = torch.where(live, advantage, 0.0)
     influences = kept @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
     metrics: dict[str, float] = {
-        f"gdpo/{key}/influence": Weighted(value, n)
+        names.INFLUENCE.of(key): Weighted(value, n)
         for key, value in zip(keys, influences.tolist(), strict=True)
     }
     spread = Spread((decomposition.combined * largest)[:, None], decomposition.groups)
@@ -304,31 +294,34 @@ def influence_metrics(
     share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)
     groups = float(share.sum())
     total = float((share * spread.std.square()).sum())
-    metrics["gdpo/noise_floor"] = Weighted(total / (groups or 1.0), groups)
+    metrics[names.NOISE_FLOOR.key] = Weighted(total / (groups or 1.0), groups)
     return metrics
 
 
 def variant_metrics(decomposition: Estimation) -> dict[str, float]:
     """The chosen variant beside GDPO and GRPO; empty for GDPO itself.
 
-    ``gdpo/variant/<name>/zero_rows``, the share of responses to which it gives 0;
-    ``gdpo/variant/<name>/agrees_with_{gdpo,grpo}``, the correlation of its advantages with
-    theirs over the responses, absent where one of the two is constant.
+    `names.ZERO_ROWS`, the share of responses to which it gives 0; `names.AGREES_WITH_GDPO` and
+    `names.AGREES_WITH_GRPO`, the correlation of its advantages with theirs over the responses,
+    absent where one of the two is constant.
     """
     if decomposition.variant is GDPO:
         return {}
     found = decomposition.advantage
-    where = f"gdpo/variant/{decomposition.variant.name}"
-    metrics: dict[str, float] = {f"{where}/zero_rows": _share(found == 0)}
-    others = {"gdpo": decomposition.gdpo, "grpo": decomposition.grpo}
-    for name, other in others.items():
+    name = decomposition.variant.name
+    metrics: dict[str, float] = {names.ZERO_ROWS.of(name): _share(found == 0)}
+    others = (
+        (names.AGREES_WITH_GDPO, decomposition.gdpo),
+        (names.AGREES_WITH_GRPO, decomposition.grpo),
+    )
+    for metric, other in others:
         pair = torch.stack([found, other])
         pair = pair - pair.mean(dim=1, keepdim=True)
         # torch.corrcoef has NaN for a constant, as all advantages of a silent batch are.
         lengths = pair.square().sum(dim=1).sqrt()
         if bool((lengths > 0).all()):
             correlation = float((pair[0] / lengths[0]) @ (pair[1] / lengths[1]))
-            metrics[f"{where}/agrees_with_{name}"] = Weighted(correlation, len(found))
+            metrics[metric.of(name)] = Weighted(correlation, len(found))
     return metrics
 
 

@@ -1,10 +1,169 @@
-"""Names that a user writes: the known one that is nearest to a misspelt one."""
+"""Names: each metric's with its meaning and unit, and the known name nearest to a misspelt one."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
+
+SCORES = "rewards/"
+"""The beginning of the metrics that are true of a reward under any estimator."""
+DECOMPOSITION = "gdpo/"
+"""The beginning of those of the decomposition."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that we log.
+
+    Attributes:
+      key: its name in the trackers; `<component>`, `<variant>` or `<code>` stands for a name.
+      meaning: as docs/metrics.md has it, where its letters are explained.
+      unit: of the reward, a share from 0 to 1, a number of advantages, or none.
+    """
+
+    key: str
+    meaning: str
+    unit: str
+
+    @property
+    def last(self) -> str:
+        """The part behind the last slash."""
+        return self.key.rpartition("/")[2]
+
+    def of(self, name: object) -> str:
+        """The key of one component, variant or code.
+
+        >>> MEAN.of("format")
+        'rewards/format/mean'
+        """
+        begin, end = re.split("<.+>", self.key)
+        return f"{begin}{name}{end}"
+
+    def name_in(self, key: str) -> str | None:
+        """The name that stands in a key of this metric; None in the key of another.
+
+        >>> MEAN.name_in("rewards/format/mean"), MEAN.name_in("rewards/format/std")
+        ('format', None)
+        """
+        begin, end = re.split("<.+>", self.key)
+        if key.startswith(begin) and key.endswith(end) and len(key) > len(begin + end):
+            return key[len(begin) : len(key) - len(end)]
+        return None
+
+
+# Each component.
+MEAN = Metric("rewards/<component>/mean", "mean of r over the scored rows", "reward")
+STD = Metric("rewards/<component>/std", "its unbiased standard deviation", "reward")
+MIN = Metric("rewards/<component>/min", "smallest r", "reward")
+MAX = Metric("rewards/<component>/max", "largest r", "reward")
+SATURATION = Metric(
+    "gdpo/<component>/saturation", "(mean − low) / (high − low) of a declared finite range", "share"
+)
+CONSTANT_GROUPS = Metric(
+    "gdpo/<component>/constant_groups",
+    "share of the groups with a scored r in which it does not vary",
+    "share",
+)
+UNSCORED = Metric(
+    "gdpo/<component>/unscored", "share of rows without r (`None`, NaN, absent)", "share"
+)
+ADVANTAGE_SHARE = Metric(
+    "gdpo/<component>/advantage_share", "Σ abs(c), of the sum over all components", "share"
+)
+INFLUENCE = Metric(
+    "gdpo/<component>/influence",
+    "Cov(A, z) over the rows with an advantage, A the one that trains",
+    "none",
+)
+WEIGHT = Metric(
+    "gdpo/<component>/weight", "w at this step, with a [schedule](variants.md#schedules)", "none"
+)
+
+# The batch.
+SIGN_CONFLICTS = Metric(
+    "gdpo/sign_conflicts", "share of rows with one c > τ and another < −τ", "share"
+)
+NOISE_FLOOR = Metric("gdpo/noise_floor", "variance of Σ c within a group, mean over groups", "none")
+DISTINCT_GDPO = Metric(
+    "gdpo/distinct_advantages/gdpo", "distinct Σ c in a group, on average", "advantages"
+)
+DISTINCT_GRPO = Metric(
+    "gdpo/distinct_advantages/grpo", "the same under GRPO on the weighted sum", "advantages"
+)
+FAILED_SESSIONS = Metric("gdpo/failed_sessions", "share of sessions that raised", "share")
+REWARD_ERRORS = Metric(
+    "gdpo/reward_errors",
+    "share of rows for which verl's manager `rate_limited` reports a timeout or an error",
+    "share",
+)
+SINGLETON_GROUPS = Metric("gdpo/singleton_groups", "share of groups of one row", "share")
+UNSCORED_ROWS = Metric(
+    "gdpo/unscored_rows", "share of rows with no scored component, after conditions", "share"
+)
+WHITEN_SHIFT = Metric(
+    "gdpo/whiten_shift",
+    "−mean / deviation of Σ c in whitening: where a 0 goes (GDPO only)",
+    "none",
+)
+PHANTOM_GROUPS = Metric(
+    "gdpo/phantom_groups",
+    "share of groups with a constant outcome in which another reward varies and no gate is closed",
+    "share",
+)
+GATED_GROUPS = Metric(
+    "gdpo/gated_groups", "share of groups left without advantage by `algorithm.gdpo.gate`", "share"
+)
+
+# Of a variant, under GDPO.
+ZERO_ROWS = Metric("gdpo/variant/<variant>/zero_rows", "share of rows with advantage 0", "share")
+AGREES_WITH_GDPO = Metric(
+    "gdpo/variant/<variant>/agrees_with_gdpo",
+    "correlation with GDPO's advantages; absent where one is constant",
+    "none",
+)
+AGREES_WITH_GRPO = Metric("gdpo/variant/<variant>/agrees_with_grpo", "the same with GRPO's", "none")
+
+# Of a reward that returns `parse_error`.
+PARSE_ERROR_SHARE = Metric(
+    "gdpo/parse_error/share", "share of the coded rows with a code other than 0", "share"
+)
+PARSE_ERROR_CODE = Metric(
+    "gdpo/parse_error/code_<code>",
+    "share of the coded rows with this code, where it occurs",
+    "share",
+)
+
+METRICS = (
+    MEAN,
+    STD,
+    MIN,
+    MAX,
+    SATURATION,
+    CONSTANT_GROUPS,
+    UNSCORED,
+    ADVANTAGE_SHARE,
+    INFLUENCE,
+    WEIGHT,
+    SIGN_CONFLICTS,
+    NOISE_FLOOR,
+    DISTINCT_GDPO,
+    DISTINCT_GRPO,
+    FAILED_SESSIONS,
+    REWARD_ERRORS,
+    SINGLETON_GROUPS,
+    UNSCORED_ROWS,
+    WHITEN_SHIFT,
+    PHANTOM_GROUPS,
+    GATED_GROUPS,
+    ZERO_ROWS,
+    AGREES_WITH_GDPO,
+    AGREES_WITH_GRPO,
+    PARSE_ERROR_SHARE,
+    PARSE_ERROR_CODE,
+)
 
 
 def did_you_mean(word: Any, known: Iterable[Any]) -> str:

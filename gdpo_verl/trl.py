@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from numbers import Real
@@ -20,7 +19,7 @@ from trl import GRPOTrainer
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
-from gdpo_verl.names import did_you_mean
+from gdpo_verl.names import MEAN, STD, did_you_mean
 from gdpo_verl.plugin.upstream import Dependency as _D
 from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.reward_dicts import weighted_sum
@@ -193,7 +192,7 @@ class GDPOTrainer(GRPOTrainer):
                 scheduled=bool(objective.config.schedule),
             )
             for name, value in ours.items():
-                if not re.fullmatch("rewards/.+/(mean|std)", name):  # TRL has them
+                if MEAN.name_in(name) is None and STD.name_in(name) is None:  # TRL has them
                     metrics[name].append(float(value))
         return found.advantage
 

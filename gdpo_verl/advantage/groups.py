@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.checks import check_epsilon, check_rewards, result_dtype, type_name
+from gdpo_verl.advantage.checks import (
+    EPSILON,
+    check_epsilon,
+    check_rewards,
+    result_dtype,
+    type_name,
+)
 
 
 class Groups(NamedTuple):
@@ -132,7 +138,7 @@ class Spread:
 
 
 def group_normalize(
-    rewards: Tensor, group_ids: GroupIds, *, epsilon: float = 1e-6, scale: bool = True
+    rewards: Tensor, group_ids: GroupIds, *, epsilon: float = EPSILON, scale: bool = True
 ) -> Tensor:
     """Normalise each reward component within its group.
 

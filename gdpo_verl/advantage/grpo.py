@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gdpo_verl.advantage.checks import result_dtype
+from gdpo_verl.advantage.checks import EPSILON, result_dtype
 from gdpo_verl.advantage.estimate import decompose
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
@@ -22,7 +22,7 @@ def grpo_advantages(
     response_mask: Tensor,
     *,
     weights: Sequence[float] | None = None,
-    epsilon: float = 1e-6,
+    epsilon: float = EPSILON,
     scale: bool = True,
 ) -> Tensor:
     """GRPO, the control: add the components, then normalise the sum within its group.

@@ -12,6 +12,8 @@ from torch import Tensor
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.variant import Variant
 
+_SHARPEST = 1e6  # the minimum itself, to six digits; its inverse the mean
+
 
 def rvpo(d: Decomposition, *, k: float = 1.0) -> Tensor:
     """a_i = -(1 / k) ln((1 / M) sum_j exp(-k z[i, j]))
@@ -34,4 +36,6 @@ def rvpo(d: Decomposition, *, k: float = 1.0) -> Tensor:
     return least[:, 0] - torch.log1p(mean) / k
 
 
-VARIANT = Variant("rvpo", rvpo, limits={"k": (1e-6, 1e6)}, linear=False, weights="equal")
+VARIANT = Variant(
+    "rvpo", rvpo, limits={"k": (1 / _SHARPEST, _SHARPEST)}, linear=False, weights="equal"
+)

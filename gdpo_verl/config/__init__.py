@@ -22,6 +22,7 @@ from gdpo_verl.advantage import (
     find_variant,
     validate_variant,
 )
+from gdpo_verl.advantage.checks import EPSILON
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variant import Ranges
@@ -55,7 +56,7 @@ class GdpoConfig:
     reward_weights: Mapping[str, float] | None = None
     scale: bool = True
     whiten: Whiten | None = None
-    epsilon: float = 1e-6
+    epsilon: float = EPSILON
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: bool = True
     variant: str = "gdpo"

@@ -214,12 +214,12 @@ def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:
 
 def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
     if "error" in found:
-        return Finding("vLLM", found["error"], text.VLLM)
+        return Finding("vLLM", found["error"], text.install_vllm())
     # vLLM names no device where it finds none.
     state = f"{found['version']} for {found['device'] or 'GPUs'}"
     # verl would start vLLM on a device that the trainer does not use.
     wrong = device.get("platform") == "cpu" and found["device"] != "cpu"
-    return Finding("vLLM", state, text.VLLM if wrong else "")
+    return Finding("vLLM", state, text.install_vllm() if wrong else "")
 
 
 def _sandbox() -> Finding:

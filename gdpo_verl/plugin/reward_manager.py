@@ -30,6 +30,7 @@ from verl.experimental.reward_loop.reward_manager import register
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.names import UNSCORED
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, components_of, judge_of
 from gdpo_verl.reward_dicts import score_of, unnested
 from gdpo_verl.rewards.judge import JUDGE
@@ -87,8 +88,9 @@ class ComponentsRewardManager(NaiveRewardManager):
         info.update(judged)
         if self.judge and judged[f"{self.judge.name}_error"] and JUDGE not in self.warned:
             self.warned.add(JUDGE)
-            text = "%s: a response is not scored, others are counted in gdpo/%s/unscored: %s"
-            logger.warning(text, JUDGE, self.judge.name, judged[f"{self.judge.name}_error"])
+            text = "%s: a response is not scored, others are counted in %s: %s"
+            error = judged[f"{self.judge.name}_error"]
+            logger.warning(text, JUDGE, UNSCORED.of(self.judge.name), error)
         if self.objective is not None:
             source = data[0].non_tensor_batch["data_source"]
             try:

@@ -20,7 +20,7 @@ import torch
 from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
-from gdpo_verl import diagnostics
+from gdpo_verl import diagnostics, names
 from gdpo_verl.advantage import Estimation, MaskedRows
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin import (
@@ -122,7 +122,7 @@ class Seam:
             scheduled=bool(objective.config.schedule),
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
-        metrics["gdpo/reward_errors"] = batch.error_share()
+        metrics[names.REWARD_ERRORS.key] = batch.error_share()
         return metrics
 
     def _failed_sessions(self, rows: int) -> int:
@@ -131,10 +131,11 @@ class Seam:
         if failed and not self._failures_warned:
             self._failures_warned = True
             logger.warning(
-                "%d of %d rollout sessions failed and are left out (metric gdpo/failed_sessions): "
-                "a reward or an agent loop raised. The last error: %s.",
+                "%d of %d rollout sessions failed and are left out (metric %s): a reward or an "
+                "agent loop raised. The last error: %s.",
                 failed,
                 failed + rows,
+                names.FAILED_SESSIONS.key,
                 replay_buffer.last_error(),
             )
         return failed

@@ -3,8 +3,8 @@
 What the program gave comes from an adversary: nothing in it is executed, and what holds more
 than was asked for is not read.
 
-Only a number that the test expects as a decimal has a tolerance: 1e-6 of the larger of both, or
-1e-9 where that is more. Infinity and NaN stand for themselves alone.
+Only a number that the test expects as a decimal has a tolerance: a millionth of the larger of
+both, or 1e-9 where that is more. Infinity and NaN stand for themselves alone.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _same(found: Any, expected: Any) -> bool:
 
 def _close(found: float, expected: float) -> bool:
     try:
-        close = math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
+        close = math.isclose(found, expected, rel_tol=1 / 1_000_000, abs_tol=1e-9)
     except OverflowError:  # an integer beyond every float
         return False
     return close or (found != found and expected != expected)

@@ -15,6 +15,7 @@ from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Finding, ScoredAnswer
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
+from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
 from gdpo_verl.plugin import validation
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import not_a_dict
@@ -40,8 +41,8 @@ def measure(
     Returns:
       What `--json` writes: `problems` would stop a training or distort what it learns, `notes` are
       worth a look. Of each of the `components` `low`, `mean` and `high` are in reward units, None
-      where it is never scored; `unscored` is the share of answers without it, `constant_groups`
-      that of prompts with several answers in which it does not vary, None without such prompts. Of
+      where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
+      answers, and `CONSTANT_GROUPS`, of prompts with several answers, None without such prompts. Of
       each of the `kinds` of answers `unread` counts a `parse_error` other than 0, None when the
       reward returns none.
     """
@@ -151,11 +152,11 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
             "name": name,
             "weight": weight,
             "declared": ranges.get(name, (None, None)),
-            "low": metrics.get(f"rewards/{name}/min"),
-            "mean": metrics.get(f"rewards/{name}/mean"),
-            "high": metrics.get(f"rewards/{name}/max"),
-            "constant_groups": grouped.get(f"gdpo/{name}/constant_groups"),
-            "unscored": metrics[f"gdpo/{name}/unscored"],
+            "low": metrics.get(MIN.of(name)),
+            "mean": metrics.get(MEAN.of(name)),
+            "high": metrics.get(MAX.of(name)),
+            CONSTANT_GROUPS.last: grouped.get(CONSTANT_GROUPS.of(name)),
+            UNSCORED.last: metrics[UNSCORED.of(name)],
         }
         for name, weight in zip(names, batch.objective.weights, strict=True)
     ]
@@ -184,7 +185,7 @@ def _constant(components: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             yield NOTE, f"{name!r} is not scored in any answer"
         elif low == each["high"]:
             yield NOTE, f"{name!r} is {low:g} for every answer: {nothing}"
-        elif each["constant_groups"] == 1.0:
+        elif each[CONSTANT_GROUPS.last] == 1.0:
             yield NOTE, f"{name!r} never differs between two answers to one prompt: {nothing}"
 
 
@@ -208,7 +209,7 @@ def to_text(report: Mapping[str, Any]) -> str:
 def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [("component", "weight", "declared", "observed", "mean", "constant", "not scored")]
     for each in components:
-        mean, constant = each["mean"], each["constant_groups"]
+        mean, constant = each["mean"], each[CONSTANT_GROUPS.last]
         rows.append(
             (
                 each["name"],
@@ -217,7 +218,7 @@ def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
                 _range(each["low"], each["high"]),
                 NOTHING if mean is None else f"{mean:.3f}",
                 NOTHING if constant is None else f"{constant:.0%} of prompts",
-                f"{each['unscored']:.0%} of answers",
+                f"{each[UNSCORED.last]:.0%} of answers",
             )
         )
     return columns(rows) if components else []

@@ -16,7 +16,7 @@ from typing import Any
 
 from gdpo_verl.lab.tasks.benchmark import ModelAnswer, Question, Sampling
 from gdpo_verl.lab.tasks.rows import BadRow, chat_tokens, tokenizer_of
-from gdpo_verl.lab.text import VLLM
+from gdpo_verl.lab.text import install_vllm
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class EngineOptions:
 def require_vllm() -> None:
     """Raise ModuleNotFoundError, with the remedy, when vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
-        raise ModuleNotFoundError(f"evaluate: needs vLLM, found none. To install it, {VLLM}")
+        raise ModuleNotFoundError(
+            f"evaluate: needs vLLM, found none. To install it, {install_vllm()}"
+        )
 
 
 def load_tokenizer(folder: Path, chat_template: Path | None) -> Any:
@@ -83,7 +85,8 @@ class Engine:
         cpu = current_platform.is_cpu()
         if not cpu and not torch.cuda.is_available():
             raise RuntimeError(
-                f"evaluate: this vLLM is for GPUs, and no GPU is found. To install another, {VLLM}"
+                "evaluate: this vLLM is for GPUs, and no GPU is found. To install another, "
+                f"{install_vllm()}"
             )
         dtype: Any = options.dtype or ("float32" if cpu else "auto")
         model_config = EngineArgs(model=str(folder), dtype=dtype).create_model_config()

@@ -12,6 +12,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gdpo_verl.lab.text import pinned
+
 PAGE = Path(__file__).with_name("notebook.py")
 
 _STATIC = """<!doctype html>
@@ -110,5 +112,5 @@ def _require_free(port: int) -> None:
 def _require_marimo() -> None:
     if importlib.util.find_spec("marimo") is None:
         raise ModuleNotFoundError(
-            "gdpo-verl explain: marimo is not installed. Run: pip install marimo==0.25.2"
+            f"gdpo-verl explain: marimo is not installed. Run: pip install {pinned('marimo')}"
         )

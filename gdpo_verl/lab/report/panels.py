@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from gdpo_verl import names
 from gdpo_verl.lab.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
 from gdpo_verl.lab.report.recipes import Recipe
 from gdpo_verl.lab.report.tables import seconds_by_phase
@@ -21,12 +22,12 @@ _KL = {
     "actor/ppo_kl": "KL over the updates of a step",
 }
 
-# Title, metric, whether it is a share.
+# Title and metric.
 _OF_GROUPS = (
-    ("Rollouts with conflicting rewards", "gdpo/sign_conflicts", True),
-    ("Shift of 0 by whitening", "gdpo/whiten_shift", False),
-    ("Variance of the decoupled sum in a group", "gdpo/noise_floor", False),
-    ("Groups that train without an outcome", "gdpo/phantom_groups", True),
+    ("Rollouts with conflicting rewards", names.SIGN_CONFLICTS),
+    ("Shift of 0 by whitening", names.WHITEN_SHIFT),
+    ("Variance of the decoupled sum in a group", names.NOISE_FLOOR),
+    ("Groups that train without an outcome", names.PHANTOM_GROUPS),
 )
 
 
@@ -36,7 +37,7 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
         name
         for name in components
         if any(
-            r.series(f"rewards/{name}/mean") or r.validation_series(name) for r in _runs(recipes)
+            run.series(names.MEAN.of(name)) or run.validation_series(name) for run in _runs(recipes)
         )
     ]
     return [Panel(name, partial(_draw_component, recipes, name), 6.2) for name in scored]
@@ -48,9 +49,9 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     return [
         Panel("Distinct advantages in a group", partial(_draw_distinct, recipes)),
         *(
-            _metric_panel(recipes, title, key, percent=percent)
-            for title, key, percent in _OF_GROUPS
-            if key in logged
+            _metric_panel(recipes, title, metric.key, percent=metric.unit == "share")
+            for title, metric in _OF_GROUPS
+            if metric.key in logged
         ),
     ]
 
@@ -81,24 +82,25 @@ def _metric_panel(
 
 def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
     axes = figure.subplots()
-    _draw(axes, recipes, "gdpo/distinct_advantages/gdpo")
-    _draw(axes, recipes, "gdpo/distinct_advantages/grpo", linestyle="--")
+    _draw(axes, recipes, names.DISTINCT_GDPO.key)
+    _draw(axes, recipes, names.DISTINCT_GRPO.key, linestyle="--")
     _finish(axes, "solid GDPO, dashed GRPO")
 
 
 def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | SubFigure) -> None:
-    parts = {"constant\ngroups": "constant_groups", "share of\nadvantage": "advantage_share"}
-    # Runs of an older version have none; an empty panel would take room in each column.
-    if f"gdpo/{component}/influence" in _logged(recipes):
-        parts["influence"] = "influence"
+    parts = {
+        "constant\ngroups": names.CONSTANT_GROUPS,
+        "share of\nadvantage": names.ADVANTAGE_SHARE,
+        "influence": names.INFLUENCE,
+    }
     ratios = [2.4] + [1.0] * len(parts)
     reward, *rest = axes = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
-    _draw(reward, recipes, f"rewards/{component}/mean")
+    _draw(reward, recipes, names.MEAN.of(component))
     _draw_held_out(reward, recipes, component)
     _finish(reward, "mean reward", last=False)
     for part, (label, metric) in zip(rest, parts.items(), strict=True):
-        _draw(part, recipes, f"gdpo/{component}/{metric}")
-        _finish(part, label, percent=metric != "influence", last=part is rest[-1])
+        _draw(part, recipes, metric.of(component))
+        _finish(part, label, percent=metric.unit == "share", last=part is rest[-1])
     figure.align_ylabels(axes)
 
 

@@ -13,6 +13,7 @@ from gdpo_verl.lab.report.survey import RunDumps, find_collapse
 from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
 from gdpo_verl.lab.rundir.metrics import Series
 from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.names import ADVANTAGE_SHARE, CONSTANT_GROUPS, MEAN
 
 # A component's logged steps that a trend needs: fewer say nothing against noise.
 _FEWEST = 8
@@ -38,7 +39,7 @@ class Summary:
 def summarise_run(dumps: RunDumps) -> Summary:
     """Say which components learn, what they weigh, and which groups are dead."""
     run = dumps.run
-    series = {name: run.series(f"rewards/{name}/mean") for name in run.components}
+    series = {name: run.series(MEAN.of(name)) for name in run.components}
     scored = [name for name in series if series[name]]
     sentences = [_learning(run, name) for name in scored]
     if never := [name for name in series if not series[name]]:
@@ -110,11 +111,11 @@ def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _learning(run: Run, name: str) -> str:
-    series = run.series(f"rewards/{name}/mean")
+    series = run.series(MEAN.of(name))
     few, first, last = _ends(series)
     went = f"{name} went from {first:.3g} to {last:.3g}"
     silent = ""
-    if constant := [value for _, value in run.series(f"gdpo/{name}/constant_groups")][-few:]:
+    if constant := [value for _, value in run.series(CONSTANT_GROUPS.of(name))][-few:]:
         ends = f"{few} steps" if few > 1 else "step"
         silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
     if (found := trend(series)) is None:
@@ -136,7 +137,7 @@ def _ends(series: Series) -> tuple[int, float, float]:
 
 
 def _weights(run: Run, scored: Sequence[str]) -> Iterator[str]:
-    series = {name: run.series(f"gdpo/{name}/advantage_share") for name in scored}
+    series = {name: run.series(ADVANTAGE_SHARE.of(name)) for name in scored}
     ends = {name: _ends(shares) for name, shares in series.items() if shares}
     if len(ends) > 1:  # a component alone has all of it
         parts = (f"{name} {first:.0%} → {last:.0%}" for name, (_, first, last) in ends.items())

@@ -13,6 +13,16 @@ from gdpo_verl.lab.report.survey import RunDumps, find_collapse
 from gdpo_verl.lab.rundir.metrics import is_number
 from gdpo_verl.lab.rundir.run import Run
 from gdpo_verl.lab.text import duration
+from gdpo_verl.names import (
+    ADVANTAGE_SHARE,
+    CONSTANT_GROUPS,
+    DISTINCT_GDPO,
+    DISTINCT_GRPO,
+    FAILED_SESSIONS,
+    MEAN,
+    PARSE_ERROR_SHARE,
+    SIGN_CONFLICTS,
+)
 
 _FEW = 5
 _PHASES = 7
@@ -57,23 +67,24 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
 
     found = []
     for name in components:
-        found.append(metric(f"training {name}", f"rewards/{name}/mean"))
-        found.append(mean(f"training {name}, mean of all steps", f"rewards/{name}/mean"))
+        found.append(metric(f"training {name}", MEAN.of(name)))
+        found.append(mean(f"training {name}, mean of all steps", MEAN.of(name)))
     found.append(metric("response length, tokens", "response_length/mean", ".1f"))
     found.append(metric("entropy", "actor/entropy"))
     found.append(metric("KL to the reference policy", "actor/kl_loss"))
     for name in components:
         found += _held_out(runs, name)
     for name in components:
-        constant, share = f"gdpo/{name}/constant_groups", f"gdpo/{name}/advantage_share"
-        found.append(metric(f"groups in which {name} does not vary", constant, ".1%"))
-        found.append(metric(f"share of {name} in the advantage", share, ".1%"))
+        constant = f"groups in which {name} does not vary"
+        found.append(metric(constant, CONSTANT_GROUPS.of(name), ".1%"))
+        share = f"share of {name} in the advantage"
+        found.append(metric(share, ADVANTAGE_SHARE.of(name), ".1%"))
     found += [
-        metric("rollouts whose rewards conflict", "gdpo/sign_conflicts", ".1%"),
-        metric("answers that could not be read", "gdpo/parse_error/share", ".1%"),
-        metric("sessions that failed", "gdpo/failed_sessions", ".1%"),
-        mean("distinct advantages in a group by GDPO", "gdpo/distinct_advantages/gdpo", ".2f"),
-        mean("distinct advantages in a group by GRPO", "gdpo/distinct_advantages/grpo", ".2f"),
+        metric("rollouts whose rewards conflict", SIGN_CONFLICTS.key, ".1%"),
+        metric("answers that could not be read", PARSE_ERROR_SHARE.key, ".1%"),
+        metric("sessions that failed", FAILED_SESSIONS.key, ".1%"),
+        mean("distinct advantages in a group by GDPO", DISTINCT_GDPO.key, ".2f"),
+        mean("distinct advantages in a group by GRPO", DISTINCT_GRPO.key, ".2f"),
     ]
     collapses = {each.run.path: find_collapse([each]) for each in dumps}
     compared = {path: each for path, each in collapses.items() if each.groups}

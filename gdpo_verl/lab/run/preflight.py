@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.tasks.catalog import prepare_command_of
-from gdpo_verl.lab.text import VLLM
+from gdpo_verl.lab.text import install_vllm
 
 
 def check_machine(config: Any) -> None:
@@ -43,7 +43,8 @@ def check_machine(config: Any) -> None:
     rollouts = config.actor_rollout_ref.rollout.name
     if rollouts == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            f"actor_rollout_ref.rollout.name: vllm is not installed. To install it, {VLLM}."
+            "actor_rollout_ref.rollout.name: vllm is not installed. To install it, "
+            f"{install_vllm()}."
         )
     check_data_files(config.data)
 

@@ -12,6 +12,7 @@ from statistics import mean
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
 from gdpo_verl.lab.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
 from gdpo_verl.lab.text import duration
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN
 from gdpo_verl.plugin.deaths import plain
 
 POLL_SECONDS = 1.0
@@ -25,7 +26,6 @@ _PHASES = (
     (re.compile(r"Creating file logger at"), "validating or taking the first step"),
     (re.compile(r"Initial validation metrics"), "validated, taking the first step"),
 )
-_MEAN = re.compile(r"rewards/(.+)/mean")
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 # As `gdpo_verl.plugin.entry` writes them.
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
@@ -102,7 +102,7 @@ class _State:
         self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS:])
         yield self.place + self.describe()
         keys = dict.fromkeys(key for metrics in self.recent.values() for key in metrics)
-        components = [match[1] for match in map(_MEAN.fullmatch, keys) if match]
+        components = [name for name in map(MEAN.name_in, keys) if name is not None]
         alerts = {(a.component, a.kind): a for a in find_alerts(self.recent, components)}
         for key, alert in alerts.items():
             if key not in self.alerts:
@@ -125,10 +125,12 @@ class _State:
         """The text behind the step: each reward, the share of groups it is dead in, pace, time."""
         last = self.recent[self.step]
         parts = []
-        for match in filter(None, map(_MEAN.fullmatch, last)):
-            dead = last.get(f"gdpo/{match[1]}/constant_groups")
-            share = "" if dead is None else f" ({dead:.0%} dead)"
-            parts.append(f"{match[1]} {last[match[0]]:.3f}{share}")
+        for key, value in last.items():
+            name = MEAN.name_in(key)
+            if name is not None:
+                dead = last.get(CONSTANT_GROUPS.of(name))
+                share = "" if dead is None else f" ({dead:.0%} dead)"
+                parts.append(f"{name} {value:.3f}{share}")
         steps = [*self.recent.values()][-_RECENT:]
         if seconds := [data["timing_s/step"] for data in steps if "timing_s/step" in data]:
             parts.append(f"{mean(seconds):.1f} s a step")

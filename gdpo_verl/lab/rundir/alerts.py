@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, Metric
+
 # On average over MANY_STEPS logged steps: the share of groups in which the component does not
 # vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
 MANY_STEPS = 20
@@ -71,25 +73,26 @@ def find_alerts(
 
     A window of `MANY_STEPS` consecutive logged steps raises an alert when the mean of
 
-      gdpo/<component>/constant_groups is at least `DEAD_SHARE` (dead),
-      gdpo/<component>/saturation is at least `SATURATED` or at most `STUCK`,
-      gdpo/phantom_groups is at least `PHANTOM_SHARE` (phantom);
+      `CONSTANT_GROUPS` is at least `DEAD_SHARE` (dead),
+      `SATURATION` is at least `SATURATED` or at most `STUCK`,
+      `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom);
 
     overlapping windows are one alert. `metrics` are by step, in its order; the alerts by
     component, kind and step.
     """
-    rules: tuple[tuple[Kind, str, float, float], ...] = (
-        ("dead", "constant_groups", DEAD_SHARE, float("inf")),
-        ("saturated", "saturation", SATURATED, float("inf")),
-        ("stuck", "saturation", float("-inf"), STUCK),
+    rules: tuple[tuple[Kind, Metric, float, float], ...] = (
+        ("dead", CONSTANT_GROUPS, DEAD_SHARE, float("inf")),
+        ("saturated", SATURATION, SATURATED, float("inf")),
+        ("stuck", SATURATION, float("-inf"), STUCK),
     )
-    phantom = _stretches(metrics, "gdpo/phantom_groups", "", PHANTOM_SHARE, float("inf"))
-    return [
-        Alert(name, kind, *stretch)
-        for name in components
-        for kind, key, low, high in rules
-        for stretch in _stretches(metrics, f"gdpo/{name}/{key}", f"rewards/{name}/mean", low, high)
-    ] + [Alert("the outcome", "phantom", *stretch) for stretch in phantom]
+    alerts = []
+    for name in components:
+        for kind, metric, low, high in rules:
+            for stretch in _stretches(metrics, metric.of(name), MEAN.of(name), low, high):
+                alerts.append(Alert(name, kind, *stretch))
+    for stretch in _stretches(metrics, PHANTOM_GROUPS.key, "", PHANTOM_SHARE, float("inf")):
+        alerts.append(Alert("the outcome", "phantom", *stretch))
+    return alerts
 
 
 def _stretches(
