@@ -31,7 +31,10 @@ def check_memory(config: Any) -> None:
       ValueError: names the key, what there is and what it takes.
     """
     model = _read_config(config.actor_rollout_ref.model.path)
-    if _weights(model) > _SMALL and (taken := _fixed_bytes(config, model)) > memory():
+    if _weights(model) <= _SMALL:
+        return
+    taken = _fixed_bytes(config, model)
+    if taken > memory():
         raise ValueError(
             "actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
             f"{memory() / 2**30:.1f} GiB of memory, found one that takes {taken / 2**30:.1f} GiB "
@@ -45,7 +48,8 @@ def choose_settings(config: Any) -> dict[str, Any]:
     model = _read_config(config.actor_rollout_ref.model.path)
     if _weights(model) < _SMALL:
         return {}
-    half, free = multiplies_bfloat16(), max(0, memory() - _fixed_bytes(config, model))
+    half = multiplies_bfloat16()
+    free = max(0, memory() - _fixed_bytes(config, model))
     # Of a token: what a layer keeps for the backward pass, and its logits several times.
     kept = model["num_hidden_layers"] * (10 * model["hidden_size"] + 4 * _inner(model))
     activations = kept * (2 if half else 4) + 4 * model["vocab_size"] * 4
@@ -96,7 +100,8 @@ def _weights(model: Mapping[str, Any]) -> int:
     """About the number of a model's weights; 0 of an unknown one."""
     if "hidden_size" not in model:
         return 0
-    width, layers = model["hidden_size"], model["num_hidden_layers"]
+    width = model["hidden_size"]
+    layers = model["num_hidden_layers"]
     return int(width * (model["vocab_size"] + layers * 3 * (width + _inner(model))))
 
 

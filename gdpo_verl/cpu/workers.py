@@ -148,8 +148,10 @@ def adopt_request(connection: socket.socket, executable: str) -> None:
         return
     # As `python -c CODE --multiprocessing-fork`.
     at = sys.argv.index("-c")
-    code, sys.argv = sys.argv[at + 1], ["-c", *sys.argv[at + 2 :]]
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    code = sys.argv[at + 1]
+    sys.argv = ["-c", *sys.argv[at + 2 :]]
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
     exec(code, vars(main))
 
 

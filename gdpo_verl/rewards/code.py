@@ -84,11 +84,7 @@ def compute_score(
       ValueError: no `response_length`, or a setting out of range.
       Unprotected, SandboxError: nothing protects this machine; the sandbox does not work.
     """
-    try:
-        limits = Limits(timeout=timeout, deadline=deadline, memory_mb=memory_limit_mb)
-    except ValueError as error:  # by the names that the user knows
-        text = str(error).replace("memory_mb", "memory_limit_mb")
-        raise ValueError(f"reward.custom_reward_function.reward_kwargs.{text}") from error
+    limits = _limits(timeout, deadline, memory_limit_mb)
     if sandbox_fusion_url:
         check_service(sandbox_fusion_url)
         solver: Callable[[], Solver] = functools.partial(
@@ -128,6 +124,15 @@ def compute_score(
         float(not errors),
         ParseError[errors[0].name] if errors else ParseError.NONE,
     )
+
+
+def _limits(timeout: float, deadline: float, memory_limit_mb: int) -> Limits:
+    """The sandbox's limits; ValueError by the names that the user knows."""
+    try:
+        return Limits(timeout=timeout, deadline=deadline, memory_mb=memory_limit_mb)
+    except ValueError as error:
+        text = str(error).replace("memory_mb", "memory_limit_mb")
+        raise ValueError(f"reward.custom_reward_function.reward_kwargs.{text}") from error
 
 
 def _result(passed: float, length: float, bug_free: float, error: ParseError) -> dict[str, float]:

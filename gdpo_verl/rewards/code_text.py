@@ -48,16 +48,19 @@ _DEFINES = r"""(?msx)
 """
 
 PUBLISHED_IMPORTS = (
-    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
-    *("statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins"),
-    "typing",
-)
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
+    "statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing",
+)  # fmt: skip
 PUBLISHED_SETUP = (
     "".join(f"from {module} import *\n" for module in PUBLISHED_IMPORTS)
     + "".join(f"import {module}\n" for module in PUBLISHED_IMPORTS[:-2])
     + "sys.setrecursionlimit(600_000)\n"
 )
 """Run ahead of every program by verl's code rewards (verl/utils/reward_score/prime_code)."""
+
+
+Block = tuple[str, list[str]]
+"""The label and the lines of a fenced block."""
 
 
 @dataclass(frozen=True)
@@ -103,46 +106,90 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     return next(iter(defining or python or plain), "")
 
 
-def _blocks(text: str) -> list[tuple[str, list[str]]] | None:
-    """The label and the lines of each fenced block behind the thought; None when that is open.
+def _blocks(text: str) -> list[Block] | None:
+    """The fenced blocks behind the thought; None when that is open."""
+    reader = _BlockReader()
+    for line in text.split("\n"):
+        reader.read(line)
+    return reader.result()
+
+
+class _BlockReader:
+    """Read fenced blocks line by line.
 
     A fence closes a block by CommonMark's rules: it is at least as long as the opening one, and
     indented by less than four more. Tags may follow it, and text may stand before an opening one.
     """
-    blocks: list[tuple[str, list[str]]] = []
-    begun, thinking, left, fence, margin = 0, False, False, "", 0
-    for line in text.split("\n"):
-        if fence:
-            closing = _CLOSING.match(line) if fence in line else None
-            indent = len(closing[1].expandtabs(4)) if closing else 0
-            again = _PYTHON.match(line.lstrip("`")) if line.startswith("```") else None
-            # Opened twice, or behind a thought that left a fence open.
-            if again and (left or not blocks[-1][1]):
-                del blocks[begun if left else -1 :]
-                fence, thinking = "", thinking and not left
-            elif not closing or not closing[2].startswith(fence) or indent >= margin + 4:
-                left = left or line.rstrip().endswith(END_THINK)
-                blocks[-1][1].append(line)
-                continue
-            else:
-                blocks[-1][1].append("")
-                fence, line = "", line[closing.end() :]
-            left = False
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.fence = ""  # of the last block, while that is open
+        self.margin = 0  # columns in front of it
+        self.thinking = False
+        self.before_thought = 0  # blocks, which are no part of it
+        self.thought_ended = False  # perhaps, within the open block
+
+    def read(self, line: str) -> None:
+        """Take the next line."""
+        if self.fence:
+            behind = self._behind_fence(line)
+            if behind is None:
+                self.thought_ended = self.thought_ended or line.rstrip().endswith(END_THINK)
+                self.blocks[-1][1].append(line)
+                return
+            self.fence = ""
+            self.thought_ended = False
+            line = behind
         if "think>" in line:
-            for tag in _TAG.findall(_SPAN.sub("", line)):
-                if tag == END_THINK:  # what was fenced in the thought is no answer
-                    del blocks[begun:]
-                begun, thinking = begun if thinking else len(blocks), tag == THINK
+            self._read_tags(line)
             line = line.rpartition("think>")[2]
-        if opening := _OPENING.match(line) if "```" in line or "~~~" in line else None:
-            marker, before, run, label = opening.groups()
-            # Behind text, where a fence may be talked about, it is Python's or it is announced.
-            if not before or _PYTHON.fullmatch(label.strip()) or before.rstrip()[-1] in ":>":
-                fence, margin = run, len(marker.expandtabs(4))
-                blocks.append((label.strip(), []))
-    if fence:  # cut off, or closed where no line begins
-        blocks[-1][1][:] = _BEHIND_CODE.split("\n".join(blocks[-1][1]), 1)[:1]
-    return None if thinking else blocks
+        if "```" in line or "~~~" in line:
+            self._read_opening(line)
+
+    def result(self) -> list[Block] | None:
+        """The blocks; None within a thought."""
+        if self.fence:  # cut off, or closed where no line begins
+            lines = self.blocks[-1][1]
+            lines[:] = _BEHIND_CODE.split("\n".join(lines), 1)[:1]
+        return None if self.thinking else self.blocks
+
+    def _behind_fence(self, line: str) -> str | None:
+        """Close the open block at a line that does so; return what is left of the line."""
+        again = line.startswith("```") and _PYTHON.match(line.lstrip("`"))
+        if again and self.thought_ended:  # behind a thought that left a fence open
+            del self.blocks[self.before_thought :]
+            self.thinking = False
+            return line
+        if again and not self.blocks[-1][1]:  # opened twice
+            del self.blocks[-1]
+            return line
+        closing = _CLOSING.match(line) if self.fence in line else None
+        if closing is None or not closing[2].startswith(self.fence):
+            return None
+        if len(closing[1].expandtabs(4)) >= self.margin + 4:
+            return None
+        self.blocks[-1][1].append("")
+        return line[closing.end() :]
+
+    def _read_tags(self, line: str) -> None:
+        for tag in _TAG.findall(_SPAN.sub("", line)):
+            if tag == END_THINK:  # what was fenced in the thought is no answer
+                del self.blocks[self.before_thought :]
+            if not self.thinking:
+                self.before_thought = len(self.blocks)
+            self.thinking = tag == THINK
+
+    def _read_opening(self, line: str) -> None:
+        opening = _OPENING.match(line)
+        if opening is None:
+            return
+        marker, before, run, label = opening.groups()
+        label = label.strip()
+        # Behind text, where a fence may be talked about, it is Python's or it is announced.
+        if not before or _PYTHON.fullmatch(label) or before.rstrip()[-1] in ":>":
+            self.fence = run
+            self.margin = len(marker.expandtabs(4))
+            self.blocks.append((label, []))
 
 
 def _dedented(lines: list[str]) -> str:
@@ -221,7 +268,8 @@ def _integer(digits: str) -> int:
     """An integer of any size: int() takes no more than 4,300 digits, and their square in time."""
     if len(digits) <= 4000:
         return int(digits)
-    half, sign = len(digits) // 2, "-" * (digits[0] == "-")
+    half = len(digits) // 2
+    sign = "-" if digits.startswith("-") else ""
     return _integer(digits[:-half]) * int(10**half) + _integer(sign + digits[-half:])
 
 

@@ -129,7 +129,8 @@ class Judge:
     def _client(self) -> Any:
         import httpx
 
-        key, url = os.environ.get("OPENAI_API_KEY"), str(self.url)
+        key = os.environ.get("OPENAI_API_KEY")
+        url = str(self.url)
         return httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -170,7 +171,8 @@ class Judge:
         Args:
           choice: the first of a chat completion's `choices`.
         """
-        text, values = choice["message"]["content"] or "", self.values
+        text = choice["message"]["content"] or ""
+        values = self.values
         cut = choice.get("finish_reason") == "length"
         word = named_word(text, [*values], cut=cut)
         if word is None:
@@ -181,9 +183,10 @@ class Judge:
         total = sum(shares.values())
         if shares.get(word, 0) > 0 and math.isfinite(total):
             return sum(share * values[each] for each, share in shares.items()) / total
-        begun = [each for each in values if each.startswith(word)]
         # All that it said before it was cut off may be the beginning of another.
-        return None if cut and len(begun) > 1 and spelled(text.strip()) == word else values[word]
+        whole = cut and spelled(text.strip()) == word
+        longer = any(each.startswith(word) and each != word for each in values)
+        return None if whole and longer else values[word]
 
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
         """The probability of each word of the scale as the first token, where that is `word`."""

@@ -135,9 +135,10 @@ _remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
+    # Anything else may have no hash.
+    parse = _remembered if isinstance(ground_truth, str) else parse_ground_truth
     try:
-        text_alone = isinstance(ground_truth, str)  # anything else may have no hash
-        wanted = (_remembered if text_alone else parse_ground_truth)(ground_truth)
+        wanted = parse(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
@@ -166,11 +167,14 @@ def _judge_as_published(text: str, ground_truth: str) -> Verdict:
 
 
 def _published_format(text: str, ground_truth: str) -> float:
-    shape, tags = "<think>.*?</think>", []
+    shape = "<think>.*?</think>"
+    tags: list[str] = []
     if OPEN in ground_truth:
-        shape, tags = f"{shape}\n{OPEN}\n.*?\n{CLOSE}", [OPEN, CLOSE]
+        shape += f"\n{OPEN}\n.*?\n{CLOSE}"
+        tags += [OPEN, CLOSE]
     if RESPONSE in ground_truth:
-        shape, tags = f"{shape}\n{RESPONSE}.*?{END_RESPONSE}", [*tags, RESPONSE, END_RESPONSE]
+        shape += f"\n{RESPONSE}.*?{END_RESPONSE}"
+        tags += [RESPONSE, END_RESPONSE]
     # Counted first: where a tag stands once, the expression finds its place or fails in one pass.
     once = all(text.count(tag) == 1 for tag in tags)
     return float(once and re.fullmatch(shape, text, re.DOTALL) is not None)

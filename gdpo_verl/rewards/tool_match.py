@@ -99,21 +99,30 @@ def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
     Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
     `gains` are rows of equal length, at least 0: a row may as well have no column.
     """
-    height, columns = len(gains), len(gains[0])
-    gains = [[*row, *[0.0] * height] for row in gains]  # columns that stand for none
-    price, owner, taken = [0.0] * len(gains[0]), [-1] * len(gains[0]), [-1] * height
+    height = len(gains)
+    columns = len(gains[0])
+    width = columns + height  # with columns that stand for none
+    gains = [row + [0.0] * height for row in gains]
+    price = [0.0] * width
+    owner = [-1] * width
+    taken = [-1] * height
     for entering in range(height):
-        cost, before = [math.inf] * len(price), [0] * len(price)
-        row, walked, free = entering, 0.0, set(range(len(price)))
+        cost = [math.inf] * width
+        before = [0] * width
+        row = entering
+        walked = 0.0
+        free = set(range(width))
         while row >= 0:
             profit = [gain - paid for gain, paid in zip(gains[row], price, strict=True)]
             most = walked + max(profit)
             for j in free:
                 if most - profit[j] < cost[j]:
-                    cost[j], before[j] = most - profit[j], row
+                    cost[j] = most - profit[j]
+                    before[j] = row
             column = min(free, key=cost.__getitem__)
             free.remove(column)
-            row, walked = owner[column], cost[column]
+            row = owner[column]
+            walked = cost[column]
         price = [old + max(0.0, walked - one) for old, one in zip(price, cost, strict=True)]
         while column >= 0:  # back along the exchanges: each row gives its column to the one before
             row = owner[column] = before[column]

@@ -84,9 +84,12 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
         if tag[0] == END_THINK and after[0] in (OPEN, RESPONSE)
     ]
     ends.sort(key=lambda end: not end[0])
-    last = text.rfind(END_THINK)
     # Behind each end the rest is read once more: all of them would take quadratic time.
-    return [*none, *ends[:MOST_ENDS], *([(False, last + len(END_THINK))] if last >= 0 else [])]
+    ends = none + ends[:MOST_ENDS]
+    last = text.rfind(END_THINK)
+    if last >= 0:
+        ends.append((False, last + len(END_THINK)))
+    return ends
 
 
 def _read_behind(text: str, thought_end: int) -> Reading:
@@ -131,12 +134,21 @@ def _read_block(text: str, position: int, calls: list[Call]) -> int:
     A JSON decoder walks the block, so a tag inside a string argument closes nothing.
     """
     before = len(calls)
-    while not text.startswith(CLOSE, position := _SPACE.match(text, position).end()):  # type: ignore
+    position = _behind_space(text, position)
+    while not text.startswith(CLOSE, position):
         value, position = _decode(text, position)
-        calls += map(_as_call, value if isinstance(value, list) else [value])
+        values = value if isinstance(value, list) else [value]
+        calls += map(_as_call, values)
+        position = _behind_space(text, position)
     if len(calls) == before:
         raise Unreadable(ParseError.NOT_A_CALL)
     return position + len(CLOSE)
+
+
+def _behind_space(text: str, position: int) -> int:
+    space = _SPACE.match(text, position)
+    assert space is not None  # it may be empty
+    return space.end()
 
 
 def _decode(text: str, position: int) -> tuple[Any, int]:

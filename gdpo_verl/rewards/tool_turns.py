@@ -72,7 +72,8 @@ def compute_score(
     calls = max(solution_str.count(CALL), len(outcomes))
     ran = sum(each > 0 for each in outcomes)
     answer = gsm8k.compute_score(data_source, solution_str, ground_truth)
-    needed, error = info.get("calls", 0), answer["parse_error"]
+    needed = info.get("calls", 0)
+    error = answer["parse_error"]
     if not isinstance(needed, int) or needed < 1:
         fault = ValueError(f"extra_info['calls']: expected 1 call or more, found {needed!r}")
         warn_of_ground_truth("tool_turns", fault)
@@ -93,7 +94,8 @@ def compute_score(
             _warn_of_unguarded_tools()
             error = ParseError.NO_OUTCOME
             if not any(outcomes):
-                rewards["executed"] = rewards["economy"] = None
+                rewards["executed"] = None
+                rewards["economy"] = None
     score = sum(value for value in rewards.values() if value is not None)
     return {"score": score, **rewards, "calls": calls, "parse_error": int(error)}
 

@@ -106,7 +106,8 @@ def decode(value: Any) -> Any:
 
 def serve() -> None:
     """Answer requests until the host closes its end."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -142,7 +143,8 @@ class Program:
         self.host = host
         self.unsent = b""
         self.buffer = bytearray()
-        stdin, self.stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+        stdin = os.memfd_create("stdin")
+        self.stdout = os.memfd_create("stdout")
         _write_all(stdin, request.pop("stdin", "").encode("utf-8", "surrogatepass"))
         os.lseek(stdin, 0, os.SEEK_SET)
         command, self.command = os.pipe()
@@ -225,13 +227,18 @@ class Program:
 
 def _clean(scratch: str | None) -> None:
     """Empty the directory, or end: the host then starts another server for the next program."""
-    for path in [os.path.join(scratch, name) for name in os.listdir(scratch)] if scratch else ():
+    if not scratch:
+        return
+    for name in os.listdir(scratch):
         import shutil  # slow to load, and hardly ever needed
 
+        path = os.path.join(scratch, name)
         with contextlib.suppress(OSError, RecursionError):
-            remove = os.unlink if os.path.islink(path) or os.path.isfile(path) else shutil.rmtree
-            remove(path)
-    if scratch and os.listdir(scratch):
+            if os.path.islink(path) or os.path.isfile(path):
+                os.unlink(path)
+            else:
+                shutil.rmtree(path)
+    if os.listdir(scratch):
         os._exit(0)
 
 
@@ -340,11 +347,14 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
     stdin, stdout, command, reply = channels
     _end_with_parent()
     script = request["start"] == "script"
+    kept = [2]
     if script:
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
-    for kept, end in itertools.pairwise([2, *([] if script else sorted((command, reply))), 64]):
-        os.closerange(kept + 1, end)
+    else:
+        kept += sorted((command, reply))
+    for descriptor, following in itertools.pairwise([*kept, 64]):
+        os.closerange(descriptor + 1, following)
     _open_streams()
     sys.path = [os.getcwd(), *sys.path, *settings["path"]]
     sys.argv = [os.path.join(os.getcwd(), "solution.py")]
@@ -359,9 +369,13 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
         status = MEMORY
     except BaseException:
         status = 1
-    status = 0 if status is None else status if isinstance(status, int) else 1
+    if status is None:
+        status = 0
+    elif not isinstance(status, int):
+        status = 1
     try:
-        status = _finish(status) if script else status
+        if script:
+            status = _finish(status)
     finally:
         _exit(status & 0xFF if status.bit_length() < 32 else 0xFF)
 
@@ -384,18 +398,21 @@ def _finish(status: int) -> int:
             sys.modules["threading"]._shutdown()  # waits for the threads
         atexit._run_exitfuncs()
     try:
-        if (out := getattr(sys, "stdout", None)) is not None and not getattr(out, "closed", False):
+        out = getattr(sys, "stdout", None)
+        if out is not None and not getattr(out, "closed", False):
             out.flush()
     except BaseException:
         status = status or 120
     # Files left open write their rest, before one is collected behind what it writes to.
-    found, writers = gc.get_objects(), (io.TextIOWrapper, io.BufferedWriter)
-    kinds = {kind for kind in set(map(type, found)) if issubclass(kind, writers)}
-    for out in itertools.compress(found, map(kinds.__contains__, map(type, found))):
-        with ignored:
-            out.flush()
+    out = None
+    for found in gc.get_objects():
+        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter)):
+            with ignored:
+                found.flush()
     del out, found
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.stdin = sys.__stdin__
+    sys.stdout = sys.__stdout__
+    sys.stderr = sys.__stderr__
     sys.modules.pop("__main__", None)
     gc.collect()
     with ignored:
@@ -423,7 +440,8 @@ def _run_script(request: dict[str, Any], command: int, reply: int) -> None:
 
 
 def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
-    name, namespace = request["name"], _module("solution")
+    name = request["name"]
+    namespace = _module("solution")
     exec(_compile(request["setup"], "setup.py"), namespace)
     namespace.pop(name, None)  # a prompt's stub is not an answer
     exec(_compile(request["code"], "solution.py"), namespace)

@@ -141,7 +141,8 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The server's answer; None when the deadline is over."""
-        wall, used = 2 * self.limits.timeout + 1, self.process is not None
+        wall = 2 * self.limits.timeout + 1
+        used = self.process is not None
         try:
             if not used:
                 self._start()

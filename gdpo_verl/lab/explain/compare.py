@@ -86,7 +86,8 @@ def compare(names: Sequence[str], found: Estimation) -> list[Rollout]:
     """Set both advantages of each named rollout side by side, the highest GDPO advantage first."""
     grpo, gdpo = found.grpo.tolist(), found.gdpo.tolist()
     rewards = [tuple(row) for row in found.rewards.tolist()]
-    scores, terms = found.score.tolist(), (found.terms * found.largest_weight).tolist()
+    scores = found.score.tolist()
+    terms = (found.terms * found.largest_weight).tolist()
     ties = find_ties(rewards, grpo, gdpo)
     return [
         Rollout(names[i], rewards[i], scores[i], tuple(terms[i]), grpo[i], gdpo[i], *ties[i])
@@ -99,7 +100,8 @@ def find_ties(
 ) -> list[tuple[str, bool]]:
     """Give each rollout its tie's letter, and whether GDPO splits that tie (see `Rollout`)."""
     # Advantages that differ by rounding alone are one: compared are levels, not numbers.
-    by_grpo, by_gdpo = levels(grpo), levels(gdpo)
+    by_grpo = levels(grpo)
+    by_gdpo = levels(gdpo)
     ties = [("", False)] * len(rewards)
     letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     for level in sorted(set(by_grpo), reverse=True):

@@ -56,8 +56,10 @@ def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
         for method, style in styles(lines).items():
             epochs = range(0, len(lines[method]), EVERY)
             values = lines[method][::EVERY]
-            mean, spread = values.mean(dim=1), values.std(dim=1)
-            low, high = (mean - spread).tolist(), (mean + spread).tolist()
+            mean = values.mean(dim=1)
+            spread = values.std(dim=1)
+            low = (mean - spread).tolist()
+            high = (mean + spread).tolist()
             axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
             axes.plot(epochs, mean.tolist(), label=method.name, **style)
         axes.set_xlabel("epoch")

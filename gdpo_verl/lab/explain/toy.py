@@ -55,10 +55,13 @@ class Skills:
         first = bits[..., :1]
         shown = first if self.correlation >= 0 else 1.0 - first
         # Each reward is mixed by other draws, or the later ones would all be the same.
-        share = torch.tensor([0.0, *[abs(self.correlation)] * (len(self.start) - 1)])
-        rewards = torch.where(draws < share, shown, bits) * torch.tensor(self.scales)
+        share = torch.full((len(self.start),), abs(self.correlation))
+        share[0] = 0.0
+        mixed = torch.where(draws < share, shown, bits)
+        rewards = mixed * torch.tensor(self.scales)
         if self.noise:
-            rewards[..., 2] = self.noise * (draws[..., 2] < 0.5)
+            heads = draws[..., 2] < 0.5
+            rewards[..., 2] = heads * self.noise
         return rewards
 
     def quality(self, p: Tensor) -> Tensor:

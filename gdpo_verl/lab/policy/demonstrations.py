@@ -149,7 +149,8 @@ def demonstrate_sum(
     The thought is the last step, ``17 - 7``. A wrong result is another number, or no whole one.
     """
     first, *rest = example.expression.split()
-    result, thought = int(first), first
+    result = int(first)
+    thought = first
     for sign, number in zip(rest[::2], rest[1::2], strict=True):
         thought = f"{result} {sign} {number}"
         result += int(number) if sign == "+" else -int(number)
@@ -164,7 +165,8 @@ def demonstrate_sum(
 def next_turn(problem: TurnsExample, rng: random.Random) -> PolicyExample:
     """Stop a right session anywhere: its next turn is a call, or the answer."""
     done = rng.randint(0, len(problem.calls))
-    made, calls = [*problem.calls[:done]], problem.calls[done : done + 1]
+    made = list(problem.calls[:done])
+    calls = problem.calls[done : done + 1]
     if calls and rng.random() < 0.1:  # the turn makes a call right that its tool refused
         made.append(_refused(calls[0]))
     texts = [text for each in made for text in (written(each), told(each))]
@@ -194,8 +196,9 @@ def demonstrate_turn(
     In the right call's place stands another one, one that its tool refuses, or the last one again;
     in the answer's another number, or the last call again.
     """
+    text = example.ground_truth
     # The last call stands before its tool's answer; a session that begins has none.
-    text, last = example.ground_truth, [each["content"] for each in example.messages[2:][-2:-1]]
+    last = [each["content"] for each in example.messages[2:][-2:-1]]
     if rng.random() < flawed_content:
         wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
         for call in example.calls:  # one, or none where the answer comes next

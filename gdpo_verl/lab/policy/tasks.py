@@ -53,8 +53,12 @@ class Settings:
 
 # Of a pretrained model, in place of a task's own.
 FINETUNING: Mapping[str, Any] = {
-    **{"steps": 64, "batch_size": 4, "learning_rate": 2e-4},
-    **{"vocabulary": 0, "max_new_tokens": 96, "evaluated": 48},
+    "steps": 64,
+    "batch_size": 4,
+    "learning_rate": 2e-4,
+    "vocabulary": 0,
+    "max_new_tokens": 96,
+    "evaluated": 48,
 }
 
 
@@ -107,12 +111,19 @@ def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
 
 
 # Of each tool the fixed text of a call. Names are one token wherever they stand, and so copied.
+_CALLS = [f'{prompt.CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS]
+_ARGUMENTS = ('expression": "', 'amount": ', 'source": "', 'target": "', 'item": "', 'city": "')
+_UNITS = [unit[:-1] for pair in turn_tools.UNITS for unit in pair]
 _TURN_PIECES = (
-    *(f'{prompt.CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS),
-    *('expression": "', 'amount": ', 'source": "', 'target": "', 'item": "', 'city": "'),
-    *('", "', ', "', f'"}}}}\n{prompt.CALL_CLOSE}'),
-    *("assistant", *turn_tools.ITEMS, *turn_tools.CITIES),
-    *{unit[:-1]: 0 for pair in turn_tools.UNITS for unit in pair},
+    *_CALLS,
+    *_ARGUMENTS,
+    '", "',
+    ', "',
+    f'"}}}}\n{prompt.CALL_CLOSE}',
+    "assistant",
+    *turn_tools.ITEMS,
+    *turn_tools.CITIES,
+    *dict.fromkeys(_UNITS),
 )
 _BLOCKS = [tool.block for tool in toolbox.TOOLS.values()]
 TASKS: Mapping[str, PolicyTask] = {

@@ -74,10 +74,7 @@ def build(
     for record in tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None):
         read += 1
         try:
-            row = convert(record)
-            check_messages(row["prompt"])
-            if length:
-                length.check(row["prompt"])
+            row = _checked(convert(record), length)
         except OtherTask as other:
             others[str(other)] += 1
         except ValueError as error:
@@ -87,19 +84,11 @@ def build(
             by_split.setdefault(record.split, [])  # a split without one good row is refused below
         else:
             by_split.setdefault(record.split, []).append(row)
-    meant = read - sum(others.values())
+    meant = read - others.total()
     kinds = Counter(row["kind"] for row in rejected)
     most_are_bad = len(rejected) == meant or len(rejected) > MOST_REJECTED * meant
     if most_are_bad or not all(by_split.values()):
-        where = source.provenance.get("path") or source.provenance.get("hub")
-        how = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-        elsewhere = f" and {read - meant} belong to another task" if others else ""
-        shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3]]
-        raise ValueError(
-            f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({how}){elsewhere}; "
-            "more than half, or a whole split. Is it the right data? Nothing was written."
-            + "".join(shown)
-        )
+        raise ValueError(_refusal(source, read, rejected, kinds, others))
     splits, origin = (split_rows or _train_and_validation)(by_split, validation, seed)
     for split, rows in splits.items():
         for index, row in enumerate(rows):  # rlla has its own index and split, which stay
@@ -124,6 +113,31 @@ def build(
         "rejected": rejected,
     }
     return write_dataset(out_dir, splits, provenance)
+
+
+def _checked(row: Row, length: PromptLength | None) -> Row:
+    check_messages(row["prompt"])
+    if length:
+        length.check(row["prompt"])
+    return row
+
+
+def _refusal(
+    source: RecordSource,
+    read: int,
+    rejected: list[dict[str, Any]],
+    kinds: Counter[str],
+    others: Counter[str],
+) -> str:
+    where = source.provenance.get("path") or source.provenance.get("hub")
+    how = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    elsewhere = f" and {others.total()} belong to another task" if others else ""
+    shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3]]
+    return (
+        f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({how}){elsewhere}; "
+        "more than half, or a whole split. Is it the right data? Nothing was written."
+        + "".join(shown)
+    )
 
 
 def _train_and_validation(

@@ -70,11 +70,17 @@ def written(call: Call) -> str:
 def draw_example(rng: random.Random) -> TurnsExample:
     """Draw one of four kinds of problems."""
     # All that any kind needs: what follows is drawn alike, whichever kind it is.
-    (item, other), city = rng.sample(ITEMS, 2), rng.choice(CITIES)
-    (large, small), n, m = rng.choice([*UNITS]), rng.randint(2, 20), rng.randint(2, 9)
-    look_up, also = (("look_up", {"item": each, "city": city}) for each in (item, other))
+    item, other = rng.sample(ITEMS, 2)
+    city = rng.choice(CITIES)
+    large, small = rng.choice([*UNITS])
+    n = rng.randint(2, 20)
+    m = rng.randint(2, 9)
+    look_up = ("look_up", {"item": item, "city": city})
+    also = ("look_up", {"item": other, "city": city})
     convert = ("convert", {"amount": n, "source": large, "target": small})
-    price, others, amount = told(look_up), told(also), told(convert)
+    price = told(look_up)
+    others = told(also)
+    amount = told(convert)
     question, *calls, formula = rng.choice((
         (f"What do {n} bags of {item} cost in {city}?", look_up, f"{n} * {price}"),
         (f"What do {n} {large} cost at {m} for each {small[:-1]}?", convert, f"{amount} * {m}"),

@@ -118,10 +118,12 @@ def find(module: str, name: str) -> Any:
 def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
     """Run one call: module and name of its tool, its arguments, the characters of an answer."""
     module, name, arguments, most = question
+    outcome = EXECUTED
     try:
-        text, outcome = str(find(module, name)(**arguments)), EXECUTED
+        text = str(find(module, name)(**arguments))
     except Exception as error:  # of any tool; the policy reads it, and the rollout goes on
-        text, outcome = f"{ERROR}{str(error) or type(error).__name__}", RAISED
+        outcome = RAISED
+        text = f"{ERROR}{str(error) or type(error).__name__}"
     if len(text) > most:
         text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
         outcome = min(outcome, CUT)  # a refusal that was cut stays one
