@@ -64,7 +64,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     truth, answer, question = asked
     answer = tidied(as_list(truth, answer))
     truth, answer = without_unit(tidied(truth), answer)
-    wanted = _read_ground_truth(truth)
+    wanted = _read(truth)
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
     found = _read(answer)
@@ -93,20 +93,21 @@ def _read(latex: str) -> Any:
 
     None for what it cannot read.
     """
-    normal = normalize_latex(latex, _AS_WRITTEN)
-    in_degrees = _OF_ANGLES.search(normal) is not None
+    return _parsed(normalize_latex(latex, _AS_WRITTEN))
+
+
+@lru_cache(maxsize=128)
+def _parsed(latex: str) -> Any:
+    in_degrees = _OF_ANGLES.search(latex) is not None
     try:
-        formula = sympy.sympify(latex2sympy(normal, None, True, in_degrees, None, _OWN_CASE))
+        formula = sympy.sympify(latex2sympy(latex, None, True, in_degrees, None, _OWN_CASE))
     except Exception:  # of any kind: the parser has none of its own
         one = "=" in latex and not re.search("[,;]", _ARGUMENTS.sub("", latex))
-        return _read(latex.rpartition("=")[2]) if one else None  # of \det(A) = 3 the 3
+        return _parsed(latex.rpartition("=")[2]) if one else None  # of \det(A) = 3 the 3
     if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
         parts = formula._unsorted_args
         return Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
     return formula
-
-
-_read_ground_truth = lru_cache(maxsize=256)(_read)
 
 
 def _agree(wanted: Any, found: Any) -> bool:

@@ -36,6 +36,29 @@ SPELLINGS: dict[str, Callable[[str], str | None]] = {
     "a fraction as a/b": lambda t: re.sub(r"^(-?)\\d?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3", t),
     r"a word without \text": lambda t: re.sub(r"^\\text\{\(?([A-Za-z]+)\)?\}$", r"\1", t),
 }
+DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def with_another_number(truth: str) -> str | None:
+    """The ground truth with the last digit of its last number one higher, 0 for 9."""
+    numbers = list(DIGITS.finditer(truth))
+    if not numbers:
+        return None
+    last = numbers[-1].end() - 1
+    return f"{truth[:last]}{(int(truth[last]) + 1) % 10}{truth[last + 1 :]}"
+
+
+def fragment(truth: str) -> str | None:
+    """The first of several numbers."""
+    numbers = DIGITS.findall(truth)
+    return numbers[0] if len(numbers) > 1 else None
+
+
+# What is wrong beside a ground truth; None where it cannot be made.
+CHANGES: dict[str, Callable[[str], str | None]] = {
+    "its last number by one": with_another_number,
+    "its first number alone": fragment,
+}
 
 
 def make_card(args: argparse.Namespace) -> Card:
@@ -78,6 +101,10 @@ def make_card(args: argparse.Namespace) -> Card:
         pairs = ((truth, spell(truth)) for truth in known)
         texts = (Answer(boxed(s), truth) for truth, s in pairs if s and s != truth)
         card.count(True, f"spelt: {name}", texts, rules=1)
+    for name, change in CHANGES.items():
+        pairs = ((truth, change(truth)) for truth in known)
+        texts = (Answer(boxed(s), truth) for truth, s in pairs if s and s != truth)
+        card.count(False, f"changed: {name}", texts, rules=1)
     real = [
         (Answer(text, row["gt"], row["question"]), right)
         for row in read_lines(args.math_answers)
