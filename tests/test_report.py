@@ -312,24 +312,6 @@ def test_file_that_verls_tracker_writes_is_read(
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
-def test_other_names_are_read_as_todays(tmp_path: Path) -> None:
-    new = {f"rewards/format/{name}": 0.5 for name in ("mean", "std", "min", "max")}
-    old = {key.replace("rewards/", "gdpo/"): value for key, value in new.items()}
-    # A source of that name is not meant, nor what has no component.
-    others = {"gdpo/format/constant_groups": 0.5, "val-aux/gdpo/format/mean@1": 0.5}
-    others["gdpo/sign_conflicts"] = 0.5
-    # The deviation of verl's legacy trainer is that of a population, ours is unbiased; it alone
-    # has the component "b".
-    verls = dict.fromkeys(old, 9.0) | {"gdpo/b/mean": 2.0}
-    logged = [old | others, verls | new | others, new | others | verls]
-    lines = [{"step": step, "data": data} for step, data in enumerate(logged)]
-    write_lines(tmp_path / "metrics.jsonl", lines)
-    run = read_run(tmp_path)
-    beside = new | others | {"rewards/b/mean": 2.0}
-    assert run.metrics == {0: new | others, 1: beside, 2: beside}
-    assert run.components == ["format", "b"]
-
-
 def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,8 +320,7 @@ def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     logger = tracking._TensorboardAdapter("project", "experiment")
     logger.log({"rewards/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
-    # The second is an older version's name.
-    logger.log({"rewards/format/mean": 0.75, "gdpo/format/std": 0.5}, step=2)
+    logger.log({"rewards/format/mean": 0.75, "rewards/format/std": 0.5}, step=2)
     logger.finish()
     assert read_run(tmp_path).metrics == {
         1: {"rewards/format/mean": 0.5},

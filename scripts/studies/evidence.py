@@ -21,7 +21,6 @@ from page import ROOT, markdown_table, replace_block
 
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
 from gdpo_verl.lab.report.tables import half_interval
-from gdpo_verl.lab.rundir.metrics import current_names
 
 Run = Sequence[Mapping[str, Any]]  # the steps of one run, in order
 Runs = Mapping[str, Mapping[int, Run]]  # by arm and seed
@@ -147,7 +146,7 @@ def read(name: str, folder: Path = EVIDENCE) -> list[dict[str, Any]]:
     archive, kept = folder / f"{name}.jsonl.gz", folder / f"{name}.jsonl"
     if archive.exists():
         for run in map(json.loads, gzip.decompress(archive.read_bytes()).splitlines()):
-            metrics = current_names(run["metrics"])
+            metrics = run["metrics"]
             for i, step in enumerate(run["steps"]):
                 found = {key: values[i] for key, values in metrics.items() if values[i] is not None}
                 lines.append({"arm": run["arm"], "seed": run["seed"], "step": step, **found})

@@ -29,8 +29,8 @@ from gdpo_verl.lab.run import checkpoints, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.lab.run.progress import follow
+from gdpo_verl.lab.rundir.layout import METRICS
 from gdpo_verl.lab.rundir.metrics import (
-    METRICS,
     only_validation,
     parse_metrics_line,
     set_aside_metrics,

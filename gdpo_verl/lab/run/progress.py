@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import mean
 
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
-from gdpo_verl.lab.rundir.metrics import METRICS, Metrics, only_validation, parse_metrics_line
+from gdpo_verl.lab.rundir.layout import METRICS
+from gdpo_verl.lab.rundir.metrics import Metrics, only_validation, parse_metrics_line
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN
 from gdpo_verl.plugin.deaths import plain

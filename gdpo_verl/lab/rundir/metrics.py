@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.layout import METRICS
 
-METRICS = "metrics.jsonl"
 STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents.*"
 Metrics = dict[str, float]
 Series = list[tuple[int, float]]
 _LARGEST = sys.float_info.max
-_OLD_NAME = re.compile(r"^gdpo/(.+/(?:mean|std|min|max))$")
 # TRL logs an evaluation's runtime before its rewards, under the name of one of several data sets.
 _EVALUATION = re.compile(r"eval_(?:(.+)_)?runtime")
 _EVALUATED = re.compile(r"eval_rewards/(.+)/mean")
@@ -38,15 +37,6 @@ _OF_TRL = {
 
 class RunError(ValueError):
     """A directory that was expected to hold a run does not."""
-
-
-def current_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with ``rewards/<component>/mean`` for the ``gdpo/<component>/mean`` of older runs.
-
-    The same for ``std``, ``min``, ``max``. verl's legacy trainer has the old names beside ours.
-    """
-    renamed = {_OLD_NAME.sub(r"rewards/\1", key): value for key, value in data.items()}
-    return {key: data.get(key, value) for key, value in renamed.items()}
 
 
 def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
@@ -115,7 +105,7 @@ def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     # orjson writes NaN as null: such a value was not measured.
-    return step, current_names({key: float(value) for key, value in data if is_number(value)})
+    return step, {key: float(value) for key, value in data if is_number(value)}
 
 
 def is_number(value: Any) -> bool:
@@ -224,6 +214,5 @@ def _read_events(
         data_set = match[1] if match else data_set
         if is_number(event.value) and key != "epoch":
             metrics.setdefault(event.step, {})[_name_from_trl(key, data_set)] = event.value
-    found = {step: current_names(metrics[step]) for step in sorted(metrics)}
     of_trl = any(tag.startswith("train/") for tag in tags)
-    return found, newest.name if of_trl else ""
+    return dict(sorted(metrics.items())), newest.name if of_trl else ""

@@ -1,13 +1,7 @@
 """One training as its run directory tells it: metrics, dumps, configuration.
 
-RUN/metrics.jsonl            or what else `gdpo_verl.lab.rundir.metrics` can read
-RUN/rollouts/<step>.jsonl    trainer.rollout_data_dir
-RUN/validation/<step>.jsonl  trainer.validation_data_dir; step 0 is before training
-RUN/config.yaml              the resolved configuration
-RUN/launch.json              recipe and version, where `gdpo-verl train` started it
-RUN/train.log                what the driver printed
-
-Only the metrics are needed; whatever else is missing is named in `Run.notes`.
+`rundir.layout` names its parts. Only the metrics are needed, or what else `rundir.metrics` reads
+in their place; whatever is missing is named in `Run.notes`.
 """
 
 from __future__ import annotations
@@ -26,9 +20,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gdpo_verl.lab.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.layout import (
+    CONFIG,
+    DONE,
+    LAUNCH,
+    LOCK,
+    METRICS,
+    ROLLOUTS,
+    VALIDATION,
+)
 from gdpo_verl.lab.rundir.metrics import (
     EVENTS,
-    METRICS,
     STATE,
     Metrics,
     RunError,
@@ -40,12 +42,20 @@ from gdpo_verl.lab.rundir.metrics import (
     tracker_files,
     trainer_state,
 )
+from gdpo_verl.names import (
+    ADVANTAGE_SHARE,
+    CONSTANT_GROUPS,
+    DISTINCT_GDPO,
+    DISTINCT_GRPO,
+    MEAN,
+    SIGN_CONFLICTS,
+    UNSCORED,
+)
 
-_COMPONENT = re.compile(r"rewards/(.+)/mean|gdpo/(.+)/unscored")
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
-# What this version logs for each component and for the batch; see docs/metrics.md.
-_OF_COMPONENT = ("constant_groups", "advantage_share")
-_OF_BATCH = ("distinct_advantages/gdpo", "distinct_advantages/grpo", "sign_conflicts")
+# What the report shows for each component and for the batch.
+_OF_COMPONENT = (CONSTANT_GROUPS, ADVANTAGE_SHARE)
+_OF_BATCH = (DISTINCT_GDPO, DISTINCT_GRPO, SIGN_CONFLICTS)
 
 
 @dataclass(frozen=True)
@@ -77,8 +87,8 @@ class Run:
     def components(self) -> list[str]:
         """Reward components, in the order in which they were first logged."""
         keys = dict.fromkeys(key for data in self.metrics.values() for key in data)
-        found = (_COMPONENT.fullmatch(key) for key in keys)
-        return list(dict.fromkeys(match[1] or match[2] for match in found if match))
+        names = (MEAN.name_in(key) or UNSCORED.name_in(key) for key in keys)
+        return [name for name in dict.fromkeys(names) if name]
 
     @cached_property
     def training_steps(self) -> list[int]:
@@ -171,17 +181,17 @@ def read_run(path: Path) -> Run:
         path=path,
         name=path.resolve().name,
         metrics=metrics,
-        rollouts=_dumps(path / "rollouts", "trainer.rollout_data_dir", other_notes),
-        validation=_dumps(path / "validation", "trainer.validation_data_dir", other_notes),
-        config=_read_config(path / "config.yaml", other_notes),
-        launch=_read_launch(path / "launch.json", other_notes),
+        rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", other_notes),
+        validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", other_notes),
+        config=_read_config(path / CONFIG, other_notes),
+        launch=_read_launch(path / LAUNCH, other_notes),
         notes=(),
     )
     if not from_trl:
         return replace(run, notes=(*other_notes, *_gaps(run)))
     notes.append(f"Of TRL's run, {from_trl} is read: no completions, no settings.")
     if not run.components:
-        notes.append("No rewards/<name>/mean in it: there is nothing to draw for each reward.")
+        notes.append(f"No {MEAN.of('<name>')} in it: there is nothing to draw for each reward.")
     return replace(run, notes=tuple(notes))
 
 
@@ -199,7 +209,7 @@ def _read_config(path: Path, notes: list[str]) -> DictConfig:
     with contextlib.suppress(OSError, yaml.YAMLError, OmegaConfBaseException):
         if isinstance(config := OmegaConf.load(path), DictConfig):
             return config
-    notes.append("No config.yaml that can be read: names are taken from the directory's name.")
+    notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
 
 
@@ -207,7 +217,7 @@ def _read_launch(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
         return dict(parse_json(path.read_bytes())) if path.is_file() else {}
     except (ValueError, TypeError):
-        notes.append("launch.json could not be read; recipe and version are not known.")
+        notes.append(f"{LAUNCH} could not be read; recipe and version are not known.")
         return {}
 
 
@@ -215,12 +225,12 @@ def _gaps(run: Run) -> Iterator[str]:
     steps, total = run.training_steps, run.setting("trainer.total_training_steps")
     if not run.components:
         yield (
-            "No rewards/<component>/mean in the metrics: there is nothing to draw for each reward. "
+            f"No {MEAN.key} in the metrics: there is nothing to draw for each reward. "
             "Train with gdpo-verl installed and algorithm.gdpo.metrics=true."
         )
     logged = {key for data in run.metrics.values() for key in data}
-    wanted = [f"gdpo/{name}/{key}" for name in run.components for key in _OF_COMPONENT]
-    wanted += [f"gdpo/{key}" for key in _OF_BATCH if run.components]
+    wanted = [metric.of(name) for name in run.components for metric in _OF_COMPONENT]
+    wanted += [metric.key for metric in _OF_BATCH if run.components]
     if absent := [key for key in wanted if key not in logged]:
         yield f"Not in the metrics, perhaps of another version: {', '.join(absent)}."
     if not steps:
@@ -244,10 +254,10 @@ def _contents(path: Path) -> str:
 def is_running(run: Path) -> bool:
     """Return whether a training still goes on in a run directory."""
     # `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then.
-    if (run / "done").exists():
+    if (run / DONE).exists():
         return False
-    if (run / "lock").exists():
-        with (run / "lock").open("rb") as lock:
+    if (run / LOCK).exists():
+        with (run / LOCK).open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
