@@ -78,8 +78,9 @@ class SessionFailures:
                 except Exception:  # the metric is not worth a run
                     self._counts = False
                     logger.warning("%s is no longer counted", FAILED_SESSIONS.key, exc_info=True)
-            for partition in self._unanswered if stop else ():
-                self._stop_when_all_failed(partition)
+            if stop:
+                for partition in self._unanswered:
+                    self._stop_when_all_failed(partition)
 
         wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
 

@@ -167,8 +167,11 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
     """Complain of returned values with which verl's validation ends; its own function decides."""
     from verl.trainer.ppo.metric_utils import process_validation_metrics
 
-    answers, problems = config.actor_rollout_ref.rollout.val_kwargs.n, []
-    for key in dict.fromkeys(key for info in infos if validates(config) for key in info):
+    if not validates(config):
+        return []
+    answers = config.actor_rollout_ref.rollout.val_kwargs.n
+    problems = []
+    for key in dict.fromkeys(key for info in infos for key in info):
         if key in RESERVED and key != "score":
             problems.append(
                 f"{key!r} is a column of verl's validation, which it would overwrite. Return it "
@@ -179,8 +182,11 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
         if all(isinstance(value, (int, float)) for value in values):
             continue
         values.sort(key=lambda value: isinstance(value, str))  # verl skips all if the first is one
+        prompts = [values * 2]
+        if answers == 1:
+            prompts = [[value] for value in values]
         try:
-            for prompt in [[value] for value in values] if answers == 1 else [values * 2]:
+            for prompt in prompts:
                 process_validation_metrics([""] * len(prompt), [""] * len(prompt), {key: prompt})
                 if config.trainer.get("validation_data_dir"):
                     json.dumps(prompt, default=methodcaller("tolist"))
@@ -208,7 +214,7 @@ def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
     """The number of each data source's first row, by a name for messages; the first, if unknown."""
     frame: Any = getattr(dataset, "dataframe", None)
     known = key in getattr(frame, "column_names", ())
-    sources = list(frame[key]) if known else [None] * bool(dataset)
+    sources = list(frame[key]) if known else [None] * min(len(dataset), 1)
     numbers = {source: sources.index(source) for source in dict.fromkeys(sources)}
     return {f"{row} of data.{files} (data source {name!r})": row for name, row in numbers.items()}
 

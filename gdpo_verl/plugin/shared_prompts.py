@@ -62,19 +62,25 @@ def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
     prompts = dict[tuple[int, ...], tuple[int, int]]()  # segment, and place of the last token
     begin = 0
     for row, length in zip(rows, prompt_lengths, strict=True):
-        prompt, middle, end = tuple(row[:length]), begin + length, begin + len(row)
+        prompt = tuple(row[:length])
+        middle = begin + length
+        end = begin + len(row)
         if prompt not in prompts:
             prompts[prompt] = len(segments), len(tokens) + length - 1
             segments.append((length, len(segments), len(segments)))
             tokens += range(begin, middle)
         segment, last = prompts[prompt]
         segments.append((end - middle, len(segments), segment))
-        predictors += [last, *range(len(tokens), len(tokens) + end - middle - 1)][: end - middle]
+        if end > middle:
+            # The prompt's last token predicts the first of the response, each of these the next.
+            predictors.append(last)
+            predictors += range(len(tokens), len(tokens) + end - middle - 1)
         places += range(middle - 1, end - 1)
         tokens += range(middle, end)
         begin = end
     lengths, own, parent = torch.tensor(segments).unbind(1)
-    own, parent = own.repeat_interleave(lengths), parent.repeat_interleave(lengths)
+    own = own.repeat_interleave(lengths)
+    parent = parent.repeat_interleave(lengths)
     mask = ((own[:, None] == own) | (parent[:, None] == own)).tril()
     return Packed(torch.tensor(tokens), mask, torch.tensor(predictors), torch.tensor(places))
 
@@ -85,12 +91,18 @@ def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list
     A longer row is a micro-batch alone.
     """
     prompts = [tuple(row[:length]) for row, length in zip(rows, prompt_lengths, strict=True)]
-    parts, there, room = list[list[int]](), set[tuple[int, ...]](), 0
+    parts = list[list[int]]()
+    there = set[tuple[int, ...]]()
+    room = 0
     for row in sorted(range(len(rows)), key=prompts.__getitem__):
-        count = len(rows[row]) - len(prompts[row]) * (prompts[row] in there)
+        count = len(rows[row])
+        if prompts[row] in there:
+            count -= len(prompts[row])
         if count > room or not parts:
             parts.append([])
-            there, room, count = set(), limit, len(rows[row])
+            there = set()
+            room = limit
+            count = len(rows[row])
         parts[-1].append(row)
         there.add(prompts[row])
         room -= count
@@ -129,18 +141,12 @@ def _install(engine: Any) -> None:
         index_select_tensor_dict,
     )
 
-    def shares(batch: Any) -> bool:
-        # Images have positions of one more dimension, and the legacy trainer padded prompts: their
-        # rows are computed as verl does.
-        flag = get_non_tensor_data(batch, _FLAG, False)
-        return bool(flag) and batch["position_ids"].dim() == 2 and batch["prompts"].is_nested
-
     def forward_backward(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         assign_non_tensor(data, **{_FLAG: getattr(self, _FLAG, False)})
         return original(self, data, *args, **kwargs)
 
     def micro_batches(original: Any, data: Any, dp_group: Any = None, **kwargs: Any) -> Any:
-        if not (shares(data) and get_non_tensor_data(data, "use_dynamic_bsz", True)):
+        if not (_shares(data) and get_non_tensor_data(data, "use_dynamic_bsz", True)):
             return original(data=data, dp_group=dp_group, **kwargs)
         parts = divide(*_rows(data), data["max_token_len_per_gpu"])
         # FSDP's processes gather weights together, so each has as many micro-batches.
@@ -154,7 +160,7 @@ def _install(engine: Any) -> None:
 
     def inputs(original: Any, self: Any, micro_batch: Any) -> Any:
         model_inputs, output_args = original(self, micro_batch)
-        if not shares(micro_batch):
+        if not _shares(micro_batch):
             return model_inputs, output_args
         packed = Packed(*(each.to(micro_batch.device) for each in pack(*_rows(micro_batch))))
         for name in ("input_ids", "position_ids"):
@@ -168,26 +174,40 @@ def _install(engine: Any) -> None:
     def outputs(
         original: Any, self: Any, output: Any, output_args: Any, micro_batch: Any, **more: Any
     ) -> Any:
-        rows, places = micro_batch["input_ids"], output_args.get(_FLAG)
-        if places is not None:  # verl's own computation, as if the rows were the responses alone
-            micro_batch = micro_batch.clone(recurse=False)
-            micro_batch["input_ids"] = torch.nested.nested_tensor_from_jagged(
-                rows.values()[places], torch.searchsorted(places, rows.offsets())
-            )
-        found = original(
-            self, output=output, output_args=output_args, micro_batch=micro_batch, **more
+        more |= {"output": output, "output_args": output_args}
+        places = output_args.get(_FLAG)
+        if places is None:
+            return original(self, micro_batch=micro_batch, **more)
+        # verl's own computation, as if the rows were the responses alone.
+        rows = micro_batch["input_ids"]
+        micro_batch = micro_batch.clone(recurse=False)
+        micro_batch["input_ids"] = torch.nested.nested_tensor_from_jagged(
+            rows.values()[places], torch.searchsorted(places, rows.offsets())
         )
-        for name, value in found.items() if places is not None else ():
-            whole = value.values().new_zeros(len(rows.values()))
-            whole = whole.index_put((places,), value.values())
-            found[name] = torch.nested.nested_tensor_from_jagged(whole, rows.offsets())
-        return found
+        of_responses = original(self, micro_batch=micro_batch, **more)
+        return {name: _in_rows(value, places, rows) for name, value in of_responses.items()}
 
     language_model = engine.FSDPEngineWithLMHead
     wrap(engine, "prepare_micro_batches", micro_batches)
     wrap(language_model, "forward_backward_batch", forward_backward)
     wrap(language_model, "prepare_model_inputs", inputs)
     wrap(language_model, "prepare_model_outputs", outputs)
+
+
+def _shares(batch: Any) -> bool:
+    """Return whether a batch's prompts are computed once; others are computed as verl does."""
+    from verl.utils.tensordict_utils import get_non_tensor_data
+
+    # Images have positions of one more dimension, and the legacy trainer padded prompts.
+    flag = get_non_tensor_data(batch, _FLAG, False)
+    return bool(flag) and batch["position_ids"].dim() == 2 and batch["prompts"].is_nested
+
+
+def _in_rows(of_responses: Any, places: Any, rows: Any) -> Any:
+    """Values of response tokens as values of all tokens of the rows, 0 for the prompts'."""
+    values = of_responses.values()
+    whole = values.new_zeros(len(rows.values())).index_put((places,), values)
+    return torch.nested.nested_tensor_from_jagged(whole, rows.offsets())
 
 
 def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
