@@ -6,10 +6,8 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from importlib.metadata import version
-from numbers import Real
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from trl import GRPOTrainer
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
-from gdpo_verl.names import MEAN, STD, did_you_mean
+from gdpo_verl.names import MEAN, STD
 from gdpo_verl.plugin.upstream import Dependency as _D
 from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.reward_dicts import weighted_sum
@@ -202,24 +200,18 @@ def _components(names: list[str], ranges: Mapping[str, Any]) -> list[Component]:
 
     Raises ValueError for a range of no function, and for what is no range.
     """
+    components = {name: Component(name) for name in names}
     for name, pair in parsing.mapping("ranges", ranges, "{name: (low, high)}").items():
-        if name not in names:
-            raise ValueError(
-                f"ranges: {name!r} is not among the reward functions {names}."
-                f"{did_you_mean(name, names)}"
-            )
-        if not _is_range(pair):
+        parsing.check_component("ranges", name, names)
+        try:
+            low, high = pair
+            component = Component(name, low, high)
+        except (TypeError, ValueError):
+            component = components[name]
+        if component.range is None:
             raise ValueError(
                 f"ranges: expected (low, high) for {name!r}, two finite numbers with low < high, "
                 f"found {pair!r}. Leave out a component that is unbounded."
             )
-    return [Component(name, *ranges.get(name, ())) for name in names]
-
-
-def _is_range(pair: Any) -> bool:
-    try:
-        low, high = pair
-    except (TypeError, ValueError):
-        return False
-    numbers = all(isinstance(end, Real) and math.isfinite(end) for end in (low, high))
-    return numbers and bool(low < high)
+        components[name] = component
+    return list(components.values())
