@@ -17,6 +17,7 @@ from gdpo_verl.advantage import GDPO, Estimation
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.rewards.components import MINI_BATCH, TOKENS
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 
@@ -83,16 +84,17 @@ def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: An
 
 
 class Dump:
-    """The columns that a rollout dump gets: components and advantages of each row.
+    """The columns that a rollout dump gets: components, response tokens, advantages of each row.
 
     The advantages are GDPO's, GRPO's, and those of a variant where one is chosen. verl dumps a
-    step's rows together when all its mini-batches are done.
+    step's rows together when all its mini-batches are done; where there are several, a column
+    says which one a row was whitened with.
     """
 
     def __init__(self, objective: Objective) -> None:
         variant = objective.config.estimator
         self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
-        self.names = [*objective.keys, "gdpo_advantage", "grpo_advantage"]
+        self.names = [*objective.keys, TOKENS, "gdpo_advantage", "grpo_advantage"]
         self.names += [self.variant] if self.variant else []
         self._step = -1
         self._tables: list[torch.Tensor] = []
@@ -112,10 +114,14 @@ class Dump:
         if global_step != self._step:
             self.clear()  # of a trainer that has not dumped its last step
             self._step = global_step
-        advantages = [batch.to_rows(decomposition.gdpo), batch.to_rows(decomposition.grpo)]
+        of_sessions = [decomposition.gdpo, decomposition.grpo]
         if self.variant:
-            advantages.append(batch.to_rows(decomposition.advantage))
-        table = torch.cat([batch.raw, torch.stack(advantages, dim=1)], dim=1)[batch.real]
+            of_sessions.append(decomposition.advantage)
+        tokens = decomposition.token_counts
+        if tokens is None:
+            tokens = torch.full_like(decomposition.gdpo, torch.nan)
+        columns = [batch.to_rows(each) for each in (tokens, *of_sessions)]
+        table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[batch.real]
         for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
             self._rows[row_keys[place]] = row
         self._tables.append(table)
@@ -131,7 +137,13 @@ class Dump:
         ]
         values = table.numpy().astype(object)
         values[table.isnan().numpy()] = None
-        return {name: column.tolist() for name, column in zip(self.names, values.T, strict=True)}
+        columns = {name: row.tolist() for name, row in zip(self.names, values.T, strict=True)}
+        if len(self._tables) > 1:
+            numbers = [number for number, rows in enumerate(self._tables) for _ in rows]
+            columns[MINI_BATCH] = [
+                numbers[self._rows[key]] if key in self._rows else None for key in row_keys
+            ]
+        return columns
 
     def clear(self) -> None:
         """Forget all rows."""

@@ -12,7 +12,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Columns of verl's dumps, which a component of the name would overwrite, and `reward`, under which
 # verl's validation collects the scores (verl/trainer/ppo/v1/trainer_base.py, `_validate`).
-RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step")
+TOKENS, MINI_BATCH = "response_tokens", "mini_batch"
+"""Our own columns in the dumps beside the advantages."""
+RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step", TOKENS, MINI_BATCH)
 ADVANTAGE = "_advantage"
 """The end of the names of our own columns in the dumps."""
 
