@@ -68,6 +68,8 @@ def batch_metrics(
         chosen = decomposition.estimate
         # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
         metrics[names.WHITEN_SHIFT.key] = -chosen.mean * chosen.factor
+        if chosen.whitened:
+            metrics[names.WHITEN_GAIN.key] = chosen.factor
         metrics |= variant_metrics(decomposition)
     if scheduled:
         for key, weight in zip(keys, decomposition.weights.tolist(), strict=True):
@@ -280,11 +282,9 @@ def influence_metrics(
     Args:
       advantage: of the estimator that trains, shape (B,).
     """
-    live, largest = decomposition.has_advantage, decomposition.largest_weight
-    n = int(live.sum())
-    # Each z has the mean 0 over these rows, so that the advantage's own mean does not matter.
-    kept = torch.where(live, advantage, 0.0)
-    influences = kept @ decomposition.normalized.nan_to_num(0.0) / max(n, 1)
+    largest = decomposition.largest_weight
+    n = int(decomposition.has_advantage.sum())
+    influences = influence_terms(decomposition, advantage).sum(dim=0) / max(n, 1)
     metrics: dict[str, float] = {
         names.INFLUENCE.of(key): Weighted(value, n)
         for key, value in zip(keys, influences.tolist(), strict=True)
@@ -296,6 +296,16 @@ def influence_metrics(
     total = float((share * spread.std.square()).sum())
     metrics[names.NOISE_FLOOR.key] = Weighted(total / (groups or 1.0), groups)
     return metrics
+
+
+def influence_terms(decomposition: Estimation, advantage: Tensor) -> Tensor:
+    """A z_k of each row that carries an advantage, 0 of the others: shape (B, K).
+
+    Their mean is Cov(A, z_k): each z has the mean 0 over these rows, so that the advantage's own
+    mean does not matter.
+    """
+    kept = torch.where(decomposition.has_advantage, advantage, 0.0)
+    return kept[:, None] * decomposition.normalized.nan_to_num(0.0)
 
 
 def variant_metrics(decomposition: Estimation) -> dict[str, float]:

@@ -108,6 +108,11 @@ WHITEN_SHIFT = Metric(
     "−mean / deviation of Σ c in whitening: where a 0 goes (GDPO only)",
     "none",
 )
+WHITEN_GAIN = Metric(
+    "gdpo/whiten_gain",
+    "1 / deviation of Σ c, by which whitening multiplies; 0 where only rounding is left (GDPO only)",
+    "none",
+)
 PHANTOM_GROUPS = Metric(
     "gdpo/phantom_groups",
     "share of groups with a constant outcome in which another reward varies and no gate is closed",
@@ -156,6 +161,7 @@ METRICS = (
     SINGLETON_GROUPS,
     UNSCORED_ROWS,
     WHITEN_SHIFT,
+    WHITEN_GAIN,
     PHANTOM_GROUPS,
     GATED_GROUPS,
     ZERO_ROWS,

@@ -203,8 +203,8 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     found = decompose(rewards, groups)
     names |= contribution_metrics(found, [component]) | collapse_metrics(found)
     names |= coverage_metrics(rewards, groups)
-    names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0}
-    assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1)
+    names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0, "gdpo/whiten_gain": 1.0}
+    assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1 + 1)
     aggregator = MetricsAggregator()
     aggregator.add_step_metrics(dict.fromkeys(names, 8.0), sample_count=1)
     aggregator.add_step_metrics(dict.fromkeys(names, 4.0), sample_count=3)

@@ -75,6 +75,7 @@ def kept() -> Dump:
 
 COLUMNS = {
     "length": [0.0, 1.0],
+    "response_tokens": [1.0, 1.0],
     "gdpo_advantage": pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
     "grpo_advantage": pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
 }

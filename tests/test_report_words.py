@@ -206,3 +206,14 @@ def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     # A step takes 2 s, of which 0.75 s in no phase; 4 s of validation over two steps, outside.
     assert seconds_by_phase([run]) == {"testing": 2.0, "gen": 1.0, "adv": 0.25, "other": 0.75}
+
+
+def test_a_whitening_that_magnifies_more_than_before_is_an_alert() -> None:
+    gains = [1.0, 1.2] * 10 + [1.9, 2.45, 2.5, 1.1, 3.6]
+    metrics = {step: {"gdpo/whiten_gain": gain} for step, gain in enumerate(gains, start=1)}
+    past, ongoing = find_alerts(metrics, [])
+    # The median of the twenty steps before is 1.1 at first and then 1.2.
+    assert past == Alert("whitening", "jumped", 22, 23, pytest.approx(2.475 / 1.2), None, False)
+    assert (ongoing.first, ongoing.last, ongoing.ongoing) == (25, 25, True)
+    assert str(ongoing).startswith("whitening magnifies advantages 3.0 times as much as in the")
+    assert not find_alerts({s: m for s, m in metrics.items() if s <= 20 or s == 24}, [])

@@ -107,6 +107,7 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
     z_form = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64) / math.sqrt(3)
     z_correct = torch.tensor([5.0, -7.0, 2.0], dtype=torch.float64) / math.sqrt(39)
     centred = pure[:3, 0] - pure[:7, 0].mean()
+    combined = z_form + z_correct
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
         {
             # As the reward returned them: 1, 1, 1 | 1, 1 | 1, 0 | 1.
@@ -146,6 +147,7 @@ def test_each_metric_is_of_the_right_rows_before_or_after_conditions() -> None:
             "gdpo/parse_error/code_4": 2 / 8,
             "gdpo/parse_error/code_1": 1 / 8,
             "gdpo/whiten_shift": float(pure[3, 0]),
+            "gdpo/whiten_gain": float((centred[0] - centred[1]) / (combined[0] - combined[1])),
         },
         rel=1e-5,
     )
@@ -205,9 +207,11 @@ def test_dump_has_raw_components_and_both_advantages_in_the_order_asked_for(
     control = grpo_advantages(COUNTED, GROUPS, MASK)[:, 0].tolist()
     columns = seam.dump.columns(["pad 1", *reversed(KEYS), "other"])
     sessions = SESSION_OF_ROW[::-1]
+    tokens = MASK.sum(dim=1).tolist()
     assert columns == {
         "format": [None, *(row[2] for row in reversed(ROWS)), None],
         "correctness": [None, *(row[3] for row in reversed(ROWS)), None],
+        "response_tokens": [None, *(tokens[s] for s in sessions), None],
         "gdpo_advantage": [None, *(pytest.approx(pure[s]) for s in sessions), None],
         "grpo_advantage": [None, *(pytest.approx(control[s]) for s in sessions), None],
     }
@@ -224,6 +228,7 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
         seam.dump.keep(step.batch, step.decomposition, list(keys), global_step)
         assert len(seam.dump) == rows * len(ROWS)
     found = seam.dump.columns(["b_0_0", "other a_0_0"])
+    assert found["mini_batch"] == [1, 0]
     assert (found["format"], found["correctness"]) == ([8.0, 4.0], [24.0, 4.0])
     assert seam.dump.columns(["of validation"]) == {}
     seam.dump.clear()
@@ -242,7 +247,7 @@ def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: s
 def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have() -> None:
     _, ours = step_of(seam_of())
     _, control = step_of(seam_of("grpo", dump=False))
-    assert ours.keys() - control.keys() == {"gdpo/whiten_shift"}
+    assert ours.keys() - control.keys() == {"gdpo/whiten_shift", "gdpo/whiten_gain"}
     same = {name for name in control if not name.endswith("influence")}
     assert {name: control[name] for name in same} == {name: ours[name] for name in same}
     # Of GRPO's advantage, which in group a is half as large as the sum of the two z or smaller.

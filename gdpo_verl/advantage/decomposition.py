@@ -101,9 +101,24 @@ class Decomposition:
     @cached_property
     def grpo(self) -> Tensor:
         """GRPO's advantage on the same weighted sum: shape (B,); 0 where nothing is scored."""
+        return self._summed.normalized(self.epsilon, self.scale)[:, 0].nan_to_num(0.0)
+
+    @cached_property
+    def grpo_terms(self) -> Tensor:
+        """Each component's part of GRPO's advantage: shape (B, K), unitless.
+
+        w_k (r[i, k] - mean_g r[:, k]) over the deviation of the group's sums; 0 where not scored,
+        or where the sums of the group are all the same.
+        """
+        divisor = self._summed.std + self.epsilon if self.scale else torch.ones_like(self.score)
+        parts = self.spread.deviation * self.weights / divisor.reshape(-1, 1)
+        return torch.where(self._summed.varies, parts, 0.0)
+
+    @cached_property
+    def _summed(self) -> Spread:
+        """The weighted sum's mean and deviation within the groups."""
         sizes = (self.rewards.nan_to_num(0.0) * self.weights).abs().sum(dim=1)
         # Sums that are equal but for the rounding of their addition are equal.
         noise = sizes * (self.weights.numel() - 1) * 2 * torch.finfo(torch.float64).eps
         total = torch.where(self.scored, self.score, torch.nan)
-        spread = Spread(total[:, None], self.groups, noise[:, None])
-        return spread.normalized(self.epsilon, self.scale)[:, 0].nan_to_num(0.0)
+        return Spread(total[:, None], self.groups, noise[:, None])

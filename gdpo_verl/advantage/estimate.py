@@ -36,11 +36,13 @@ class Estimate:
 
     Attributes:
       combined: float64, shape (B,), in units of the largest weight; NaN where left out.
+      whitened: the last step divides by the batch's deviation.
     """
 
     combined: Tensor
     mean: float
     factor: float
+    whitened: bool = True
 
     @cached_property
     def advantage(self) -> Tensor:
@@ -108,7 +110,9 @@ class Estimation(Decomposition):
         over = self.whiten or variant.whiten
         if over == "none":
             # `combined` is in units of the largest weight, which a linear variant gets back.
-            return Estimate(combined, 0.0, float(self.largest_weight) if variant.linear else 1.0)
+            return Estimate(
+                combined, 0.0, float(self.largest_weight) if variant.linear else 1.0, False
+            )
         if self.token_counts is None:
             raise ValueError("token_counts: whitening needs the response tokens of each row")
         mean, variance = moments(combined, self.token_counts, over, unbiased=variant.unbiased)

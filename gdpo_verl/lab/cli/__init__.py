@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where, problem = "", str(error)  # a sentence of ours has no module's name
         if error.name:
             where = f" {own[0]}"
-            problem = f"{error}. {install_extra('report' if own[0] == 'report' else 'verl')}"
+            extra = "report" if own[0] in ("report", "replay") else "verl"
+            problem = f"{error}. {install_extra(extra)}"
         print(f"gdpo-verl{where}: {problem}", file=sys.stderr)
         return 1
     except (ValueError, RuntimeError, OSError) as error:

@@ -1,14 +1,17 @@
-"""Commands that measure or show: check-reward, evaluate, compare, report, explain."""
+"""Commands that measure or show: check-reward, replay, evaluate, compare, report, explain."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from gdpo_verl.lab.tasks.catalog import BENCHMARKS
+
+_SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -38,6 +41,32 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "--json", metavar="FILE", type=Path, help="write the report with each answer"
     )
     check.set_defaults(command=_check_reward, takes_overrides=True)
+
+    replay = commands.add_parser(
+        "replay",
+        help="stored answers under other weights, conditions, rewards or estimators",
+        usage="gdpo-verl replay [-h] WHERE… [OPTIONS] [SETTINGS OF algorithm, as for a training]",
+    )
+    replay.add_argument(
+        "where",
+        metavar="WHERE",
+        nargs="+",
+        help="a run, a folder of verl's dumps or of TRL's completions, a file of rows",
+    )
+    for option, place, about in (
+        ("--function", "FILE:NAME", "a reward that scores the answers anew"),
+        ("--group", "COLUMN", "the answers of one prompt share its value; for other rows"),
+        ("--components", "COLUMN[,…]", "the reward components, where nothing names them"),
+        ("--tokenizer", "MODEL", "counts tokens where the rows hold no counts"),
+    ):
+        replay.add_argument(option, metavar=place, help=about)
+    for option, place, about in (
+        ("--rows", "FILE.jsonl", "write a line for each answer"),
+        ("--json", "FILE", "write all the numbers"),
+        ("--out", "DIRECTORY", "write a page"),
+    ):
+        replay.add_argument(option, metavar=place, type=Path, help=about)
+    replay.set_defaults(command=_replay, takes_overrides=True)
 
     evaluate = commands.add_parser("evaluate", help="measure a model on held-out questions")
     evaluate.add_argument(
@@ -132,6 +161,29 @@ def _check_reward(options: argparse.Namespace) -> int:
         # Half of a surrogate pair, which UTF-8 cannot hold, as JSON writes it.
         options.json.write_text(text, encoding="utf-8", errors="backslashreplace")
     return int(bool(report["problems"]))
+
+
+def _replay(options: argparse.Namespace) -> None:
+    from gdpo_verl.lab.replay import Request, output, replay
+
+    # Settings may stand among the places, as they do for a training.
+    words = [*options.where, *options.overrides]
+    settings = [word for word in words if _SETTING.match(word) and not Path(word).exists()]
+    request = Request(
+        where=[Path(word) for word in words if word not in settings],
+        overrides=settings,
+        group=options.group,
+        components=options.components.split(",") if options.components else None,
+        function=options.function,
+        tokenizer=options.tokenizer,
+    )
+    result = replay(request, options.rows)
+    print(output.to_text(result))
+    if options.json:
+        text = json.dumps(output.to_json(result), indent=1, ensure_ascii=False, default=str) + "\n"
+        options.json.write_text(text, encoding="utf-8", errors="backslashreplace")
+    if options.out:
+        print(output.write_page(result, options.out))
 
 
 def _evaluate(options: argparse.Namespace) -> None:

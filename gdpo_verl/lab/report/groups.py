@@ -24,6 +24,7 @@ from gdpo_verl.lab.rundir.dumps import (
     variant_of,
 )
 from gdpo_verl.lab.rundir.metrics import is_number
+from gdpo_verl.rewards.components import MINI_BATCH, TOKENS
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its
@@ -31,6 +32,8 @@ from gdpo_verl.lab.rundir.metrics import is_number
 STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
+# Numbers of a row that no reward returned.
+_NO_SCORES = ("step", TOKENS, MINI_BATCH)
 
 Vector = tuple[float | None, ...]
 
@@ -223,7 +226,7 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     # A dump without the plug-in's components has verl's score, and what its reward function adds.
     if not any(is_number(row.get(key)) for row in members for key in keys):
         keys = [key for key, value in members[0].items() if is_number(value)]
-        keys = [key for key in keys if key not in ("step", *ADVANTAGES) and key != column]
+        keys = [key for key in keys if key not in (*_NO_SCORES, *ADVANTAGES) and key != column]
     vectors = [reward_vector(row, keys) for row in members]
     # Of many rewards a prompt may have two: the others are named once.
     scored = [k for k in range(len(keys)) if any(vector[k] is not None for vector in vectors)]

@@ -100,11 +100,12 @@ class _State:
         """Take in a step; yields its line, and alerts that begin, also for a second time."""
         if only_validation(data):
             return
-        self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS:])
+        self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS - 1 :])
         yield self.place + self.describe()
         keys = dict.fromkeys(key for metrics in self.recent.values() for key in metrics)
         components = [name for name in map(MEAN.name_in, keys) if name is not None]
-        alerts = {(a.component, a.kind): a for a in find_alerts(self.recent, components)}
+        found = find_alerts(self.recent, components)
+        alerts = {(a.component, a.kind): a for a in found if a.ongoing}
         for key, alert in alerts.items():
             if key not in self.alerts:
                 yield f"alert: {alert}. {alert.advice}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal
 
-from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, Metric
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, WHITEN_GAIN, Metric
 
 # On average over MANY_STEPS logged steps: the share of groups in which the component does not
 # vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
@@ -17,18 +17,22 @@ SATURATED = 0.95
 STUCK = 0.05
 # The share of groups in which the outcome is the same for all and another reward is trained.
 PHANTOM_SHARE = 0.3
+# The whitening's gain at a step over the median of the MANY_STEPS steps before.
+GAIN_JUMP = 2.0
 THRESHOLDS = (
     f"dead from {DEAD_SHARE:.0%} of groups without variation, saturated from {SATURATED:.0%} and "
     f"stuck up to {STUCK:.0%} of the declared range, phantom from {PHANTOM_SHARE:.0%} of groups "
-    "that train without an outcome, on average"
+    "that train without an outcome, on average; jumped where whitening magnifies "
+    f"{GAIN_JUMP:g} times as much as before"
 )
 
-Kind = Literal["dead", "saturated", "stuck", "phantom"]
+Kind = Literal["dead", "saturated", "stuck", "phantom", "jumped"]
 _WORDS: dict[Kind, str] = {
     "dead": "is dead: it does not vary in {:.0%} of the groups",
     "saturated": "is saturated: {:.0%} of its range reached",
     "stuck": "is stuck: {:.0%} of its range reached",
     "phantom": "is the same for all in {:.0%} of the groups, which train other rewards",
+    "jumped": "magnifies advantages {:.1f} times as much as in the steps before",
 }
 _ADVICE: dict[Kind, str] = {
     "dead": "From a group in which it is constant it teaches nothing: take more rollouts a prompt, "
@@ -40,6 +44,9 @@ _ADVICE: dict[Kind, str] = {
     "phantom": "What they teach there has nothing to do with the task; a policy that always fails "
     "learns to fail briefly. Condition the others on it, set "
     "algorithm.gdpo.gate={on: <the outcome>}, or take prompts of other difficulty.",
+    "jumped": "In most groups nothing varies any more, and the noise of the others is scaled up to "
+    "a whole step: take prompts of other difficulty, end the training, or set "
+    "algorithm.gdpo.whiten=none.",
 }
 
 
@@ -47,7 +54,7 @@ _ADVICE: dict[Kind, str] = {
 class Alert:
     """A component that taught little, or others without it, from one step to another."""
 
-    component: str  # "the outcome" for "phantom"
+    component: str  # "the outcome" for "phantom", "whitening" for "jumped"
     kind: Kind
     first: int  # of the logged steps, the MANY_STEPS that raised it included
     last: int
@@ -77,8 +84,9 @@ def find_alerts(
       `SATURATION` is at least `SATURATED` or at most `STUCK`,
       `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom);
 
-    overlapping windows are one alert. `metrics` are by step, in its order; the alerts by
-    component, kind and step.
+    and a step whose `WHITEN_GAIN` is at least `GAIN_JUMP` times the median of as many before it
+    (jumped). Overlapping windows, and steps that follow each other, are one alert. `metrics` are
+    by step, in its order; the alerts by component, kind and step.
     """
     rules: tuple[tuple[Kind, Metric, float, float], ...] = (
         ("dead", CONSTANT_GROUPS, DEAD_SHARE, float("inf")),
@@ -92,6 +100,8 @@ def find_alerts(
                 alerts.append(Alert(name, kind, *stretch))
     for stretch in _stretches(metrics, PHANTOM_GROUPS.key, "", PHANTOM_SHARE, float("inf")):
         alerts.append(Alert("the outcome", "phantom", *stretch))
+    for jump in _jumps(metrics, WHITEN_GAIN.key):
+        alerts.append(Alert("whitening", "jumped", *jump))
     return alerts
 
 
@@ -114,3 +124,20 @@ def _stretches(
         means = [metrics[step][mean_key] for step in inside if mean_key in metrics[step]]
         value, mean = fmean(values[start:end]), fmean(means) if means else None
         yield inside[0], inside[-1], value, mean, end == len(values)
+
+
+def _jumps(
+    metrics: Mapping[int, Mapping[str, float]], key: str
+) -> Iterator[tuple[int, int, float, None, bool]]:
+    steps = [step for step, data in metrics.items() if key in data]
+    values = [metrics[step][key] for step in steps]
+    place = MANY_STEPS
+    while place < len(values):
+        before = median(values[place - MANY_STEPS : place])
+        end = place
+        while before > 0 and end < len(values) and values[end] >= GAIN_JUMP * before:
+            end += 1
+        if end > place:
+            factor = fmean(values[place:end]) / before
+            yield steps[place], steps[end - 1], factor, None, end == len(values)
+        place = end + 1

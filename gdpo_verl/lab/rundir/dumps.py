@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path
@@ -38,7 +39,25 @@ def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
 
     Lines that are no whole rows are left out; `broken` gets their numbers.
     """
-    left, number = DUMP_BYTES, 0
+    for number, row in numbered_rows(path, DUMP_BYTES):
+        if row is not None:
+            yield row
+        elif broken is not None:
+            broken.append(number)
+
+
+def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Row | None]]:
+    """Each line's number, from 1, with its row, None where it is no whole one; empty lines not.
+
+    A table in Parquet has TRL's names of its columns, or any.
+
+    Args:
+      most: the bytes to read of JSON lines.
+    """
+    if path.suffix == ".parquet":
+        yield from enumerate(_table_rows(path), start=1)
+        return
+    left, number = most, 0
     with path.open("rb") as stream:
         while line := stream.readline(left):
             left, number = left - len(line), number + 1
@@ -47,9 +66,32 @@ def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
             except ValueError:
                 row = None
             if isinstance(row, dict):
+                yield number, row
+            elif line.strip():
+                yield number, None
+
+
+def _table_rows(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+        for batch in table.iter_batches(1024):
+            for row in batch.to_pylist():
+                if "completion" in row:
+                    row |= {"input": _message_text(row.get("prompt"))}
+                    row |= {"output": _message_text(row["completion"])}
                 yield row
-            elif broken is not None and line.strip():
-                broken.append(number)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}, line 1: expected a table in Parquet, found: {error}") from error
+
+
+def _message_text(value: Any) -> str:
+    """A text, or the contents of a conversation's messages."""
+    if not isinstance(value, list):
+        return "" if value is None else str(value)
+    return "\n".join(f"{each.get('role')}: {each.get('content')}" for each in value)
 
 
 def is_padding(row: Mapping[str, Any]) -> bool:

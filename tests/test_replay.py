@@ -1,0 +1,309 @@
+"""`gdpo-verl replay`: stored answers under other settings, their figures, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.diagnostics import batch_metrics
+from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.replay.output import LIMITS
+
+Row = dict[str, Any]
+KEYS = ("correctness", "length")
+
+
+def dump(folder: Path, steps: dict[int, list[Row]]) -> Path:
+    """A folder of verl's dumps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for step, rows in steps.items():
+        lines = [json.dumps({"step": step} | row) for row in rows]
+        (folder / f"{step}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def drawn(
+    groups: int,
+    draw: Callable[[random.Random], dict[str, float]],
+    *,
+    seed: int = 0,
+    weights: dict[str, float] | None = None,
+    size: int = 8,
+) -> list[Row]:
+    """Rows of a stock run: groups of rewards, and their weighted sum as the score."""
+    rng = random.Random(seed)
+    rows = []
+    for group in range(groups):
+        for answer in range(size):
+            rewards = draw(rng)
+            score = sum((weights or {}).get(key, 1.0) * value for key, value in rewards.items())
+            text = {"input": f"question {seed}-{group}", "output": f"answer {answer}", "gts": "42"}
+            rows.append({**text, "score": score, **rewards})
+    return rows
+
+
+def two_rewards(rng: random.Random) -> dict[str, float]:
+    return {"correctness": float(rng.random() < 0.5), "length": 10 * rng.random()}
+
+
+def replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path, *words: Any) -> dict[str, Any]:
+    """What `--json` and `--rows` hold, with what was printed."""
+    files = ["--json", str(tmp_path / "all.json"), "--rows", str(tmp_path / "rows.jsonl")]
+    status = main(["replay", *map(str, words), *files])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    found = json.loads((tmp_path / "all.json").read_text())
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    return found | {"printed": printed.out, "lines": [json.loads(line) for line in lines]}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    """What is said where nothing can be done."""
+    assert main(["replay", *map(str, words)]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
+def matrix(rows: Sequence[Row], keys: Sequence[str] = KEYS) -> torch.Tensor:
+    return torch.tensor([[row[key] for key in keys] for row in rows], dtype=torch.float64)
+
+
+def by_sequence(rows: Sequence[Row], **options: Any) -> list[float]:
+    groups = [row["input"] for row in rows]
+    mask = torch.ones(len(rows), 1)
+    found = gdpo_advantages(matrix(rows), groups, mask, whiten="sequence", **options)
+    return found[:, 0].tolist()
+
+
+def summed(rows: Sequence[Row], **options: Any) -> list[float]:
+    groups = [row["input"] for row in rows]
+    return grpo_advantages(matrix(rows), groups, torch.ones(len(rows), 1), **options)[:, 0].tolist()
+
+
+def test_a_stock_dump_is_asked_what_gdpo_would_have_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    steps = {n: drawn(6, two_rewards, seed=n) for n in (1, 2)}
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", steps))
+    assert LIMITS in found["printed"]
+    assert (found["rows"], found["groups"], found["steps"]) == (96, 12, 2)
+    assert found["settings"] == ["grpo", "gdpo"]
+    assert found["reproduces"] is None
+    assert "whitening is over sequences" in found["printed"]
+    lines = found["lines"]
+    assert [line["asked"] for line in lines] == pytest.approx(
+        by_sequence(steps[1]) + by_sequence(steps[2])
+    )
+    assert all(line["recorded"] is None for line in lines)
+    assert {line["line"] for line in lines} == set(range(1, 49))
+    assert lines[0].keys() >= {"file", "line", "group", "step", "components"}
+    grpo = summed(steps[1]) + summed(steps[2])
+    asked = [line["asked"] for line in lines]
+    assert found["sign_changes"] == sum(a * b < 0 for a, b in zip(grpo, asked, strict=True))
+    orders = []
+    for start in range(0, 96, 8):
+        before, after = grpo[start : start + 8], asked[start : start + 8]
+        orders.append(
+            sorted(range(8), key=before.__getitem__) != sorted(range(8), key=after.__getitem__)
+        )
+    assert found["order_changes"] == sum(orders) > 0
+    changes = [abs(a - b) for a, b in zip(grpo, asked, strict=True)]
+    most = found["changed_most"]
+    assert len(most) == 10
+    assert [abs(each["asked"] - each["recorded"]) for each in most] == pytest.approx(
+        sorted(changes, reverse=True)[:10]
+    )
+    assert most[0]["output"].startswith("answer ")
+    assert most[0]["components"].keys() == set(KEYS)
+
+
+def test_figures_are_the_metrics_of_a_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(8, two_rewards)
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows}))
+    objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
+    groups = [row["input"] for row in rows]
+    estimation = objective.estimate(matrix(rows), groups, torch.ones(len(rows)))
+    for place, trains in enumerate((False, True)):
+        metrics = batch_metrics(estimation, KEYS, outcome=0, trains=trains)
+        for key in KEYS:
+            figures = {name: pair[place] for name, pair in found["components"][key].items()}
+            assert figures["influence"] == pytest.approx(metrics[f"gdpo/{key}/influence"])
+            assert figures["varies"] == 8 * (1 - metrics[f"gdpo/{key}/constant_groups"])
+            if trains:
+                assert figures["share"] == pytest.approx(metrics[f"gdpo/{key}/advantage_share"])
+    # Deviations of about .5 and 3 within groups: GRPO's sum is the length's.
+    assert found["components"]["length"]["share"][0] > 0.8
+    assert found["components"]["length"]["share"][1] == pytest.approx(0.5, abs=0.1)
+
+
+def test_settings_are_spelled_as_in_a_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(6, two_rewards)
+    where = dump(tmp_path / "dumps", {1: rows})
+    words = {
+        "algorithm.gdpo_reward_weights={length: 0.5}": {"weights": [1.0, 0.5]},
+        "+algorithm.gdpo_reward_weights={length:0.5}": {"weights": [1.0, 0.5]},
+        "algorithm.gdpo.variant=dvao": {"variant": "dvao"},
+        "algorithm.gdpo.gate={on: correctness}": {"gate": 0},
+        "algorithm.norm_adv_by_std_in_grpo=false": {"scale": False},
+    }
+    for word, options in words.items():
+        found = replayed(capsys, tmp_path, where, word)
+        if options.get("variant") == "dvao":
+            groups = [row["input"] for row in rows]
+            mask = torch.ones(len(rows), 1)
+            expected = gdpo_advantages(matrix(rows), groups, mask, **options)[:, 0].tolist()
+        else:
+            expected = by_sequence(rows, **options)
+        assert [line["asked"] for line in found["lines"]] == pytest.approx(expected), word
+    found = replayed(
+        capsys,
+        tmp_path,
+        "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}",
+        where,
+        "algorithm.gdpo.whiten=none",
+    )
+    assert found["components"]["length"]["misses"][1] == 0
+    assert found["components"]["length"]["misses"][0] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator: expected one of"),
+        ("algorithm.gdpo_whiten=none", "algorithm.gdpo_whiten: unknown key"),
+        ("algorithm.gdpo_reward_weights={lenght: 1}", "Did you mean 'length'?"),
+        ("actor_rollout_ref.rollout.n=16", "actor_rollout_ref.rollout.n: expected a setting of"),
+        ("algorithm.gdpo={", "algorithm.gdpo={"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, word: str, said: str
+) -> None:
+    where = dump(tmp_path / "dumps", {1: drawn(6, two_rewards)})
+    assert said in refused(capsys, where, word)
+
+
+def whole(rows: list[Row]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+ROWS = drawn(4, two_rewards)
+BAD: dict[str, tuple[dict[str, str], str]] = {
+    "a component absent in a row": (
+        {"1.jsonl": whole([*ROWS[:5], {k: v for k, v in ROWS[5].items() if k != "length"}])},
+        "'length' for row {}/1.jsonl, line 6",
+    ),
+    "a text for a number": (
+        {"1.jsonl": whole([*ROWS[:5], ROWS[5] | {"length": "short"}])},
+        "found 'short' for row {}/1.jsonl, line 6",
+    ),
+    "an infinite number": (
+        {"1.jsonl": whole([*ROWS[:5], ROWS[5] | {"length": float("inf")}])},
+        "found inf for row {}/1.jsonl, line 6",
+    ),
+    "a text for the score": (
+        {"1.jsonl": whole([*ROWS[:2], ROWS[2] | {"score": "high"}])},
+        "{}/1.jsonl, line 3: expected a finite number for 'score', found 'high'",
+    ),
+    "nothing but a cut line": ({"1.jsonl": whole(ROWS)[:-30]}, "{}/1.jsonl, line 32: no whole row"),
+    "an empty file": ({"1.jsonl": ""}, "{}/1.jsonl, line 1: expected rows"),
+    "no rows at all": ({"1.jsonl": "[1, 2]\n"}, "{}/1.jsonl, line 1: expected rows"),
+    "no components": (
+        {"1.jsonl": whole([{"input": "q", "output": "a", "score": 1.0, "uid": "u_0_0"}])},
+        "{}/1.jsonl, line 1: a dump without components",
+    ),
+    "a row of another step": (
+        {"1.jsonl": whole([ROWS[0] | {"step": 1}, ROWS[1] | {"step": 7}])},
+        "{}/1.jsonl, line 2: expected a row of step 1, found one of step 7",
+    ),
+    "two runs beside each other": (
+        {"a/1.jsonl": whole(ROWS), "b/rollouts/1.jsonl": whole(ROWS)},
+        "{}: expected the dumps of one run, found those of 2",
+    ),
+    "two files of one step": (
+        {"1.jsonl": whole(ROWS), "01.jsonl": whole(ROWS)},
+        "found 01.jsonl and 1.jsonl, both of one step",
+    ),
+    "no dumps": ({"notes.txt": "hello"}, "{}: expected rollouts/<step>.jsonl of a run"),
+    "no table": ({"completions_00001.parquet": "hello"}, "completions_00001.parquet, line 1:"),
+    "a step that is a text": ({"x.jsonl": whole([ROWS[0] | {"step": "one"}])}, "line 1: expected"),
+    "a cut line among rows": ({"x.jsonl": whole(ROWS)[:-9]}, "x.jsonl, line 32: expected a row"),
+    "no groups": ({"x.jsonl": '{"a": 1}\n'}, "x.jsonl, line 1: the rows hold neither"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_with_file_and_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    files, said = BAD[name]
+    for file, text in files.items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    where = tmp_path / "x.jsonl" if "x.jsonl" in files else tmp_path
+    assert said.format(tmp_path) in refused(capsys, where)
+
+
+def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    steps = {n: drawn(4, two_rewards, seed=n) for n in (1, 2, 3, 6)}
+    where = dump(tmp_path / "dumps", steps)
+    cut = (where / "2.jsonl").read_text()[:-20]
+    (where / "2.jsonl").write_text(cut)
+    lines = (where / "3.jsonl").read_text().splitlines()
+    (where / "3.jsonl").write_text("\n".join(lines[:25]) + "\n")
+    found = replayed(capsys, tmp_path, where)
+    printed = " ".join(found["printed"].split())
+    assert f"{where}/2.jsonl, line 32: no whole row, perhaps cut. Step 2 is left out" in printed
+    assert f"{where}: of steps 1 to 6 are missing 4, 5" in printed
+    assert f"{where}/3.jsonl, line 25: its group has 1 answers" in printed
+    assert "1 groups have one answer, which gets 0" in printed
+    assert found["rows"] == 32 + 25 + 32
+    (single,) = [x for x in found["lines"] if x["line"] == 25 and x["step"] == 3]
+    whole_rows = steps[3][:25]
+    assert single["asked"] == pytest.approx(by_sequence(whole_rows)[24])
+
+
+def test_a_prompt_of_two_steps_is_two_groups(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(4, two_rewards)
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows, 2: rows}))
+    assert found["groups"] == 8
+
+
+def test_rows_of_anybodys_need_names_of_columns_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(4, two_rewards)
+    foreign = [
+        {"problem": row["input"], "right": row["correctness"], "len": row["length"], "n": i}
+        for i, row in enumerate(rows)
+    ]
+    expected = by_sequence(rows)
+    (tmp_path / "x.jsonl").write_text(whole(foreign))
+    pq.write_table(pa.Table.from_pylist(foreign), tmp_path / "x.parquet")
+    for name in ("x.jsonl", "x.parquet"):
+        words = (tmp_path / name, "--group", "problem", "--components", "right,len")
+        found = replayed(capsys, tmp_path, *words)
+        assert [line["asked"] for line in found["lines"]] == pytest.approx(expected)
+        assert found["components"].keys() == {"right", "len"}
+    said = refused(capsys, tmp_path / "x.jsonl", "--group", "problm")
+    assert "--group: 'problm' is no column" in said
+    assert "Did you mean 'problem'?" in said
