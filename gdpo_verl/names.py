@@ -110,7 +110,7 @@ WHITEN_SHIFT = Metric(
 )
 WHITEN_GAIN = Metric(
     "gdpo/whiten_gain",
-    "1 / deviation of Σ c, by which whitening multiplies; 0 where only rounding is left (GDPO only)",
+    "1 / deviation of Σ c in whitening; 0 where only rounding is left (GDPO only)",
     "none",
 )
 PHANTOM_GROUPS = Metric(
