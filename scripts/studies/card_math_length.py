@@ -56,8 +56,8 @@ def fragment(truth: str) -> str | None:
 
 # What is wrong beside a ground truth; None where it cannot be made.
 CHANGES: dict[str, Callable[[str], str | None]] = {
-    "its last number by one": with_another_number,
-    "its first number alone": fragment,
+    "the last number changed": with_another_number,
+    "the first of several numbers": fragment,
 }
 
 
@@ -101,10 +101,6 @@ def make_card(args: argparse.Namespace) -> Card:
         pairs = ((truth, spell(truth)) for truth in known)
         texts = (Answer(boxed(s), truth) for truth, s in pairs if s and s != truth)
         card.count(True, f"spelt: {name}", texts, rules=1)
-    for name, change in CHANGES.items():
-        pairs = ((truth, change(truth)) for truth in known)
-        texts = (Answer(boxed(s), truth) for truth, s in pairs if s and s != truth)
-        card.count(False, f"changed: {name}", texts, rules=1)
     real = [
         (Answer(text, row["gt"], row["question"]), right)
         for row in read_lines(args.math_answers)
@@ -132,6 +128,11 @@ def count_corpus(card: Card, name: str, answers: list[Answer]) -> None:
     card.count(False, f"{name}: the right one or another", (
         a._replace(text=boxed(f"{a.truth} \\text{{ or }} {other}")) for a, other in swapped
     ))  # fmt: skip
+    for change, changed in CHANGES.items():
+        others = [(answer, changed(answer.truth)) for answer in readable]
+        card.count(False, f"{name}: {change}", (
+            a._replace(text=boxed(other)) for a, other in others if other
+        ))  # fmt: skip
     card.count(False, f"{name}: right in a thought that does not end", (
         a._replace(text=f"<think>Perhaps {boxed(a.truth)}") for a in readable
     ))  # fmt: skip
