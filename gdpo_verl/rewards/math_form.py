@@ -156,15 +156,17 @@ def differ(wanted: str, answer: str) -> bool:
     >>> differ("4210_5", "4210_{6}"), differ("CAB", "ABC"), differ(r"\\angle ABC", r"\\angle CBA")
     (True, True, False)
     """
-    bases = _BASE.findall(wanted), _BASE.findall(answer)
-    a, b = (
-        _LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
-        for latex in (wanted, answer)
-    )
+    a, b = _points(wanted), _points(answer)
     if not a or not b:
-        return all(bases) and bases[0] != bases[1]
-    either_way = a[1] or len(a[2]) == 2  # an angle, a segment
-    return b[2] not in (a[2], a[2][::-1] if either_way else a[2])
+        bases, others = _BASE.findall(wanted), _BASE.findall(answer)
+        return bool(bases and others) and bases != others
+    if a[1] or len(a[2]) == 2:  # an angle, a segment: read either way
+        return b[2] not in (a[2], a[2][::-1])
+    return b[2] != a[2]
+
+
+def _points(latex: str) -> re.Match[str] | None:
+    return _LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
 
 
 def _as_unit(words: re.Match[str]) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import deque
 from functools import cache
 from typing import Any
 
@@ -155,14 +154,20 @@ def _judge(
 
 def _last_box(text: str) -> tuple[str, ParseError]:
     """The content of the last box, up to the brace that closes it. Linear in the text."""
-    # A list of all boxes would hold a million matches of an adversary's text.
-    (box,) = deque(_BOX.finditer(text), maxlen=1) or [None]
-    if box is None or box[1]:
-        return (box[1], ParseError.NONE) if box else ("", ParseError.NO_ANSWER)
+    box = None
+    for found in _BOX.finditer(text):  # a list could hold a million
+        box = found
+    if box is None:
+        return "", ParseError.NO_ANSWER
+    if box[1]:
+        return box[1], ParseError.NONE
     start = box.end()
     depth = 1  # counted up to the longest box: behind it nothing is read
     for brace in _BRACE.finditer(text, start, start + LONGEST + 1):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if brace[0] == "{":
+            depth += 1
+        elif brace[0] == "}":
+            depth -= 1
         if depth == 0:
             answer = text[start : brace.start()].strip()
             return answer, ParseError.NONE if answer else ParseError.UNREADABLE
