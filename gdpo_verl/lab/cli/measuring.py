@@ -6,10 +6,7 @@ import argparse
 import functools
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-
-from gdpo_verl.lab.tasks.catalog import BENCHMARKS
 
 _SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
@@ -42,6 +39,31 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     check.set_defaults(command=_check_reward, takes_overrides=True)
 
+    _add_replay(commands)
+    _add_evaluate(commands)
+    _add_compare(commands)
+
+    report = commands.add_parser("report", help="runs to pictures and a page")
+    report.add_argument("runs", type=Path, nargs="+")
+    report.add_argument("--out", type=Path, default=Path("report"), help="default: report")
+    report.add_argument(
+        "--follow", action="store_true", help="keep it current until the runs have ended"
+    )
+    report.add_argument(
+        "--every", metavar="SECONDS", type=float, default=30.0, help="with --follow; default: 30"
+    )
+    report.set_defaults(command=_report)
+
+    explain = commands.add_parser("explain", help="play with GDPO and GRPO in the browser")
+    explain.add_argument("--port", type=int, help="default: a free one")
+    explain.add_argument("--no-browser", action="store_true", help="print the address only")
+    explain.add_argument(
+        "--static", metavar="FILE", type=Path, help="write the page without widgets and end"
+    )
+    explain.set_defaults(command=_explain)
+
+
+def _add_replay(commands: argparse._SubParsersAction) -> None:
     replay = commands.add_parser(
         "replay",
         help="stored answers under other weights, conditions, rewards or estimators",
@@ -68,77 +90,58 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         replay.add_argument(option, metavar=place, type=Path, help=about)
     replay.set_defaults(command=_replay, takes_overrides=True)
 
-    evaluate = commands.add_parser("evaluate", help="measure a model on held-out questions")
+
+def _add_evaluate(commands: argparse._SubParsersAction) -> None:
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure a model on held-out questions",
+        usage="gdpo-verl evaluate [-h] MODEL --out DIR [OPTIONS] [HYDRA OVERRIDES]",
+    )
     evaluate.add_argument(
         "model", help="a run, one of its checkpoints, a Hugging Face folder, or a hub id[@revision]"
     )
+    evaluate.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new directory")
     evaluate.add_argument(
-        "benchmarks", metavar="BENCHMARK", nargs="+", help=f"of {', '.join(BENCHMARKS)}"
+        "--recipe", help="whose questions and reward to take; default: the run's own configuration"
     )
-    evaluate.add_argument("--out", metavar="FILE.json", type=Path, required=True)
+    evaluate.add_argument(
+        "--config-dir", metavar="DIR", type=Path, help="where the recipe is, if not in gdpo-verl"
+    )
     evaluate.add_argument(
         "--data",
-        metavar="[BENCHMARK=]SOURCE",
+        metavar="FILE",
         action="append",
         default=[],
-        help="questions in place of the benchmark's own, for example data/bfcl/validation.parquet",
-    )
-    evaluate.add_argument(
-        "--allow-unprotected",
-        action="store_true",
-        help="run the model's programs even where nothing protects this machine",
-    )
-    evaluate.add_argument(
-        "--prompt-from",
-        metavar="FILE",
-        help="training rows whose prompt to ask bfcl or gsm8k with; default: those of the run",
+        help="for data.val_files, the questions; may be given several times",
     )
     for option, kind, metavar, about in (
-        ("--limit", int, "N", "evaluate only N questions, evenly spaced"),
-        ("--samples", int, None, "answers to each question; default: 1"),
-        ("--temperature", float, None, "default: that of the recipe's validation"),
-        ("--top-p", float, None, "default: that of the recipe's validation"),
-        ("--max-tokens", int, None, "of an answer; default: the recipe's"),
-        ("--seed", int, None, "of the sampling; default: 0"),
-        ("--chat-template", Path, "FILE", "in place of the model's own"),
-        ("--dtype", str, None, "default: float32 on CPU, else vLLM's for the model"),
-        ("--tensor-parallel-size", int, "GPUS", "default: 1"),
-        ("--gpu-memory-utilization", float, "SHARE", "default: 0.9"),
+        ("--samples", int, "N", "answers to each question; default: the recipe's validation's"),
+        ("--temperature", float, "T", "0 is greedy; default: the recipe's validation's"),
+        ("--limit", int, "N", "ask only N questions, the same ones each time"),
     ):
         evaluate.add_argument(option, metavar=metavar, type=kind, help=about)
-    evaluate.set_defaults(command=_evaluate, tensor_parallel_size=1, gpu_memory_utilization=0.9)
+    evaluate.set_defaults(command=_evaluate, takes_overrides=True)
 
+
+def _add_compare(commands: argparse._SubParsersAction) -> None:
     compare = commands.add_parser(
         "compare",
         help="two evaluations on the same questions",
-        usage="gdpo-verl compare [-h] A.json B.json [--json FILE]\n"
-        "       gdpo-verl compare A1.json A2.json … --to B1.json B2.json … [--json FILE]",
+        usage="gdpo-verl compare [-h] A B [--json FILE]\n"
+        "       gdpo-verl compare A1 A2 … --to B1 B2 … [--json FILE]",
     )
-    compare.add_argument("evaluations", metavar="FILE.json", type=Path, nargs="+")
     compare.add_argument(
-        "--to", metavar="FILE.json", type=Path, nargs="+", help="the other side, if several"
+        "evaluations",
+        metavar="DIR",
+        type=Path,
+        nargs="+",
+        help="of `evaluate`, a run's directory, or a validation dump of verl's",
+    )
+    compare.add_argument(
+        "--to", metavar="DIR", type=Path, nargs="+", help="the other side, if several"
     )
     compare.add_argument("--json", metavar="FILE", type=Path, help="write all the numbers")
     compare.set_defaults(command=_compare)
-
-    report = commands.add_parser("report", help="runs to pictures and a page")
-    report.add_argument("runs", type=Path, nargs="+")
-    report.add_argument("--out", type=Path, default=Path("report"), help="default: report")
-    report.add_argument(
-        "--follow", action="store_true", help="keep it current until the runs have ended"
-    )
-    report.add_argument(
-        "--every", metavar="SECONDS", type=float, default=30.0, help="with --follow; default: 30"
-    )
-    report.set_defaults(command=_report)
-
-    explain = commands.add_parser("explain", help="play with GDPO and GRPO in the browser")
-    explain.add_argument("--port", type=int, help="default: a free one")
-    explain.add_argument("--no-browser", action="store_true", help="print the address only")
-    explain.add_argument(
-        "--static", metavar="FILE", type=Path, help="write the page without widgets and end"
-    )
-    explain.set_defaults(command=_explain)
 
 
 def _check_reward(options: argparse.Namespace) -> int:
@@ -187,44 +190,20 @@ def _replay(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from gdpo_verl.lab.evaluate.result import answers_path, to_text
-    from gdpo_verl.lab.evaluate.run import EvaluationRequest, evaluate
-    from gdpo_verl.lab.evaluate.sampling import EngineOptions
+    from gdpo_verl.lab.evaluate.run import EvaluationRequest, evaluate, to_text
 
-    # An option that is not given stays the recipe's, which may differ between benchmarks.
-    names = ("samples", "temperature", "top_p", "max_tokens", "seed")
-    chosen = {name: getattr(options, name) for name in names}
     request = EvaluationRequest(
-        options.model,
-        options.benchmarks,
-        _data(options.data, options.benchmarks),
-        {name: value for name, value in chosen.items() if value is not None},
-        options.limit,
-        options.chat_template,
-        options.prompt_from,
-        options.allow_unprotected,
-        EngineOptions(options.dtype, options.tensor_parallel_size, options.gpu_memory_utilization),
+        model=options.model,
+        recipe=options.recipe,
+        config_dir=options.config_dir,
+        data=options.data,
+        samples=options.samples,
+        temperature=options.temperature,
+        limit=options.limit,
+        overrides=options.overrides,
     )
     print(to_text(evaluate(request, options.out)))
-    print(f"\n{options.out}, and every answer in {answers_path(options.out)}")
-
-
-def _data(given: Sequence[str], benchmarks: Sequence[str]) -> dict[str, str]:
-    """``--data``: for a benchmark by its name, or, where there is one alone, for that."""
-    found = {}
-    for each in given:
-        name, equals, source = each.partition("=")
-        # A file's name may hold a '=', too.
-        if not equals or name not in BENCHMARKS:
-            if len(benchmarks) > 1:
-                raise ValueError(
-                    f"--data: with several benchmarks expected BENCHMARK=SOURCE, found {each!r}"
-                )
-            name, source = benchmarks[0], each
-        if name in found:
-            raise ValueError(f"--data: expected one source for {name}, found two")
-        found[name] = source
-    return found
+    print(f"\n{options.out}: every answer in validation/, these numbers in evaluation.json")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -235,8 +214,8 @@ def _compare(options: argparse.Namespace) -> None:
     if not other:
         if len(files) != 2:
             raise ValueError(
-                f"compare: expected two files, or --to before those of the other side, found "
-                f"{len(files)} files"
+                "compare: expected two evaluations, or --to before those of the other side, found "
+                f"{len(files)}"
             )
         files, other = files[:1], files[1:]
     found = compare(files, other)

@@ -1,6 +1,6 @@
-"""Measure a model on held-out questions, through vLLM: `gdpo-verl evaluate` and `compare`.
+"""Measure a model on held-out questions: `gdpo-verl evaluate` and `compare`.
 
-`run` puts the parts together: `model` finds the weights, `sampling` draws the answers, `result`
-holds the numbers. `compare` sets two evaluations side by side.
-The benchmarks are in `gdpo_verl.lab.tasks`.
+A measurement is verl's own validation, a training of zero steps: `model` finds the weights, `run`
+starts verl. `answers` reads the dump that verl writes, `result` makes numbers of it, and `compare`
+sets two of them side by side.
 """

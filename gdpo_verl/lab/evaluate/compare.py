@@ -8,13 +8,14 @@ separately.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gdpo_verl.lab.evaluate import result
-from gdpo_verl.lab.tasks.benchmark import ACCURACY
+from omegaconf import OmegaConf
+
+from gdpo_verl.lab.evaluate import answers, result
+from gdpo_verl.lab.evaluate.answers import Evaluation
 from gdpo_verl.lab.text import columns
 
 FEW = 30
@@ -26,164 +27,150 @@ MEANING = (
     "model."
 )
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The record in an evaluation's file, and its answers."""
-
-    path: Path
-    record: Mapping[str, Any]
-    lines: Sequence[result.Line]
-
-    @property
-    def benchmarks(self) -> dict[str, Any]:
-        return dict(self.record["benchmarks"])
-
-    def values(self, benchmark: str) -> dict[str, dict[str, float]]:
-        """Average each question's answers: {measure: {question: mean}} of a benchmark."""
-        lines = [line for line in self.lines if line["benchmark"] == benchmark]
-        return result.question_values(lines, self.benchmarks[benchmark]["pass_at"])
+# What may explain a difference beside the models.
+SETTINGS = (
+    "actor_rollout_ref.rollout.val_kwargs",
+    "actor_rollout_ref.rollout.dtype",
+    "actor_rollout_ref.rollout.multi_turn",
+    "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.model.custom_chat_template",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.apply_chat_template_kwargs",
+    "reward.custom_reward_function",
+    "reward.reward_model.model_path",
+)
 
 
 def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
     """Compare one or several evaluations with one or several others.
 
     Args:
-      side_a: files of `gdpo-verl evaluate`, of one kind of model: trainings that differ by seed.
+      side_a: validation dumps or directories with one, see `answers.find_dump`, of one kind of
+        model: trainings that differ by seed.
       side_b: the same of the other kind.
 
     Returns:
-      the comparison as JSON can hold it: of each benchmark the ``rows``, with the estimates of A,
-      B and A - B for each measure, and in ``each_evaluation`` the means over all questions.
+      the comparison as JSON can hold it: ``rows``, with the estimates of A, B and A - B for each
+      measure, and in ``each_evaluation`` the means over all questions.
 
     Raises:
-      ValueError: a file is not an evaluation, or they were not asked the same questions.
+      ValueError: a file is no dump, or they were not asked the same questions.
       FileNotFoundError: a file is missing.
     """
-    sides = [[Evaluation(path, *result.read(path)) for path in side] for side in (side_a, side_b)]
-    everyone = sides[0] + sides[1]
-    first = everyone[0]
-    known = {name for each in everyone for name in each.benchmarks}
-    names = [name for name in first.benchmarks if all(name in e.benchmarks for e in everyone)]
-    if not names:
-        found = {str(each.path): sorted(each.benchmarks) for each in everyone}
-        raise ValueError(f"compare: expected a benchmark in common, found {found}")
-    # By what was asked, not by names: a prepared file's rows have the same names in every file.
-    for name in names:
-        for other in everyone[1:]:
-            wanted, given = first.benchmarks[name], other.benchmarks[name]
-            if given["data"]["asked_sha256"] != wanted["data"]["asked_sha256"]:
-                raise ValueError(
-                    f"compare: {name}: {first.path} ({wanted['questions']} questions) and "
-                    f"{other.path} ({given['questions']}) were not asked the same questions. "
-                    "Evaluate both with the same --data and --limit; without --data, questions "
-                    "that a run was trained on are left out"
-                )
-    notes = [
-        f"{name} is not in every evaluation and was not compared"
-        for name in sorted(known - set(names))
-    ]
-    notes += _differing_settings(names, everyone)
-    benchmarks = {name: _compare_benchmark(name, sides) for name in names}
-    for name, compared in benchmarks.items():
-        if few := [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]:
-            notes.append(f"{name}: fewer than {FEW} questions, intervals are rough: {few}")
-    a, b = (
-        [{"file": str(each.path), "model": each.record["model"]} for each in side] for side in sides
-    )
+    sides = [[answers.read(path) for path in side] for side in (side_a, side_b)]
+    if not all(each.questions for side in sides for each in side):
+        # Where the data of one are not known, the words of the dumps have to do.
+        sides = [[answers.read(path, by_text=True) for path in side] for side in (side_a, side_b)]
+    everyone = [each for side in sides for each in side]
+    _check_questions(everyone)
+    compared = _compare_rows(sides)
+    notes = [*_differing_settings(everyone)]
+    if few := [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]:
+        notes.append(f"fewer than {FEW} questions, intervals are rough: {few}")
+    a, b = ([str(each.dump) for each in side] for side in sides)
     return {
         "a": a,
         "b": b,
         "difference": "a - b",
         "meaning": MEANING,
         "notes": notes,
-        "benchmarks": benchmarks,
+        **compared,
     }
 
 
-def _compare_benchmark(name: str, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
-    first = sides[0][0]
-    categories = {
-        line["question"]: line["category"] for line in first.lines if line["benchmark"] == name
-    }
-    groups = first.benchmarks[name]["groups"]
+def _check_questions(everyone: Sequence[Evaluation]) -> None:
+    first = everyone[0]
+    wanted = set(first.sources)
+    for other in everyone[1:]:
+        found = set(other.sources)
+        if found != wanted:
+            raise ValueError(
+                f"compare: expected answers to the same questions, found {len(wanted - found)} of "
+                f"{len(wanted)} that only {first.dump} answers, and {len(found - wanted)} of "
+                f"{len(found)} that only {other.dump} answers. Evaluate both with the same --data "
+                "and --limit, and the same prompts"
+            )
+
+
+def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
+    sources = sides[0][0].sources
+    groups = result.aggregate_rows(sources.values())
     rows: dict[str, dict[str, Any]] = {
-        row: {"questions": result.count_of(categories, parts)} for row, parts in groups.items()
+        row: {"questions": result.count_of(sources, parts)} for row, parts in groups.items()
     }
     each_evaluation = {}
-    values = [[each.values(name) for each in side] for side in sides]
+    values = [[result.question_values(each) for each in side] for side in sides]
     for measure in values[0][0]:
-        # Such as pass@k, where another evaluation has fewer than k answers.
-        if not all(measure in each for side in values for each in side):
+        of_sides = [[each.get(measure, {}) for each in side] for side in values]
+        scored = _scored_by_all(of_sides)
+        if not scored:
             continue
-        of_sides = [[each[measure] for each in side] for side in values]
         each_evaluation[measure] = {
-            letter: [fmean(each.values()) for each in side]
+            letter: [fmean(each[question] for question in scored) for each in side]
             for letter, side in zip("ab", of_sides, strict=True)
         }
         # Each question's mean over the evaluations of a side.
         a, b = (
-            {question: fmean(each[question] for each in side) for question in side[0]}
+            {question: fmean(each[question] for each in side) for question in scored}
             for side in of_sides
         )
-        difference = {question: a[question] - b[question] for question in a}
+        difference = {question: a[question] - b[question] for question in scored}
         for row, parts in groups.items():
             rows[row][measure] = {
-                "a": result.estimate_row(a, categories, parts),
-                "b": result.estimate_row(b, categories, parts),
-                "difference": result.estimate_row(difference, categories, parts, paired=True),
+                "a": result.estimate_row(a, sources, parts),
+                "b": result.estimate_row(b, sources, parts),
+                "difference": result.estimate_row(difference, sources, parts, paired=True),
             }
     return {"rows": rows, "each_evaluation": each_evaluation}
 
 
-def _differing_settings(names: Sequence[str], everyone: Sequence[Evaluation]) -> Iterator[str]:
+def _scored_by_all(of_sides: Sequence[Sequence[Mapping[str, float]]]) -> list[str]:
+    """The questions that have a value in every evaluation.
+
+    None of a measure that one of them lacks, such as pass@k of fewer than k answers.
+    """
+    everyone = [each for side in of_sides for each in side]
+    return [question for question in everyone[0] if all(question in each for each in everyone)]
+
+
+def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:
     """List the settings that may explain a difference beside the models."""
-    found: dict[str, list[Any]] = {}
-    for each in everyone:
-        settings = {
-            f"{name}: {key}": value
-            for name in names
-            for key, value in each.benchmarks[name]["sampling"].items()
-        }
-        for key in ("engine", "torch", "transformers", "device", "dtype"):
-            settings[key] = each.record["engine"].get(key)
-        settings["gdpo_verl"] = each.record["gdpo_verl"]
-        settings["chat template"] = each.record["model"]["chat_template_sha256"][:12]
-        for key, value in settings.items():
-            found.setdefault(key, []).append(value)
-    for key, values in found.items():
-        if len(distinct := list(dict.fromkeys(values))) > 1:
-            yield f"CAUTION: not the same {key}: {', '.join(map(str, distinct))}"
-    weights = [each.record["model"]["weights_sha256"] for each in everyone]
-    if len(set(weights)) < len(weights):
-        yield "CAUTION: two of the evaluations are of the same weights"
+    unknown = [str(each.dump) for each in everyone if not each.config]
+    if unknown:
+        yield f"no config.yaml, so settings are not compared: {', '.join(unknown)}"
+    known = [each.config for each in everyone if each.config]
+    for key in SETTINGS:
+        found = [str(OmegaConf.select(config, key)) for config in known]
+        distinct = list(dict.fromkeys(found))
+        if len(distinct) > 1:
+            yield f"CAUTION: not the same {key}: {', '.join(distinct)}"
+    dumps = [each.dump.resolve() for each in everyone]
+    if len(set(dumps)) < len(dumps):
+        yield "CAUTION: two of the evaluations are the same"
 
 
 def to_text(comparison: Mapping[str, Any]) -> str:
     """Lay out what `compare` returned for a terminal."""
-    lines = [
-        f"{side.upper()}   {result.model_text(each['model'])}   {each['file']}"
-        for side in "ab"
-        for each in comparison[side]
-    ]
-    several = any(len(comparison[side]) > 1 for side in "ab")
-    for name, compared in comparison["benchmarks"].items():
-        table = [("", "questions", "measure", "A", "B", "A − B")]
-        for row, cells in compared["rows"].items():
-            for measure in compared["each_evaluation"]:
-                shown = (row, str(cells["questions"])) if measure == ACCURACY else ("", "")
-                cell = cells[measure]
-                values = result.percent(cell["a"]), result.percent(cell["b"])
-                difference = result.percent(cell["difference"], signed=True)
-                table.append((*shown, measure, *values, difference))
-        lines += ["", name, *(f"  {line}" for line in columns(table))]
-        if not several:
-            continue
-        lines.append("  each evaluation, over all questions:")
-        for measure, of_sides in compared["each_evaluation"].items():
-            for side, found in of_sides.items():
-                means = ", ".join(f"{100 * value:.1f}%" for value in found)
-                if len(found) > 1:
-                    means += f"; standard deviation {100 * stdev(found):.1f}"
-                lines.append(f"    {measure}, {side.upper()}: {means}")
+    lines = [f"{side.upper()}   {dump}" for side in "ab" for dump in comparison[side]]
+    table = [("", "questions", "measure", "A", "B", "A − B")]
+    for row, cells in comparison["rows"].items():
+        first = (row, str(cells["questions"]))
+        for measure in comparison["each_evaluation"]:
+            cell = cells[measure]
+            if cell["difference"] is None:
+                continue
+            values = result.estimate_text(cell["a"]), result.estimate_text(cell["b"])
+            difference = result.estimate_text(cell["difference"], signed=True)
+            table.append((*first, measure, *values, difference))
+            first = ("", "")
+    lines += ["", *columns(table)]
+    if any(len(comparison[side]) > 1 for side in "ab"):
+        lines.append("each evaluation, over all questions:")
+        for measure, of_sides in comparison["each_evaluation"].items():
+            for side, means in of_sides.items():
+                shown = ", ".join(f"{mean:.3f}" for mean in means)
+                if len(means) > 1:
+                    shown += f"; standard deviation {stdev(means):.3f}"
+                lines.append(f"  {measure}, {side.upper()}: {shown}")
     return "\n".join([*lines, "", MEANING, *comparison["notes"]])

@@ -1,214 +1,241 @@
-"""One evaluation from its first check to its files."""
+"""One evaluation from its first check to its files: verl's validation, and no step behind it."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl import __version__
-from gdpo_verl.lab.evaluate import result
-from gdpo_verl.lab.evaluate.generate import Preparation, generate
-from gdpo_verl.lab.evaluate.model import find_model, weights_digest
-from gdpo_verl.lab.evaluate.sampling import (
-    EngineOptions,
-    load_tokenizer,
-    prompt_tokens,
-    require_vllm,
-    started,
-)
-from gdpo_verl.lab.evaluate.training_data import TrainingData, training_of
-from gdpo_verl.lab.tasks.benchmark import (
-    Benchmark,
-    ModelAnswer,
-    Question,
-    Questions,
-    Sampling,
-    open_benchmark,
-    questions_digest,
+from gdpo_verl.lab.evaluate import answers, result
+from gdpo_verl.lab.evaluate.answers import Question
+from gdpo_verl.lab.evaluate.model import Model, find_model, model_of_run
+from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.run import launch
+from gdpo_verl.lab.run.launch import quoted
+from gdpo_verl.lab.rundir.layout import CONFIG, DONE, LAUNCH, VALIDATION
+
+NUMBERS = "evaluation.json"
+_BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
+_NAMED = 5  # questions in a note
+
+# verl's default trainer answers the validation's questions first, and here nothing else. What only
+# a step of training needs, the training data and a second copy of the weights, is left out.
+NO_STEP = (
+    "trainer.val_only=true",
+    "trainer.val_before_train=true",
+    "trainer.use_v1=true",
+    "trainer.v1.trainer_mode=sync",
+    "trainer.total_training_steps=1",  # the length of schedules
+    "trainer.logger=[console,file]",
+    "actor_rollout_ref.hybrid_engine=true",
+    "actor_rollout_ref.actor.use_kl_loss=false",
+    "algorithm.use_kl_in_reward=false",
+    "data.train_files=${data.val_files}",
+    "data.train_max_samples=-1",
+    "data.validation_shuffle=false",
 )
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """The model, the benchmarks and the settings of an evaluation."""
+    """The model, the questions and the settings of an evaluation."""
 
     model: str  # see `model.find_model`
-    benchmarks: Sequence[str]  # their names
-    data: Mapping[str, str]  # a file or another source for some; see each benchmark's `load`
-    sampling: Mapping[str, Any]  # fields of `Sampling` in place of each benchmark's own
-    limit: int | None  # ask only this many questions, evenly spaced
-    chat_template: Path | None  # a file, in place of the model's own
-    # Training rows to take the prompt's fixed texts from; by default the model's own.
-    prompt_from: str | None
-    allow_unprotected: bool  # run programs of the model even where nothing protects the machine
-    engine: EngineOptions
+    recipe: str | None = None  # by default the run's own configuration
+    config_dir: Path | None = None  # where the recipe is, if not among ours
+    data: Sequence[str] = ()  # files in place of data.val_files
+    samples: int | None = None  # answers to each question
+    temperature: float | None = None  # 0 is greedy
+    limit: int | None = None  # ask only so many questions, drawn from all
+    overrides: Sequence[str] = ()  # Hydra's
 
 
 def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
-    """Ask, judge, and write ``out`` and the answers beside it; returns what ``out`` holds.
+    """Have verl answer and judge the questions; returns the numbers, which ``out`` holds too.
 
-    All that can be wrong with names, data and settings is found before the model is loaded.
+    Raises:
+      ValueError, FileNotFoundError, ConnectionError: the model, the data or a setting is wrong.
+      LaunchError: verl failed; says why and where its log is.
     """
-    began = time.monotonic()
-    if out.suffix != ".json":
-        raise ValueError(f"--out: expected a name that ends in .json, found {out}")
-    if out.exists():
+    _check_out(out)
+    for option, number in (("--samples", request.samples), ("--limit", request.limit)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option}: expected at least 1, found {number}")
+    model = find_model(request.model)
+    recipe, config_dir = _configuration(request, model)
+    overrides = [*_overrides(request, model), *request.overrides]
+    config, _ = launch.composed(recipe, out, overrides, config_dir)
+    _check_sampling(config)
+    _check_workers(config, model)
+    questions = answers.questions_of(config)
+    asked = _count(questions, config)
+    rollout = config.actor_rollout_ref.rollout
+    launch.answer(
+        recipe,
+        out,
+        overrides,
+        config_dir=config_dir,
+        label=request.model,
+        about={_BEGUN: model.name, "recipe": request.recipe},
+        questions=f"{asked or 'all'} × {rollout.val_kwargs.n} questions",
+    )
+    evaluation = answers.read(out / VALIDATION / f"{model.step or 0}.jsonl")
+    notes = [
+        *_seen(questions, evaluation.sources, _prompts_of_training(model)),
+        *_unanswered(questions, evaluation.sources, asked),
+    ]
+    numbers = {
+        "model": model.name,
+        "sampling": OmegaConf.to_container(rollout.val_kwargs, resolve=True),
+        "max_response_length": config.data.max_response_length,
+        "notes": notes,
+        **result.summarise(evaluation),
+    }
+    write_text(out / NUMBERS, result.to_json(numbers))
+    return numbers
+
+
+def _count(questions: Sequence[Question], config: DictConfig) -> int | None:
+    """The number of questions that verl asks; None where their files cannot be read here."""
+    most = int(config.data.get("val_max_samples") or -1)
+    if not questions:
+        return None
+    return min(len(questions), most) if most > 0 else len(questions)
+
+
+def to_text(numbers: dict[str, Any]) -> str:
+    """The evaluation for a terminal."""
+    sampling = numbers["sampling"]
+    how = "greedy"
+    if sampling["temperature"]:
+        how = "temperature {temperature:g}, top-p {top_p:g}".format(**sampling)
+    count = numbers["samples"]
+    each = "1 answer each" if count == 1 else f"{count} answers each"
+    lines = [
+        f"{numbers['model']}: {numbers['questions']} questions, {each}, {how}, at most "
+        f"{numbers['max_response_length']} tokens",
+        *numbers["notes"],
+        result.to_text(numbers),
+    ]
+    return "\n".join(lines)
+
+
+def _check_out(out: Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"--out: expected a directory to make, found the file {out}")
+    # An evaluation that did not come to its end is begun again in its place.
+    launched = out / LAUNCH
+    begun = launched.is_file() and _BEGUN in json.loads(launched.read_text())
+    if any(out.iterdir()) and (not begun or (out / DONE).exists()):
         raise ValueError(f"--out: {out} exists; remove it or choose another name")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # A model of the hub is fetched last: that takes long, and its training data are not known.
-    model = find_model(request.model) if Path(request.model).expanduser().exists() else None
-    training = training_of(model.run) if model and model.run else None
-    prompt_from = [request.prompt_from] if request.prompt_from is not None else []
-    if training and not prompt_from:
-        prompt_from = [file for file in training.files if file not in training.missing]
-    benchmarks = [
-        open_benchmark(name, allow_unprotected=request.allow_unprotected, prompt_from=prompt_from)
-        for name in dict.fromkeys(request.benchmarks)
-    ]
-    samplings = [replace(each.sampling, **request.sampling) for each in benchmarks]
-    if foreign := set(request.data) - {each.name for each in benchmarks}:
-        raise ValueError(f"--data: {sorted(foreign)} is not among the benchmarks asked for")
-    if request.limit is not None and request.limit < 1:
-        raise ValueError(f"--limit: expected at least 1 question, found {request.limit}")
-    require_vllm()
-    loaded = [each.load(request.data.get(each.name)) for each in benchmarks]
-    model = model or find_model(request.model)
-    tokenizer = load_tokenizer(model.folder, request.chat_template)
-    prepared = [
-        _prepare(*each, request, training, tokenizer)
-        for each in zip(benchmarks, samplings, loaded, strict=True)
-    ]
-    longest = max(each.longest for each in prepared)
-    template_sha256 = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-    with model.weights() as folder, started(folder, longest, request.engine) as engine:
-        digest = weights_digest(folder)  # merged shards are gone when the engine is
-        answers = [generate(each, engine, tokenizer) for each in prepared]
-        about = engine.about
-    judged = [_judge(*each) for each in zip(prepared, answers, strict=True)]
-    record = {
-        "format": result.FORMAT,
-        "gdpo_verl": __version__,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - began, 1),
-        "model": {
-            "given": model.given,
-            "folder": str(model.actor or model.folder),
-            "merged_from_shards": model.actor is not None,
-            "hub": model.hub,
-            "revision": model.revision,
-            "step": model.step,
-            "trained_on": training.files if training else None,
-            "weights_sha256": digest,
-            "chat_template_sha256": template_sha256,
-        },
-        "engine": about,
-        "benchmarks": {
-            each.benchmark.name: _summarise(each, lines)
-            for each, lines in zip(prepared, judged, strict=True)
-        },
-    }
-    return result.write(out, record, [line for lines in judged for line in lines])
 
 
-def _prepare(
-    benchmark: Benchmark,
-    sampling: Sampling,
-    loaded: Questions,
-    request: EvaluationRequest,
-    training: TrainingData | None,
-    tokenizer: Any,
-) -> Preparation:
-    name, times = Counter(question.name for question in loaded.items).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"--data: expected each question once, found {name!r} {times} times")
-    chosen = benchmark.name in request.data
-    questions, notes = _questions_not_trained_on(benchmark, loaded, training, chosen=chosen)
-    total = len(questions)
-    count = min(request.limit or total, total)
-    # Spread, because the questions of one category stand together.
-    questions = [questions[number * total // count] for number in range(count)]
-    if benchmark.not_covered:
-        notes.append(f"not covered: {benchmark.not_covered}")
-    data = {
-        "source": loaded.about,
-        "available": len(loaded.items),
-        "asked_sha256": questions_digest(questions),
-        "limit": request.limit,
-    }
-    prompts = [prompt_tokens(tokenizer, question) for question in questions]
-    return Preparation(benchmark, sampling, questions, prompts, data, notes)
-
-
-def _questions_not_trained_on(
-    benchmark: Benchmark, loaded: Questions, training: TrainingData | None, *, chosen: bool
-) -> tuple[list[Question], list[str]]:
-    """Leave out what was trained on, except where the user chose it; with notes on both."""
-    if training is None:
-        return list(loaded.items), []
-    unread = "training data that cannot be read, so not checked"
-    notes = [f"{unread}: {path}" for path in training.missing]
-    unseen = [question for question in loaded.items if question.prompt not in training.prompts]
-    seen = len(loaded.items) - len(unseen)
-    if seen and chosen:
-        return list(loaded.items), [*notes, f"CAUTION: {seen} questions are in the training data"]
-    if seen and not unseen:
+def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path | None]:
+    """The recipe to compose, and where it is: by default what the run was trained with."""
+    if request.recipe is not None:
+        return request.recipe, request.config_dir
+    if model.run is None:
         raise ValueError(
-            f"{benchmark.name}: all {seen} questions are in the model's training data; give others "
-            "with --data"
+            f"--recipe: {request.model} is not of a run of `gdpo-verl train`, whose configuration "
+            "would be taken. Name the recipe whose questions are asked and whose reward judges, "
+            "for example --recipe toolbox/gdpo"
         )
+    return "config", model.run
+
+
+def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
+    yield from NO_STEP
+    if model.folder is not None:
+        yield f"actor_rollout_ref.model.path={quoted(model.folder)}"
+        yield "trainer.resume_mode=disable"
+    if model.checkpoint is not None:
+        # Into the shape of the model that the training began with.
+        if model.run is not None and (began_with := model_of_run(model.run)):
+            yield f"actor_rollout_ref.model.path={quoted(began_with)}"
+        yield "trainer.resume_mode=resume_path"
+        yield f"trainer.resume_from_path={quoted(model.checkpoint)}"
+        yield "actor_rollout_ref.actor.checkpoint.load_contents=[model]"
+    if request.data:
+        yield f"data.val_files=[{','.join(map(quoted, request.data))}]"
+    sampling = "actor_rollout_ref.rollout.val_kwargs"
+    if request.samples is not None:
+        yield f"{sampling}.n={request.samples}"
+    if request.temperature is not None:
+        yield f"{sampling}.temperature={request.temperature}"
+        yield f"{sampling}.do_sample={str(request.temperature > 0).lower()}"
+    if request.limit is not None:
+        # Drawn, because the questions of one source stand together; the same ones each time.
+        yield f"data.val_max_samples={request.limit}"
+        yield "data.shuffle=true"
+        yield "data.seed=0"
+
+
+def _check_sampling(config: DictConfig) -> None:
+    sampling = config.actor_rollout_ref.rollout.val_kwargs
+    if sampling.n > 1 and not sampling.temperature:
+        raise ValueError(
+            "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all "
+            f"answers are the same, found {sampling.n}. Give --temperature too, or --samples 1"
+        )
+
+
+def _check_workers(config: DictConfig, model: Model) -> None:
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if model.workers not in (None, devices):
+        raise ValueError(
+            f"trainer.nnodes × trainer.n_gpus_per_node: {model.name} was written by "
+            f"{model.workers} workers, and verl loads it with as many, found {devices}. Set them, "
+            "or merge it with `python -m verl.model_merger merge --backend fsdp --local_dir "
+            f"{model.checkpoint}/actor --target_dir DIR` and evaluate DIR with --recipe"
+        )
+
+
+def _prompts_of_training(model: Model) -> set[str]:
+    """The prompts that a run was trained on, each as one text; none where they are not known."""
+    if model.run is None:
+        return set()
+    config = OmegaConf.load(model.run / CONFIG)
+    assert isinstance(config, DictConfig)
+    return {_prompt(each) for each in answers.questions_of(config, "data.train_files")}
+
+
+def _prompt(question: Question) -> str:
+    return "\n".join(str(message["content"]) for message in question.messages)
+
+
+def _seen(
+    questions: Sequence[Question], asked: dict[str, str], trained_on: set[str]
+) -> Iterator[str]:
+    """Name the questions that were asked and trained on: on them a model is not measured."""
+    seen = [
+        question.place
+        for question in questions
+        if question.key in asked and _prompt(question) in trained_on
+    ]
     if seen:
-        notes.append(f"{seen} questions left out, because they are in the training data")
-    return unseen, notes
+        yield f"CAUTION: {len(seen)} questions are in the training data: {_some(seen)}"
 
 
-def _judge(asked: Preparation, answers: Sequence[Sequence[ModelAnswer]]) -> list[result.Line]:
-    """Judge each answer. In threads, because sandboxes and math-verify are processes."""
-    pairs = [(place, sample) for place, given in enumerate(answers) for sample in range(len(given))]
-    seeds = asked.seeds
-
-    def line(pair: tuple[int, int]) -> result.Line:
-        place, sample = pair
-        question, answer = asked.questions[place], answers[place][sample]
-        score = asked.benchmark.score(question, answer.text, answer.tokens)
-        unasked = answer.finish == "prompt too long"
-        measures = dict(score.measures)
-        return {
-            "benchmark": asked.benchmark.name,
-            "question": question.name,
-            "category": question.category,
-            "sample": sample,
-            "seed": seeds[place] + sample if asked.sampling.temperature > 0 else None,
-            "prompt_tokens": len(asked.prompts[place]),
-            "tokens": answer.tokens,
-            "finish": answer.finish,
-            "measures": dict.fromkeys(measures, 0.0) if unasked else measures,
-            "parse_error": "NOT_ASKED" if unasked else score.error.name,
-            "reason": score.reason,
-            "answer": answer.text,
-        }
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        judged = pool.map(line, pairs)
-        return list(tqdm(judged, f"judging {asked.benchmark.name}", len(pairs), disable=None))
+def _unanswered(
+    questions: Sequence[Question], answered: dict[str, str], asked: int | None
+) -> Iterator[str]:
+    """Name the questions without an answer, which count in nothing."""
+    distinct = {question.key: question.place for question in questions}
+    missing = [place for key, place in distinct.items() if key not in answered]
+    if asked is None or asked < len(questions) or not missing:
+        return
+    yield (
+        f"CAUTION: {len(missing)} questions have no answer and count in nothing: {_some(missing)}. "
+        "Their prompts are longer than data.max_prompt_length, or they failed (train.log)"
+    )
 
 
-def _summarise(asked: Preparation, lines: Sequence[result.Line]) -> dict[str, Any]:
-    pass_at = [k for k in asked.benchmark.pass_at if k <= asked.sampling.samples]
-    found = result.summarise(lines, asked.benchmark.averages, pass_at)
-    notes = list(asked.notes)
-    if too_long := found["prompts_too_long"]:
-        notes.append(
-            f"{len(too_long)} prompts do not fit the model and count as wrong: "
-            f"{', '.join(too_long[:3])}{' …' if len(too_long) > 3 else ''}"
-        )
-    return {"data": asked.data, "sampling": asdict(asked.sampling), "notes": notes, **found}
+def _some(places: Sequence[str]) -> str:
+    shown = ", ".join(places[:_NAMED])
+    return f"{shown} …" if len(places) > _NAMED else shown

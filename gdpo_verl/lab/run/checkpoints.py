@@ -47,7 +47,7 @@ def last_complete(directory: Path) -> tuple[int, dict[int, str]]:
         noted = int(tracker.read_text().strip() or sys.maxsize)
     names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in directory.glob("*"))
     for step in sorted((int(name[1]) for name in names if name), reverse=True):
-        problem = _problem(directory / f"global_step_{step}")
+        problem = problem_of(directory / f"global_step_{step}")
         if step > noted:
             problem = "its save did not end"
         if problem is None:
@@ -93,16 +93,22 @@ def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
 def saved_world_size(directory: Path) -> int | None:
     """The number of workers that wrote the newest whole checkpoint; None without FSDP's."""
     step, _ = last_complete(directory)
-    shards = _shards(directory / f"global_step_{step}" / "actor")
+    return world_size(directory / f"global_step_{step}")
+
+
+def world_size(checkpoint: Path) -> int | None:
+    """The number of workers that wrote a checkpoint; None without FSDP's."""
+    shards = _shards(checkpoint / "actor")
     return shards[0][1] if shards else None
 
 
-def _problem(checkpoint: Path) -> str | None:
+def problem_of(checkpoint: Path) -> str | None:
+    """Describe the first fault of a checkpoint, a folder `global_step_N`; None when it is whole."""
     folders = [checkpoint / "actor", *checkpoint.glob("critic")]
     for folder in folders:
         # Other engines' files have other names; that verl noted the step has to do.
         others = folder.is_dir() and any(folder.iterdir()) and not _shards(folder)
-        if not others and (problem := shards_problem(folder)):
+        if not others and (problem := _shards_problem(folder)):
             return problem
     # torch writes a zip archive, whose directory is at its end.
     if not zipfile.is_zipfile(checkpoint / "data.pt"):
@@ -110,7 +116,7 @@ def _problem(checkpoint: Path) -> str | None:
     return None
 
 
-def shards_problem(folder: Path) -> str | None:
+def _shards_problem(folder: Path) -> str | None:
     """Describe the first fault of the FSDP shards in `actor` or `critic`; None when all are whole.
 
     Parts that were not saved (`checkpoint.save_contents`) are no fault, but for the model.

@@ -33,11 +33,7 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
         the last start's.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunDirectoryError(f"{run}: a training still runs here; end it first") from None
+    with locked(run) as lock:
         start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
         if problems := [*_changed_start(run, start), *_changed_settings(run, config)]:
             raise RunDirectoryError(
@@ -46,6 +42,20 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
                 "remove it. Steps, loggers, frequencies, names and the machines may change."
             )
         (run / "launch.json").write_text(json.dumps(start, indent=1))
+        yield lock
+
+
+@contextlib.contextmanager
+def locked(run: Path) -> Iterator[TextIO]:
+    """Lock the directory itself, whatever is in it; raises `RunDirectoryError` while another does.
+
+    Yields the locked file.
+    """
+    with (run / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(f"{run}: a training still runs here; end it first") from None
         yield lock
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
+import math
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import gdpo_verl
 from gdpo_verl.cpu import settings as cpu_settings
-from gdpo_verl.lab.run import checkpoints, memory, preflight, processes
+from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.lab.run.progress import follow
@@ -45,7 +47,11 @@ _PER_NODE = (
 )
 # A step of a large model with its validation takes a part of it.
 HANG_SECONDS = 7200.0
-_TOOLS = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
+# verl looks for them in this directory, and where verl is installed.
+_OUR_FILES = (
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+)
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
@@ -118,6 +124,48 @@ def train(
             print_status(f"{recipe}: {failure}\n{recipe}: retry {retries - left + 1} of {retries}")
 
 
+def answer(
+    recipe: str,
+    run: Path,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    label: str,
+    about: Mapping[str, Any],
+    questions: str,
+) -> None:
+    """Have verl answer the questions of data.val_files: a training of zero steps.
+
+    Args:
+      recipe: its name; with `config_dir`, the name of a configuration there.
+      run: the directory for config.yaml, train.log and validation/STEP.jsonl.
+      overrides: Hydra's; `trainer.val_only` has to be among them.
+      config_dir: where the recipe is; default: among ours.
+      label: the name on the line of progress.
+      about: for launch.json, beside the version.
+      questions: how many, in words, for the line of progress.
+
+    Raises:
+      RecipeError, RunDirectoryError, LaunchError, ValueError: as for `train`.
+    """
+    run = run.resolve()
+    config, overrides = composed(recipe, run, overrides, config_dir)
+    if not joins_cluster(config):
+        check_model(config)
+        preflight.check_machine(config)
+    driver = command(recipe, run, overrides, config_dir)
+    run.mkdir(parents=True, exist_ok=True)
+    with claim.locked(run) as lock:
+        (run / "launch.json").write_text(
+            json.dumps({**about, "version": gdpo_verl.__version__}, indent=1)
+        )
+        # It is alive as long as it answers: one step may take hours.
+        failure = _run(driver, label, run, config, lock, math.inf, questions)
+        if failure is not None:
+            raise LaunchError(f"{label}: {failure}\nIts log: {run / 'train.log'}")
+        (run / "done").touch()
+
+
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
@@ -129,11 +177,12 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
 
 def _run(
     command: Sequence[str],
-    recipe: str,
+    label: str,
     run: Path,
     config: DictConfig,
     lock: TextIO,
     hang_after: float,
+    questions: str = "",
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
     started, metrics = time.time(), run / METRICS
@@ -156,7 +205,7 @@ def _run(
     with processes.ended_by_signals():
         try:
             steps = config.trainer.total_training_steps or 0
-            follow(run, total_steps=steps, is_alive=runs_on, label=recipe)
+            follow(run, total_steps=steps, is_alive=runs_on, label=label, questions=questions)
             hangs = driver.poll() is None
         finally:
             processes.terminate(driver)  # one that has ended may leave workers behind
@@ -232,12 +281,11 @@ def composed(
         # It looks at the rows of a pack one by one; sdpa computes a dense mask over all of it.
         attention = "actor_rollout_ref.model.override_config.attn_implementation"
         chosen[attention] = "flash_attention_2"
-    tools = OmegaConf.select(config, _TOOLS)
-    # verl looks for them in this directory, and where verl is installed.
-    if tools and not Path(tools).exists():
-        ours = Path(gdpo_verl.__file__).parents[1] / tools
-        if ours.exists():
-            chosen[_TOOLS] = quoted(ours)
+    for key in _OUR_FILES:
+        file = OmegaConf.select(config, key)
+        if file and not Path(file).exists():
+            ours = Path(gdpo_verl.__file__).parents[1] / file
+            chosen |= {key: quoted(ours)} if ours.exists() else {}
     if config.trainer.nnodes > 1:
         for key in _PER_NODE:
             of_one_node = OmegaConf.select(config, key)
@@ -280,7 +328,10 @@ def _path_overrides(run: Path) -> list[str]:
 
 def quoted(path: Path | str) -> str:
     """A path as Hydra reads it whole, in quotation marks where it needs them."""
-    return str(path) if re.fullmatch(r"[\w/.+-]+", str(path)) else f"'{path}'"
+    if re.fullmatch(r"[\w/.+-]+", str(path)):
+        return str(path)
+    escaped = str(path).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _reason(log: str) -> str:

@@ -21,10 +21,13 @@ PHASE_EVERY_SECONDS = 60.0
 _RECENT = 5
 
 # Lines that verl 0.9 and vLLM print as they get further; the last one seen counts.
-_PHASES = (
+_STARTING = (
     (re.compile(r"Started a local Ray instance|Connected to Ray cluster"), "loading the policy"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting vLLM"),
-    (re.compile(r"Creating file logger at"), "validating or taking the first step"),
+)
+_STARTED = re.compile(r"Creating file logger at")
+_TRAINING = (
+    (_STARTED, "validating or taking the first step"),
     (re.compile(r"Initial validation metrics"), "validated, taking the first step"),
 )
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
@@ -32,7 +35,14 @@ _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
 
 
-def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: str) -> None:
+def follow(
+    run: Path,
+    *,
+    total_steps: int,
+    is_alive: Callable[[], bool],
+    label: str,
+    questions: str = "",
+) -> None:
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
@@ -44,8 +54,9 @@ def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: 
       total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
       is_alive: whether the training's process still runs.
       label: the run's name on the line.
+      questions: how many are answered, in words, where no step is taken.
     """
-    state = _State(total_steps)
+    state = _State(total_steps, questions)
     metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
 
     def write(text: str) -> None:
@@ -75,8 +86,15 @@ def follow(run: Path, *, total_steps: int, is_alive: Callable[[], bool], label: 
 class _State:
     """The state of the training so far."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, questions: str) -> None:
         self.total_steps = total_steps
+        self.questions = questions  # of a measurement, which ends with their answers
+        self.answered = False
+        self.phases = [*_STARTING]
+        if questions:
+            self.phases.append((_STARTED, f"answering {questions}"))
+        else:
+            self.phases.extend(_TRAINING)
         self.started = time.monotonic()
         self.phase = "starting Ray, vLLM and FSDP"
         self.recent: dict[int, Metrics] = {}  # of the last training steps
@@ -85,7 +103,7 @@ class _State:
 
     def see_log(self, line: str) -> str | None:
         """Take in a line of the log; returns a warning of the plug-in that is new."""
-        for pattern, phase in _PHASES:
+        for pattern, phase in self.phases:
             if pattern.search(line):
                 self.phase = phase
         if not self.total_steps and (match := _TOTAL_STEPS.search(line)):
@@ -99,6 +117,7 @@ class _State:
     def see_metrics(self, step: int, data: Metrics) -> Iterator[str]:
         """Take in a step; yields its line, and alerts that begin, also for a second time."""
         if only_validation(data):
+            self.answered = True
             return
         self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS - 1 :])
         yield self.place + self.describe()
@@ -142,6 +161,8 @@ class _State:
 
     def verdict(self) -> str:
         """The last line, once the process has ended."""
+        if self.questions and self.answered:
+            return f"answered {self.questions} in {self.elapsed}"
         if not self.recent:
             return f"ended after {self.elapsed} ({self.phase})"
         how = "ended early after" if self.step < self.total_steps else "done in"

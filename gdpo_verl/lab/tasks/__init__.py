@@ -1,7 +1,7 @@
-"""The tasks, one file each: where the rows come from, their prompt, and their benchmark.
+"""The tasks, one file each: where the rows come from, and their prompt.
 
-A task's ``prepare(out_dir, …)`` writes rows in verl's parquet columns with their provenance; its
-`Benchmark` asks a model held-out questions. `catalog` names both. Tasks with outside rows share
+A task's ``prepare(out_dir, …)`` writes rows in verl's parquet columns with their provenance;
+`catalog` names them. Tasks with outside rows share
 `source` (where rows come from), `rows` (what a usable row is) and `build`; those that draw their
 rows, `generated`.
 """

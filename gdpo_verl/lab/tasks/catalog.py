@@ -1,4 +1,4 @@
-"""The table of tasks: the data sets that `prepare` writes, the benchmarks that `evaluate` asks."""
+"""The table of tasks, whose rows `gdpo-verl prepare` writes."""
 
 from __future__ import annotations
 
@@ -13,41 +13,34 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Task:
-    """A task's rows and its benchmark."""
+    """Where a task's rows are made, and what of."""
 
-    module: (
-        str  # in `gdpo_verl.lab.tasks`; has ``prepare(out_dir, …)`` where there are rows to prepare
-    )
-    max_prompt_length: int | None = None  # the recipe's, in tokens; None where there are no rows
-    benchmark: str | None = None  # module and class
+    module: str  # in `gdpo_verl.lab.tasks`; has ``prepare(out_dir, …)``
+    max_prompt_length: int  # the recipe's, in tokens
     # Where rows come from: the hub, ``--from`` alone, here, or either of the last two.
     source: Literal["hub", "given", "own", "any"] = "hub"
     trained: bool = True  # false for what is only asked: one split, all of it test
     shots: bool = False  # it takes worked examples as earlier turns
 
 
-TASKS = {
-    "toolbox": Task("toolbox", 64, "toolbox:Toolbox", source="own"),
+DATASETS = {
+    "toolbox": Task("toolbox", 64, source="own"),
     "tool-turns": Task("tool_turns", 64, source="own"),
-    "bfcl": Task("bfcl", 2048, "bfcl.benchmark:Bfcl", source="own"),
+    "bfcl": Task("bfcl", 2048, source="own"),
+    "bfcl-v3": Task("bfcl_v3", 31744, source="any", trained=False),
     "reasoning-gym": Task("reasoning_gym", 512, source="own", shots=True),
     "short-sums": Task("reasoning_gym", 512, source="own", shots=True),
     "gsm-symbolic": Task("reasoning_gym", 512, source="own", shots=True),
     "instructions": Task("instructions", 512, source="any"),
     "rlla": Task("rlla", 2048, source="given"),
-    "gsm8k": Task("gsm8k", 512, "gsm8k:Gsm8k", shots=True),
+    "gsm8k": Task("gsm8k", 512, shots=True),
     "deepscaler": Task("deepscaler", 1024),
     "eurus2-code": Task("eurus2_code", 1024),
-    "math": Task("math_sets", benchmark="math_sets:Boxed"),
     **dict.fromkeys(
         ("aime24", "aime25", "amc", "math500", "minerva", "olympiad"),
-        Task("math_sets", 1024, "math_sets:Published", trained=False),
+        Task("math_sets", 1024, trained=False),
     ),
-    "code": Task("eurus2_code", benchmark="eurus2_code:Programs"),
-    "humaneval": Task("humaneval", benchmark="humaneval:HumanEval"),
 }
-DATASETS = {name: task for name, task in TASKS.items() if task.max_prompt_length}
-BENCHMARKS = {name: task for name, task in TASKS.items() if task.benchmark}
 
 
 def prepare(
@@ -95,7 +88,7 @@ def prepare(
         from gdpo_verl.lab.tasks.rows import PromptLength
 
         most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
-        options["length"] = PromptLength(model, most or 0)
+        options["length"] = PromptLength(model, most)
     elif max_prompt_length is not None:
         raise ValueError(
             "--max-prompt-length: counts tokens; give --model too, the model to be trained"

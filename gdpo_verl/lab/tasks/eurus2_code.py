@@ -11,15 +11,12 @@ The system message goes, because it asks for the form of Eurus's own models.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from gdpo_verl.lab.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 from gdpo_verl.lab.tasks.build import build
 from gdpo_verl.lab.tasks.rows import BadRow, OtherTask, Row, check_messages, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
-from gdpo_verl.rewards import code
 from gdpo_verl.rewards.code import parse_ground_truth
-from gdpo_verl.sandbox import best_protection
 
 DATA_SOURCE = "eurus2-code"
 HUB_ID = "PRIME-RL/Eurus-2-RL-Data"
@@ -67,38 +64,3 @@ def _question(values: dict[str, Any], function: str) -> str:
 def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
     """Write the programming tasks to ``out_dir`` and return their provenance; see `build`."""
     return build(out_dir, open_source(source or HUB_ID), convert, about=ABOUT, **options)
-
-
-LIMIT = 4000
-"""Tokens of the longest response that the recipe rewards for its length."""
-WITHIN = f"within_{LIMIT}_tokens"
-
-
-class Programs(Benchmark):
-    """Any prepared file whose ground truths are tests; Eurus-2's held-out rows by default."""
-
-    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
-    measures: ClassVar[tuple[str, ...]] = (ACCURACY, "tests_passed", WITHIN, "bug_free")
-    pass_at: ClassVar[tuple[int, ...]] = (4, 16, 64)
-
-    def load(self, data: str | None) -> Questions:
-        best_protection(allow_unprotected=self.allow_unprotected)  # before any model is loaded
-        return Questions.read(data or "data/eurus2-code/validation.parquet", parse_ground_truth)
-
-    def score(self, question: Question, text: str, tokens: int) -> Score:
-        result = code.compute_score(
-            question.category,
-            text,
-            question.truth,
-            {"response_length": tokens},
-            limit=LIMIT,
-            allow_unprotected=self.allow_unprotected,
-        )
-        found = {
-            ACCURACY: float(result["pass"] == 1.0),
-            "tests_passed": result["pass"],
-            WITHIN: result["length"],
-            "bug_free": result["bug_free"],
-        }
-        measures = {name: found[name] for name in self.measures}
-        return Score(measures, code.ParseError(int(result["parse_error"])))

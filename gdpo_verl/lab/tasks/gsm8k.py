@@ -10,25 +10,14 @@ example of GDPO (https://arxiv.org/abs/2601.05242). For the three rewards of `re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.tasks.benchmark import (
-    ACCURACY,
-    Benchmark,
-    Question,
-    Questions,
-    Sampling,
-    Score,
-    shared_by,
-)
 from gdpo_verl.lab.tasks.build import build
 from gdpo_verl.lab.tasks.rows import Row, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
-from gdpo_verl.rewards import gsm8k as reward
 from gdpo_verl.rewards.gsm8k import CLOSE, HASHES, OPEN, parse_ground_truth
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
@@ -83,46 +72,3 @@ def prepare(
     asked = partial(convert, before=turns(WORKED, shots))
     opened = open_source(source or HUB_ID, config="main")
     return build(out_dir, opened, asked, about={**ABOUT, "shots": shots}, **options)
-
-
-class Gsm8k(Benchmark):
-    """The test split on the hub by default; else a prepared parquet file, or what `prepare
-    gsm8k --from` takes, of which a training split is not asked. Behind the worked examples
-    of the training rows, where they have some."""
-
-    sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1024)
-
-    def load(self, data: str | None) -> Questions:
-        if data and data.endswith(".parquet"):
-            return Questions.read(data, parse_ground_truth)
-        found = shared_by(
-            self.prompt_from,
-            # As a text, because the different ones are counted.
-            lambda chat: chat[0]["content"] == SYSTEM and json.dumps(chat[:-1]),
-            "kind of worked examples",
-        )
-        before = json.loads(found[0]) if found else turns()
-        opened = open_source(data or HUB_ID, config="main")
-        items: list[Question] = []
-        for record in opened.records:
-            if record.split == "train":
-                continue
-            place = f"{record.file} row {record.row}"
-            try:
-                row = convert(record, before)
-            except ValueError as error:
-                raise ValueError(f"--data: {place}: {error}. Mend it or take it out") from error
-            truth = row["reward_model"]["ground_truth"]
-            items.append(Question(place, DATA_SOURCE, row["prompt"], truth))
-        if not items:
-            raise ValueError(
-                f"--data: {data or HUB_ID!r}: expected rows of a test or validation split, found "
-                "none"
-            )
-        return Questions(items, opened.provenance)
-
-    def score(self, question: Question, text: str, tokens: int) -> Score:
-        result = reward.compute_score("gsm8k", text, question.truth)
-        form = {"integer": result["integer"], "format": result["format"]}
-        measures = {ACCURACY: result["correctness"], **form}
-        return Score(measures, reward.ParseError(int(result["parse_error"])))

@@ -10,17 +10,13 @@ the source has one, else all. The prompt is that of `deepscaler`, with which the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
 from gdpo_verl.lab.tasks.build import Splits, build
 from gdpo_verl.lab.tasks.deepscaler import REQUEST
 from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
-from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.math_length import parse_ground_truth
 
 # Where each is published: its id on the hub, and the configuration where there are several.
@@ -107,35 +103,3 @@ def _test_alone(
     origin = " and ".join(split or "no split" for split in by_split)
     by_split.clear()
     return {"test": rows}, {"test": f"all rows, of {origin}"}
-
-
-class Boxed(Benchmark):
-    """Any prepared file whose ground truths are LaTeX; DeepScaleR's held-out rows by default."""
-
-    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=8000)
-
-    def load(self, data: str | None) -> Questions:
-        # Many problems share an answer, and each question to math-verify takes milliseconds.
-        parse = cache(math_length.parse_ground_truth)
-        return Questions.read(data or "data/deepscaler/validation.parquet", parse)
-
-    def score(self, question: Question, text: str, tokens: int) -> Score:
-        info = {"response_length": tokens, "question": question.prompt}
-        result = math_length.compute_score("math", text, question.truth, info)
-        length = {f"within_{math_length.LIMIT}_tokens": result["length"]}
-        measures = {ACCURACY: result["correctness"], **length}
-        return Score(measures, math_length.ParseError(int(result["parse_error"])))
-
-
-class Published(Boxed):
-    """One of `SETS`.
-
-    With k answers to each question the accuracy is what published tables call mean@k, avg@k, or
-    pass@1 over k samples.
-    """
-
-    sampling = replace(Boxed.sampling, samples=16)
-    pass_at = (4, 16, 64)
-
-    def load(self, data: str | None) -> Questions:
-        return super().load(data or f"data/{self.name}/test.parquet")

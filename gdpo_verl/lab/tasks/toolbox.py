@@ -13,13 +13,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.tasks import generated, prompt
-from gdpo_verl.lab.tasks.benchmark import ACCURACY, Benchmark, Question, Questions, Sampling, Score
-from gdpo_verl.rewards import tool_call
 
 DATA_SOURCE = "toolbox"
 
@@ -173,27 +170,3 @@ def prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
         about={"tools": list(TOOLS)},
         **options,
     )
-
-
-QUESTIONS = 256  # as many as `prepare toolbox` holds out
-
-
-class Toolbox(Benchmark):
-    """Held-out questions of the toolbox; those of `gdpo-verl prepare toolbox` by default."""
-
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=48)
-
-    def load(self, data: str | None) -> Questions:
-        if data is not None:
-            return Questions.read(data, tool_call.parse_ground_truth)
-        items = [
-            Question(f"row {number}", DATA_SOURCE, example.messages, example.ground_truth)
-            for number, example in enumerate(islice(examples("validation", seed=0), QUESTIONS))
-        ]
-        return Questions(items, {"generated": "gdpo_verl.lab.tasks.toolbox, validation, seed 0"})
-
-    def score(self, question: Question, text: str, tokens: int) -> Score:
-        result = tool_call.compute_score("toolbox", text, question.truth)
-        exact = float(result["correctness"] == tool_call.HIGHEST)
-        measures = {ACCURACY: exact, "format": result["format"]}
-        return Score(measures, tool_call.ParseError(int(result["parse_error"])))

@@ -13,77 +13,29 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.rows import BadRow, PromptLength, Row, make_row, write_dataset
+from gdpo_verl.rewards.bfcl import MODEL, load_module, package
 
 DATA_SOURCE = "bfcl"
-REQUIREMENT = "bfcl-eval==2026.3.23"
-INSTALL = f"pip install --no-deps {REQUIREMENT}"
-# What the evaluation needs too.
-INSTALL_ALL = (
-    f"{INSTALL} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
-    "tree-sitter-javascript==0.21.4"
-)
 VALIDATION_SHARE = 0.1
 CATEGORIES = (
-    *("simple_python", "multiple", "parallel", "parallel_multiple"),
-    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
+    "simple_python",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
 )
 
-MODEL = "gdpo-verl"
-"""The name under which bfcl-eval knows our models."""
-MODELS: dict[str, Any] = {MODEL: SimpleNamespace(underscore_to_dot=False)}
-"""Our entry in place of bfcl-eval's table of models; the checker looks at no more of it."""
-
 Call = tuple[str, dict[str, Any]]
-# bfcl-eval makes folders for its results and locks when it is imported.
-_scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
-
-
-def _package() -> Path:
-    """Find the installed package without importing it."""
-    spec = importlib.util.find_spec("bfcl_eval")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            f"bfcl: expected the package {REQUIREMENT}, found none. Install it with: {INSTALL} "
-            "(--no-deps, because its pins conflict with verl's; only its data and its checker "
-            "are used)"
-        )
-    return Path(spec.submodule_search_locations[0])
-
-
-def load_module(name: str) -> Any:
-    """Import a module of bfcl-eval.
-
-    Its modules look a model up in ``bfcl_eval.constants.model_config``, whose import needs the SDK
-    of every vendor on the leaderboard. A stub that holds `MODELS` takes its place for as long as
-    they are imported.
-    """
-    _package()
-    os.environ.setdefault("BFCL_PROJECT_ROOT", _scratch.name)
-    stubbed = "bfcl_eval.constants.model_config"
-    sys.modules[stubbed] = ModuleType(stubbed)
-    vars(sys.modules[stubbed])["MODEL_CONFIG_MAPPING"] = MODELS
-    try:
-        return importlib.import_module(f"bfcl_eval.{name}")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"bfcl: bfcl-eval's generation and scoring need the package {error.name}, which is "
-            f"missing. Install what they need with: {INSTALL_ALL} (--no-deps, because its pins "
-            "conflict with verl's)"
-        ) from error
-    finally:
-        del sys.modules[stubbed]
 
 
 def _first(value: Any) -> Any:
@@ -117,7 +69,7 @@ def tool_block(function: Mapping[str, Any]) -> str:
 def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """Read (file name, question, accepted answers) of each question in a category."""
     name = f"BFCL_v4_{category}.json"
-    data = _package() / "data"
+    data = package() / "data"
     questions = (data / name).read_text(encoding="utf-8").splitlines()
     answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
     accepted = {answer["id"]: answer["ground_truth"] for answer in map(json.loads, answers)}

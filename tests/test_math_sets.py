@@ -1,21 +1,17 @@
-"""The sets of published tables: mathematics in each layout they are published in, and programs."""
+"""The sets of published tables: mathematics in each layout they are published in."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_evaluate import judged, runs_code
 from test_prepare import rejected, truths, write_lines, written
 
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import catalog, math_sets
-from gdpo_verl.lab.tasks.benchmark import ModelAnswer, open_benchmark
 from gdpo_verl.lab.tasks.deepscaler import REQUEST
-from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import math_length
 
 
@@ -69,13 +65,12 @@ def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, m
     else:
         write_lines(path, [row])
     assert main(["prepare", name, "--from", "published"]) == 0
-    benchmark = open_benchmark(name)
-    (question,) = benchmark.load(None).items
-    assert (question.category, question.truth) == (name, truth)
-    assert question.messages == [{"role": "user", "content": f"?\n\n{REQUEST}"}]
+    (question,) = written(tmp_path / "data" / name, "test")
+    assert (question["data_source"], question["reward_model"]["ground_truth"]) == (name, truth)
+    assert question["prompt"] == [{"role": "user", "content": f"?\n\n{REQUEST}"}]
     for text, tokens, worth in ((f"So \\boxed{{{truth}}}.", 4000, 1), ("\\boxed{7}", 4001, 0)):
-        found = benchmark.score(question, text, tokens).measures
-        assert found == {"accuracy": worth, "within_4000_tokens": worth}
+        found = math_length.compute_score(name, text, truth, {"response_length": tokens})
+        assert (found["correctness"], found["length"]) == (worth, worth)
 
 
 def test_the_test_split_is_taken_alone_and_what_cannot_be_compared_is_listed(tmp_path):
@@ -96,53 +91,3 @@ def test_the_test_split_is_taken_alone_and_what_cannot_be_compared_is_listed(tmp
     assert row["extra_info"] == {"index": 4, "split": "test", "file": "test.jsonl", "row": 6}
     assert found["counts"]["of_unused_splits"] == {"train": 1}
     assert list(found["files"]) == ["test.parquet"]
-
-
-def results(benchmark, rows, answers, tmp_path):
-    """The numbers of answers, each a text and its tokens, to prepared rows."""
-    write_dataset(tmp_path, {"test": rows}, {})
-    questions = benchmark.load(str(tmp_path / "test.parquet")).items
-    said = [[ModelAnswer(*pair, "stop") for pair in each] for each in answers]
-    return judged(benchmark, questions, said)[1]
-
-
-def row_of(source, content, truth):
-    chat = [{"role": "user", "content": content}]
-    return make_row(source, chat, truth, ability="", extra_info={"index": 0})
-
-
-def test_k_answers_give_their_mean_and_pass_at_k(tmp_path):
-    benchmark = open_benchmark("aime24")
-    assert benchmark.sampling.samples == 16
-    said = [[("\\boxed{2}", 5)] + [("\\boxed{3}", 5)] * 15, [("\\boxed{2}", 5)] * 16]
-    rows = [row_of("aime24", name, "2") for name in "ab"]
-    summary = results(benchmark, rows, said, tmp_path)
-    assert (summary["questions"], summary["answers"]) == (2, 32)
-    found = summary["results"]["all"]
-    assert found["accuracy"]["mean"] == pytest.approx((1 / 16 + 1) / 2)  # mean@16
-    # 1 of 16 is right: 1 - C(15, 4)/C(16, 4) = 4/16.
-    assert found["pass@4"]["mean"] == pytest.approx((4 / 16 + 1) / 2)
-    assert found["pass@16"]["mean"] == 1
-    assert "pass@64" not in found
-
-
-# ------------------------------------------------------------------ programs
-
-
-@runs_code
-def test_programs_are_judged_by_their_tests_and_reported_by_source(tmp_path):
-    tests = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1\n", "4\n"]})
-    sources = ["apps", "codecontests", "apps", "taco"]
-    rows = [row_of(source, f"Square a number ({n}).", tests) for n, source in enumerate(sources)]
-    programs = ["print(int(input())**2)", "print(1)", "print(1/0)", "print(int(input())**2)"]
-    said = [[(f"```python\n{each}\n```", 5)] for each in programs]
-    said[3] = [(said[3][0][0], 4001)]
-    found = results(open_benchmark("code"), rows, said, tmp_path)["results"]
-    names = ("accuracy", "tests_passed", "within_4000_tokens", "bug_free")
-    means = {row: tuple(cells[name]["mean"] for name in names) for row, cells in found.items()}
-    assert means == {
-        "apps": (0.5, 0.5, 1, 0.5),
-        "codecontests": (0, 0.5, 1, 1),
-        "taco": (1, 1, 0, 1),
-        "all": (0.5, 0.625, 0.75, 0.75),
-    }

@@ -1,0 +1,282 @@
+"""BFCL's dialogues: bfcl-eval's own loop, simulated APIs and checker as an agent loop of verl's.
+
+An add-on for the rows of ``prepare bfcl-v3``'s multi_turn.parquet, which name it. Each answer is a
+step; the prompt is written anew for each, in the form of the training data. Importing this module
+imports bfcl-eval's generation and scoring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
+
+from gdpo_verl.lab.tasks import bfcl, prompt
+from gdpo_verl.rewards.bfcl import MODEL, load_module, scores
+from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import read
+
+MOST_DIGITS = 10_000
+"""The largest exponent and precision with which the simulated calculator computes here; with any
+larger ones it may compute forever."""
+AT_ONCE = 64
+"""Dialogues under way in an agent loop worker, a thread each."""
+
+log = logging.getLogger(__name__)
+runner = load_module("eval_checker.eval_runner")
+simulator = load_module("eval_checker.multi_turn_eval.multi_turn_utils")
+_base = load_module("model_handler.base_handler")
+vars(_base)["print"] = log.debug  # it prints a line for every step
+_pool = ThreadPoolExecutor(AT_ONCE)
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer of a dialogue."""
+
+    text: str
+    prompt: Sequence[int]  # in tokens, as are the
+    tokens: Sequence[int]  # of the answer
+    extra_fields: Mapping[str, Any]  # verl's
+
+
+Ask = Callable[[Sequence[Mapping[str, str]]], Step]
+
+
+class PromptTooLong(Exception):
+    """A dialogue grew longer than the model."""
+
+
+class TurnsAgentLoop(AgentLoopBase):
+    """Holds a dialogue with the model, and judges it when it has ended."""
+
+    async def run(
+        self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
+    ) -> AgentLoopOutput:
+        """Hold the dialogue of a row; its answers are one response, one after the other."""
+        loop = asyncio.get_running_loop()
+        truth = json.loads(kwargs["reward_model"]["ground_truth"])
+        frame = prompt.parse_frame(kwargs["raw_prompt"][0]["content"])
+
+        def ask(messages: Sequence[Mapping[str, str]]) -> Step:
+            answer = self._answer(messages, sampling_params, int(priority))
+            return asyncio.run_coroutine_threadsafe(answer, loop).result()
+
+        steps, judged = await loop.run_in_executor(_pool, hold, truth, frame, ask)
+        if not steps:
+            raise PromptTooLong("the first turn is longer than the model")
+        tokens = [token for step in steps for token in step.tokens]
+        extra_fields = {**steps[0].extra_fields, "turn_scores": [], "tool_rewards": []}
+        return AgentLoopOutput(
+            prompt_ids=list(steps[0].prompt),
+            response_ids=tokens,
+            response_mask=[1] * len(tokens),
+            reward_score=judged["score"],
+            num_turns=2 * len(steps),
+            metrics=AgentLoopMetrics(),
+            extra_fields={**extra_fields, "reward_extra_info": judged},
+        )
+
+    async def _answer(
+        self, messages: Sequence[Mapping[str, str]], sampling_params: dict[str, Any], priority: int
+    ) -> Step:
+        prompt_ids = await self.ct_build_initial_tokens([dict(each) for each in messages])
+        config = self.rollout_config
+        most = config.max_model_len or config.prompt_length + config.response_length
+        if len(prompt_ids) >= most:
+            raise PromptTooLong
+        output = await self.server_manager.generate(
+            request_id=uuid4().hex,
+            prompt_ids=prompt_ids,
+            sampling_params={**sampling_params, "max_tokens": config.response_length},
+            priority=priority,
+        )
+        text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+        return Step(text, prompt_ids, output.token_ids, output.extra_fields)
+
+
+def hold(
+    truth: Mapping[str, Any], frame: prompt.PromptFrame | None, ask: Ask
+) -> tuple[list[Step], dict[str, float]]:
+    """Hold a dialogue to its end; returns its answers and what they are worth.
+
+    Args:
+      truth: the row's ground truth: category, entry and accepted calls.
+      frame: the fixed texts of its prompt.
+      ask: answers a chat; raises `PromptTooLong`.
+    """
+    entry = truth["entry"]
+    with simulation() as model:
+        handler = Handler(model, frame=frame, ask=ask, names=_names(entry))
+        try:
+            said, _ = handler.inference(deepcopy(entry), False, True)
+        except PromptTooLong:
+            said = []
+        except Exception as failure:  # of bfcl-eval's code, which itself goes on like this
+            log.warning("%s: error during inference: %r", entry["id"], failure)
+            said = f"Error during inference: {failure!r}"
+    return handler.steps, judge(truth, said)
+
+
+def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
+    """The worth of a dialogue: lists of answers, one a turn; a text is the error that ended it."""
+    entry = truth["entry"]
+    turns = said if isinstance(said, list) else []
+    readings = [read(assistant_text(step)) for turn in turns for step in turn]
+    error = next((each.error for each in readings if each.error), ParseError.NONE)
+    with simulation() as model:
+        handler = Handler(model, names=_names(entry))
+        try:
+            verdict = runner._evaluate_single_multi_turn_entry(
+                handler,
+                entry["id"],
+                said,
+                truth["accepted"],
+                deepcopy(entry),
+                model,
+                truth["category"],
+            )
+            valid = bool(verdict["valid"])
+        except Exception as failure:  # of the checker's code, on values it does not expect
+            log.warning("%s: the checker raised %r", entry["id"], failure)
+            valid = False
+    tidy = fmean(each.tidy for each in readings) if readings else 0.0
+    return scores(tidy, valid, error)
+
+
+def _names(entry: Mapping[str, Any]) -> list[str]:
+    held_back = entry.get("missed_function", {}).values()
+    documents = [*entry["function"], *(each for turn in held_back for each in turn)]
+    return [document["name"] for document in documents]
+
+
+class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
+    """Asks in the form of the training data and reads the answers as the reward does."""
+
+    def __init__(
+        self,
+        model_name: str = MODEL,
+        *,
+        frame: prompt.PromptFrame | None = None,
+        ask: Ask | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model_name, 0, MODEL, is_fc_model=False)
+        self.frame = frame or prompt.PromptFrame()
+        self.ask = ask
+        # Another function is undefined, as in bfcl-eval, whatever Python knows under its name.
+        self.names = frozenset(names)
+        self.steps: list[Step] = []
+
+    # -------------------------------------------------------------- asking
+
+    def _pre_query_processing_prompting(self, test_entry: dict[str, Any]) -> dict[str, Any]:
+        blocks = [bfcl.tool_block(function) for function in test_entry["function"]]
+        return {"tool_blocks": blocks, "history": []}
+
+    def add_first_turn_message_prompting(
+        self, inference_data: dict[str, Any], first_turn_message: list[dict[str, str]]
+    ) -> dict[str, Any]:
+        turns = [prompt.turn(each["role"], each["content"]) for each in first_turn_message]
+        inference_data["history"] += turns
+        return inference_data
+
+    def _add_next_turn_user_message_prompting(
+        self, inference_data: dict[str, Any], user_message: list[dict[str, str]]
+    ) -> dict[str, Any]:
+        inference_data["history"].append("")  # rlla has an empty line between turns
+        return self.add_first_turn_message_prompting(inference_data, user_message)
+
+    def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[Step, float]:
+        assert self.ask is not None, "this handler was made to score"
+        chat = prompt.apply_frame(
+            self.frame, inference_data["tool_blocks"], inference_data["history"]
+        )
+        step = self.ask(chat)
+        self.steps.append(step)
+        return step, 0.0
+
+    def _parse_query_response_prompting(self, api_response: Step) -> dict[str, Any]:
+        return {
+            "model_responses": api_response.text,
+            "input_token": 0,
+            "output_token": len(api_response.tokens),
+        }
+
+    def _add_assistant_message_prompting(
+        self, inference_data: dict[str, Any], model_response_data: dict[str, Any]
+    ) -> dict[str, Any]:
+        text = assistant_text(model_response_data["model_responses"])
+        inference_data["history"] += ["", text]
+        return inference_data
+
+    def _add_execution_results_prompting(
+        self,
+        inference_data: dict[str, Any],
+        execution_results: list[str],
+        model_response_data: dict[str, Any],
+    ) -> dict[str, Any]:
+        calls = read(assistant_text(model_response_data["model_responses"])).calls
+        observed = [
+            {"name": call["name"], "results": result}
+            for call, result in zip(calls, execution_results, strict=True)
+        ]
+        text = json.dumps(observed, ensure_ascii=False)
+        inference_data["history"].append(prompt.turn("obs", text))
+        return inference_data
+
+    # -------------------------------------------------------------- reading
+
+    def decode_ast(
+        self, result: str, language: Any, has_tool_call_tag: bool
+    ) -> list[dict[str, Any]]:
+        """The calls of an answer; raises ValueError when they cannot be read."""
+        reading = read(assistant_text(result))
+        if reading.error:
+            raise ValueError(reading.error.name)
+        return [{call["name"]: call["parameters"]} for call in reading.calls]
+
+    def decode_execute(self, result: str, has_tool_call_tag: bool) -> list[str]:
+        """The calls as expressions, which bfcl-eval hands to `eval`: a name that is known to be
+        harmless, and literals."""
+        calls = self.decode_ast(result, None, has_tool_call_tag)
+        return [self._expression(*item) for call in calls for item in call.items()]
+
+    def _expression(self, name: str, parameters: dict[str, Any]) -> str:
+        large = any(
+            isinstance(parameters.get(key), (int, float)) and abs(parameters[key]) > MOST_DIGITS
+            for key in ("exponent", "precision")
+        )
+        if name not in self.names or large:
+            return "undefined_function()"
+        return f"{name}(**{parameters!r})"
+
+
+@contextmanager
+def simulation() -> Iterator[str]:
+    """Lend an unused model name; bfcl-eval keeps the state of its simulated APIs under the names
+    of model and question, and that state is dropped on leaving."""
+    name = f"gdpo_verl_{next(_numbers)}_run"
+    try:
+        yield name
+    finally:
+        state = vars(simulator)
+        for key in [key for key in list(state) if key.startswith(f"{name}_")]:
+            del state[key]

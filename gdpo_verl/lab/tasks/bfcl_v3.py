@@ -1,0 +1,129 @@
+"""The leaderboard's questions to measure on: all 4441 of BFCL's version 3, from ``bfcl-eval``.
+
+    test.parquet         one turn each, judged by the reward `rewards.bfcl`
+    multi_turn.parquet   dialogues with simulated APIs, held by the agent loop of `bfcl_turns`
+
+The prompt is that of the training, not the leaderboard's own, so that what was trained is what is
+asked: its fixed texts are those of `gdpo-verl prepare bfcl`, or of training rows (``--from``).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks.bfcl import tool_block
+from gdpo_verl.lab.tasks.rows import PromptLength, Row, check_messages, make_row, write_dataset
+from gdpo_verl.rewards.bfcl import load_module
+
+AGENT = "bfcl_turns"
+"""The name of the agent loop that holds dialogues, as bfcl_turns.yaml has it."""
+
+SINGLE_TURN = (
+    "simple_python",
+    "simple_java",
+    "simple_javascript",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "irrelevance",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+    "live_irrelevance",
+    "live_relevance",
+)
+MULTI_TURN = (
+    "multi_turn_base",
+    "multi_turn_miss_func",
+    "multi_turn_miss_param",
+    "multi_turn_long_context",
+)
+# The hint says which language the documentation is in. Python's goes without saying, as in
+# `prepare bfcl`; the others' says that every value is to be a text.
+_HINTED = ("simple_java", "simple_javascript")
+
+
+def prepare(
+    out_dir: Path, *, source: str | None = None, seed: int = 0, length: PromptLength | None = None
+) -> dict[str, Any]:
+    """Write the questions to ``out_dir`` and return their provenance.
+
+    Args:
+      out_dir: gets test.parquet, multi_turn.parquet and provenance.json.
+      source: a parquet file of training rows, whose prompt to ask with.
+      seed: ignored: nothing is drawn.
+      length: ignored: no question of the leaderboard is left out.
+    """
+    frame = prompt.PromptFrame() if source is None else frame_of(source)
+    splits = {
+        "test": [row for category in SINGLE_TURN for row in rows(category, frame)],
+        "multi_turn": [row for category in MULTI_TURN for row in rows(category, frame)],
+    }
+    provenance = {
+        "data_source": "bfcl-v3",
+        "source": f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, "
+        "https://github.com/ShishirPatil/gorilla",
+        "license": "Apache-2.0",
+        "prompt": source or "gdpo-verl prepare bfcl",
+    }
+    return write_dataset(out_dir, splits, provenance)
+
+
+def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
+    """The questions of a category in verl's columns; `rewards.bfcl` reads their ground truth."""
+    utils = load_module("utils")
+    entries = utils.load_dataset_entry(category, include_language_specific_hint=False)
+    shown = utils.load_dataset_entry(category) if category in _HINTED else entries
+    accepted: list[Any] = [None] * len(entries)
+    if "relevance" not in category:
+        accepted = [each["ground_truth"] for each in utils.load_ground_truth_entry(category)]
+    several = category in MULTI_TURN
+    for index, (entry, asked, answers) in enumerate(zip(entries, shown, accepted, strict=True)):
+        blocks = [tool_block(function) for function in asked["function"]]
+        history = [prompt.turn(each["role"], each["content"]) for each in asked["question"][0]]
+        truth = {"category": category, "functions": entry["function"], "accepted": answers}
+        if several:
+            truth = {"category": category, "entry": entry, "accepted": answers}
+        row = make_row(
+            category,
+            prompt.apply_frame(frame, blocks, history),
+            json.dumps(truth),
+            ability="tool_call",
+            extra_info={"index": index, "split": "test", "id": entry["id"]},
+        )
+        if several:
+            row["agent_name"] = AGENT
+        yield row
+
+
+def frame_of(source: str) -> prompt.PromptFrame:
+    """The text around the tools in all prompts of a parquet file; those without tools are ignored.
+
+    Raises:
+      ValueError: the file has no such prompts, or several kinds.
+    """
+    try:
+        column = pq.read_table(Path(source).expanduser(), columns=["prompt"]).to_pylist()
+        systems = {check_messages(row.get("prompt"))[0]["content"] for row in column}
+    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
+        raise ValueError(
+            f"--from: expected a parquet file of training rows, whose prompt to ask with, found "
+            f"{source!r}: {error}"
+        ) from error
+    frames = {prompt.parse_frame(system) for system in systems} - {None}
+    if len(frames) != 1:
+        raise ValueError(
+            f"--from: expected one text around the tools in all prompts of {source}, found "
+            f"{len(frames)}. Give a file of tool-calling rows whose prompts are alike"
+        )
+    (frame,) = frames
+    assert frame is not None
+    return frame

@@ -1,0 +1,155 @@
+"""The Berkeley Function-Calling Leaderboard's own verdict on one answer, and its form.
+
+Use it to measure on the leaderboard's questions, which `gdpo-verl prepare bfcl-v3` writes.
+Assumes: the package bfcl-eval with what its checker needs; the answer in the form of
+`rewards.tool_call`.
+
+https://github.com/ShishirPatil/gorilla, Apache-2.0. Calls are judged by bfcl-eval's checker of the
+abstract syntax tree; where none is asked for, by whether calls can be read. Calls are read as
+`rewards.tool_call` does, and nothing of an answer is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.thought import assistant_text
+from gdpo_verl.rewards.tool_text import Reading, read
+
+__all__ = ["ParseError", "compute_score"]
+
+REQUIREMENT = "bfcl-eval==2026.3.23"
+INSTALL = f"pip install --no-deps {REQUIREMENT}"
+# What all of its checkers need too.
+INSTALL_ALL = (
+    f"{INSTALL} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
+    "tree-sitter-javascript==0.21.4"
+)
+MODEL = "gdpo-verl"
+"""The name under which bfcl-eval knows our models."""
+MODELS: dict[str, Any] = {MODEL: SimpleNamespace(underscore_to_dot=False)}
+"""Our entry in place of bfcl-eval's table of models; the checker looks at no more of it."""
+
+# bfcl-eval makes folders for its results and locks when it is imported.
+_scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
+
+
+@declares(Component("format", 0, 1), Component("correctness", 0, 1))
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, float]:
+    """The verdict on one answer, in the form in which verl calls a reward function.
+
+    Args:
+      data_source: ignored, as are `extra_info` and `kwargs`.
+      solution_str: the assistant's turn; special tokens at its end are dropped.
+      ground_truth: JSON of the category, the functions on offer and the accepted answers; these
+        are null where no call is asked for, or any.
+
+    Returns:
+      format, 1 when every part of the answer is in its place; correctness, 0 or 1; score, their
+      sum; parse_error, a `ParseError`. The same keys for any text; 0 for both where the ground
+      truth cannot be read.
+
+    Raises:
+      ModuleNotFoundError: bfcl-eval or what it needs is not installed; says how to install it.
+    """
+    try:
+        truth = json.loads(ground_truth)
+        category, functions = truth["category"], truth["functions"]
+        accepted = truth["accepted"]
+    except (ValueError, TypeError, KeyError) as failure:
+        warn_of_ground_truth("bfcl", failure)
+        return scores(0.0, False, ParseError.GROUND_TRUTH)
+    reading = read(assistant_text(solution_str))
+    asks_for_calls = "irrelevance" not in category
+    tidy = reading.tidy and (
+        not asks_for_calls or (bool(reading.calls) and not reading.has_response)
+    )
+    error = reading.error
+    if asks_for_calls and not error and not reading.calls:
+        error = ParseError.NO_CALL
+    if accepted is None:
+        valid = bool(reading.calls) == asks_for_calls
+    else:
+        valid = _accepts(category, functions, accepted, reading)
+    return scores(float(tidy), valid, error)
+
+
+def scores(tidy: float, valid: bool, error: ParseError) -> dict[str, float]:
+    """The dict that verl takes."""
+    correctness = float(valid)
+    return {
+        "score": tidy + correctness,
+        "format": tidy,
+        "correctness": correctness,
+        "parse_error": int(error),
+    }
+
+
+def _accepts(category: str, functions: Any, accepted: Any, reading: Reading) -> bool:
+    if not reading.calls:
+        return False
+    checker = load_module("eval_checker.ast_eval.ast_checker")
+    language = checker.Language.PYTHON
+    if category in ("simple_java", "simple_javascript"):
+        language = checker.Language[category.removeprefix("simple_").upper()]
+    output = [{call["name"]: call["parameters"]} for call in reading.calls]
+    try:
+        verdict = checker.ast_checker(functions, output, accepted, language, category, MODEL)
+    except Exception:  # of the checker's code, on values it does not expect
+        return False
+    return bool(verdict["valid"])
+
+
+def package() -> Path:
+    """Find the installed package without importing it."""
+    spec = importlib.util.find_spec("bfcl_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"bfcl: expected the package {REQUIREMENT}, found none. Install it with: {INSTALL} "
+            "(--no-deps, because its pins conflict with verl's; only its data and its checker "
+            "are used)"
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def load_module(name: str) -> Any:
+    """Import a module of bfcl-eval.
+
+    Its modules look a model up in ``bfcl_eval.constants.model_config``, whose import needs the SDK
+    of every vendor on the leaderboard. A stub that holds `MODELS` takes its place for as long as
+    they are imported.
+    """
+    loaded = sys.modules.get(f"bfcl_eval.{name}")
+    if loaded is not None:
+        return loaded
+    package()
+    os.environ.setdefault("BFCL_PROJECT_ROOT", _scratch.name)
+    stubbed = "bfcl_eval.constants.model_config"
+    sys.modules[stubbed] = ModuleType(stubbed)
+    vars(sys.modules[stubbed])["MODEL_CONFIG_MAPPING"] = MODELS
+    try:
+        return importlib.import_module(f"bfcl_eval.{name}")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"bfcl: bfcl-eval's generation and scoring need the package {error.name}, which is "
+            f"missing. Install what they need with: {INSTALL_ALL} (--no-deps, because its pins "
+            "conflict with verl's)"
+        ) from error
+    finally:
+        del sys.modules[stubbed]
