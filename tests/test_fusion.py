@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from test_sandbox import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
 
+from gdpo_verl.plugin.reward_function import in_configuration
 from gdpo_verl.rewards.code import ParseError
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection, child
 from gdpo_verl.sandbox.fusion import check_service
@@ -88,5 +90,8 @@ def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(
 def test_a_busy_service_is_asked_again_and_a_broken_one_stops_the_run(service):
     Service.failures = 1
     assert verdict(SCRIPT, SCRIPTS, sandbox_fusion_url=service) == (1, 1, 0)
-    with pytest.raises(SandboxError, match=r"reward\.sandbox_fusion\.url"):
+    with pytest.raises(SandboxError, match=r"sandbox_fusion_url=") as refused:
         check_service(service.replace("run_code", "").replace("127.0.0.1", "127.0.0.1:1/x?"))
+    assert in_configuration(refused.value).startswith("reward.sandbox_fusion.url=http://127")
+    again = pickle.loads(pickle.dumps(refused.value))  # as Ray does from one process to another
+    assert str(again) == str(refused.value)

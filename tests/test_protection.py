@@ -14,6 +14,7 @@ from test_sandbox import nothing_protects as nothing_protects
 from test_sandbox import sandbox as sandbox
 
 from gdpo_verl.lab import doctor
+from gdpo_verl.plugin.reward_function import in_configuration
 from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, visible_paths
 from gdpo_verl.sandbox import protection as protections
 from gdpo_verl.sandbox.probe import probe
@@ -85,7 +86,9 @@ def test_without_protection_it_refuses_and_names_the_key_and_the_remedies(nothin
     with pytest.raises(Unprotected) as refused:
         best_protection()
     said = str(refused.value)
-    assert "reward.custom_reward_function.reward_kwargs.allow_unprotected" in said
+    assert said.startswith("allow_unprotected: false")
+    key = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
+    assert in_configuration(refused.value).startswith(f"{key}: false")
     assert "apt install bubblewrap" in said
     assert "not on this machine" in said
 

@@ -15,7 +15,7 @@ from gdpo_verl import __version__
 from gdpo_verl.lab import text
 from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.reward_function import MANAGER_NAME
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -227,7 +227,8 @@ def _sandbox() -> Finding:
     try:
         return Finding("sandbox", f"{best_protection().name}, for the rewards that run programs")
     except Unprotected as error:
-        return Finding("sandbox", f"none, which the rewards that run programs need: {error}")
+        why = in_configuration(error)
+        return Finding("sandbox", f"none, which the rewards that run programs need: {why}")
 
 
 def _state(found: Any) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
+from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration, unnamed_arguments
 from gdpo_verl.rewards.components import RESERVED
 from gdpo_verl.rewards.thought import opened_thought
 
@@ -139,6 +139,8 @@ def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mappin
 def raised(error: BaseException) -> str:
     """The error as the last line of its traceback, with the last place in the user's files."""
     line = traceback.format_exception_only(error)[-1].strip()
+    if hasattr(error, "argument"):
+        line = f"{type(error).__name__}: {in_configuration(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     if line == "KeyError: 'score'" and "reward_manager" in frames[-1].filename:
         return (

@@ -13,11 +13,15 @@ from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.rewards.components import Component, check_names, declared_components
-from gdpo_verl.rewards.judge import JUDGE, Judge
+from gdpo_verl.rewards.judge import Judge
 
 logger = logging.getLogger(__name__)
 
 MANAGER_NAME = "gdpo_components"
+ARGUMENTS = "reward.custom_reward_function.reward_kwargs"
+JUDGE = f"{ARGUMENTS}.judge"
+# Arguments that are set elsewhere.
+_ELSEWHERE = {"sandbox_fusion_url": "reward.sandbox_fusion.url"}
 # The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -78,7 +82,7 @@ def judge_of(function: Any, config: Any) -> Judge | None:
         raise ValueError(
             f"{JUDGE}: reward.reward_manager.name={manager} asks none. Set it to {MANAGER_NAME}."
         )
-    judge, names = Judge.read(node), [each.name for each in declared_components(function)]
+    judge, names = Judge.read(node, JUDGE), [each.name for each in declared_components(function)]
     check_names([*names, judge.name], f"{JUDGE}.name")
     if not names and config.algorithm.get("gdpo_reward_keys") is None:
         raise ValueError(
@@ -119,7 +123,7 @@ def unnamed_arguments(config: Any) -> list[str]:
         named = [p.name for p in signature.parameters.values() if p.kind in kinds]
         for key in [key for key in given if key not in named]:
             text = (
-                f"reward.custom_reward_function.reward_kwargs.{key}: {function.path}:"
+                f"{ARGUMENTS}.{key}: {function.path}:"
                 f"{function.name} names no such argument, only {named}."
             )
             if near := did_you_mean(key, named):
@@ -136,3 +140,16 @@ def unnamed_arguments(config: Any) -> list[str]:
             f"{', '.join(_PASSED)} and the reward_kwargs by name: {error}. {' '.join(problems)}"
         ) from error
     return problems
+
+
+def in_configuration(error: BaseException) -> str:
+    """An error's text; the argument that it is about, if any, has its key in the configuration.
+
+    Rewards and sandbox know their own arguments, and no verl.
+    """
+    text = str(error)
+    argument = getattr(error, "argument", None)
+    if argument is None or not text.startswith(argument):
+        return text
+    key = _ELSEWHERE.get(argument, f"{ARGUMENTS}.{argument}")
+    return key + text.removeprefix(argument)

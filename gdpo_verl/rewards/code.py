@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
+from gdpo_verl.rewards.arguments import ArgumentError
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.rewards.code_text import (
     PUBLISHED_IMPORTS,
@@ -126,13 +127,14 @@ def compute_score(
     )
 
 
-def _limits(timeout: float, deadline: float, memory_limit_mb: int) -> Limits:
+def _limits(timeout: float, deadline: float, memory_limit_mb: float) -> Limits:
     """The sandbox's limits; ValueError by the names that the user knows."""
     try:
         return Limits(timeout=timeout, deadline=deadline, memory_mb=memory_limit_mb)
     except ValueError as error:
-        text = str(error).replace("memory_mb", "memory_limit_mb")
-        raise ValueError(f"reward.custom_reward_function.reward_kwargs.{text}") from error
+        limit, _, problem = str(error).partition(": ")
+        argument = "memory_limit_mb" if limit == "memory_mb" else limit
+        raise ArgumentError(argument, problem) from error
 
 
 def _result(passed: float, length: float, bug_free: float, error: ParseError) -> dict[str, float]:

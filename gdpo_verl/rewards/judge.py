@@ -29,7 +29,6 @@ from typing import Any
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.rewards.judge_text import named_word, spelled
 
-JUDGE = "reward.custom_reward_function.reward_kwargs.judge"
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
 _PLACE = re.compile(r"\{(\w+)\}")
 _WORD = re.compile(r"-?\w+(?:\.\w+)*")
@@ -46,7 +45,7 @@ def _encodable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Judge:
-    """A judge: its settings, as they stand under `JUDGE`, and the client of its server."""
+    """A judge: its settings and the client of its server."""
 
     question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
     scale: Any = None  # the words or numbers that it may answer, the worst first
@@ -60,19 +59,19 @@ class Judge:
     request: Mapping[str, Any] = field(default_factory=dict)  # added to its body; null removes
 
     @classmethod
-    def read(cls, node: Any) -> Judge:
-        """Read the settings.
+    def read(cls, node: Any, where: str = "judge") -> Judge:
+        """Read the settings, which stand at the key `where`.
 
         Raises:
           ValueError: names the key in full, what was found and what is expected.
         """
         known = [each.name for each in fields(cls)]
         if not isinstance(node, Mapping):
-            raise ValueError(f"{JUDGE}: expected a mapping of {known}, found {node!r}")
+            raise ValueError(f"{where}: expected a mapping of {known}, found {node!r}")
         for key in node:
             if key not in known:
                 near = did_you_mean(key, known)
-                raise ValueError(f"{JUDGE}.{key}: unknown key; known are {known}.{near}")
+                raise ValueError(f"{where}.{key}: unknown key; known are {known}.{near}")
         judge = cls(**node)
         asks = isinstance(judge.question, str) and "{response}" in judge.question
         checks: list[tuple[str, Any, str]] = [
@@ -89,7 +88,7 @@ class Judge:
             checks.append((key, fits, f"a number from {low} to {high}"))
         for key, valid, wanted in checks:
             if not valid:
-                raise ValueError(f"{JUDGE}.{key}: expected {wanted}, found {getattr(judge, key)!r}")
+                raise ValueError(f"{where}.{key}: expected {wanted}, found {getattr(judge, key)!r}")
         return judge
 
     @cached_property

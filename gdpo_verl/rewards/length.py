@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from gdpo_verl.rewards.arguments import ArgumentError
+
 
 def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
     """1 when the response has at most `limit` tokens, else 0.
 
     The length reward of GDPO's mathematics and coding tasks (https://arxiv.org/abs/2601.05242).
-    That it counts only for right answers (Eq. 8) is `algorithm.gdpo.conditions`, not this.
+    That it counts only for right answers (Eq. 8) is a condition of the settings, not this.
 
     Args:
       extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there).
@@ -28,14 +30,11 @@ def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
     [1.0, 0.0]
     """
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
-        raise ValueError(
-            "reward.custom_reward_function.reward_kwargs.limit: expected a positive number of "
-            f"tokens, found {limit!r}"
-        )
+        raise ArgumentError("limit", f"expected a positive number of tokens, found {limit!r}")
     length = (extra_info or {}).get("response_length")
     if isinstance(length, bool) or not isinstance(length, (int, float)) or math.isnan(length):
         raise ValueError(
             "extra_info['response_length']: expected the response's length in tokens, found "
-            f"{length!r}. Set reward.reward_manager.name=gdpo_components, which puts it there."
+            f"{length!r}. The reward manager gdpo_components puts it there."
         )
     return float(length <= limit)

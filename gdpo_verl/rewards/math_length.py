@@ -17,6 +17,7 @@ import re
 from functools import cache
 from typing import Any
 
+from gdpo_verl.rewards.arguments import ArgumentError
 from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.length import length_reward
@@ -82,9 +83,8 @@ def compute_score(
     length = length_reward(extra_info, limit)
     number = isinstance(deadline, (int, float)) and not isinstance(deadline, bool)
     if not number or not 0 < deadline < math.inf:
-        raise ValueError(
-            "reward.custom_reward_function.reward_kwargs.deadline: expected a positive number of "
-            f"seconds, found {deadline!r}"
+        raise ArgumentError(
+            "deadline", f"expected a positive number of seconds, found {deadline!r}"
         )
     question = str((extra_info or {}).get("question") or "")
     correct, error = _judge(solution_str, ground_truth, deadline, question if strict else None)

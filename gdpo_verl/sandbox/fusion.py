@@ -20,9 +20,22 @@ from gdpo_verl.sandbox.protection import used
 from gdpo_verl.sandbox.session import Limits, Outcome, Status, read_reply
 from gdpo_verl.sandbox.slots import SandboxError
 
-URL_KEY = "reward.sandbox_fusion.url"
 _ATTEMPTS = 3
 _BUSY = (429, 502, 503, 504)
+
+
+class ServiceError(SandboxError):
+    """The service does not work, or there is none at the address."""
+
+    argument = "sandbox_fusion_url"  # under which it is given
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)  # what pickle makes it from again
+        self.url = url
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.argument}={self.url}: {self.problem}"
 
 
 class FusionSandbox(AbstractContextManager["FusionSandbox"]):
@@ -65,7 +78,7 @@ class FusionSandbox(AbstractContextManager["FusionSandbox"]):
         result = answer.get("run_result") or answer.get("compile_result") or {}
         output = str(result.get("stdout") or "")
         if answer.get("status") == "SandboxError" or not result:
-            raise SandboxError(f"{URL_KEY}={self.url}: {answer.get('message') or answer}"[:400])
+            raise ServiceError(self.url, str(answer.get("message") or answer)[:300])
         if result.get("status") == "TimeLimitExceeded":
             return Outcome(Status.TIMEOUT)
         if len(output) > self.limits.output_bytes:
@@ -94,10 +107,10 @@ class FusionSandbox(AbstractContextManager["FusionSandbox"]):
 
 @functools.cache
 def check_service(url: str) -> None:
-    """Run a program on the service, once; SandboxError names the configuration key."""
+    """Run a program on the service, once; ServiceError where it does not work."""
     outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
     if outcome.text.strip() != "42":
-        raise SandboxError(f"{URL_KEY}={url}: print(6 * 7) gave {outcome}. Is it `…/run_code`?")
+        raise ServiceError(url, f"print(6 * 7) gave {outcome}. Is it `…/run_code`?")
     used.add(f"Sandbox Fusion at {url}")
 
 
@@ -135,6 +148,6 @@ def _post(
         except (OSError, ValueError) as error:
             code = getattr(error, "code", None)  # none where it was never reached
             if attempt == _ATTEMPTS or (code is not None and code not in _BUSY):
-                raise SandboxError(f"{URL_KEY}={url}: {type(error).__name__}: {error}") from error
+                raise ServiceError(url, f"{type(error).__name__}: {error}") from error
             time.sleep(attempt)
     raise AssertionError("unreachable")

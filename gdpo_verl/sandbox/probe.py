@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gdpo_verl.sandbox import protection
-from gdpo_verl.sandbox.protection import ALLOW_KEY, Protection, Unprotected
+from gdpo_verl.sandbox.protection import Protection, Unprotected
 from gdpo_verl.sandbox.session import Limits, Sandbox
 
 logger = logging.getLogger(__name__)
@@ -79,12 +79,13 @@ def best_protection(
     why = "; ".join(reasons)
     if not allow_unprotected:
         raise Unprotected(
-            f"{ALLOW_KEY}: false, and this machine gives no protection for running the answers' "
-            f"code ({why}). Install bubblewrap (Debian and Ubuntu: apt install bubblewrap) or "
-            "allow user namespaces in the container; or give a Sandbox Fusion service in "
-            "reward.sandbox_fusion.url; or, on a machine with nothing to lose, set it to true."
+            f"{Unprotected.argument}: false, and this machine gives no protection for running the "
+            f"answers' code ({why}). Install bubblewrap (Debian and Ubuntu: apt install "
+            "bubblewrap) or allow user namespaces in the container; or give the address of a "
+            "Sandbox Fusion service; or, on a machine with nothing to lose, set it to true."
         )
-    logger.warning("%s=true: the answers' code runs without protection (%s)", ALLOW_KEY, why)
+    text = "%s=true: the answers' code runs without protection (%s)"
+    logger.warning(text, Unprotected.argument, why)
     found = protection.unprotected(site_packages)
     protection.used.add(found.name)
     return found

@@ -27,8 +27,6 @@ from gdpo_verl.sandbox import filters, visible_paths
 used: set[str] = set()
 """The protection of this process's programs: names of protections, or a service's URL."""
 
-ALLOW_KEY = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
-
 _SERVER = [visible_paths.PYTHON, "-I", "-S", "-X", "utf8", visible_paths.SERVER]
 
 # Not /tmp: Python itself may be installed below it.
@@ -37,6 +35,8 @@ _SCRATCH = "/.scratch"
 
 class Unprotected(RuntimeError):
     """Untrusted code would run without protection, and nobody allowed that."""
+
+    argument = "allow_unprotected"  # under which it is allowed
 
 
 @dataclass(frozen=True)

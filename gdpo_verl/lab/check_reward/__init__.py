@@ -27,8 +27,7 @@ from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.plugin import reward, validation
-from gdpo_verl.plugin.reward_function import MANAGER_NAME
-from gdpo_verl.rewards.judge import JUDGE
+from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
