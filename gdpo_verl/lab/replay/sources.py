@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gdpo_verl.config.parsing import plain
+from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.dumps import ADVANTAGES, Row, numbered_rows
 from gdpo_verl.lab.rundir.metrics import RunError, is_number
 from gdpo_verl.lab.rundir.run import read_run
@@ -78,7 +79,7 @@ def find_source(path: Path) -> Source:
             f"{path}: expected a run, a folder of dumps or a file of rows, found nothing there"
         )
     inside = [*path.glob("*/"), *path.glob("*/*/")]
-    folders = [each for each in inside if each.name != "validation"]
+    folders = [each for each in inside if each.name != layout.VALIDATION]
     found = {each: steps for each in (path, *folders) if (steps := _dumps(each))}
     if not found:
         raise ValueError(
@@ -187,8 +188,8 @@ def _dumps(folder: Path) -> dict[int | None, Path]:
 
 def _run_of(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The settings of the run that a folder of dumps belongs to, and its components."""
-    place = folder.parent if folder.name in ("rollouts", "validation") else folder
-    config = place / "config.yaml"
+    place = folder.parent if folder.name in (layout.ROLLOUTS, layout.VALIDATION) else folder
+    config = place / layout.CONFIG
     algorithm = None
     if config.is_file():
         algorithm = plain(OmegaConf.select(OmegaConf.load(config), "algorithm"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.rundir import layout
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(\w+)_world_size_(\d+)_rank_(\d+)\.pt")
@@ -32,9 +33,9 @@ def directory_of(run: Path) -> Path | None:
 
     None when there was none, or `trainer.resume_mode` is not auto.
     """
-    if not (run / "config.yaml").exists():
+    if not (run / layout.CONFIG).exists():
         return None
-    trainer = OmegaConf.load(run / "config.yaml").trainer
+    trainer = OmegaConf.load(run / layout.CONFIG).trainer
     return Path(trainer.default_local_dir) if trainer.get("resume_mode") == "auto" else None
 
 

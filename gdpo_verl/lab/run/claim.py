@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl import __version__
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
+from gdpo_verl.lab.rundir import layout
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
@@ -41,7 +42,7 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
                 "Its checkpoints must not be mixed with this one's: choose another directory or "
                 "remove it. Steps, loggers, frequencies, names and the machines may change."
             )
-        (run / "launch.json").write_text(json.dumps(start, indent=1))
+        (run / layout.LAUNCH).write_text(json.dumps(start, indent=1))
         yield lock
 
 
@@ -51,7 +52,7 @@ def locked(run: Path) -> Iterator[TextIO]:
 
     Yields the locked file.
     """
-    with (run / "lock").open("a") as lock:
+    with (run / layout.LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,11 +62,11 @@ def locked(run: Path) -> Iterator[TextIO]:
 
 def is_finished(run: Path, config: DictConfig) -> bool:
     """Return whether the run has completed all its configured steps."""
-    if not (run / "done").exists():
+    if not (run / layout.DONE).exists():
         return False
-    if not (run / "config.yaml").exists():
+    if not (run / layout.CONFIG).exists():
         return True
-    before, now = OmegaConf.load(run / "config.yaml").trainer, config.trainer
+    before, now = OmegaConf.load(run / layout.CONFIG).trainer, config.trainer
     did, steps = before.total_training_steps, now.total_training_steps
     # A run by epochs has as many steps as verl makes of its data.
     if None in (did, steps):
@@ -74,7 +75,7 @@ def is_finished(run: Path, config: DictConfig) -> bool:
 
 
 def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
-    file = run / "launch.json"
+    file = run / layout.LAUNCH
     before = json.loads(file.read_text()) if file.exists() else {}
     for key in ("recipe", "version"):
         if key in before and before[key] != start[key]:
@@ -87,7 +88,7 @@ def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
 
 
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
-    file = run / "config.yaml"
+    file = run / layout.CONFIG
     if not file.exists():
         return
     before = OmegaConf.load(file)

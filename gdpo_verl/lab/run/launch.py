@@ -1,11 +1,7 @@
 """Start a training in its run directory and show how far it is.
 
-RUN/launch.json   recipe, overrides, and what the local files that are learned from hold
-RUN/train.log     everything that verl, Ray and vLLM print
-RUN/config.yaml   the composed configuration (Hydra's); another start may change what is not science
-                  (`gdpo_verl.lab.run.composition.NOT_SCIENCE`) and is refused otherwise
-RUN/metrics.jsonl, RUN/rollouts/, RUN/validation/, RUN/checkpoints/
-RUN/done          the training came to its end
+`gdpo_verl.lab.rundir.layout` names what it leaves there. Another start may change what is not
+science (`gdpo_verl.lab.run.composition.NOT_SCIENCE`), and is refused otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
 from gdpo_verl.lab.run.progress import follow
-from gdpo_verl.lab.rundir.layout import METRICS
+from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.metrics import (
     only_validation,
     parse_metrics_line,
@@ -106,14 +102,14 @@ def train(
             actor = config.actor_rollout_ref.actor
             once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
             print_status(f"{recipe}: computes in {actor.fsdp_config.dtype}{once}")
-        (run / "done").unlink(missing_ok=True)
+        (run / layout.DONE).unlink(missing_ok=True)
         furthest, stalled = 0, False
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
             failure = _run(driver, recipe, run, config, lock, hang_after)
             if failure is None:
-                (run / "done").touch()
+                (run / layout.DONE).touch()
                 return
             reached = max(_last_step(run), start)
             # One start that gets no further may be bad luck; a second would fail for ever.
@@ -156,14 +152,14 @@ def answer(
     driver = command(recipe, run, overrides, config_dir)
     run.mkdir(parents=True, exist_ok=True)
     with claim.locked(run) as lock:
-        (run / "launch.json").write_text(
+        (run / layout.LAUNCH).write_text(
             json.dumps({**about, "version": gdpo_verl.__version__}, indent=1)
         )
         # It is alive as long as it answers: one step may take hours.
         failure = _run(driver, label, run, config, lock, math.inf, questions)
         if failure is not None:
-            raise LaunchError(f"{label}: {failure}\nIts log: {run / 'train.log'}")
-        (run / "done").touch()
+            raise LaunchError(f"{label}: {failure}\nIts log: {run / layout.LOG}")
+        (run / layout.DONE).touch()
 
 
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
@@ -172,7 +168,7 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     platform = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
     if chosen := OmegaConf.select(config, platform):
         environment.setdefault("VERL_PLATFORM", chosen)
-    return environment | {"VERL_FILE_LOGGER_PATH": str(run / METRICS)}
+    return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
 
 def _run(
@@ -185,8 +181,8 @@ def _run(
     questions: str = "",
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
-    started, metrics = time.time(), run / METRICS
-    with (run / "train.log").open("ab") as log:
+    started, metrics = time.time(), run / layout.METRICS
+    with (run / layout.LOG).open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
             command,
@@ -213,7 +209,7 @@ def _run(
         # Nobody else reports a live process that does nothing.
         minutes = f"{hang_after / 60:g} minutes"
         return f"the training hangs: no step was logged for {minutes} (--hang-after)"
-    with (run / "train.log").open("rb") as printed:
+    with (run / layout.LOG).open("rb") as printed:
         printed.seek(begin)
         return _failure(printed.read().decode(errors="replace"), driver.pid, driver.returncode)
 
@@ -242,7 +238,7 @@ def _resume_step(recipe: str, run: Path) -> int:
 
 def _last_step(run: Path) -> int:
     """The last step that was trained since the metrics were set aside."""
-    metrics = run / METRICS
+    metrics = run / layout.METRICS
     lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     records = filter(None, map(parse_metrics_line, lines))
     return max((step for step, data in records if not only_validation(data)), default=0)
@@ -254,7 +250,7 @@ def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     if saved and (step := checkpoints.last_complete(saved)[0]):
         goes_on = f"goes on from step {step}, the last whole checkpoint"
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
-    log = f"Its log: {run / 'train.log'}"
+    log = f"Its log: {run / layout.LOG}"
     return f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\n{log}"
 
 
@@ -318,9 +314,9 @@ def command(
 
 def _path_overrides(run: Path) -> list[str]:
     return [
-        f"trainer.default_local_dir={quoted(run / 'checkpoints')}",
-        f"trainer.rollout_data_dir={quoted(run / 'rollouts')}",
-        f"trainer.validation_data_dir={quoted(run / 'validation')}",
+        f"trainer.default_local_dir={quoted(run / layout.CHECKPOINTS)}",
+        f"trainer.rollout_data_dir={quoted(run / layout.ROLLOUTS)}",
+        f"trainer.validation_data_dir={quoted(run / layout.VALIDATION)}",
         f"hydra.run.dir={quoted(run)}",
         "hydra.output_subdir=.",
     ]

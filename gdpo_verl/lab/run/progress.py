@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 
+from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
-from gdpo_verl.lab.rundir.layout import METRICS
 from gdpo_verl.lab.rundir.metrics import Metrics, only_validation, parse_metrics_line
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN
@@ -57,7 +57,7 @@ def follow(
       questions: how many are answered, in words, where no step is taken.
     """
     state = _State(total_steps, questions)
-    metrics, log = _Tail(run / METRICS), _Tail(run / "train.log")
+    metrics, log = _Tail(run / layout.METRICS), _Tail(run / layout.LOG)
 
     def write(text: str) -> None:
         sys.stderr.write(f"{label}: {text}\n")

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 import gdpo_verl
 from gdpo_verl import __version__
 from gdpo_verl.lab.run import cluster_nodes, composition, launch
+from gdpo_verl.lab.rundir import layout
 from gdpo_verl.plugin.model import check_model
 
 # The hardware recipes may say how many devices their Ray has; here `ray start` did.
@@ -98,7 +99,7 @@ def submit(
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
     # The trainer's process does not inherit the driver's environment, from which it would have it.
-    variables = {"VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"), **_variables(env)}
+    variables = {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS), **_variables(env)}
     # `ray start` takes a token that is there where no mode is set; Ray's client would not.
     token = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
     has_token = os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token))
