@@ -17,8 +17,8 @@ from torch import Tensor
 from gdpo_verl.advantage import apply_conditions, factorize_groups
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config.components import RESERVED, Component
 from gdpo_verl.config.wording import VERL, Wording
-from gdpo_verl.rewards.components import RESERVED, Component
 
 # The key under which NeMo Gym and SkyRL hand over a dict of components.
 NESTED = "reward_components"

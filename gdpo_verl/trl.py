@@ -15,13 +15,13 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from gdpo_verl.config import GdpoConfig, parsing
+from gdpo_verl.config.components import Component
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
 from gdpo_verl.plugin.upstream import Dependency as _D
 from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.reward_dicts import weighted_sum
-from gdpo_verl.rewards.components import Component
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import torch
 
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config.components import Component
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.reward_dicts import read_components
-from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
 HALVES = (torch.float16, torch.bfloat16)

@@ -340,7 +340,7 @@ def test_a_job_without_the_token_and_nodes_without_software_or_a_file_are_refuse
 
 REWARD = """\
 from gdpo_verl.rewards import tool_call
-from gdpo_verl.rewards.components import declares
+from gdpo_verl.config.components import declares
 
 
 @declares("format", "correctness")

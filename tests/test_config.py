@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.advantage import Gate
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.rewards.components import Component
+from gdpo_verl.config.components import Component
 
 FORMAT = Component("format", 0, 1)
 CORRECTNESS = Component("correctness", -3, 3)

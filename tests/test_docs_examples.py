@@ -27,7 +27,7 @@ PAGES = with_examples([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README.md")])
 
 
 def test_the_public_modules_have_examples() -> None:
-    assert {"gdpo_verl.advantage.gdpo", "gdpo_verl.rewards.components"} <= set(MODULES)
+    assert {"gdpo_verl.advantage.gdpo", "gdpo_verl.config.components"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

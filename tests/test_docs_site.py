@@ -112,7 +112,7 @@ def test_every_public_function_has_its_docstring_on_the_page(pages: dict[str, Re
     public = set(gdpo_verl.__all__) - {"__version__", "advantages_of"}
     names = {f"gdpo_verl.advantage.{name}" for name in public}
     names |= {"gdpo_verl.reward_dicts.advantages_of", "gdpo_verl.conformance.assert_conforms"}
-    names |= {f"gdpo_verl.rewards.components.{name}" for name in rewards.__all__}
+    names |= {f"gdpo_verl.config.components.{name}" for name in rewards.__all__}
     for module in REWARDS:
         public = importlib.import_module(f"gdpo_verl.rewards.{module}").__all__
         names |= {f"gdpo_verl.rewards.{module}.{name}" for name in public if not name.isupper()}

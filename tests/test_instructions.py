@@ -15,10 +15,10 @@ from conftest import run_cli
 pytest.importorskip("if_verifiable")
 pytest.importorskip("wordllama")
 
+from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated, instructions
 from gdpo_verl.rewards import instructions as rewards
-from gdpo_verl.rewards.components import declared_components
 
 SEA = "The ocean covers most of the planet. Fish and whales live in it; ships cross it every day."
 

@@ -18,12 +18,12 @@ from fake_verl import compose, word_tokenizer
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
 from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
 from gdpo_verl.plugin.validation import objective_of
 from gdpo_verl.rewards import judge as module
-from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.judge import Judge
 
 ASK = {"question": "Is {response} right? 1 to 5.", "scale": [1, 2, 3, 4, 5]}

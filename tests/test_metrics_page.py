@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.names import METRICS
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.trainer import Seam
-from gdpo_verl.rewards.components import Component
 
 PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

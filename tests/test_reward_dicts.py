@@ -10,8 +10,8 @@ import torch
 
 from gdpo_verl import advantages_of, gdpo_advantages
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.reward_dicts import RewardErrors
-from gdpo_verl.rewards.components import Component
 
 GROUPS = ["a", "b", "a", "b"]
 ROWS: list[dict[str, Any]] = [

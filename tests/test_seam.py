@@ -15,8 +15,8 @@ from tensordict import TensorDict
 
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.plugin import queue as plugin_queue
-from gdpo_verl.rewards.components import Component
 
 pytestmark = pytest.mark.real
 

@@ -14,10 +14,10 @@ from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.plugin import estimator, replay_buffer
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.trainer import Seam
-from gdpo_verl.rewards.components import Component
 
 NAN = math.nan
 GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}

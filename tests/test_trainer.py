@@ -20,12 +20,12 @@ from neighbours import METHODS
 from omegaconf import DictConfig, open_dict
 
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.lab.policy.model import train_tokenizer
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer
 from gdpo_verl.plugin import trainer as seams
 from gdpo_verl.plugin.batch import RewardErrors
-from gdpo_verl.rewards.components import Component
 
 ROW = {
     "raw_prompt": [{"role": "user", "content": "call"}],

@@ -353,7 +353,7 @@ def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expect
 SEEDING = """
 import random
 import numpy, torch
-from gdpo_verl.rewards.components import declares
+from gdpo_verl.config.components import declares
 for seed in (random.seed, numpy.random.seed, torch.manual_seed):
     seed(7)
 

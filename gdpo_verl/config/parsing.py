@@ -11,9 +11,9 @@ from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import OWN, own_name
+from gdpo_verl.config.components import check_distinct, check_names
 from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.rewards.components import check_distinct, check_names
 
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 """Under `algorithm`; no other may begin with gdpo."""

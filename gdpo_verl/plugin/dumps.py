@@ -15,9 +15,9 @@ import torch
 
 from gdpo_verl.advantage import GDPO, Estimation
 from gdpo_verl.config import Objective
+from gdpo_verl.config.components import MINI_BATCH, TOKENS
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.rewards.components import MINI_BATCH, TOKENS
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 

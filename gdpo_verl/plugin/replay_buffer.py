@@ -151,7 +151,7 @@ def filter_by_components(
     if objective is None:
         raise ValueError(
             f"algorithm.filter_groups.metric={FILTER_METRIC}: the reward declares no components, "
-            "and none are named. Declare them with gdpo_verl.rewards.components.declares, or set "
+            "and none are named. Declare them with gdpo_verl.config.components.declares, or set "
             "algorithm.gdpo_reward_keys=[...]."
         )
     weights = objective.weights

@@ -23,8 +23,8 @@ import torch
 
 from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import RESERVED
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration, unnamed_arguments
-from gdpo_verl.rewards.components import RESERVED
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import logging
 from typing import Any
 
 from gdpo_verl.advantage.variants import random_state_kept
+from gdpo_verl.config.components import Component, check_names, declared_components
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.rewards.components import Component, check_names, declared_components
 from gdpo_verl.rewards.judge import Judge
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 """Rewards: pure functions from text to named components. Nothing here knows verl."""
 
-from gdpo_verl.rewards.components import Component, declared_components, declares
+from gdpo_verl.config.components import Component, declared_components, declares
 
 __all__ = ["Component", "declared_components", "declares"]

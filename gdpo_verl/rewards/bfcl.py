@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import Reading, read

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.arguments import ArgumentError
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.rewards.code_text import (
@@ -26,7 +27,6 @@ from gdpo_verl.rewards.code_text import (
     find_code,
     parse_ground_truth,
 )
-from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.sandbox import Limits, Sandbox, Status, best_protection, core_slot, slot_directory

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text, behind_thought
 

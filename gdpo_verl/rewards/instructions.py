@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 

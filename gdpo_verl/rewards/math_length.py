@@ -17,8 +17,8 @@ import re
 from functools import cache
 from typing import Any
 
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.arguments import ArgumentError
-from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth

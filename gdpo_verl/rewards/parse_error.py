@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from enum import IntEnum
 
+from gdpo_verl.names import PARSE_ERROR_CODE
+
 logger = logging.getLogger(__name__)
 
 _warned: set[str] = set()
@@ -50,8 +52,8 @@ def warn_of_ground_truth(reward: str, error: Exception) -> None:
         _warned.add(reward)
         logger.warning(
             "%s: a row gets the minimum, because its ground truth cannot be read, and so will "
-            "others like it (metric gdpo/parse_error/code_%d). %s",
+            "others like it (metric %s). %s",
             reward,
-            ParseError.GROUND_TRUTH,
+            PARSE_ERROR_CODE.of(int(ParseError.GROUND_TRUTH)),
             error,
         )

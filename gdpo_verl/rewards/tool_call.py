@@ -15,7 +15,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from gdpo_verl.rewards.components import Component, declares
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_match import HIGHEST, LOWEST, match

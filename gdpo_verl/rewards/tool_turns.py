@@ -15,8 +15,9 @@ import logging
 import re
 from typing import Any
 
+from gdpo_verl.config.components import Component, declares
+from gdpo_verl.names import PARSE_ERROR_CODE
 from gdpo_verl.rewards import gsm8k
-from gdpo_verl.rewards.components import Component, declares
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN, parse_ground_truth
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text
@@ -105,10 +106,10 @@ def _warn_of_unguarded_tools() -> None:
     """Warn once in this process: verl gives 0 to a text alone, as to a call that raised."""
     logger.warning(
         "tool_turns: a tool returned a text alone, so nobody knows whether its call ran. It counts "
-        "as failed beside others; with none, executed and economy are not scored (metric "
-        "gdpo/parse_error/code_%d). Register it as function_tool(guarded(tool)), or return "
+        "as failed beside others; with none, executed and economy are not scored (metric %s). "
+        "Register it as function_tool(guarded(tool)), or return "
         "(text, %s) from it.",
-        ParseError.NO_OUTCOME,
+        PARSE_ERROR_CODE.of(int(ParseError.NO_OUTCOME)),
         EXECUTED,
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from gdpo_verl.advantage.decomposition import Decomposition
+from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards import gsm8k, tool_call
-from gdpo_verl.rewards.components import Component, declares
 
 
 def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:

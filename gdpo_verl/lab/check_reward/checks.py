@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.lab.check_reward.worker import RewardResult
@@ -18,7 +19,6 @@ from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
 from gdpo_verl.reward_dicts import unnested
-from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.parse_error import ParseError
 
 STEP_SECONDS = 60.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.lab.check_reward import checks
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
@@ -21,7 +22,6 @@ from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
-from gdpo_verl.rewards.components import Component
 
 NOTHING = "–"
 

@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from gdpo_verl.config.components import RESERVED
 from gdpo_verl.lab.run.composition import named
 from gdpo_verl.lab.rundir.dumps import parse_json
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.rewards.components import RESERVED
 from gdpo_verl.rewards.parse_error import ParseError
 
 PARSE_ERROR = "parse_error"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import group_normalize
+from gdpo_verl.config.components import TOKENS, Component
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.lab.replay.advice import Verdict, advise
 from gdpo_verl.lab.replay.figures import Figures, Outcome, Setting, least_passing, outcome_of
@@ -34,7 +35,6 @@ from gdpo_verl.lab.replay.settings import (
     with_sequences,
 )
 from gdpo_verl.lab.replay.sources import find_source, read_layout, returned_numbers
-from gdpo_verl.rewards.components import TOKENS, Component
 
 CHANGED_MOST = 10
 # Below it an advantage has no sign: rounding.

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from gdpo_verl.config import Objective
+from gdpo_verl.config.components import MINI_BATCH, TOKENS
 from gdpo_verl.lab.replay.sources import Layout, Source
 from gdpo_verl.lab.rundir.dumps import Row, group_of, is_padding, numbered_rows
 from gdpo_verl.lab.rundir.metrics import is_number
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import read_components
-from gdpo_verl.rewards.components import MINI_BATCH, TOKENS
 
 Scorer = Callable[[Row, str], Mapping[str, Any]]
 Counter_ = Callable[[Row], int]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.config.components import Component
 from gdpo_verl.lab.rundir.dumps import Row
-from gdpo_verl.rewards.components import Component
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.sandbox.child_process import ChildProcess
 

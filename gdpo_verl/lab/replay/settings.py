@@ -10,10 +10,10 @@ import torch
 
 from gdpo_verl.advantage import GDPO, Estimation, group_normalize
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import TOKENS, Component
 from gdpo_verl.lab.replay.figures import Setting
 from gdpo_verl.lab.replay.rows import Step, place_text
 from gdpo_verl.lab.replay.sources import Layout, Source
-from gdpo_verl.rewards.components import TOKENS, Component
 
 ESTIMATORS = ("gdpo", "grpo")
 # What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.

@@ -11,13 +11,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from gdpo_verl.config.components import ADVANTAGE, RESERVED
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.dumps import ADVANTAGES, Row, numbered_rows
 from gdpo_verl.lab.rundir.metrics import RunError, is_number
 from gdpo_verl.lab.rundir.run import read_run
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.rewards.components import ADVANTAGE, RESERVED
 
 _STEP = re.compile(r"(?:completions_)?0*(\d+)\.(?:jsonl|parquet)")
 # Rows that are looked at to know the columns: a component may be unscored in the first of them.

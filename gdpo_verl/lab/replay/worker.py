@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gdpo_verl.rewards.components import declared_components
+from gdpo_verl.config.components import declared_components
 
 
 class NotDumpedError(BaseException):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.config.components import MINI_BATCH, TOKENS
 from gdpo_verl.distinct import levels
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
@@ -24,7 +25,6 @@ from gdpo_verl.lab.rundir.dumps import (
     variant_of,
 )
 from gdpo_verl.lab.rundir.metrics import is_number
-from gdpo_verl.rewards.components import MINI_BATCH, TOKENS
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its

@@ -1,0 +1,315 @@
+"""GDPO's settings, read from verl's `algorithm` node and checked before training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from torch import Tensor
+
+from gdpo_verl.advantage import (
+    VARIANTS,
+    Estimation,
+    Gate,
+    Variant,
+    Whiten,
+    apply_conditions,
+    check_conditions,
+    decompose,
+    find_variant,
+    validate_variant,
+)
+from gdpo_verl.advantage.checks import EPSILON
+from gdpo_verl.advantage.groups import GroupIds
+from gdpo_verl.advantage.schedule import Schedule
+from gdpo_verl.advantage.variant import Ranges
+from gdpo_verl.advantage.variants import own_name
+from gdpo_verl.config import parsing
+from gdpo_verl.config.components import Component, as_components
+from gdpo_verl.config.wording import VERL, Wording
+from gdpo_verl.names import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+# Looked for, in this order, where neither a gate nor a condition names the outcome.
+_OUTCOMES = ("correctness", "accuracy", "pass", "outcome")
+
+
+@dataclass(frozen=True)
+class GdpoConfig:
+    """The settings as written; `resolve` fits them to what a reward returns.
+
+    Attributes:
+      reward_keys: `algorithm.gdpo_reward_keys`; None means the declared components.
+      reward_weights: `algorithm.gdpo_reward_weights`, by component; None means all 1.
+      scale: `algorithm.norm_adv_by_std_in_grpo`.
+      variant: `algorithm.gdpo.variant`, and `options`, its settings, as written.
+      whiten: None is the variant's own.
+      epsilon, conditions, gate, schedule, metrics: the keys of `algorithm.gdpo`.
+      wording: of errors.
+    """
+
+    reward_keys: tuple[str, ...] | None = None
+    reward_weights: Mapping[str, float] | None = None
+    scale: bool = True
+    whiten: Whiten | None = None
+    epsilon: float = EPSILON
+    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: bool = True
+    variant: str = "gdpo"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gate: Mapping[str, Any] | None = None
+    schedule: Mapping[str, Schedule] = field(default_factory=dict)
+    wording: Wording = field(default=VERL, compare=False, repr=False)
+
+    @classmethod
+    def from_algorithm(cls, algorithm: Mapping[str, Any], wording: Wording = VERL) -> GdpoConfig:
+        """Read verl's `algorithm` node (a mapping or an omegaconf DictConfig).
+
+        Args:
+          wording: another than verl's where the settings are an argument of ours; every key that
+            would have no effect is then refused.
+
+        Raises:
+          ValueError: names the key in full, what was found and what is expected.
+        """
+        root, section = wording.root, f"{wording.root}.gdpo"
+        algorithm = parsing.plain(parsing.mapping(root, algorithm))
+        node = parsing.gdpo_node(algorithm, root)
+        variant, options = parsing.variant(node, root)
+        keys = parsing.reward_keys(algorithm.get("gdpo_reward_keys"), wording)
+        weights = parsing.reward_weights(algorithm.get("gdpo_reward_weights"), keys, wording)
+        return cls(
+            reward_keys=keys,
+            reward_weights=weights,
+            scale=parsing.flag(root, algorithm, parsing.SCALE, cls.scale),
+            variant=variant,
+            options=options,
+            whiten=parsing.whiten(node, section),
+            epsilon=parsing.epsilon(node.get("epsilon", cls.epsilon), section),
+            conditions=parsing.conditions(node.get("conditions"), section),
+            gate=parsing.gate(node.get("gate"), section),
+            schedule=parsing.schedules(node.get("schedule"), section),
+            metrics=parsing.flag(section, node, "metrics", cls.metrics),
+            wording=wording,
+        )
+
+    @cached_property
+    def estimator(self) -> Variant:
+        """The variant with its settings; a function of the user's own is imported.
+
+        Raises:
+          ValueError: it cannot be imported, or has no such setting.
+        """
+        section = f"{self.wording.root}.gdpo"
+        where = f"{section}.{own_name(self.variant)}."
+        found = find_variant(self.variant, f"{section}.variant")
+        # GDPO itself is known by identity (`variant is GDPO`), so that it is not copied.
+        return found.with_settings(self.options, where) if self.options else found
+
+    def resolve(
+        self, declared: Sequence[Component | str], returned: Sequence[str] | None = None
+    ) -> Objective:
+        """The components that enter the estimator, in order, with weights and conditions.
+
+        Args:
+          declared: what the reward function or manager declares; may be empty.
+          returned: the keys of a dict that it returned, where one is known.
+
+        Raises:
+          ValueError: nothing is declared or named, or a key, weight or condition names
+            something that the reward does not return.
+        """
+        components = as_components(declared)
+        optional = frozenset(component.name for component in components if component.optional)
+        keys = self._keys([component.name for component in components], optional, returned)
+        section = f"{self.wording.root}.gdpo"
+        check_conditions(keys, self.conditions, f"{section}.conditions")
+        weights = self._weights(keys)
+        parsing.check_schedules(self.schedule, dict(zip(keys, weights, strict=True)), self.wording)
+        if self.gate is not None:
+            parsing.check_component(f"{section}.gate.on", self.gate["on"], keys)
+        # The reward may declare components that the keys leave out.
+        own = [component for component in components if component.name in keys]
+        ranges = {c.name: c.range for c in own if c.range is not None}
+        most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
+        objective = Objective(keys, weights, optional, ranges, self, most)
+        self._check_variant(objective)
+        return objective
+
+    def _keys(
+        self, declared: Sequence[str], optional: frozenset[str], returned: Sequence[str] | None
+    ) -> tuple[str, ...]:
+        """The names of the components, in order."""
+        where = f"{self.wording.root}.gdpo_reward_keys"
+        if self.reward_keys is None and not declared:
+            found = f", although it returns {list(returned)}" if returned else ""
+            raise ValueError(
+                f"{where}: the reward declares no components and none are named{found}. "
+                f"{self.wording.components}"
+            )
+        keys = self.reward_keys or tuple(declared)
+        if returned is None:
+            return keys
+        # Every reward returns `score`, the sum of the components: it is never one of them.
+        known = [key for key in returned if key != "score"]
+        for key in keys:
+            if key not in returned and key not in optional:
+                raise ValueError(
+                    f"{where}: {key!r} is not among the reward components {known}. "
+                    f"{self.wording.absent}{did_you_mean(key, known)}"
+                )
+        return keys
+
+    def _weights(self, keys: tuple[str, ...]) -> tuple[float, ...]:
+        """The weight of each component."""
+        weights = self.reward_weights or {}
+        for key in weights:
+            parsing.check_component(f"{self.wording.weights}.{key}", key, keys)
+        chosen = tuple(float(weights.get(key, 1.0)) for key in keys)
+        if not any(chosen):
+            raise ValueError(f"{self.wording.weights}: all are zero, found {list(chosen)}")
+        return chosen
+
+    def _check_variant(self, objective: Objective) -> None:
+        """Check the components against a built-in variant; a user's variant has no requirements."""
+        if (variant := VARIANTS.get(self.variant)) is None:
+            return
+        # Between its steps a schedule lies between their weights, so that no other sign occurs.
+        for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:
+            variant.check_weights(objective.weights_at(step), self.wording.weights)
+        where = f"{self.wording.root}.gdpo.variant"
+        try:
+            variant.check_ranges(objective.range_list, objective.keys, where)
+        except ValueError as error:
+            raise ValueError(f"{error} {self.wording.ranges}") from None
+
+    def check(self, group_size: int) -> None:
+        """Refuse groups of one response, and warn of what makes no difference to GRPO."""
+        if not self.scale:
+            _warn_once(
+                f"{self.wording.root}.{parsing.SCALE}=false: without the groups' standard "
+                "deviations the components are only centred, and decoupling them makes no "
+                "difference."
+            )
+        if group_size == 1:
+            fault = (
+                f"{self.wording.group_size}: expected at least 2 responses to a prompt, found 1: "
+                f"the variant {self.variant!r}"
+            )
+            if self.variant in VARIANTS:
+                raise ValueError(f"{fault} compares them, and every advantage would be 0.")
+            _warn_once(f"{fault} learns only if it does not compare them.")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning the first time: settings are read anew for each batch by `advantages_of`."""
+    logger.warning(text)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The quantity to optimise: components in order, their weights, and the settings.
+
+    Attributes:
+      ranges: low and high, in reward units, of the components that declare both.
+      most_unscored: the share of a batch that may be without a component, where one is declared.
+    """
+
+    keys: tuple[str, ...]
+    weights: tuple[float, ...]
+    optional: frozenset[str]
+    ranges: Mapping[str, tuple[float, float]]
+    config: GdpoConfig
+    most_unscored: Mapping[str, float]
+
+    def check_groups(self, size: int | None = None) -> None:
+        """Refuse groups, and a function of the user's own, that the estimator cannot work with.
+
+        Args:
+          size: the responses to a prompt; None where it is not known, or does not matter.
+        """
+        config, variant = self.config, self.config.estimator
+        if size is not None:
+            config.check(size)
+            variant.check_group_size(size, len(self.keys), config.wording.group_size)
+        if config.variant not in VARIANTS:
+            validate_variant(
+                variant,
+                f"{config.wording.root}.gdpo.variant",
+                weights=self.weights,
+                ranges=self.range_list,
+                epsilon=config.epsilon,
+                scale=config.scale,
+            )
+
+    def weights_at(self, step: int) -> tuple[float, ...]:
+        """The weights at a global step: the scheduled ones, and the others as they are."""
+        schedule = self.config.schedule
+        return tuple(
+            schedule[key].weight(step) if key in schedule else weight
+            for key, weight in zip(self.keys, self.weights, strict=True)
+        )
+
+    def estimate(
+        self,
+        raw: Tensor,
+        group_ids: GroupIds,
+        token_counts: Tensor | None = None,
+        step: int = 0,
+        *,
+        conditioned: Tensor | None = None,
+    ) -> Estimation:
+        """Compute what the estimators make of a batch under these settings.
+
+        Args:
+          raw: float64, shape (B, K), in reward units, in the order of the keys; NaN where not
+            scored.
+          group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
+          token_counts: response tokens of each row, shape (B,); whitening needs them.
+          step: of the training, for scheduled weights.
+          conditioned: the rewards after the conditions, where they are known.
+        """
+        if conditioned is None:
+            conditioned = apply_conditions(raw, self.keys, self.config.conditions)
+        return decompose(
+            raw,
+            group_ids,
+            token_counts,
+            conditioned=conditioned,
+            weights=self.weights_at(step),
+            whiten=self.config.whiten,
+            epsilon=self.config.epsilon,
+            scale=self.config.scale,
+            variant=self.config.estimator,
+            ranges=self.range_list,
+            gate=self.gate,
+        )
+
+    @property
+    def range_list(self) -> Ranges:
+        """The ranges by column, None where there is none."""
+        return [self.ranges.get(key) for key in self.keys]
+
+    @property
+    def gate(self) -> Gate | None:
+        """The outcome gate, by column."""
+        gate = self.config.gate
+        return None if gate is None else Gate(self.keys.index(gate["on"]), gate["when"])
+
+    @property
+    def outcome_column(self) -> int | None:
+        """The column of the component that says whether the task was solved, where it is known.
+
+        The gate's, else the one that all conditions are on, else the first of the usual names.
+        """
+        if self.gate is not None:
+            return self.gate.column
+        # Rewards that all count only with one component are about what that one says.
+        on = {condition["on"] for condition in self.config.conditions.values()}
+        names = on if len(on) == 1 else [name for name in _OUTCOMES if name in self.keys]
+        return next(map(self.keys.index, names), None)
