@@ -65,6 +65,26 @@ def test_a_command_says_what_to_install() -> None:
         assert re.fullmatch(sentence, line)
 
 
+def test_doctor_does_not_ask_for_verl_beside_trl() -> None:
+    # A TRL of which the trainer finds nothing, and verl gone.
+    process = run(
+        "import sys, types\n"
+        "from gdpo_verl.lab import doctor\n"
+        "here = doctor.installed_version\n"
+        "versions = {'verl': None, 'trl': '1.16.0'}\n"
+        "doctor.installed_version = lambda name: versions.get(name, here(name))\n"
+        "for finding in doctor.diagnose(): print(finding.subject, finding.state, finding.remedy)\n"
+    )
+    assert process.returncode == 0, process.stderr
+    lines = dict(line.split(" ", 1) for line in process.stdout.splitlines())
+    assert lines["verl"].strip() == "not installed, and not needed to train in TRL"
+    assert lines["trl"].strip() == "1.16.0"
+    # It cannot be imported here, where it is not.
+    assert lines["gdpo_verl.trl"].startswith(
+        "ModuleNotFoundError: No module named 'trl' pip install"
+    )
+
+
 def test_doctor_names_the_extras_and_looks_no_further_without_verl() -> None:
     process = run(
         "from gdpo_verl.lab import doctor\n"

@@ -102,6 +102,18 @@ def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(tmp_path: Path) 
     assert "expected weights for every token, found 2 rows" in problem
 
 
+def test_a_dry_run_divides_the_batch(tmp_path: Path) -> None:
+    actor = "actor_rollout_ref.actor"
+    overrides = ["hardware=cpu", f"{actor}.use_prefix_grouper=false"]
+    overrides += [f"{actor}.use_dynamic_bsz=false", f"{actor}.ppo_micro_batch_size_per_gpu=48"]
+    found = dry_run.dry_run("toolbox/grpo", tmp_path / "run", overrides).problems
+    (problem,) = [each for each in found if "micro_batch" in each]
+    assert problem == (
+        f"{actor}.ppo_micro_batch_size_per_gpu: expected a divisor of the 128 responses of a "
+        f"device, found 48. Take 16, or set {actor}.use_dynamic_bsz=true."
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "key"),
     [

@@ -17,7 +17,6 @@ FILES = [
 EXCEPTIONS = {
     "lab/check_reward/__init__.py:check",
     "lab/check_reward/report.py:measure",
-    "lab/doctor.py",
     "lab/dry_run.py",
     "lab/report/page.py:write_report",
     "lab/run/claim.py",

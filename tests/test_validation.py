@@ -17,7 +17,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.plugin import reward, validation
+from gdpo_verl.plugin import batches, reward, validation
 from gdpo_verl.plugin.trainer import seam_of
 
 REWARDS = """
@@ -92,6 +92,11 @@ INVALID_IN_A_CONTROL_TOO = [
     ("reward_model.reward_manager", "naive", r": verl reads .*Set reward\.reward_manager\.name in"),
 ]
 ONE = "actor_rollout_ref.rollout.n=1"
+ONE_AND_DIVIDED = [
+    ONE,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+]
 RAMP = "{format: {from: 0.0, to: 1.0, steps: 5}}"
 
 
@@ -147,6 +152,64 @@ def test_refused_under_another_key_than_the_one_that_was_set(
         validate(compose(*overrides))
 
 
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MICRO = "log_prob_micro_batch_size_per_gpu"
+# The toolbox has 32 prompts a step, 16 a mini-batch, 8 responses each.
+DIVIDED = [
+    ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=48"], r"actor\.ppo_micro_batch_size_per_gpu: .* 128 "),
+    ([f"{ROLLOUT}.{MICRO}=96"], rf"{ROLLOUT}\.{MICRO}: .* 256 responses.* found 96\. Take 32, or"),
+    (
+        [f"{ACTOR}.use_kl_loss=true", f"actor_rollout_ref.ref.{MICRO}=5"],
+        rf"actor_rollout_ref\.ref\.{MICRO}: .* found 5\. Take 1, ",
+    ),
+    # verl fills 24 prompts up to 2 mini-batches.
+    (["data.train_batch_size=24", f"{ROLLOUT}.{MICRO}=192"], "the 256 responses"),
+    (
+        ["trainer.n_gpus_per_node=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128"],
+        "the 64 responses",
+    ),
+    (["trainer.n_gpus_per_node=3"], f"{ACTOR}.ppo_mini_batch_size: .* 3 devices.*multiple of 3"),
+]
+UNDIVIDED = [
+    [],
+    [f"{ACTOR}.ppo_micro_batch_size_per_gpu=128"],
+    [f"{ACTOR}.ppo_micro_batch_size_per_gpu=48", f"{ACTOR}.use_dynamic_bsz=true"],
+    [f"actor_rollout_ref.ref.{MICRO}=5"],  # no reference is asked
+    [
+        f"{ROLLOUT}.{MICRO}=96",
+        "algorithm.rollout_correction.bypass_mode=true",
+    ],
+    ["trainer.n_gpus_per_node=2", f"{ACTOR}.ulysses_sequence_parallel_size=2"],
+    [f"{ACTOR}.ppo_micro_batch_size_per_gpu=48", "trainer.use_v1=false"],
+    ["data.train_batch_size=24"],
+    [f"{ACTOR}.ppo_micro_batch_size_per_gpu=48", "trainer.val_only=true"],
+]
+
+
+def plain(compose: Callable[..., DictConfig], overrides: list[str]) -> DictConfig:
+    """With micro-batches of rows."""
+    config = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.use_prefix_grouper=false"]
+    return compose(*config, *overrides)
+
+
+@pytest.mark.parametrize(("overrides", "message"), DIVIDED)
+def test_a_batch_that_cannot_be_divided_is_refused(
+    compose: Callable, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        validate(plain(compose, overrides))
+
+
+@pytest.mark.parametrize("overrides", UNDIVIDED)
+def test_a_batch_that_verl_can_divide_is_not_refused(
+    compose: Callable, overrides: list[str]
+) -> None:
+    config = plain(compose, overrides)
+    if validation.on_default_trainer(config):
+        batches.check(config)
+
+
 def filtered(metric: str) -> str:
     return f"algorithm.filter_groups={{enable: true, metric: {metric}}}"
 
@@ -180,10 +243,10 @@ OLD = "reward_model.reward_manager"
         # It may learn from a response alone, as verl's GRPO does.
         (
             "gdpo",
-            [ONE, "+algorithm.gdpo.variant=pkg://own:own"],
+            [*ONE_AND_DIVIDED, "+algorithm.gdpo.variant=pkg://own:own"],
             r"rollout\.n: .*'pkg://own:own' l",
         ),
-        ("grpo", [ONE], None),
+        ("grpo", ONE_AND_DIVIDED, None),
         (
             "gdpo",
             ["algorithm.norm_adv_by_std_in_grpo=false"],

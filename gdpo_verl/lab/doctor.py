@@ -16,6 +16,7 @@ from gdpo_verl.lab import text
 from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration
+from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -27,6 +28,7 @@ PACKAGES = (
     "TransferQueue",
     "hydra-core",
     "transformers",
+    "trl",
 )
 
 # What an extra of the package is for.
@@ -115,6 +117,8 @@ def diagnose() -> list[Finding]:
     findings = [*_versions(), *_extras()]
     if installed_version("verl"):
         findings += _fresh_process()
+    elif installed_version("trl"):
+        findings.append(_trl())
     return [*findings, _sandbox()]
 
 
@@ -125,7 +129,9 @@ def _versions() -> Iterator[Finding]:
     for name, installed in found.items():
         if installed:
             yield Finding(name, installed)
-    if not found["verl"]:
+    if not found["verl"] and found["trl"]:
+        yield Finding("verl", "not installed, and not needed to train in TRL")
+    elif not found["verl"]:
         yield Finding("verl", "missing", f"{text.install_extra('verl')}; tested: {contract.TESTED}")
     elif reason := contract.first_violation():
         yield Finding("verl", "unsupported", reason)
@@ -149,6 +155,19 @@ def _extras() -> Iterator[Finding]:
             yield Finding(f"[{extra}]", state)
 
 
+def _trl() -> Finding:
+    """The trainer in TRL, which stands in an environment of its own."""
+    try:
+        from gdpo_verl import trl
+
+        problems = violations(source_of("trl"), trl.CONTRACT)
+    except ImportError as error:
+        problems = [f"{type(error).__name__}: {error}"]
+    if problems:
+        return Finding("gdpo_verl.trl", "; ".join(problems), "pip install trl==1.16.0")
+    return Finding("gdpo_verl.trl", "GDPOTrainer fits this TRL")
+
+
 def _fresh_process() -> Iterator[Finding]:
     process = subprocess.run(
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False
@@ -162,34 +181,47 @@ def _fresh_process() -> Iterator[Finding]:
     result = json.loads(lines[-1])
     loaded = "gdpo_verl.plugin.estimator.gdpo"
     yield _check(
-        *("adv_estimator=gdpo", result["estimator"], loaded, loaded),
+        "adv_estimator=gdpo",
+        loaded,
+        result["estimator"] == loaded,
+        result["estimator"],
         remedy="the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
         "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
     )
     yield _check(
-        *("trainer seam", result["seam"], True, "in place on verl's PPOTrainer"),
+        "trainer seam",
+        "in place on verl's PPOTrainer",
+        result["seam"] is True,
+        result["seam"],
         remedy="reinstall gdpo-verl and verl, then run this again",
     )
     yield _check(
-        *(f"reward manager {MANAGER_NAME}", result["manager"], MANAGER_NAME, "registered"),
+        f"reward manager {MANAGER_NAME}",
+        "registered",
+        MANAGER_NAME in result["manager"],
+        result["manager"],
         remedy="reinstall gdpo-verl",
     )
     yield _device(result["device"], result["vllm"])
     yield _vllm(result["vllm"], result["device"])
     # These two have a line only where they fail.
     for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
-        if (fault := result[subject.lower()]) is not None:
+        fault = result[subject.lower()]
+        if fault is not None:
             yield Finding(subject, _state(fault), remedy)
     yield _check(
-        *("Ray", result["ray"], "1", "starts and runs a task"),
+        "Ray",
+        "starts and runs a task",
+        result["ray"] == "1",
+        result["ray"],
         remedy="pip install 'ray[default]'; see that this machine lets it open ports, and that no "
         "path of the environment holds a space",
     )
 
 
-def _check(subject: str, found: Any, expected: Any, state: str, *, remedy: str) -> Finding:
-    if found == expected or (isinstance(found, list) and expected in found):
-        return Finding(subject, state)
+def _check(subject: str, well: str, is_well: bool, found: Any, *, remedy: str) -> Finding:
+    if is_well:
+        return Finding(subject, well)
     return Finding(subject, _state(found), remedy)
 
 

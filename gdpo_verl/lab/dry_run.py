@@ -135,7 +135,7 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin import batches, validation
 
     if validation.uses_plugin(config):
         validation.check_settings(config)
@@ -143,6 +143,8 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     # Without the plug-in's wrapper, which looks at this machine's devices, too.
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
+    if validation.on_default_trainer(config):
+        batches.check(config)
     yield "settings verl's validation and GDPO's passed"
 
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.plugin import contract, reward, shared_prompts
+from gdpo_verl.plugin import batches, contract, reward, shared_prompts
 from gdpo_verl.plugin.model import check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, declared_reward
 from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
@@ -75,6 +75,8 @@ def check_run(config: Any) -> None:
     check_settings(config)
     if not joins_cluster(config):
         check_components(config)
+    if on_default_trainer(config):
+        batches.check(config)
 
 
 def check_settings(config: Any) -> None:
