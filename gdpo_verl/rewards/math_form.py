@@ -12,7 +12,7 @@ _SIGNS = str.maketrans({
 })  # fmt: skip
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
-    (re.compile(r"^\s*\\approx(?![a-z])"), ""),
+    (re.compile(r"^(\{?)\s*\\approx(?![a-z])"), r"\1"),
     (re.compile(r"\\?%"), ""),  # 50% is 50
     (re.compile(r"\\?[.,]$"), ""),
     (re.compile(r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))"), ""),  # between thousands
