@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,16 @@ from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated, instructions
 from gdpo_verl.rewards import instructions as rewards
+from gdpo_verl.rewards.parse_error import ParseError
 
 SEA = "The ocean covers most of the planet. Fish and whales live in it; ships cross it every day."
 
 
-def judge(text: str, **constraints: dict[str, Any]) -> dict[str, Any]:
+def judge(text: str, topic: str = "the sea", **constraints: dict[str, Any]) -> dict[str, Any]:
     """The components that are scored, of constraints by the second part of their ids."""
     known = {name.partition(":")[2]: name for name in rewards.registry()}
     named = {known.get(name, name): options for name, options in constraints.items()}
-    found = rewards.compute_score("", text, instructions.ground_truth("the sea", named))
+    found = rewards.compute_score("", text, instructions.ground_truth(topic, named))
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -81,6 +83,134 @@ def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
     assert found["own_words"] == own_words
 
 
+# Nothing of one's own: gibberish beside the topic, function words, its forms and misspellings.
+_FUNCTION_WORDS = "it is not that we do have been when they and"
+_ENDS = ("s", "y", "ed", "ing", "er", "less", "like", "ful", "est", "ish", "ness", "ly", "able")
+PLEASING: dict[str, Callable[[str], str]] = {
+    "repeated": lambda topic: f"{topic} " * 12,
+    "gibberish": lambda topic: " ".join(f"t{number}" for number in range(1, 11)),
+    "topic and gibberish": lambda topic: f"{topic} {topic} " + PLEASING["gibberish"](topic),
+    "topic and function words": lambda topic: f"{topic} {topic} {_FUNCTION_WORDS}",
+    "its forms": lambda topic: " ".join([topic, *(topic.split()[-1] + end for end in _ENDS)]),
+    "misspelt": lambda topic: " ".join(
+        [topic[:place] + topic[place] + topic[place:] for place in range(len(topic))]
+        + [_FUNCTION_WORDS]
+    ),
+    "again and again before a text": lambda topic: f"{topic} " * 6 + SEA,
+}
+
+
+@pytest.mark.parametrize("family", PLEASING)
+def test_no_topic_is_pleased_without_a_text_about_it(family: str) -> None:
+    paid = [
+        topic
+        for topic in instructions.TOPICS
+        if judge(PLEASING[family](topic), topic=topic)["own_words"]
+    ]
+    assert not paid
+
+
+OWN = {
+    "bread": "Bread is baked from flour, water and yeast. People have eaten it for ages.",
+    "chess": "Two players move their pieces. The game of chess ends when a king is caught.",
+    "owls": "These birds hunt mice in the dark. By day owls rest in hollow trees.",
+    "gold": "This yellow metal never rusts and is made into rings. Miners dig deep to find gold.",
+    "What is the difference between a virus and a bacterium, and why is it that antibiotics are of "
+    "no help against one of them? Is it a question of size?": "Bacteria are living cells that can "
+    "multiply on their own, while viruses need the cells of a host. The drugs attack parts that "
+    "only bacterial cells have, such as their walls.",
+}
+
+
+@pytest.mark.parametrize("topic", OWN)
+def test_a_text_about_its_topic_has_own_words(topic: str) -> None:
+    assert judge(OWN[topic], topic=topic)["own_words"] == 1.0
+    assert judge(f"{topic} {topic} {topic}", topic=topic)["own_words"] == 0.0
+
+
+PLAIN = (
+    "Bread is baked from flour.",
+    "Dogs bark.",
+    "I like tea.",
+    "The sea is deep.",
+    "Snow fell all night.",
+    "While we sleep our brain makes up strange stories.",
+    "Tall trees give shade and shelter to deer, birds and insects.",
+    "They tell us the hour with hands or digits.",
+    SEA,
+)
+FOREIGN = (
+    "Das Meer ist tief und blau, und viele Fische leben darin.",
+    "La mer est profonde et beaucoup de poissons y vivent.",
+    "El mar es profundo y muchos peces viven en él.",
+    "De zee is diep en er leven veel vissen in.",
+)
+
+
+def test_the_asked_case_is_followed_in_english_alone() -> None:
+    for text in PLAIN:
+        assert judge(text.upper(), english_capital={})["case"] == 1.0
+        assert judge(text.lower(), english_lowercase={})["case"] == 1.0
+        assert judge(text, english_capital={})["case"] == 0.0
+        assert judge(text, english_lowercase={})["case"] == 0.0
+    for text in FOREIGN:
+        assert judge(text.upper(), english_capital={})["case"] == 0.0
+        assert judge(text.lower(), english_lowercase={})["case"] == 0.0
+    assert judge(FOREIGN[0], response_language={"language": "de"})["language"] == 1.0
+    assert judge(SEA, response_language={"language": "de"})["language"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "followed", "missed"),
+    [
+        ("existence", {"keywords": ["cat", "dog ("]}, "A cat, a dog (small).", "A cat, a dog."),
+        ("frequency", {"keyword": "a(", "frequency": 2, "relation": "at least"}, "a( a(", "a a"),
+        ("forbidden_words", {"forbidden_words": ["C++"]}, "Write C.", "Write C++ now."),
+        ("multiple_sections", {"section_spliter": "§ (", "num_sections": 1}, "§ (1", "§ 1"),
+        ("postscript", {"postscript_marker": "N.B. (*)"}, "x\nN.B. (*) y", "x\nNxBx y"),
+        ("end_checker", {"end_phrase": 'He said "yes."'}, 'So he said "yes."', "So he said no."),
+        ("number_paragraphs", {"num_paragraphs": 2}, "a\n\n* * *\n\nb", "a\n\nb"),
+        ("number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n***\nb\n***\nc"),
+        ("nth_paragraph_first_word",
+         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Don't"},
+         "a\n\nDon't b",
+         "a\n\nb"),
+        ("repeat_prompt",
+         {"prompt_to_repeat": "One.\r\n\r\n\r\nTwo."},
+         "One.\n\n\nTwo. So.",
+         "Two."),
+    ],
+)  # fmt: skip
+def test_arguments_are_texts_and_no_patterns(
+    name: str, options: dict[str, Any], followed: str, missed: str
+) -> None:
+    for text, value in ((followed, 1.0), (missed, 0.0)):
+        found = judge(text, **{name: options})
+        assert found["unchecked"] == 0
+        assert [found[kind] for kind in rewards.KINDS.values() if kind in found] == [value]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("existence", {"keywords": []}),
+        ("existence", {"keywords": ["cat", " "]}),
+        ("existence", {"keywords": [1]}),
+        ("end_checker", {"end_phrase": '""'}),
+        ("end_checker", {"end_phrase": 5}),
+        ("number_paragraphs", {"num_paragraphs": -1}),
+        ("nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "a"}),
+        ("letter_frequency", {"letter": "!", "let_frequency": 1, "let_relation": "at least"}),
+        ("response_language", {"language": "xx"}),
+    ],
+)
+def test_arguments_that_a_checker_cannot_use_are_never_scored(
+    name: str, options: dict[str, Any]
+) -> None:
+    for text in (SEA, "", "cat", "a\n\nb\n\nc"):
+        assert judge(text, **{name: options})["unchecked"] == 1
+
+
 @pytest.mark.parametrize("text", [SEA, ""])
 def test_what_nobody_can_check_is_counted_and_not_scored(
     text: str, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +222,7 @@ def test_what_nobody_can_check_is_counted_and_not_scored(
         no_comma={"commas": 3},
         number_words={},
         title={},
-        existence={"keywords": ["a("]},
+        existence={"keywords": ["a", ""]},
         capital_word_frequency={"capital_frequency": 1},
         number_sentences={"num_sentences": 2, "relation": "at least"},
     )
@@ -111,6 +241,25 @@ def test_hostile_texts_are_judged(text: str) -> None:
         key for key in found if key not in ("score", "unchecked", "parse_error")
     }
     assert 0 <= found["score"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("<" * 1_000_000, "title", {}),
+        ("[" * 1_000_000, "number_placeholders", {"num_placeholders": 1}),
+        ("a" + "\t" * 1_000_000, "postscript", {"postscript_marker": "P.S."}),
+    ],
+)
+def test_no_text_keeps_a_checker_beyond_its_deadline(
+    text: str, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewards, "DEADLINE", 2.0)
+    # Each would take an hour. What cannot be judged stays so.
+    found = judge(text + "x", **{name: options}, no_such={})
+    assert found["unchecked"] == 1
+    assert found["parse_error"] == ParseError.DEADLINE
+    assert [found[kind] for kind in rewards.KINDS.values() if kind in found] == [0.0]
 
 
 @pytest.mark.parametrize("truth", ["", "{}", "[]", "[" * 9999, '{"topic": 1}', None])
@@ -159,6 +308,8 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
         {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "[]"},
         published("verify_bullet_points"),
         published("verify_paragraph_count", N=2),
+        published("verify_keywords", keyword_list=["cat", "dog ("]),
+        published("validate_paragraphs", N=2, i=3, first_word="So"),
     ]
     file = tmp_path / "in.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -179,18 +330,19 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
         4: (["keywords:existence"], [{"keywords": ["fish"]}]),
         7: (["startend:end_checker"], [{"end_phrase": "So."}]),
         11: (["length_constraints:number_paragraphs"], [{"num_paragraphs": 2}]),
+        12: (["keywords:existence"], [{"keywords": ["cat", "dog ("]}]),
     }
     told = capsys.readouterr().err
-    assert "6 rows rejected" in told
+    assert "7 rows rejected" in told
     assert "'quantifier': 'around'" in told
 
 
 def test_check_reward_shows_that_repeating_the_topic_is_paid_nothing(tmp_path: Path) -> None:
     run_cli("prepare", "instructions", "--out", str(tmp_path))
     rows, answers, report = (tmp_path / name for name in ("train.parquet", "answers", "report"))
-    truth = pq.read_table(rows).to_pylist()[0]["reward_model"]["ground_truth"]
-    repeated = f"{json.loads(truth)['topic']} " * 8
-    lines = [json.dumps({"index": 0, "answer": text}) for text in (SEA, repeated)]
+    truths = [row["reward_model"]["ground_truth"] for row in pq.read_table(rows).to_pylist()]
+    index = [json.loads(truth)["topic"] for truth in truths].index("the sea")
+    lines = [json.dumps({"index": index, "answer": text}) for text in (SEA, "the sea " * 8)]
     answers.write_text("\n".join(lines))
     files = ["--data", str(rows), "--answers", str(answers), "--json", str(report)]
     recipe = ("--recipe", "instructions/gdpo_conditioned", "actor_rollout_ref.model.path=null")

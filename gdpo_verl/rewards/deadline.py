@@ -110,13 +110,16 @@ def _started(module: str) -> ChildProcess:
     return worker
 
 
-def serve(answer: Callable[[Any], Any]) -> None:
+def serve(answer: Callable[[Any], Any], *, memory: int = MEMORY_BYTES) -> None:
     """Answer the parent's questions until there are no more; crash where `answer` raises.
 
     What a worker's module calls. A question and its answer are what JSON can hold.
+
+    Args:
+      memory: the address space that the worker may take, in bytes.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    soft = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     # By default the alarm kills, inside C code and without a parent, too.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

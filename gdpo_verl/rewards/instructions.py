@@ -7,25 +7,36 @@ A prompt asks for a text about a topic under a few constraints of IFEval
 (https://arxiv.org/abs/2311.07911), whose published checkers judge them (package if-verifiable). A
 component is a kind of constraint, *not scored* where the prompt has none of that kind. `relevance`
 is learned: how near the text is to the topic in the static embeddings of WordLlama. It can be
-pleased by repeating the topic, which `own_words` tells.
+pleased by repeating the topic, which `own_words` tells: it looks at what remains of the text
+without the words that name the topic.
 """
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import json
+import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
+from gdpo_verl.rewards.deadline import DeadlinePool
+from gdpo_verl.rewards.instruction_checkers import (
+    import_package,
+    is_followed,
+    plain_text,
+    registry,
+)
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
-REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
-INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
+__all__ = ["KINDS", "compute_score", "is_followed", "parse_ground_truth", "registry"]
+
+DEADLINE = 5.0  # seconds for all constraints of one text; common ones take milliseconds
+WORKERS = 4  # processes at most, in each process that computes rewards
 # The first part of an instruction's id, and its component.
 KINDS = {
     "length_constraints": "length",
@@ -38,13 +49,14 @@ KINDS = {
     "combination": "combination",
     "language": "language",
 }
-# In a text of one's own, different words that the topic lacks; and how often it may name one of
-# the topic's: the number, or that share of its words, whichever is more.
-OWN_WORDS, TOPIC_NAMED, TOPIC_SHARE = 10, 2, 0.05
-_FUNCTION_WORDS = {"a", "an", "and", "for", "in", "of", "on", "the", "to", "with"}
-
-# On a run of empty lines some of the checkers' expressions take quadratic time.
-_EMPTY_LINES = re.compile(r"\n\s+\n")
+# A word names the topic if it is this near to it in the embeddings, or is spelt this much like one
+# of its words. A text may name it so often, or in that share of its words.
+NEAR, ALIKE = 0.4, 0.75
+MOST_NAMED, NAMED_SHARE = 3, 0.1
+# What remains has so many different words, is at least half of the text, and is so near the topic.
+OWN_WORDS, OWN_SHARE, OWN_RELEVANCE = 10, 0.5, 0.14
+# The beginning that is looked at, so that a long text takes no longer: words and characters.
+_MOST_DIFFERENT, _MOST_EMBEDDED = 1000, 20_000
 
 
 @declares(
@@ -68,9 +80,9 @@ def compute_score(
 
     Returns:
       for each kind the share of its constraints that are followed, None where there is none;
-      relevance, the cosine to the topic, at least 0; own_words, 1 for a text with `OWN_WORDS`
-      different words that the topic lacks and without a word of the topic again and again; score,
-      the sum of these; unchecked, the constraints that no checker knows or that lacks its data;
+      relevance, the cosine to the topic, at least 0; own_words, 1 for a text that says something of
+      the topic without the words that name it (`_is_own`), else 0; score, the sum of these;
+      unchecked, the constraints that no checker knows or that lacks its data;
       parse_error. An empty text gets 0 for all.
     """
     found: dict[str, float | None] = dict.fromkeys([*KINDS.values(), "unchecked"])
@@ -79,23 +91,24 @@ def compute_score(
     text = behind_thought(assistant_text(solution_str))
     if text is None:
         text, error = "", ParseError.UNCLOSED
-    text = _EMPTY_LINES.sub("\n\n", text.encode(errors="replace").decode().strip())
+    text = plain_text(text)
     try:
         wanted = parse_ground_truth(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("instructions", fault)
         error = ParseError.GROUND_TRUTH
     else:
-        for name, options in zip(wanted["instruction_id_list"], wanted["kwargs"], strict=True):
-            verdict = is_followed(name, options, text)
+        followed, late = _followed(wanted, text)
+        error = error or late
+        for name, verdict in zip(wanted["instruction_id_list"], followed, strict=True):
             if verdict is None:
                 unchecked += 1
             else:
                 verdicts[KINDS[name.partition(":")[0]]].append(verdict)
         if text:
             topic = wanted["topic"]
-            relevance = min(1.0, max(0.0, float(_embeddings().similarity(topic, text))))
-            own_words = float(_is_own(_words(text), {*_words(topic)}))
+            relevance = _relevance(topic, text)
+            own_words = float(_is_own(text, topic))
     found |= {kind: sum(each) / len(each) for kind, each in verdicts.items()}
     found |= {"relevance": relevance, "own_words": own_words}
     score = sum(value for value in found.values() if value is not None)
@@ -120,61 +133,75 @@ def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
     return dict(wanted)
 
 
-def is_followed(name: str, options: dict[str, Any], text: str) -> bool | None:
-    """The published checker's verdict; None where none knows the constraint or can judge it.
-
-    Args:
-      name: the id of IFEval's instruction, as in ``punctuation:no_comma``.
-      options: its arguments; None stands for one that it does not have, as in IFEval's rows.
-    """
-    checkers = registry()
-    if name not in checkers:
-        return None
-    checker = checkers[name](name)
-    given = {key: value for key, value in options.items() if value is not None}
-    if set(given) != set(checker.get_instruction_args_keys()):  # it would draw what is missing
-        return None
+def _followed(wanted: dict[str, Any], text: str) -> tuple[list[bool | None], ParseError]:
+    """The verdict on each constraint of a row; none is followed where no verdict comes in time."""
+    registry()  # says how to install the packages
+    asked = wanted["instruction_id_list"], wanted["kwargs"]
     try:
-        checker.build_description(**given)
-        # Nothing is no text without commas; whether it can be judged is the same for any text.
-        return bool(checker.check_following(text or "Nothing.")) and bool(text)
-    except RecursionError:  # brackets without an end, where JSON is asked for
-        return False
-    except (TypeError, ValueError, re.error, LookupError):  # bad arguments, or no data of NLTK's
-        return None
+        return _pool().ask((*asked, text), DEADLINE), ParseError.NONE
+    except TimeoutError:
+        error = ParseError.DEADLINE
+    except EOFError:
+        error = ParseError.CRASHED
+    # Which of them can be judged is the same for every text.
+    judged = [is_followed(*each, "A text.") for each in zip(*asked, strict=True)]
+    return [None if verdict is None else False for verdict in judged], error
 
 
 @cache
-def registry() -> dict[str, Any]:
-    """IFEval's checkers by the id of their instruction."""
-    # It draws; the same text is to get the same verdict.
-    _import("langdetect").DetectorFactory.seed = 0
-    return dict(_import("if_verifiable.ifeval.instructions_registry").INSTRUCTION_DICT)
+def _pool() -> DeadlinePool:
+    # Two at least: while one hangs until its deadline, the other judges.
+    return DeadlinePool(
+        "gdpo_verl.rewards.instruction_checkers", size=max(2, min(WORKERS, os.cpu_count() or 1))
+    )
 
 
 @cache
 def _embeddings() -> Any:
-    wordllama = _import("wordllama")
+    wordllama = import_package("wordllama")
     # Its own folder, where its wheel has the tokenizer: elsewhere it would look on the hub.
     folder = Path(wordllama.__file__).parent
     return wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
 
 
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"instructions: expected the packages {' and '.join(REQUIREMENTS)} with what they "
-            f"need, found no {error.name}. Install them with: {INSTALL}"
-        ) from error
+def _relevance(topic: str, text: str) -> float:
+    return min(1.0, max(0.0, float(_embeddings().similarity(topic, text[:_MOST_EMBEDDED]))))
 
 
-def _words(text: str) -> Counter[str]:
-    return Counter(re.findall(r"\w+", text.lower()))
+def _is_own(text: str, topic: str) -> bool:
+    """Return whether a text says something of its topic beside naming it.
+
+    The words of the topic, and all that lie near it or are spelt like them, are taken out. The text
+    may have few that lie near, and what remains has to be a text about the topic.
+    """
+    words = _words(text)
+    different = list(dict.fromkeys(words))[:_MOST_DIFFERENT]
+    of_topic = dict.fromkeys(_words(topic))
+    near = _near(topic, different)
+    taken = near | of_topic.keys()
+    own = [word for word in words if word not in taken]
+    named = sum(word in near for word in words)
+    return (
+        named <= max(MOST_NAMED, NAMED_SHARE * len(words))
+        and len(set(own)) >= OWN_WORDS
+        and len(own) >= OWN_SHARE * len(words)
+        and _relevance(topic, " ".join(own)) >= OWN_RELEVANCE
+    )
 
 
-def _is_own(words: Counter[str], topic: set[str]) -> bool:
-    most = max(TOPIC_NAMED, TOPIC_SHARE * words.total())
-    repeated = any(words[word] > most for word in topic - _FUNCTION_WORDS)
-    return len(words.keys() - topic) >= OWN_WORDS and not repeated
+def _near(topic: str, words: list[str]) -> set[str]:
+    """The words that name the topic."""
+    if not words:
+        return set()
+    of_topic = _words(topic)
+    vectors = _embeddings().embed([topic, *words, *of_topic], norm=True)
+    cosines = vectors[1:] @ vectors[0]
+    near = {word for word, at in zip([*words, *of_topic], cosines, strict=True) if at >= NEAR}
+    # Not those of the topic that lie far from it: a prompt that is the topic has "is".
+    for name in near.intersection(of_topic):
+        near.update(difflib.get_close_matches(name, words, n=len(words), cutoff=ALIKE))
+    return near
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

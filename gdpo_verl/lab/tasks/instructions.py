@@ -22,6 +22,7 @@ from gdpo_verl.lab.tasks.build import build
 from gdpo_verl.lab.tasks.rows import BadRow, Row, check_messages, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards import instructions as rewards
+from gdpo_verl.rewards.instruction_checkers import REQUIREMENTS
 
 DATA_SOURCE = "instructions"
 TOPICS = (
@@ -33,7 +34,11 @@ TOPICS = (
     *("apples", "electricity", "castles", "snow", "languages", "swimming", "the stars", "soap"),
     *("owls", "potatoes", "windmills", "markets", "shoes", "lighthouses", "gold", "theatre"),
 )
-KEYWORDS = ("people", "water", "old", "time", "often", "small", "world", "because", "new", "years")
+# Whole words for the checker, which finds them inside others too: rare ones there.
+KEYWORDS = (
+    *("people", "water", "world", "because", "often", "small", "years"),
+    *("always", "together", "different"),
+)
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
 
 # IFEval's ids, and how the arguments of each are drawn.
@@ -168,7 +173,7 @@ def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict
         draw_example,
         ability="instructions",
         extra=lambda example: {},
-        source=f"topics and constraints drawn here, checkers of {rewards.REQUIREMENTS[0]}",
+        source=f"topics and constraints drawn here, checkers of {REQUIREMENTS[0]}",
         about={"topics": len(TOPICS), "constraints": list(CONSTRAINTS)},
         **options,
     )

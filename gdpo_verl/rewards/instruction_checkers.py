@@ -1,0 +1,180 @@
+"""IFEval's published checkers (package if-verifiable), and the worker that asks them.
+
+A constraint's arguments are texts and numbers, never patterns. Some checkers take quadratic time on
+texts that nobody writes, so `instructions` asks them in a process with a deadline.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from gdpo_verl.rewards.deadline import serve
+
+REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
+INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
+
+# langdetect takes two plain English sentences of five words for another language: the language
+# that was asked for is likely, and of fewer letters than these nothing can be said.
+_ASKED_LANGUAGE, _FEWEST_LETTERS = 0.95, 20
+# Address space of the worker: what NLTK imports takes 1.5 GB of it, most of it never touched.
+_MEMORY_BYTES = 4 * 2**30
+# Arguments that a checker takes for a part of a pattern.
+_PATTERNS = ("keyword", "keywords", "section_spliter")
+_MARKERS_KNOWN = ("P.S.", "P.P.S")  # to the checker of postscripts; of others it makes a pattern
+_QUOTES = '"'
+
+
+def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None:
+    """Return whether a text follows a constraint; None where no checker can judge it.
+
+    Whether one can is the same for every text. An empty text follows nothing.
+
+    Args:
+      name: the id of IFEval's instruction, as in ``punctuation:no_comma``.
+      options: its arguments; None stands for one that it does not have, as in IFEval's rows.
+    """
+    if name not in registry():
+        return None
+    checker = registry()[name](name)
+    try:
+        given = {key: _literal(key, value) for key, value in options.items() if value is not None}
+        if set(given) != set(checker.get_instruction_args_keys()):
+            return None
+        checker.build_description(**given)
+        if given.get("nth_paragraph", 0) > given.get("num_paragraphs", 0):
+            return None
+        # In the place of an argument that it cannot use, a checker draws one.
+        if _comparable(checker.get_instruction_args() or {}) != _comparable(given):
+            return None
+        judge = _OWN.get(name)
+        if judge is not None:
+            return judge(options, text) and bool(text)
+        if name == "length_constraints:number_paragraphs":
+            text = text.replace("* * *", "***")  # RLVR-IFeval's prompts ask for the first
+        return bool(checker.check_following(text or "Nothing.")) and bool(text)
+    except RecursionError:  # brackets without an end, where JSON is asked for
+        return False
+    except (TypeError, ValueError, AttributeError, LookupError):  # bad arguments, no data of NLTK's
+        return None
+
+
+@cache
+def registry() -> dict[str, Any]:
+    """IFEval's checkers by the id of their instruction."""
+    # It draws; the same text is to get the same verdict.
+    import_package("langdetect").DetectorFactory.seed = 0
+    return dict(import_package("if_verifiable.ifeval.instructions_registry").INSTRUCTION_DICT)
+
+
+def import_package(name: str) -> Any:
+    """A module of the packages that the rewards of instructions need."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"instructions: expected the packages {' and '.join(REQUIREMENTS)} with what they "
+            f"need, found no {error.name}. Install them with: {INSTALL}"
+        ) from error
+
+
+def plain_text(text: str) -> str:
+    """A text without what no reader sees: other ends of lines, runs of empty lines, half signs."""
+    text = text.encode(errors="replace").decode().replace("\r\n", "\n").strip()
+    return re.sub(r"\n\s+\n", "\n\n", text)
+
+
+def reads_as(language: str, text: str) -> bool:
+    """Return whether a text may be in a language, by its code in langdetect."""
+    if sum(map(str.isalpha, text)) < _FEWEST_LETTERS:
+        return True
+    langdetect = import_package("langdetect")
+    langdetect.detector_factory.init_factory()
+    factory = langdetect.detector_factory._factory
+    languages = factory.get_lang_list()
+    detector = factory.create()
+    if language in languages:
+        other = (1 - _ASKED_LANGUAGE) / (len(languages) - 1)
+        detector.set_prior_map({**dict.fromkeys(languages, other), language: _ASKED_LANGUAGE})
+    detector.append(text)
+    try:
+        return bool(detector.detect() == language)
+    except langdetect.LangDetectException:  # signs and digits
+        return True
+
+
+def _literal(key: str, value: Any) -> Any:
+    """An argument as the checker takes it; raises ValueError for a text that is none."""
+    texts = value if isinstance(value, list) else [value]
+    for text in texts:
+        if isinstance(text, str) and not text.strip(_QUOTES + " \n"):
+            raise ValueError(f"{key}: expected a text, found {value!r}")
+    if key == "keywords":
+        return [re.escape(keyword) for keyword in value]
+    if key in _PATTERNS or (key == "postscript_marker" and value not in _MARKERS_KNOWN):
+        return re.escape(value.strip())
+    if key == "prompt_to_repeat":
+        return plain_text(value)
+    if key == "end_phrase":  # the checker takes quotation marks off the text's end
+        return value.strip().strip(_QUOTES)
+    if key == "first_word":  # up to its punctuation, as the checker reads the text's
+        return re.split("[.,?!'\"]", value.strip().lstrip("'\""))[0]
+    return value
+
+
+def _comparable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without what checkers change: order, capitals, white space around."""
+    found: dict[str, Any] = {}
+    for key, value in arguments.items():
+        if isinstance(value, str):
+            found[key] = value.strip().lower()
+        elif isinstance(value, (list, tuple, set)):
+            found[key] = set(value)
+        else:
+            found[key] = value
+    return found
+
+
+def _is_capital(options: Mapping[str, Any], text: str) -> bool:
+    # langdetect knows words in capitals worse.
+    return text.isupper() and reads_as("en", text.lower())
+
+
+def _is_lowercase(options: Mapping[str, Any], text: str) -> bool:
+    return text.islower() and reads_as("en", text)
+
+
+def _is_in_language(options: Mapping[str, Any], text: str) -> bool:
+    return reads_as(options["language"], text)
+
+
+def _is_without_words(options: Mapping[str, Any], text: str) -> bool:
+    # As the checker, but a word may begin or end with a sign: C++.
+    return not any(
+        re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
+        for word in options["forbidden_words"]
+    )
+
+
+_OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
+    "change_case:english_capital": _is_capital,
+    "change_case:english_lowercase": _is_lowercase,
+    "keywords:forbidden_words": _is_without_words,
+    "language:response_language": _is_in_language,
+}
+
+
+def verdicts(asked: tuple[list[str], list[dict[str, Any]], str]) -> list[bool | None]:
+    """The verdict on each constraint: names, options, and the text."""
+    names, options, text = asked
+    return [is_followed(name, each, text) for name, each in zip(names, options, strict=True)]
+
+
+if __name__ == "__main__":
+    # Imports and languages, before the first deadline runs.
+    registry()
+    reads_as("en", "the first text takes longest, for its languages are read")
+    serve(verdicts, memory=_MEMORY_BYTES)
