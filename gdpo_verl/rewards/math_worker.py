@@ -139,7 +139,10 @@ def _same_equation(wanted: Any, found: Any) -> bool:
     # Without a real solution, math-verify finds all equations equal.
     if not wanted.free_symbols:
         return False
-    ratio = sympy.simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
+    try:
+        ratio = sympy.simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
+    except Exception:  # of sympy's own, for sets and matrices
+        return False
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
