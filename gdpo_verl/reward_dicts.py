@@ -154,38 +154,25 @@ def weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:
     return rewards.nan_to_num(0.0) @ torch.tensor(objective.weights, dtype=torch.float64)
 
 
-def failed_judgement(info: Mapping[str, Any]) -> str:
-    """The reason why verl's `rate_limited` manager has no reward for a row; '' where it has one.
-
-    It then returns the score 0 and one of two more keys beside 'acc' (verl/experimental/
-    reward_loop/reward_manager/limited.py, `run_single`); such a row is not scored.
-    """
-    if set(info) == {"timeout", "acc"}:
-        return "timeout"
-    return str(info["error"]) if set(info) == {"error", "acc"} else ""
-
-
 def read_components(
     infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
 ) -> Tensor:
     """Read the reward components of each row, in the order of the objective's keys.
 
     Args:
-      infos: what the reward returned for each row (verl's `reward_extra_info`).
+      infos: what the reward returned for each row.
       objective: names the components and says which may be absent.
       rows: what to call each row in an error.
 
     Returns:
-      float64, shape (B, K), in reward units; NaN where not scored: None, NaN, an optional
-      component that is absent, or a row without a reward (`failed_judgement`).
+      float64, shape (B, K), in reward units; NaN where not scored: None, NaN, or an optional
+      component that is absent.
 
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
     _check_dicts(infos, rows, objective.config.wording)
-    # A row without a judgement has none of the keys, which is no fault of the reward.
-    nothing = dict.fromkeys(objective.keys)
-    infos = [nothing if failed_judgement(info) else unnested(info) for info in infos]
+    infos = [unnested(info) for info in infos]
     columns = [
         [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
         for key in objective.keys

@@ -194,7 +194,7 @@ def test_a_row_without_a_judgement_is_not_scored_and_counted() -> None:
 def test_a_component_named_acc_is_not_scored_either() -> None:
     wanted = GdpoConfig(reward_keys=("acc",)).resolve(())
     rows = [judged({"score": 1.0, "acc": 1.0}), judged(ValueError("down"))]
-    found = read_components(rows, wanted, ["u_0_0", "u_1_0"])
+    found = RewardBatch(wanted, rows, ["u", "u"], ["u_0_0", "u_1_0"]).raw
     assert (float(found[0, 0]), found[1, 0].isnan().item()) == (1.0, True)
 
 

@@ -18,13 +18,35 @@ from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import (
     RewardErrors,
     check_unscored,
-    failed_judgement,
     read_components,
     weighted_sum,
 )
 
 # The largest share of a batch's responses that may be without a reward; above it training ends.
 MOST_REWARD_ERRORS = 0.5
+
+
+def failed_judgement(info: Mapping[str, Any]) -> str:
+    """The reason why verl's `rate_limited` manager has no reward for a row; '' where it has one.
+
+    It then returns the score 0 and one of two more keys beside 'acc' (verl/experimental/
+    reward_loop/reward_manager/limited.py, `run_single`); such a row is not scored.
+    """
+    if set(info) == {"timeout", "acc"}:
+        return "timeout"
+    return str(info["error"]) if set(info) == {"error", "acc"} else ""
+
+
+def components_of_rows(
+    infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
+) -> Tensor:
+    """Read the components from verl's `reward_extra_info` of each row, as `read_components`.
+
+    A row without a judgement has none of the keys, which is no fault of the reward: NaN.
+    """
+    nothing = dict.fromkeys(objective.keys)
+    judged = [nothing if failed_judgement(info) else info for info in infos]
+    return read_components(judged, objective, rows)
 
 
 class RewardBatch:
@@ -58,7 +80,7 @@ class RewardBatch:
         rows = [row for row, pad in enumerate(padding) if not pad]
         self.real = torch.tensor(rows, dtype=torch.int64)
         self.raw = torch.full((len(row_keys), len(objective.keys)), math.nan, dtype=torch.float64)
-        self.raw[self.real] = read_components(
+        self.raw[self.real] = components_of_rows(
             [infos[row] for row in rows], objective, [row_keys[row] for row in rows]
         )
         self.rewards = apply_conditions(self.raw, objective.keys, objective.config.conditions)

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
+from gdpo_verl.plugin.batch import failed_judgement
 from gdpo_verl.plugin.model import check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, declared_reward
-from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
+from gdpo_verl.reward_dicts import read_components, unnested
 
 logger = logging.getLogger(__name__)
 
