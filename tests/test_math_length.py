@@ -163,6 +163,10 @@ WRONG = [
     (r"\{1,2\}", r"\{1,2,3\}"), (r"(0,2]\cup[3,\infty)", "(0,2]"), (r"\sqrt8", "8"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"), (r"50\%", "0.5"),
     ("x^2 - 1", "x^2+1"), (r"\text{Monday}", r"\text{Tuesday}"), (r"3, so \boxed{\sqrt7}.", "3"),
+    (
+        r"y=t\begin{pmatrix}1\\2\end{pmatrix}+\begin{pmatrix}1\\2\end{pmatrix}",
+        r"y=t\begin{pmatrix}1\\2\end{pmatrix}+\begin{pmatrix}1\\3\end{pmatrix}",
+    ),
 ]  # fmt: skip
 # A fragment, another unit, another letter, another equation.
 OTHER = [
