@@ -307,3 +307,210 @@ def test_rows_of_anybodys_need_names_of_columns_alone(
     said = refused(capsys, tmp_path / "x.jsonl", "--group", "problm")
     assert "--group: 'problm' is no column" in said
     assert "Did you mean 'problem'?" in said
+
+
+# ------------------------------------------------ rewards that score the answers anew
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    print("a reward that prints")
+    right = float(solution_str.split()[-1] == str(ground_truth))
+    return {"score": right, "right": right, "length": len(solution_str)}
+
+def asks(data_source, solution_str, ground_truth, extra_info=None):
+    try:
+        return {"score": 1.0, "hard": float((extra_info or {}).get("level") == 3)}
+    except Exception:
+        return {"score": 0.0, "hard": 0.0}
+
+def of_a_source(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 1.0, "hard": float(data_source in ("math", "code"))}
+
+def hangs(data_source, solution_str, ground_truth, extra_info=None):
+    import os
+    os._exit(3)
+
+def number(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+
+def raises(data_source, solution_str, ground_truth, extra_info=None):
+    raise KeyError("an answer without a number")
+"""
+
+
+def test_a_reward_scores_the_stored_answers_anew(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    rng = random.Random(0)
+    rows = [
+        {"input": f"q{n // 4}", "output": f"so it is {rng.choice(['42', '7', '137'])}", "gts": "42"}
+        | {"score": 0.0, "uid": f"u{n // 4}_{n % 4}_0"}
+        for n in range(24)
+    ]
+    where = dump(tmp_path / "dumps", {1: rows})
+    found = replayed(capsys, tmp_path, where, "--function", f"{tmp_path}/reward.py:compute_score")
+    scored = [
+        {"input": row["input"], "right": float(row["output"].endswith(" 42"))}
+        | {"length": float(len(row["output"]))}
+        for row in rows
+    ]
+    groups = [row["input"] for row in rows]
+    expected = gdpo_advantages(
+        matrix(scored, ("right", "length")), groups, torch.ones(24, 1), whiten="sequence"
+    )
+    assert [line["asked"] for line in found["lines"]] == pytest.approx(expected[:, 0].tolist())
+    assert found["lines"][0]["components"] == {k: scored[0][k] for k in ("right", "length")}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("asks", "needs extra_info['level'], which was not dumped"),
+        ("of_a_source", "needs data_source, which was not dumped"),
+        ("hangs", "ended its process"),
+        ("raises", "raised KeyError: 'an answer without a number'"),
+        ("missing", "cannot be done: AttributeError"),
+    ],
+)
+def test_a_reward_that_cannot_score_is_named_with_file_and_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, said: str
+) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    where = dump(tmp_path / "dumps", {1: drawn(2, two_rewards)})
+    found = refused(capsys, where, "--function", f"{tmp_path}/reward.py:{name}")
+    assert said in found
+    assert name == "missing" or f"{where}/1.jsonl, line 1: " in found
+
+
+# ------------------------------------------------ advice
+
+
+def conditioned(rng: random.Random) -> dict[str, float]:
+    """A short answer is rather a wrong one."""
+    right = float(rng.random() < 0.3)
+    return {"correctness": right, "brevity": rng.random() * (0.3 if right else 1.0)}
+
+
+def guarded(rng: random.Random) -> dict[str, float]:
+    """What pleases the model of relevance is repetition, which is measured and not paid."""
+    own = float(rng.random() < 0.5)
+    return {"relevance": rng.random() * (0.4 if own else 1.0), "own_words": own}
+
+
+def twins(rng: random.Random) -> dict[str, float]:
+    right = float(rng.random() < 0.5)
+    return {"right": right, "again": right + 0.01 * rng.random(), "other": rng.random()}
+
+
+def dead(rng: random.Random) -> dict[str, float]:
+    return {"right": float(rng.random() < 0.5), "never": 0.0}
+
+
+def narrow(rng: random.Random) -> dict[str, float]:
+    """Groups of answers whose similarity differs by a hundredth; one in eight is far away."""
+    return {"right": float(rng.random() < 0.5), "similar": 0.5 + 0.01 * rng.random()}
+
+
+def wide(rng: random.Random) -> dict[str, float]:
+    return {"right": float(rng.random() < 0.5), "points": 20 * rng.random()}
+
+
+def silent(rng: random.Random) -> dict[str, float]:
+    return {"right": float(rng.random() < 0.006), "brief": float(rng.random() < 0.006)}
+
+
+ADVICE: dict[str, tuple[Callable[[random.Random], dict[str, float]], list[str], str, str]] = {
+    "a condition": (
+        conditioned,
+        [],
+        "'algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1}}'",
+        "of what brevity pays goes to answers that fail correctness",
+    ),
+    "a condition on what is measured and not paid": (
+        guarded,
+        ["algorithm.gdpo_reward_weights={own_words: 0}"],
+        "'algorithm.gdpo.conditions={relevance: {on: own_words, at_least: 1}}'",
+        "of what relevance pays goes to answers that fail own_words",
+    ),
+    "two that do alike": (
+        twins,
+        [],
+        "'algorithm.gdpo_reward_keys=[right, other]'",
+        "again does as right does: correlation within groups",
+    ),
+    "one that never varies": (
+        dead,
+        [],
+        "'algorithm.gdpo_reward_keys=[right]'",
+        "never varies in none of 60 groups (at most 5.0% of all",
+    ),
+    "weights of a sum": (
+        wide,
+        ["algorithm.adv_estimator=grpo"],
+        "'algorithm.gdpo_reward_weights={right: ",
+        "influence is not as the weights declare: right",
+    ),
+    "whitening's gain": (
+        silent,
+        [],
+        "algorithm.gdpo.whiten=none",
+        "whitening multiplies every advantage by",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_advice_has_an_override_and_its_evidence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    draw, settings, override, because = ADVICE[name]
+    where = dump(tmp_path / "dumps", {n: drawn(20, draw, seed=n) for n in (1, 2, 3)})
+    found = replayed(capsys, tmp_path, where, *settings)
+    chosen = [each for each in found["advice"] if each["override"].startswith(override)]
+    assert len(chosen) == 1, found["advice"]
+    assert because in chosen[0]["because"]
+    assert len(found["advice"]) <= 5
+    assert chosen[0]["override"] in found["printed"]
+    # Pasted, it has been followed.
+    pasted = chosen[0]["override"].strip("'")
+    after = replayed(capsys, tmp_path, where, *settings, pasted)
+    assert chosen[0]["because"] not in [each["because"] for each in after["advice"]]
+    if name == "weights of a sum":
+        influence = [each["influence"][1] for each in after["components"].values()]
+        assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
+
+
+def test_small_spread_is_named_beside_the_range(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(40, narrow)
+    for row in rows[:8]:
+        row["similar"] = 0.0  # the range is seen to be 0 to .51
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows}))
+    (small,) = [each for each in found["advice"] if "deviates within groups" in each["because"]]
+    assert "of its range 0 to 0.5" in small["because"]
+    assert "noise floor" in small["because"]
+    assert small["override"].startswith("'algorithm.gdpo_reward_weights={right: 1, similar: 0.")
+
+
+def test_nothing_is_advised_where_nothing_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(60, two_rewards)
+    where = dump(tmp_path / "dumps", {1: rows})
+    condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
+    weights = replayed(capsys, tmp_path, where, condition)["advice"]
+    assert all("influence" in each["because"] for each in weights)
+    found = replayed(capsys, tmp_path, where, "algorithm.gdpo_reward_keys=[correctness]")
+    assert found["advice"] == []
+    assert found["conclusion"] == "nothing would change"
+
+
+def test_advice_is_not_given_from_few_groups(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: drawn(12, dead)}))
+    assert found["advice"] == []
+    assert found["conclusion"].startswith("cannot be said from 12 groups")
+    assert "cannot be said from 12 groups" in found["printed"]

@@ -65,6 +65,7 @@ def check(
     *,
     answers: Path | None = None,
     model: Path | None = None,
+    samples: int | None = None,
     rows: int | None = None,
     timeout: float = TIMEOUT,
     step_seconds: float = STEP_SECONDS,
@@ -74,6 +75,7 @@ def check(
     Args:
       answers: a file of them, see `answers.from_file`; without it and a model they are made up.
       model: a local model to sample from, set as `actor_rollout_ref.model.path`.
+      samples: its answers to each row; default: actor_rollout_ref.rollout.n.
       rows: how many rows, spread evenly over data.train_files (default 64); with a file of
         answers how many of the prompts in it (default all).
       timeout: seconds that one answer may take.
@@ -89,7 +91,12 @@ def check(
             "training's devices; check a rule-based reward here. A judge can be asked at an "
             f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
         )
-    numbers = {"--rows": rows, "--timeout": timeout, "--step-seconds": step_seconds}
+    numbers = {
+        "--rows": rows,
+        "--samples": samples,
+        "--timeout": timeout,
+        "--step-seconds": step_seconds,
+    }
     for name, number in numbers.items():
         if number is not None and not number > 0:
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
@@ -118,7 +125,9 @@ def check(
         prompt = reward.prompt_text(config, tokenizer, next(iter(columns.values())))
         opening = opened_thought(prompt)
         if model is not None:
-            chosen = sample(config, tokenizer, columns)
+            chosen = sample(
+                config, tokenizer, columns, samples or int(config.actor_rollout_ref.rollout.n)
+            )
         elif answers is None:
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)

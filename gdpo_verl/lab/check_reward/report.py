@@ -14,6 +14,7 @@ from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.lab.check_reward import checks
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Finding, ScoredAnswer
+from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
@@ -44,7 +45,8 @@ def measure(
       where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
       answers, and `CONSTANT_GROUPS`, of prompts with several answers, None without such prompts. Of
       each of the `kinds` of answers `unread` counts a `parse_error` other than 0, None when the
-      reward returns none.
+      reward returns none. `teaching` is that of `teaching.teaching`, empty for made-up answers, of
+      which no policy learns.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
     tried = [
@@ -55,6 +57,7 @@ def measure(
     dicts = [each for each in finished if not each.no_dict]
     found: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
     components: list[dict[str, Any]] = []
+    taught: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
         # A key counts as returned where one answer has it.
         keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
@@ -66,6 +69,8 @@ def measure(
                 found += checks.truth_not_preferred(readable, batch)
                 found += checks.failing_pays(batch)
                 components = _summarise(batch, scored.declared)
+                if not readable[0].answer.made_up:
+                    taught = teaching(config, batch)
             validation.check_estimator(config, objective)
             returned = {each.answer.name: each.result.info for each in finished}
             validation.check_filter(config, returned)
@@ -83,6 +88,7 @@ def measure(
         "problems": [text for kind, text in found if kind == PROBLEM],
         "notes": [text for kind, text in found if kind == NOTE],
         "components": components,
+        "teaching": taught,
         "kinds": _kinds(dicts),
         "score_is_the_weighted_sum": {"answers": len(sums), "agree": sums.count("")},
         "parse_errors": dict(sorted(codes.items())),
@@ -200,7 +206,9 @@ def to_text(report: Mapping[str, Any]) -> str:
         _component_table(report["components"]),
         _kind_table(report["kinds"]),
         list(_facts(report)),
+        list(capacity_lines(report["teaching"]["capacity"])) if report["teaching"] else [],
         verdict or ["ok"],
+        ["Advice", *report["teaching"]["advice_lines"]] if report["teaching"] else [],
     ):
         lines += ["", *block] if block else []
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Answers sampled from a local model, as many for each prompt as the training would draw."""
+"""Answers sampled from a local model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PROMPTS_AT_ONCE = 8
 
 
 def sample(
-    config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]]
+    config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]], count: int
 ) -> list[CheckedAnswer]:
-    """`actor_rollout_ref.rollout.n` answers to each row, at the rollout's temperature.
+    """`count` answers to each row, at the rollout's temperature.
 
     transformers generates them, on a GPU where there is one, with the model of
     `actor_rollout_ref.model.path` and at most `data.max_response_length` tokens each; the
@@ -50,7 +50,7 @@ def sample(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
                 max_new_tokens=int(config.data.max_response_length),
-                num_return_sequences=int(rollout.n),
+                num_return_sequences=count,
                 do_sample=rollout.temperature > 0,
                 temperature=float(rollout.temperature) or None,
                 top_p=float(rollout.top_p),
@@ -62,6 +62,6 @@ def sample(
             end = next((at for at, token in enumerate(ids) if token in ends), len(ids))
             ids = ids[: end + 1]
             text = tokenizer.decode(ids, skip_special_tokens=True)
-            number = chunk[place // int(rollout.n)]
+            number = chunk[place // count]
             answers.append(CheckedAnswer(number, "sampled", text, number, tuple(ids)))
     return answers

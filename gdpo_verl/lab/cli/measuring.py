@@ -26,6 +26,12 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     check.add_argument("--data", metavar="FILE", action="append", help="for data.train_files")
     check.add_argument("--rows", type=int, help="default: 64; with --answers all of its prompts")
+    check.add_argument(
+        "--samples",
+        metavar="N",
+        type=int,
+        help="answers of the model to each row; default: actor_rollout_ref.rollout.n",
+    )
     given = check.add_mutually_exclusive_group()
     given.add_argument("--answers", metavar="FILE", type=Path, help="JSON lines, or a rollout dump")
     given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
@@ -154,6 +160,7 @@ def _check_reward(options: argparse.Namespace) -> int:
         config,
         answers=options.answers,
         model=options.model,
+        samples=options.samples,
         rows=options.rows,
         timeout=options.timeout,
         step_seconds=options.step_seconds,

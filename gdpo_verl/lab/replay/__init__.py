@@ -199,7 +199,9 @@ class _Place:
         """Find out under which settings a dump was made that does not say so."""
         self.shares_known = True
         if self.layout.kind == "trl" and self.reader.recorded:
-            closest = closest_of_trl(step, self.layout, self.declared)
+            own = self.asked.objective.weights
+            asked = dict(zip(self.asked.objective.keys, own, strict=True))
+            closest = closest_of_trl(step, self.layout, self.declared, asked)
             self.recorded = with_sequences(setting_of(closest, self.layout, self.declared))
         if self.source.algorithm is not None or not self.layout.score:
             return

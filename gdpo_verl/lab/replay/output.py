@@ -21,6 +21,8 @@ LIMITS = (
     "This is the first step from these answers; what the policy would do afterwards it does not "
     "know."
 )
+# TRL logs single precision, and adds its epsilon at another place than we do.
+_REPRODUCED = 1e-3
 _WIDTH = 100
 _SHOWN = 3  # of the answers that change most, on the terminal
 _TEXT = 1_500  # characters of each on the page
@@ -87,11 +89,12 @@ def reproduction(result: Replay) -> str:
     if result.reproduces is None:
         return "No advantages are recorded: there is nothing to reproduce."
     size = f"{result.reproduces:.1g}" if result.reproduces else "0"
-    if result.reproduces <= 1e-4:
+    if result.reproduces <= _REPRODUCED:
         return f"Reproduces: recorded and computed advantages differ by {size} at most."
     return (
         f"DOES NOT REPRODUCE: recorded and computed advantages differ by up to {size}. The answers "
-        "were trained under other settings, or some of a batch are not here."
+        "were trained under other settings (TRL logs no reward_weights: give them as "
+        "algorithm.gdpo_reward_weights), or some of a batch are not here."
     )
 
 

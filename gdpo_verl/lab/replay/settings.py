@@ -127,8 +127,13 @@ def fitted_weights(step: Step, setting: Setting) -> tuple[float, ...] | None:
     return None
 
 
-def closest_of_trl(step: Step, layout: Layout, declared: Sequence[Component]) -> dict[str, Any]:
-    """Of the settings that TRL's trainer may have had, the one that makes the logged advantages."""
+def closest_of_trl(
+    step: Step, layout: Layout, declared: Sequence[Component], weights: Any
+) -> dict[str, Any]:
+    """Of the settings that TRL's trainer may have had, the one that makes the logged advantages.
+
+    TRL logs no weights: they are all 1, or those that are asked for.
+    """
 
     def difference(algorithm: dict[str, Any]) -> float:
         setting = with_sequences(setting_of(algorithm, layout, declared))
@@ -136,7 +141,8 @@ def closest_of_trl(step: Step, layout: Layout, declared: Sequence[Component]) ->
         logged = torch.tensor(step.recorded, dtype=torch.float64)
         return float((found - logged).abs().nan_to_num(0.0).max())
 
-    return min(_TRLS, key=difference)
+    weighted = [each | {"gdpo_reward_weights": weights} for each in _TRLS if weights]
+    return min([*_TRLS, *weighted], key=difference)
 
 
 def estimated(setting: Setting, step: Step, rows: Sequence[int]) -> Estimation:

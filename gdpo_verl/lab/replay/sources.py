@@ -168,10 +168,12 @@ def _kind(columns: Sequence[str]) -> str:
 
 def _numbers(rows: Sequence[Row]) -> tuple[str, ...]:
     """The columns that hold a number in one of the rows."""
-    names = dict.fromkeys(
+    columns = dict.fromkeys(key for row in rows for key in row)
+    numbers = {
         key for row in rows for key, value in row.items() if is_number(value) or value is True
-    )
-    return tuple(n for n in names if n not in _NO_REWARD and not n.endswith(ADVANTAGE))
+    }
+    own = [n for n in columns if n not in _NO_REWARD and not n.endswith(ADVANTAGE)]
+    return tuple(name for name in own if name in numbers)
 
 
 def _dumps(folder: Path) -> dict[int | None, Path]:

@@ -1,0 +1,74 @@
+"""What a set of rewards can teach a policy, from its own answers: advice, and capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gdpo_verl.lab.replay.advice import advise
+from gdpo_verl.lab.replay.capacity import capacity
+from gdpo_verl.lab.replay.figures import Figures, Setting, least_passing, outcome_of
+from gdpo_verl.lab.replay.output import verdict_lines
+from gdpo_verl.lab.replay.settings import ESTIMATORS
+from gdpo_verl.lab.text import columns
+from gdpo_verl.plugin.batch import RewardBatch
+
+
+def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
+    """The advice and the capacity of a batch of a policy's answers, for `--json`.
+
+    Returns:
+      `advice`, a list of `override` and `because`; `advice_conclusion`, what else is to be said of
+      it; `capacity` as `lab.replay.capacity` has it.
+    """
+    objective = batch.objective
+    chosen = str(config.algorithm.adv_estimator)
+    setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
+    # Tokens of answers that no training has masked are not known: every answer counts alike.
+    estimation = batch.decompose(torch.ones(len(batch.raw)))
+    outcome = outcome_of(objective, estimation.raw)
+    figures = Figures(setting)
+    least = torch.tensor(least_passing(objective, outcome), dtype=torch.float64)
+    fails = estimation.raw.nan_to_num(0.0) < least
+    figures.add(estimation, setting.advantage(estimation), fails)
+    verdict = advise(figures, outcome)
+    return {
+        "advice": [vars(each) for each in verdict.advice],
+        "advice_conclusion": verdict.conclusion,
+        "advice_lines": verdict_lines(verdict),
+        "capacity": capacity(
+            estimation.rewards.tolist(),
+            batch.group_ids,
+            objective.keys,
+            size=int(config.actor_rollout_ref.rollout.n),
+            prompts_a_step=int(config.data.train_batch_size),
+        ),
+    }
+
+
+def capacity_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """A table of group sizes, and sentences."""
+    varies: Mapping[str, Mapping[str, float]] = found["varies"]
+    if not varies:
+        yield (
+            f"capacity: cannot be said from {found['answers']} answers a prompt; ask for more with "
+            "--samples"
+        )
+        return
+    keys = list(next(iter(varies.values())))
+    rows: list[Sequence[str]] = [("groups that vary", *(f"n = {size}" for size in varies))]
+    rows += [(key, *(f"{shares[key]:.1%}" for shares in varies.values())) for key in keys]
+    yield from columns(rows)
+    if found["teaches"] is None:
+        yield (
+            f"capacity at actor_rollout_ref.rollout.n={found['size']}: cannot be said from "
+            f"{found['answers']} answers a prompt; ask for more with --samples"
+        )
+    else:
+        yield (
+            f"capacity at actor_rollout_ref.rollout.n={found['size']}: "
+            f"{found['teaches']:.1f} of {found['rewards']} rewards"
+        )
+    yield from found["rare"]

@@ -1,0 +1,110 @@
+"""What a set of rewards can teach at a group size, from more answers to each prompt.
+
+A group of n answers is drawn from the N that a prompt has. A component varies in it unless all of
+its scored answers got the same: of N answers, c_v of which got the value v and m are not scored,
+
+  P(n varies) = 1 - (sum_v C(c_v + m, n) - (V - 1) C(m, n)) / C(N, n)
+
+with V values; the mean over the prompts is exact, nothing is drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from math import comb, isnan
+from statistics import fmean
+from typing import Any
+
+SIZES = (4, 8, 16)
+# A component that varies in fewer groups is rare, and one in so few of a step may never start.
+RARE = 0.05
+LARGEST_GROUP = 64
+
+
+def varies(values: Sequence[float], size: int) -> float:
+    """The probability that a component varies among `size` of a prompt's answers.
+
+    >>> varies([0.0, 0.0, 0.0, 1.0], 2)
+    0.5
+    """
+    counts = Counter(value for value in values if not isnan(value))
+    unscored = len(values) - counts.total()
+    if not counts:
+        return 0.0
+    same = sum(comb(count + unscored, size) for count in counts.values())
+    same -= (len(counts) - 1) * comb(unscored, size)
+    return 1 - same / comb(len(values), size)
+
+
+def expected_to_vary(values: Sequence[float], size: int) -> float:
+    """The same for `size` new answers that come as often as these did: 1 - sum_v p_v^n."""
+    counts = Counter(value for value in values if not isnan(value))
+    total = counts.total()
+    return 1 - sum((count / total) ** size for count in counts.values()) if total else 0.0
+
+
+def capacity(
+    rewards: Sequence[Sequence[float]],
+    groups: Sequence[Hashable],
+    keys: Sequence[str],
+    *,
+    size: int,
+    prompts_a_step: int,
+) -> dict[str, Any]:
+    """The share of groups in which each component varies, by group size.
+
+    Args:
+      rewards: of each answer, K components after conditions; NaN where not scored.
+      groups: the prompt of each answer.
+      size: of the training's groups.
+      prompts_a_step: groups of a training step.
+
+    Returns:
+      `answers` (N, of the prompt with the fewest), `size`, `varies` (by size and component; only
+      for sizes up to N), `teaches` (the sum over the components at `size`, of `rewards`), and
+      `rare`, sentences.
+    """
+    members: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
+    for group, row in zip(groups, rewards, strict=True):
+        members[group].append(row)
+    least = min(map(len, members.values()), default=0)
+    sizes = sorted({n for n in (*SIZES, size) if 1 < n <= least})
+    columns = [[[row[k] for row in rows] for rows in members.values()] for k in range(len(keys))]
+    found = {
+        n: {
+            key: fmean(varies(values, n) for values in column)
+            for key, column in zip(keys, columns, strict=True)
+        }
+        for n in sizes
+    }
+    shares = found.get(size, {})
+    return {
+        "answers": least,
+        "size": size,
+        "varies": {str(n): shares for n, shares in found.items()},
+        "teaches": sum(shares.values()) if shares else None,
+        "rewards": len(keys),
+        "rare": [
+            _rare(key, share, columns[keys.index(key)], size, prompts_a_step)
+            for key, share in shares.items()
+            if share < RARE
+        ],
+    }
+
+
+def _rare(
+    key: str, share: float, column: Sequence[Sequence[float]], size: int, prompts: int
+) -> str:
+    larger = 2 * size
+    while larger <= LARGEST_GROUP:
+        if fmean(expected_to_vary(values, larger) for values in column) >= RARE:
+            break
+        larger *= 2
+    remedy = "demonstrations first"
+    if larger <= LARGEST_GROUP:
+        remedy = f"demonstrations or actor_rollout_ref.rollout.n={larger} first"
+    return (
+        f"{key}: {share:.1%} of groups of {size} vary, {share * prompts:.2g} of {prompts} a step: "
+        f"may never start; {remedy}"
+    )
