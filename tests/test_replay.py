@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.replay.capacity import capacity, expected_to_vary, varies
 from gdpo_verl.lab.replay.output import LIMITS
 
 Row = dict[str, Any]
@@ -514,3 +516,81 @@ def test_advice_is_not_given_from_few_groups(
     assert found["advice"] == []
     assert found["conclusion"].startswith("cannot be said from 12 groups")
     assert "cannot be said from 12 groups" in found["printed"]
+
+
+# ------------------------------------------------ capacity, and what the report draws
+
+
+def test_capacity_is_exact_and_says_what_may_never_start() -> None:
+    right = [1.0] * 4 + [0.0] * 12
+    rare = [1.0] + [0.0] * 15
+    rows = [list(pair) for pair in zip(right, rare, strict=True)]
+    rows += [[1.0, 0.0]] * 16
+    found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8, prompts_a_step=128)
+    # Of 16 answers one is 1: a group of n has it with n/16; the other prompt never varies.
+    assert [found["varies"][n]["rare"] for n in ("4", "8", "16")] == pytest.approx(
+        [4 / 32, 8 / 32, 16 / 32]
+    )
+    expected = (1 - (math.comb(12, 8)) / math.comb(16, 8)) / 2
+    assert found["varies"]["8"]["right"] == pytest.approx(expected)
+    assert found["teaches"] == pytest.approx(expected + 8 / 32)
+    assert found["rare"] == []
+    # One of 64 prompts has one such answer: 1 - 1/2 of its groups, or 1/128 of all.
+    column = [[1.0]] + [[0.0]] * (64 * 16 - 1)
+    groups = [number // 16 for number in range(64 * 16)]
+    (said,) = capacity(column, groups, ["format"], size=8, prompts_a_step=128)["rare"]
+    assert said == (
+        "format: 0.8% of groups of 8 vary, 1 of 128 a step: may never start; demonstrations first"
+    )
+    none = capacity([[1.0]] * 4, [0, 0, 1, 1], ["right"], size=8, prompts_a_step=2)
+    assert (none["varies"], none["teaches"]) == ({}, None)
+
+
+@pytest.mark.parametrize("rate", [0.0023, 0.5])
+def test_a_rate_gives_the_formulas_share(rate: float) -> None:
+    answers = [1.0] * round(10_000 * rate) + [0.0] * round(10_000 * (1 - rate))
+    for size in (8, 16):
+        formula = 1 - rate**size - (1 - rate) ** size
+        assert expected_to_vary(answers, size) == pytest.approx(formula, rel=1e-3)
+        assert varies(answers, size) == pytest.approx(formula, rel=1e-2)
+    # Not scored is no third value, and no draw of them varies.
+    assert varies([1.0, math.nan, math.nan, 0.0], 2) == pytest.approx(1 / 6)
+    assert varies([math.nan] * 4, 2) == varies([1.0, math.nan], 2) == 0
+
+
+def test_the_report_draws_dumps_and_scores_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = dump(tmp_path / "dumps", {n: drawn(4, two_rewards, seed=n) for n in (1, 2)})
+    bare = [{k: row[k] for k in ("input", "output", "score")} for row in drawn(4, two_rewards)]
+    alone = dump(tmp_path / "bare", {1: bare})
+    for folder, reward in ((where, "length"), (alone, "score")):
+        assert main(["report", str(folder), "--out", str(tmp_path / "page")]) == 0
+        summary = (tmp_path / "page/summary.md").read_text()
+        assert f"training {reward}, mean of all steps" in summary
+        assert "computed from the dumped rows" in summary
+        page = (tmp_path / "page/index.html").read_text()
+        assert "answer 3" in page
+    assert "hold no components; the score is drawn" in summary
+    (where / "2.jsonl").write_text('{"input": 3')
+    assert main(["report", str(where), "--out", str(tmp_path / "page")]) == 0
+    assert "2.jsonl, line 1: no whole row" in (tmp_path / "page/summary.md").read_text()
+    (where / "1.jsonl").write_text(whole([ROWS[0], ROWS[1] | {"length": "long"}]))
+    capsys.readouterr()
+    assert main(["report", str(where), "--out", str(tmp_path / "page")]) == 1
+    assert "1.jsonl, line 2" in capsys.readouterr().err
+
+
+def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(4, two_rewards)
+    for row in rows:
+        row["output"] = "</pre><script>alert(1)</script>"
+    where = dump(tmp_path / "dumps", {1: rows})
+    assert main(["replay", str(where), "--out", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page/index.html").read_text()
+    assert LIMITS in page
+    assert "<script>" not in page
+    assert "&lt;/pre&gt;&lt;script&gt;" in page
+    assert str(tmp_path / "page/index.html") in capsys.readouterr().out

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
 from gdpo_verl.lab.report import write_report
+from gdpo_verl.lab.replay import Request, replay
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 TRL = Path(sys.prefix) / "trl"
@@ -112,6 +113,7 @@ STEPS = {
     # `scale_rewards` has no effect here: else the advantages would be beyond the known bound.
     "TRL": trls(multi_objective_aggregation="normalize_then_sum", scale_rewards="none"),
     "TRL, sum": trls(PARTLY_SCORED),
+    "plain": step() | {"gdpo": None},
     "TRL, sum unscaled": trls(PARTLY_SCORED, scale_rewards="none"),
     "evaluated": step(num_generations=4, num_generations_eval=2)
     | {"group_size": 2, "evaluate": True},
@@ -296,7 +298,51 @@ def test_the_report_reads_its_metrics_beside_trls(results: Path) -> None:
     assert 1 < found["response_length/mean"] <= 2
     assert found["actor/entropy"] > 0
     # Not a word of verl's keys.
-    assert ours.notes == ("Of TRL's run, trainer_state.json is read: no completions, no settings.",)
+    assert ours.notes == ("Of TRL's run, trainer_state.json is read: no settings.",)
+    assert list(ours.rollouts) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "tolerance"),
+    [
+        ("plain", "grpo", 1e-6),
+        ("TRL, sum", "grpo", 1e-6),
+        ("TRL, sum unscaled", "grpo", 1e-5),
+        # TRL adds its 1e-4 to the batch's deviation, and we 1e-8 to its square.
+        ("TRL", "gdpo", 1e-3),
+        ("as TRL", "gdpo", 1e-6),
+    ],
+)
+def test_replay_finds_the_settings_of_the_logged_advantages(
+    results: Path, name: str, setting: str, tolerance: float
+) -> None:
+    weights = [] if name == "plain" else WEIGHTS
+    given = ", ".join(f"{key}: {weight}" for key, weight in zip(KEYS, weights, strict=False))
+    override = f"algorithm.gdpo_reward_weights={{{given}}}"
+    found = replay(Request([results / name], [override] if weights else []))
+    assert found.recorded.setting.estimator == setting
+    assert found.reproduces is not None
+    assert found.reproduces <= tolerance
+    assert found.recorded.keys == tuple(KEYS)
+    groups, size = found.asked.groups, 4
+    assert found.rows == groups * size
+    # The asked advantages are GDPO's, over sequences.
+    whitened = gdpo_advantages(
+        tensor(read_rewards(results / name)),
+        [row // size for row in range(found.rows)],
+        torch.ones(found.rows, 1),
+        whiten="sequence",
+        weights=weights or None,
+    )
+    most = found.changed_most[0]
+    assert most["asked"] == pytest.approx(float(whitened[most["line"] - 1, 0]), abs=1e-6)
+    assert most["output"]
+
+
+def read_rewards(run: Path) -> Rows:
+    (path,) = (run / "completions").glob("*.parquet")
+    columns = pq.read_table(path).to_pydict()
+    return [list(row) for row in zip(*(columns[key] for key in KEYS), strict=True)]
 
 
 def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import HANGS
 
+from gdpo_verl.lab.replay import Request, replay
+
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 TESTS = Path(__file__).parent
 
@@ -120,6 +122,26 @@ def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> No
         raised = [name for name, value in side.items() if str(value).startswith("raised")]
         assert all(name.startswith("raises: ") for name in raised), raised
         assert len(raised) == len([name for name in side if name.startswith("raises: ")]) == 20
+
+
+def test_a_stock_dump_is_replayed_with_its_reward(
+    sides: dict[str, dict[str, Any]], directory: Path, tmp_path: Path
+) -> None:
+    dump = tmp_path / "rollouts/1.jsonl"
+    dump.parent.mkdir()
+    dump.write_text(sides["none"]["file rollouts/1.jsonl"])
+    # verl's own trainer dumps no components.
+    with pytest.raises(ValueError, match=r"1\.jsonl, line 1: a dump without components"):
+        replay(Request([dump.parent]))
+    found = replay(Request([dump.parent], function=str(directory / "reward.py")))
+    assert found.recorded.keys == ("length", "parity")
+    assert (found.rows, found.recorded.setting.name, found.asked.setting.name) == (
+        8,
+        "grpo",
+        "gdpo",
+    )
+    rows = [json.loads(line) for line in dump.read_text().splitlines()]
+    assert {row["score"] for row in rows} <= {float(len(row["output"]) % 7) for row in rows} | {0.0}
 
 
 def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(

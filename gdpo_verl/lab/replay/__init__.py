@@ -111,7 +111,7 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
             out = stack.enter_context(rows_file.open("w", encoding="utf-8", errors="replace"))
         result: Replay | None = None
         for path in request.where:
-            result = _Place(request, overrides, path, scorer).replay(result, out)
+            result = SourceReplay(request, overrides, path, scorer).replay(result, out)
     assert result is not None
     if not result.rows:
         raise ValueError(f"{result.where[0]}: no whole step to replay. {'; '.join(result.notes)}")
@@ -122,7 +122,7 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
     return result
 
 
-class _Place:
+class SourceReplay:
     """One source with its settings."""
 
     def __init__(
@@ -151,6 +151,8 @@ class _Place:
         count = token_counter(request.tokenizer) if request.tokenizer else None
         self.reader = Reader(self.source, self.layout, column, scorer, count)
         self.declared = declared
+        self.shares_known = True
+        self._looked_at = False
 
     def _setting(
         self, algorithm: dict[str, Any], declared: Sequence[Component], request: Request
@@ -175,9 +177,8 @@ class _Place:
 
     def replay(self, result: Replay | None, out: TextIO | None) -> Replay:
         """Add the answers of this source to the result."""
-        for place, step in enumerate(self.reader.steps(self.notes)):
-            if place == 0:
-                self._look_at_first(step)
+        for step in self.reader.steps(self.notes):
+            self.look_at_first(step)
             if result is None:
                 raw = step.components(self.asked.objective)
                 result = Replay([], Figures(self.recorded), Figures(self.asked))
@@ -195,9 +196,11 @@ class _Place:
         result.notes += self.notes
         return result
 
-    def _look_at_first(self, step: Step) -> None:
-        """Find out under which settings a dump was made that does not say so."""
-        self.shares_known = True
+    def look_at_first(self, step: Step) -> None:
+        """Find out under which settings a dump was made that does not say so: of the first step."""
+        if self._looked_at:
+            return
+        self._looked_at = True
         if self.layout.kind == "trl" and self.reader.recorded:
             own = self.asked.objective.weights
             asked = dict(zip(self.asked.objective.keys, own, strict=True))

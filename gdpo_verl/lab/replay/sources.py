@@ -104,6 +104,7 @@ def read_layout(
     keys: Iterable[str],
     *,
     scored: bool = False,
+    bare: bool = False,
 ) -> Layout:
     """The columns of the rows, by the first of them.
 
@@ -111,6 +112,7 @@ def read_layout(
       group, components: the columns that the user named.
       keys: components that a setting or a reward names.
       scored: the answers are scored anew, so that components are no columns.
+      bare: rows without components will do.
 
     Raises:
       ValueError: no rows, no such column, or no component.
@@ -138,7 +140,7 @@ def read_layout(
         )
     score = next((name for name in ("score", "reward") if name in columns and kind != "trl"), "")
     named = tuple(components or keys) or (() if scored else source.named or _numbers(rows))
-    if not named:
+    if not named and not bare:
         raise ValueError(
             f"{first}, line 1: a dump without components: there is nothing to decouple in "
             f"{list(columns)}. Score the answers anew with --function FILE:NAME, or train with "

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.replay.drawn import has_no_dumps, run_of_dumps
 from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
 from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.lab.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
@@ -171,7 +172,11 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         try:
             found.append(read_run(path))
         except RunError as error:
-            errors.append(error)
+            # What is no run may hold dumps alone, or TRL's completions.
+            try:
+                found.append(run_of_dumps(path))
+            except ValueError as other:
+                errors.append(error if has_no_dumps(path) else RunError(str(other)))
     if not found:
         raise errors[0]
     # One wrong path among several must not cost the report of the others.

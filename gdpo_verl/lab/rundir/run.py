@@ -189,10 +189,20 @@ def read_run(path: Path) -> Run:
     )
     if not from_trl:
         return replace(run, notes=(*other_notes, *_gaps(run)))
-    notes.append(f"Of TRL's run, {from_trl} is read: no completions, no settings.")
+    completions = _completions(path / "completions")
+    what = "" if completions else "no completions, "
+    notes.append(f"Of TRL's run, {from_trl} is read: {what}no settings.")
+    run = replace(run, rollouts=completions)
     if not run.components:
         notes.append(f"No {MEAN.of('<name>')} in it: there is nothing to draw for each reward.")
     return replace(run, notes=tuple(notes))
+
+
+def _completions(directory: Path) -> dict[int, Path]:
+    """TRL's tables of completions by step (`log_completions`)."""
+    tables = directory.glob("completions_*.parquet")
+    numbers = {int(t.stem.rpartition("_")[2]): t for t in tables if t.stem[12:].isdecimal()}
+    return dict(sorted(numbers.items()))
 
 
 def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
