@@ -32,8 +32,8 @@ from conftest import made_once
 from torch import Tensor
 
 from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
-from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.replay import Request, replay
+from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 TRL = Path(sys.prefix) / "trl"
