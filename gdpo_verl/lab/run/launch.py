@@ -218,7 +218,7 @@ def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
-    text = death or f"the training ended with status {status}"
+    text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
         text += f": {_reason(log)}"  # an engine that was not killed has printed its error
     remedy = memory.remedy_for(deaths.plain(log))
