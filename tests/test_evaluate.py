@@ -322,6 +322,14 @@ def test_bfcls_questions_take_the_place_of_a_runs_own(model, tmp_path):
     assert config.reward.custom_reward_function.path == "pkg://gdpo_verl.rewards.bfcl"
     assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
     assert len(config.data.val_files) == 2
+    # Of another model, by a recipe.
+    alone = run.EvaluationRequest("m", "tool_call/leaderboard", overrides=["hardware=cpu"])
+    same = composed(alone, Model("m", folder=model), tmp_path)
+    assert same.data.val_files == config.data.val_files
+    assert same.reward.custom_reward_function.path == "pkg://gdpo_verl.rewards.bfcl"
+    rollouts = same.actor_rollout_ref.rollout, config.actor_rollout_ref.rollout
+    for key in ("agent", "val_kwargs", "max_model_len"):
+        assert rollouts[0][key] == rollouts[1][key]
 
 
 def test_questions_of_the_training_are_named(tmp_path):
