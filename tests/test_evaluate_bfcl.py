@@ -129,8 +129,9 @@ def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(
     assert "in string representation" in question["prompt"][0]["content"]
     (function,) = question["truth"]["functions"]
     assert function["parameters"]["properties"]["controller"]["type"] == "any"
-    several = {row["data_source"] for row in everything if "agent_name" in row}
-    assert several == set(MULTI_TURN)
+    for row in everything:
+        several = row["data_source"] in MULTI_TURN
+        assert row["agent_name"] == (bfcl_v3.AGENT if several else "single_turn_agent")
 
 
 def test_the_prompt_is_that_of_the_training_rows(tmp_path):

@@ -99,8 +99,8 @@ def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
             ability="tool_call",
             extra_info={"index": index, "split": "test", "id": entry["id"]},
         )
-        if several:
-            row["agent_name"] = AGENT
+        # In both files: read together, a row without one would have none.
+        row["agent_name"] = AGENT if several else "single_turn_agent"
         yield row
 
 
