@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from gdpo_verl import __version__
 from gdpo_verl.cpu.settings import check_memory
 from gdpo_verl.lab.run import launch
-from gdpo_verl.lab.run.composition import hardware_of
+from gdpo_verl.lab.run.composition import hardware_of, listed
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.tasks.rows import tokenizer_of
@@ -173,8 +173,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 def _files(config: DictConfig) -> list[str]:
     """The files of the data, and that of the reward where it is one."""
-    named = [config.data.train_files, config.data.val_files]
-    files = [path for each in named for path in ([each] if isinstance(each, str) else each)]
+    files = [*listed(config.data.train_files), *listed(config.data.val_files)]
     reward = config.reward.custom_reward_function.path
     return files if not reward or "://" in reward else [*files, reward]
 

@@ -116,8 +116,11 @@ def _contents(config: DictConfig) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.rglob("*.safetensors"))
     digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]:
+    for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
         digest.update(file.read_bytes() if size <= DIGEST_BYTES else b"")

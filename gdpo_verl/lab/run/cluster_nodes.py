@@ -53,21 +53,32 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
     """
     if "error" in found:
         return [f"could not be asked: {found['error']}"]
-    its_verl, ours = found["verl"], found["gdpo-verl"]
-    wrong = {
-        "verl is missing. Install it there, or start the node from verl's image": not its_verl,
-        f"verl {its_verl}, expected {verl} as on the driver's node. Install the same on all "
-        "nodes": verl and its_verl not in (None, verl),
-        f"gdpo-verl {ours or 'is missing'}, expected {expected}. Install that version there, or "
-        "submit with --upload": ours != expected,
-        "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
-        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'": (
-            ours == expected and its_verl and not found["loaded"]
-        ),
-        f"{', '.join(found['absent'])} not found. Put it where every node reads it under this "
-        "path, and name that path": found["absent"],
-    }
-    return [sentence for sentence, holds in wrong.items() if holds]
+    its_verl = found["verl"]
+    ours = found["gdpo-verl"]
+    wrong = []
+    if not its_verl:
+        wrong.append("verl is missing. Install it there, or start the node from verl's image")
+    elif verl and its_verl != verl:
+        wrong.append(
+            f"verl {its_verl}, expected {verl} as on the driver's node. Install the same on all "
+            "nodes"
+        )
+    if ours != expected:
+        wrong.append(
+            f"gdpo-verl {ours or 'is missing'}, expected {expected}. Install that version there, "
+            "or submit with --upload"
+        )
+    elif its_verl and not found["loaded"]:
+        wrong.append(
+            "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
+            "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'"
+        )
+    if found["absent"]:
+        wrong.append(
+            f"{', '.join(found['absent'])} not found. Put it where every node reads it under this "
+            "path, and name that path"
+        )
+    return wrong
 
 
 def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -17,21 +17,46 @@ from gdpo_verl.names import did_you_mean
 # Keys that may change between two starts of a run. The rest decides what is learned.
 NOT_SCIENCE = (
     # how long, how often, under which name, and where to
-    *("trainer.total_*", "trainer.*_freq", "trainer.*_name", "trainer.*_dir"),
-    *("trainer.logger", "trainer.rollout_dump_prompts", "trainer.*val_*"),
-    *("trainer.max_*_ckpt_to_keep", "trainer.esi_redundant_time", "trainer.balance_batch"),
-    *("*profiler.*", "*.trace.*"),
+    "trainer.total_*",
+    "trainer.*_freq",
+    "trainer.*_name",
+    "trainer.*_dir",
+    "trainer.logger",
+    "trainer.rollout_dump_prompts",
+    "trainer.*val_*",
+    "trainer.max_*_ckpt_to_keep",
+    "trainer.esi_redundant_time",
+    "trainer.balance_batch",
+    "*profiler.*",
+    "*.trace.*",
     # on which machines, and how the work is spread over them
-    *("trainer.device", "trainer.ray_wait_register_center_timeout"),
-    *("ray_kwargs.*", "transfer_queue.*", "*num_workers"),
-    *("*.nnodes", "*.n_gpus_per_node", "*_parallel_size"),
+    "trainer.device",
+    "trainer.ray_wait_register_center_timeout",
+    "ray_kwargs.*",
+    "transfer_queue.*",
+    "*num_workers",
+    "*.nnodes",
+    "*.n_gpus_per_node",
+    "*_parallel_size",
     # what fits into memory
-    *("*.use_remove_padding", "*.use_prefix_grouper", "*fused_kernel*", "*.attn_implementation"),
-    *("*use_dynamic_bsz", "*micro_batch_size*", "*max_token_len*"),
-    *("*.entropy_from_logits_*", "*_checkpointing", "*.use_torch_compile", "*offload*"),
+    "*.use_remove_padding",
+    "*.use_prefix_grouper",
+    "*fused_kernel*",
+    "*.attn_implementation",
+    "*use_dynamic_bsz",
+    "*micro_batch_size*",
+    "*max_token_len*",
+    "*.entropy_from_logits_*",
+    "*_checkpointing",
+    "*.use_torch_compile",
+    "*offload*",
     # and how the engines are run
-    *("*.gpu_memory_utilization", "*.max_num_seqs", "*.max_num_batched_tokens"),
-    *("*.layered_summon", "*.enforce_eager", "*.checkpoint_engine.*"),
+    "*.gpu_memory_utilization",
+    "*.max_num_seqs",
+    "*.max_num_batched_tokens",
+    "*.layered_summon",
+    "*.enforce_eager",
+    "*.checkpoint_engine.*",
 )
 # What a run learns from, where it is a local file or folder.
 SOURCES = (
@@ -111,7 +136,11 @@ def compose(
 
 def named(config: DictConfig, key: str) -> list[str]:
     """The files or models at a key of verl's, which may hold one, several or none."""
-    value = OmegaConf.select(config, key)
+    return listed(OmegaConf.select(config, key))
+
+
+def listed(value: Any) -> list[str]:
+    """One text, several or none, as a list."""
     return [value] if isinstance(value, str) else list(value or [])
 
 

@@ -303,13 +303,12 @@ def command(
     recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
 ) -> list[str]:
     """verl's own command, as `train` runs it."""
-    return [
-        *[sys.executable, "-m", "verl.trainer.main_ppo"],
-        *["--config-dir", str(config_dir or recipes_directory()), "--config-name", recipe],
-        *([search_path(recipe, config_dir)] if config_dir else []),
-        *_path_overrides(run.resolve()),
-        *overrides,
-    ]
+    words = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    words += ["--config-dir", str(config_dir or recipes_directory())]
+    words += ["--config-name", recipe]
+    if config_dir:
+        words.append(search_path(recipe, config_dir))
+    return [*words, *_path_overrides(run.resolve()), *overrides]
 
 
 def _path_overrides(run: Path) -> list[str]:

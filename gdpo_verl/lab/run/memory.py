@@ -68,28 +68,37 @@ def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
     """The largest things that each device holds under verl's whole configuration, with bytes."""
     model, actor, rollout = (config.actor_rollout_ref[key] for key in ("model", "actor", "rollout"))
     if actor.strategy in ("fsdp", "fsdp2"):
-        fsdp, devices = actor.fsdp_config, config.trainer.nnodes * config.trainer.n_gpus_per_node
+        fsdp = actor.fsdp_config
+        devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
         # -1 is verl's word for all devices.
         shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < devices else devices
         size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
-        own, away = shape.weights * size / shards, ", in the machine's memory between uses"
-        yield f"weights in {shards} shard(s){away * fsdp.param_offload}", own
+        own = shape.weights * size / shards
+        yield f"weights in {shards} shard(s){_between_uses(fsdp.param_offload)}", own
         if not is_lora(config):
             yield "their gradients in an update", own
-            yield f"the optimizer's two moments{away * fsdp.optimizer_offload}", 2 * own
+            yield f"the optimizer's two moments{_between_uses(fsdp.optimizer_offload)}", 2 * own
     parts = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
     if not rollout.quantization:
         size = shape.weights * _bytes(rollout.dtype)
         yield f"{rollout.name}'s copy of the weights in {parts} part(s)", size / parts
     # Without dynamic batches a micro-batch is a number of rows, the longest of which counts.
-    row = config.data.max_prompt_length + config.data.max_response_length
-    unit, each = ("max_token_len", 1) if actor.use_dynamic_bsz else ("micro_batch_size", row)
-    updates, infers = actor[f"ppo_{unit}_per_gpu"] or 0, rollout[f"log_prob_{unit}_per_gpu"] or 0
+    unit = "max_token_len"
+    tokens_a_unit = 1
+    if not actor.use_dynamic_bsz:
+        unit = "micro_batch_size"
+        tokens_a_unit = config.data.max_prompt_length + config.data.max_response_length
+    updates = actor[f"ppo_{unit}_per_gpu"] or 0
+    infers = rollout[f"log_prob_{unit}_per_gpu"] or 0
     key = f"actor.ppo_{unit}" if updates >= infers else f"rollout.log_prob_{unit}"
-    tokens = max(updates, infers) * each
+    tokens = max(updates, infers) * tokens_a_unit
     fused = ", never all at once by use_fused_kernels" if model.use_fused_kernels else ""
     what = f"logits of one micro-batch, {tokens:,} tokens by actor_rollout_ref.{key}_per_gpu{fused}"
     yield what, tokens * shape.vocabulary * 4
+
+
+def _between_uses(offloaded: bool) -> str:
+    return ", in the machine's memory between uses" if offloaded else ""
 
 
 def _bytes(dtype: str) -> int:

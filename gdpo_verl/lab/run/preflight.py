@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.tasks.catalog import prepare_command_of
 from gdpo_verl.lab.text import install_vllm
 
@@ -60,18 +61,18 @@ def check_data_files(data: Any, *keys: str) -> None:
     if (data.get("custom_cls") or {}).get("path"):
         return  # what its files are is that class's business
     for key in keys or ("train_files", "val_files"):
-        files = data.get(key)
-        for path in [files] if isinstance(files, str) else list(files or []):
+        for path in listed(data.get(key)):
             local = os.path.expanduser(path)
             if "://" in path or (os.path.exists(local) and _has_rows(local)):
                 continue
-            found = f"expected at least one row, found none in {path}"
+            fault = f"expected at least one row, found none in {path}"
             if not os.path.exists(local):
-                found = f"{path!r} does not exist here"
+                fault = f"{path!r} does not exist here"
             remedy = "`gdpo-verl prepare --help` names the data sets that one command writes."
-            if command := prepare_command_of(path):
+            command = prepare_command_of(path)
+            if command:
                 remedy = f"Prepare it with `{command}`."
-            raise ValueError(f"data.{key}: {found} (working directory {os.getcwd()}). {remedy}")
+            raise ValueError(f"data.{key}: {fault} (working directory {os.getcwd()}). {remedy}")
 
 
 def _has_rows(path: str) -> bool:
