@@ -25,6 +25,7 @@ from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
+from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.plugin import reward, validation
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME
@@ -85,24 +86,16 @@ def check(
       ValueError: the configuration, the data, the answers or the reward cannot be read; names
         the key in full.
     """
-    if config.reward.reward_model.enable:
-        raise ValueError(
-            "reward.reward_model.enable: expected false, found true. A reward model needs the "
-            "training's devices; check a rule-based reward here. A judge can be asked at an "
-            f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
-        )
-    numbers = {
+    _check_settings(config)
+    options = {
         "--rows": rows,
         "--samples": samples,
         "--timeout": timeout,
         "--step-seconds": step_seconds,
     }
-    for name, number in numbers.items():
+    for name, number in options.items():
         if number is not None and not number > 0:
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
-    validation.check_keys(config)
-    validation.check_schedule(config)
-    GdpoConfig.from_algorithm(config.algorithm)  # refuses what is wrong in it
     if model is not None:
         config.actor_rollout_ref.model.path = str(model)
         if config.actor_rollout_ref.rollout.n == 1:  # one answer cannot differ from another
@@ -110,17 +103,15 @@ def check(
     with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         dataset = _dataset(config, tokenizer, "train_files")
+        chosen: Sequence[CheckedAnswer] = []
         if answers is not None:
             chosen = from_file(answers, dataset)
-            groups = list(dict.fromkeys(answer.group for answer in chosen))[:rows]
-            chosen = [answer for answer in chosen if answer.group in set(groups)]
-            numbered = {answer.row for answer in chosen}
+            groups = set(list(dict.fromkeys(answer.group for answer in chosen))[:rows])
+            chosen = [answer for answer in chosen if answer.group in groups]
+            numbers = {answer.row for answer in chosen}
         else:
-            total, count = len(dataset), min(rows or ROWS, len(dataset))
-            # An even spread may miss a data source of few rows.
-            first = reward.first_rows(dataset, "train_files", config.data.reward_fn_key)
-            numbered = {number * total // count for number in range(count)} | {*first.values()}
-        columns = {number: _columns(dataset, number) for number in sorted(numbered)}
+            numbers = _spread(dataset, rows or ROWS, config.data.reward_fn_key)
+        columns = {number: _columns(dataset, number) for number in sorted(numbers)}
         # One template writes all prompts: the first shows whether answers start in a thought.
         prompt = reward.prompt_text(config, tokenizer, next(iter(columns.values())))
         opening = opened_thought(prompt)
@@ -140,18 +131,41 @@ def check(
     report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if opening:
-        in_front = (
-            f"the prompt ends in {opening!r}, so that answers start inside the thought; "
-            f"{MANAGER_NAME} puts that in front of them for the reward"
-        )
-        report["notes"].insert(0, reward.opened_thought_warning(config, prompt) or in_front)
+        report["notes"].insert(0, _about_thought(config, prompt, opening))
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
+
+
+def _check_settings(config: Any) -> None:
+    if config.reward.reward_model.enable:
+        raise ValueError(
+            "reward.reward_model.enable: expected false, found true. A reward model needs the "
+            "training's devices; check a rule-based reward here. A judge can be asked at an "
+            f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
+        )
+    validation.check_keys(config)
+    validation.check_schedule(config)
+    GdpoConfig.from_algorithm(config.algorithm)  # refuses what is wrong in it
+
+
+def _about_thought(config: Any, prompt: str, opening: str) -> str:
+    return reward.opened_thought_warning(config, prompt) or (
+        f"the prompt ends in {opening!r}, so that answers start inside the thought; "
+        f"{MANAGER_NAME} puts that in front of them for the reward"
+    )
+
+
+def _spread(dataset: Any, rows: int, source_key: str) -> set[int]:
+    """Numbers of rows, evenly spread, with the first one of each data source."""
+    total = len(dataset)
+    count = min(rows, total)
+    # An even spread may miss a data source of few rows.
+    first = reward.first_rows(dataset, "train_files", source_key)
+    return {number * total // count for number in range(count)} | set(first.values())
 
 
 def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
     """The first row of each data source of data.val_files, where these are here."""
-    files = config.data.get("val_files") or []
-    paths = map(os.path.expanduser, [files] if isinstance(files, str) else files)
+    paths = map(os.path.expanduser, listed(config.data.get("val_files")))
     if not reward.validates(config) or not all(map(os.path.exists, paths)):
         return {}
     dataset = _dataset(config, tokenizer, "val_files")
@@ -223,5 +237,4 @@ def _about(config: Any, total: int, rows: int, chosen: Sequence[CheckedAnswer]) 
 
 
 def _files(config: Any, key: str) -> str:
-    files = config.data[key]
-    return files if isinstance(files, str) else ", ".join(files)
+    return ", ".join(listed(config.data[key]))

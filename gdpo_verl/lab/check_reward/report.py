@@ -59,26 +59,14 @@ def measure(
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
-        # A key counts as returned where one answer has it.
-        keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
         try:
-            objective = settings.resolve(scored.declared, keys or None)
-            if batch := _read_components(dicts, objective, found):
-                readable = [each for each in dicts if each.weighted_sum is not None]
-                found += checks.no_variation(readable, batch)
-                found += checks.truth_not_preferred(readable, batch)
-                found += checks.failing_pays(batch)
-                components = _summarise(batch, scored.declared)
-                if not readable[0].answer.made_up:
-                    taught = teaching(config, batch)
-            validation.check_estimator(config, objective)
-            returned = {each.answer.name: each.result.info for each in finished}
-            validation.check_filter(config, returned)
+            components, taught = _look_at_components(config, settings, scored, finished, found)
         except ValueError as error:  # what is known so far is shown all the same
             found.append((PROBLEM, str(error)))
     found += checks.complaints(tried, scored.declared, step_seconds)
     found += _constant(components)
-    if left := len(answers) - len(tried):
+    left = len(answers) - len(tried)
+    if left:
         text = f"{left} answers were not scored: the first that hangs or crashes is the last"
         found.append((NOTE, text))
     sums = [checks.not_the_sum(each) for each in dicts if each.weighted_sum is not None]
@@ -96,21 +84,58 @@ def measure(
         "first_call_seconds": tried[0].result.seconds if tried else None,
         "step_seconds": step_seconds,
         "sandboxes": sorted({name for each in tried for name in each.result.sandboxes}),
-        "answers": [
-            {
-                "row": each.answer.row,
-                "kind": each.answer.kind,
-                "group": each.answer.group,
-                "answer": each.answer.text,
-                "score": each.score,
-                "returned": each.result.info,
-                "scored_again": each.again and each.again.info,
-                "seconds": each.result.seconds,
-                "error": each.result.error,
-            }
-            for each in tried
-        ],
+        "answers": [_of_answer(each) for each in tried],
     }
+
+
+def _of_answer(each: ScoredAnswer) -> dict[str, Any]:
+    return {
+        "row": each.answer.row,
+        "kind": each.answer.kind,
+        "group": each.answer.group,
+        "answer": each.answer.text,
+        "score": each.score,
+        "returned": each.result.info,
+        "scored_again": each.again and each.again.info,
+        "seconds": each.result.seconds,
+        "error": each.result.error,
+    }
+
+
+def _look_at_components(
+    config: Any,
+    settings: GdpoConfig,
+    scored: Scored,
+    finished: Sequence[ScoredAnswer],
+    found: list[Finding],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Summarise the components and what they can teach, and find faults of all answers together.
+
+    Raises:
+      ValueError: the settings and what the reward returns do not fit.
+    """
+    dicts = [each for each in finished if not each.no_dict]
+    # A key counts as returned where one answer has it.
+    keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
+    objective = settings.resolve(scored.declared, keys or None)
+    components: list[dict[str, Any]] = []
+    taught: dict[str, Any] = {}
+    batch = _read_components(dicts, objective, found)
+    if batch is not None:
+        readable = [each for each in dicts if each.weighted_sum is not None]
+        found += checks.no_variation(readable, batch)
+        found += checks.truth_not_preferred(readable, batch)
+        found += checks.failing_pays(batch)
+        components = _summarise(batch, scored.declared)
+        if not readable[0].answer.made_up:
+            taught = teaching(config, batch)
+    try:
+        validation.check_estimator(config, objective)
+        returned = {each.answer.name: each.result.info for each in finished}
+        validation.check_filter(config, returned)
+    except ValueError as error:
+        found.append((PROBLEM, str(error)))
+    return components, taught
 
 
 def _read_components(

@@ -55,7 +55,8 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         raise RunError("expected at least one run directory, found none. Give one or several.")
     found, missing = _read(runs)
     components = list(dict.fromkeys(name for run in found for name in run.components))
-    recipes, dumps = group_by_recipe(found), read_dumps(found)
+    recipes = group_by_recipe(found)
+    dumps = read_dumps(found)
     panels = {
         "curves": component_panels(recipes, components),
         "collapse": collapse_panels(recipes) if components else [],
@@ -64,16 +65,11 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     numbers = quantities(dumps, components)
     rows = summary_table(found, numbers)
     recipe_names, recipe_rows = recipe_table(recipes, numbers)
-    summaries, differences = [summarise_run(each) for each in dumps], config_differences(found)
+    summaries = [summarise_run(each) for each in dumps]
+    differences = config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
-    templates = Environment(
-        loader=PackageLoader("gdpo_verl.lab.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = _templates()
     script = templates.get_template("browser.js.j2").render()
     page = templates.get_template("page.html.j2").render(
         runs=found,
@@ -105,17 +101,24 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     )
     out_dir.mkdir(parents=True, exist_ok=True)
     write_png(panels["curves"], recipes, out_dir / "curves.png")
-    names = [run.name for run in found]
     sentences = [f"{each.run}: {text}" for each in summaries for text in each.all()]
-    parts = [
-        to_markdown(names, rows),
-        to_markdown(recipe_names, recipe_rows) if recipe_rows else "",
-        to_markdown(names, differences[:MOST_DIFFERENCES]) if differences else "",
-        "".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)),
-    ]
+    names = [run.name for run in found]
+    tables = [(names, rows), (recipe_names, recipe_rows), (names, differences[:MOST_DIFFERENCES])]
+    parts = [to_markdown(head, body) for head, body in tables if body]
+    parts.append("".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)))
     write_text(out_dir / "summary.md", "\n".join(filter(None, parts)))
     write_text(out_dir / "index.html", page)
     return out_dir / "index.html"
+
+
+def _templates() -> Environment:
+    return Environment(
+        loader=PackageLoader("gdpo_verl.lab.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def follow_report(

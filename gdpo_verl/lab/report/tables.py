@@ -86,25 +86,37 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
         mean("distinct advantages in a group by GDPO", DISTINCT_GDPO.key, ".2f"),
         mean("distinct advantages in a group by GRPO", DISTINCT_GRPO.key, ".2f"),
     ]
-    collapses = {each.run.path: find_collapse([each]) for each in dumps}
-    compared = {path: each for path, each in collapses.items() if each.groups}
-    found.append(
-        Quantity(
-            "groups, of all steps, in which GRPO gives the same advantage to rollouts that GDPO "
-            "tells apart",
-            {path: (None, each.collapsed / each.groups) for path, each in compared.items()},
-            ".1%",
-        )
+    found += _collapses(dumps)
+    found += _times(runs)
+    # The first step loads and compiles: a mean would tell of that.
+    medians: dict[Path, Ends] = {}
+    for path, seconds in series("timing_s/step").items():
+        medians[path] = (None, median(seconds))
+    return [*found, Quantity("seconds a step (median)", medians, ".1f")]
+
+
+def _collapses(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
+    collapsed: dict[Path, Ends] = {}
+    reverse: dict[Path, Ends] = {}
+    for each in dumps:
+        found = find_collapse([each])
+        if found.groups:
+            collapsed[each.run.path] = (None, found.collapsed / found.groups)
+            reverse[each.run.path] = (None, found.by_gdpo / found.groups)
+    yield Quantity(
+        "groups, of all steps, in which GRPO gives the same advantage to rollouts that GDPO tells "
+        "apart",
+        collapsed,
+        ".1%",
     )
-    reverse = {path: (None, each.by_gdpo / each.groups) for path, each in compared.items()}
-    found.append(Quantity("the other way round", reverse, ".1%"))
+    yield Quantity("the other way round", reverse, ".1%")
+
+
+def _times(runs: Sequence[Run]) -> Iterator[Quantity]:
     times = {run.path: seconds_by_phase([run]) for run in runs}
     for phase in dict.fromkeys(phase for each in times.values() for phase in each):
         seconds = {path: (None, each[phase]) for path, each in times.items() if phase in each}
-        found.append(Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f"))
-    # The first step loads and compiles: a mean would tell of that.
-    medians = {path: (None, median(v)) for path, v in series("timing_s/step").items()}
-    return [*found, Quantity("seconds a step (median)", medians, ".1f")]
+        yield Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f")
 
 
 def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
