@@ -42,7 +42,13 @@ def report_of(
     declared: tuple[Component, ...] = DECLARED,
     **algorithm: object,
 ) -> dict[str, Any]:
-    config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 4}}})
+    config = OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo"} | algorithm,
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "data": {"train_batch_size": 2},
+        }
+    )
     return measure(config, answers, Scored(declared, (), results, again or {}))
 
 
@@ -76,7 +82,12 @@ def test_summary_of_hand_made_results() -> None:
         "time for one answer: median 3.5 ms, p99 5.94 ms, longest 6 ms; first call 1.5 s; at most "
         "3 s, 5% of a step of 1 min 0 s",
         "",
+        "capacity: cannot be said from 2 answers a prompt; ask for more with --samples",
+        "",
         f"note {note}",
+        "",
+        "Advice",
+        "cannot be said from 2 groups: advice needs 30 with several answers",
     ]
 
 
