@@ -25,20 +25,19 @@ from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards.instruction_checkers import REQUIREMENTS
 
 DATA_SOURCE = "instructions"
+# fmt: off
 TOPICS = (
-    *("the sea", "bicycles", "bread", "winter", "honey bees", "the moon", "trains", "gardens"),
-    *("coffee", "mountains", "music", "chess", "rivers", "libraries", "volcanoes", "dogs", "cats"),
-    *("the human heart", "bridges", "rain", "cheese", "paper", "clocks", "forests", "whales"),
-    *("football", "painting", "salt", "deserts", "computers", "kites", "mushrooms", "the sun"),
-    *("glass", "tea", "horses", "islands", "money", "dreams", "schools", "ants", "wind", "maps"),
-    *("apples", "electricity", "castles", "snow", "languages", "swimming", "the stars", "soap"),
-    *("owls", "potatoes", "windmills", "markets", "shoes", "lighthouses", "gold", "theatre"),
+    "the sea", "bicycles", "bread", "winter", "honey bees", "the moon", "trains", "gardens",
+    "coffee", "mountains", "music", "chess", "rivers", "libraries", "volcanoes", "dogs", "cats",
+    "the human heart", "bridges", "rain", "cheese", "paper", "clocks", "forests", "whales",
+    "football", "painting", "salt", "deserts", "computers", "kites", "mushrooms", "the sun",
+    "glass", "tea", "horses", "islands", "money", "dreams", "schools", "ants", "wind", "maps",
+    "apples", "electricity", "castles", "snow", "languages", "swimming", "the stars", "soap",
+    "owls", "potatoes", "windmills", "markets", "shoes", "lighthouses", "gold", "theatre",
 )
+# fmt: on
 # Whole words for the checker, which finds them inside others too: rare ones there.
-KEYWORDS = (
-    *("people", "water", "world", "because", "often", "small", "years"),
-    *("always", "together", "different"),
-)
+KEYWORDS = ("people", "water", "world", "because", "often", "small", "years", "always", "together")
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
 
 # IFEval's ids, and how the arguments of each are drawn.
@@ -140,15 +139,8 @@ def convert(record: Record) -> Row:
     messages = check_messages(record.values.get("messages"))
     asked = json.loads(text_of(record.values, "ground_truth"))
     function = asked.get("func_name") if isinstance(asked, dict) else None
-    name, options = FUNCTIONS.get(str(function), ""), {}
-    for argument in rewards.registry()[name](name).get_instruction_args_keys() if name else ():
-        column = COLUMNS.get(argument, "N" if argument.startswith("num_") else argument)
-        if column in asked:
-            options[argument] = asked[column]
-    if name == "length_constraints:number_words":
-        relations = {"at least": ("at least", 0), "at most": ("less than", 1)}  # 9 at most: < 10
-        options["relation"], more = relations.get(str(asked.get("quantifier")), (None, 0))
-        options["num_words"] = int(options["num_words"] or 0) + more
+    name = FUNCTIONS.get(str(function), "")
+    options = _options(name, asked) if name else {}
     if rewards.is_followed(name, options, "A text.") is None:
         wanted = {key: value for key, value in asked.items() if value} if name else function
         raise BadRow("constraint", f"expected a constraint of IFEval's checkers, found {wanted}")
@@ -159,6 +151,21 @@ def convert(record: Record) -> Row:
         ability="instructions",
         extra_info={"file": record.file, "row": record.row},
     )
+
+
+def _options(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of IFEval's checker, from those of RLVR-IFeval's function."""
+    options: dict[str, Any] = {}
+    for argument in rewards.registry()[name](name).get_instruction_args_keys():
+        column = COLUMNS.get(argument, "N" if argument.startswith("num_") else argument)
+        if column in asked:
+            options[argument] = asked[column]
+    if name == "length_constraints:number_words":
+        relations = {"at least": ("at least", 0), "at most": ("less than", 1)}  # 9 at most: < 10
+        options["relation"], more = relations.get(str(asked.get("quantifier")), (None, 0))
+        words = options.get("num_words")
+        options["num_words"] = words + more if isinstance(words, int) else None
+    return options
 
 
 def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
