@@ -187,3 +187,27 @@ def test_other_keys_and_optional_components_that_no_answer_has_are_noted() -> No
     declared = (Component("a", 0, 1), Component("b", -3, 3, optional=True))
     report = report_of([result(1.0, a=1.0), result(0.0, a=0.0)] * 2, declared=declared)
     assert (report["problems"], report["notes"]) == ([], ["'b' is not scored in any answer"])
+
+
+def test_answers_of_a_policy_tell_what_the_rewards_can_teach() -> None:
+    answers = [CheckedAnswer(row, "sampled", "text", row) for row in range(40) for _ in range(16)]
+    # In each prompt half of the answers have a; two of the forty have b, once each.
+    results = []
+    for place in range(len(answers)):
+        a, b = float(place % 2), 2.0 * (place in (3, 100))
+        results.append(result(a + b, 0.001, a=a, b=b))
+    report = report_of(results, answers=answers)
+    found = report["teaching"]["capacity"]
+    assert found["varies"]["4"] == pytest.approx({"a": 1 - 2 * 70 / 1820, "b": 2 * 4 / 16 / 40})
+    assert list(found["varies"]) == ["4", "8", "16"]
+    assert found["teaches"] == pytest.approx(1 - 140 / 1820 + 0.0125)
+    (rare,) = found["rare"]
+    assert rare.startswith("b: 1.2% of groups of 4 vary, 0.5 of 40 a step: may never start")
+    shown = to_text({"about": {}, **report})
+    assert rare in shown
+    assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
+    (advice,) = report["teaching"]["advice"]
+    assert advice["override"] in shown
+    assert shown.index("Advice") > shown.index(rare)
+    few = report_of(results[:64], answers=answers[:64])
+    assert "cannot be said from 4 groups" in to_text({"about": {}, **few})

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from gdpo_verl.lab.replay.advice import advise
 from gdpo_verl.lab.replay.capacity import capacity
@@ -24,7 +25,8 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
       it; `capacity` as `lab.replay.capacity` has it.
     """
     objective = batch.objective
-    chosen = str(config.algorithm.adv_estimator)
+    chosen = str(config.algorithm.get("adv_estimator"))
+    prompts = OmegaConf.select(config, "data.train_batch_size")
     setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
     # Tokens of answers that no training has masked are not known: every answer counts alike.
     estimation = batch.decompose(torch.ones(len(batch.raw)))
@@ -43,7 +45,7 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
             batch.group_ids,
             objective.keys,
             size=int(config.actor_rollout_ref.rollout.n),
-            prompts_a_step=int(config.data.train_batch_size),
+            prompts_a_step=int(prompts or len(set(batch.group_ids))),
         ),
     }
 
