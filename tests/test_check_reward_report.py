@@ -202,7 +202,7 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach() -> None:
     assert list(found["varies"]) == ["4", "8", "16"]
     assert found["teaches"] == pytest.approx(1 - 140 / 1820 + 0.0125)
     (rare,) = found["rare"]
-    assert rare.startswith("b: 1.2% of groups of 4 vary, 0.5 of 40 a step: may never start")
+    assert rare.startswith("b: 1.2% of groups of 4 vary, 0.025 of 2 a step: may never start")
     shown = to_text({"about": {}, **report})
     assert rare in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown

@@ -48,11 +48,6 @@ class CheckedAnswer:
     made_up: bool = False
 
     @property
-    def of_a_policy(self) -> bool:
-        """A policy wrote it, as far as is known: it is not one of the made-up kinds."""
-        return not self.made_up and self.kind not in (*WRONG, *WRONG.values(), RANDOM, EMPTY)
-
-    @property
     def name(self) -> str:
         """For messages."""
         return f"{self.row} ({self.kind})"

@@ -127,7 +127,7 @@ def _look_at_components(
         found += checks.truth_not_preferred(readable, batch)
         found += checks.failing_pays(batch)
         components = _summarise(batch, scored.declared)
-        if readable and all(each.answer.of_a_policy for each in readable):
+        if not readable[0].answer.made_up:
             taught = teaching(config, batch)
     try:
         validation.check_estimator(config, objective)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,9 +69,9 @@ def advise(found: Figures, outcome: Outcome | None) -> Verdict:
         verdict.open.append(f"advice needs {FEWEST_GROUPS} with several answers")
         return verdict
     checks: list[Callable[[Figures, Verdict], Iterator[Advice]]] = [
+        lambda figures, verdict: _pays_failures(figures, verdict, outcome),
         _never_varies,
         _alike,
-        lambda figures, verdict: _pays_failures(figures, verdict, outcome),
         _weights,
         _small_spread,
         _whitening_gain,
@@ -93,8 +93,8 @@ def _weights_of(found: Figures) -> dict[str, float]:
     return dict(zip(objective.keys, objective.weights, strict=True))
 
 
-def _without(found: Figures, key: str) -> str:
-    kept = ", ".join(name for name in found.keys if name != key)
+def _without(found: Figures, keys: Sequence[str]) -> str:
+    kept = ", ".join(name for name in found.keys if name not in keys)
     return f"'algorithm.gdpo_reward_keys=[{kept}]'"
 
 
@@ -104,14 +104,19 @@ def _varying(found: Figures) -> Array:
 
 def _never_varies(found: Figures, verdict: Verdict) -> Iterator[Advice]:
     weights = _weights_of(found)
-    for key, count in zip(found.keys, _varying(found), strict=True):
-        if count == 0 and weights[key] != 0 and len(found.keys) > 1:
-            most = 3 / verdict.groups  # the 95 % bound where none of n was seen
-            yield Advice(
-                _without(found, key),
-                f"{key} varies in none of {verdict.groups} groups (at most {most:.1%} of all, with "
-                "95 %): it teaches nothing",
-            )
+    counts = zip(found.keys, _varying(found), strict=True)
+    still = [key for key, count in counts if count == 0 and weights[key] != 0]
+    if not still or len(still) == len(found.keys):
+        return
+    most = 3 / verdict.groups  # the 95 % bound where none of n was seen
+    names, verb = ", ".join(still), "vary"
+    if len(still) == 1:
+        verb = "varies"
+    yield Advice(
+        _without(found, still),
+        f"{names} {verb} in none of {verdict.groups} groups (at most {most:.1%} of all, with "
+        "95 %): nothing is learnt from that",
+    )
 
 
 def _alike(found: Figures, verdict: Verdict) -> Iterator[Advice]:
@@ -124,7 +129,7 @@ def _alike(found: Figures, verdict: Verdict) -> Iterator[Advice]:
         interval = f"{values[k, other]:.3f} [{low[k, other]:.3f}, {high[k, other]:.3f}]"
         if low[k, other] > ALIKE:
             yield Advice(
-                _without(found, second),
+                _without(found, [second]),
                 f"{second} does as {first} does: correlation within groups {interval}; together "
                 "they count twice",
             )
@@ -149,7 +154,10 @@ def _pays_failures(found: Figures, verdict: Verdict, outcome: Outcome | None) ->
     assert least is not None
     written = dict(conditions)
     passed = figures.least_passing(objective, outcome)
-    for guard, key in itertools.product(guards, found.keys):
+    # What pays failing answers most comes first.
+    paid = found.sums["paid"].sum(axis=0)
+    most_paid = sorted(found.keys, key=lambda key: -paid[found.keys.index(key)])
+    for guard, key in itertools.product(guards, most_paid):
         k, other = found.keys.index(key), found.keys.index(guard)
         taken = key in written or guard in written or key in guards
         on_it = any(condition["on"] == key for condition in written.values())
@@ -206,7 +214,12 @@ def _weights(found: Figures, verdict: Verdict) -> Iterator[Advice]:
     if weights is None:
         verdict.open.append(f"weights under which influence agrees ({evidence})")
         return
-    changed = dict(zip(found.keys, weights.tolist(), strict=True))
+    # One that never varies may be left out by another advice.
+    changed = {
+        key: weight
+        for key, weight, used in zip(found.keys, weights.tolist(), use, strict=True)
+        if used or weight == 0
+    }
     yield Advice(
         weights_override(changed),
         f"influence is not as the weights declare: {evidence}",
