@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import new_page
+from pages import browser as browser
+from pages import new_page
 from test_docs_commonmark import parse
 
 import gdpo_verl

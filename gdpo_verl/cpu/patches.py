@@ -1,6 +1,6 @@
 """Each departure from upstream that the CPU platform needs, with the upstream line at fault.
 
-tests/test_cpu.py fails when upstream no longer needs one of them.
+tests/cpu/test_cpu.py fails when upstream no longer needs one of them.
 """
 
 from __future__ import annotations

@@ -38,9 +38,10 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 OPTIONS = ("-p", "no:cacheprovider", "--hypothesis-seed=0")
 JOBS, LIMIT = 2, 600  # seconds; a mutant fails beyond
 
-# The tests of each module (or package), tests/test_NAME.py: those without Ray, and those with it.
+# The tests of each module (or package), test_NAME.py below tests/: those without Ray, and those
+# with it.
 TESTS: dict[str, tuple[str, str]] = {
-    "advantage": ("advantage* diagnostics* conformance variants* config", ""),
+    "advantage": ("advantage* diagnostics* conformance* variants* config", ""),
     "aggregation": ("step diagnostics*", "seam*"),
     "batch": ("batch step judge", "seam*"),
     "config": ("config* estimator judge", ""),
@@ -175,10 +176,12 @@ def mutants_of_module(module: str) -> list[Mutant]:
 
 def tests_pass(mutant: Mutant | None, tests: str, marker: str) -> bool:
     """Run these tests on a copy of the package with this change; true when they pass."""
-    found = [sorted((ROOT / "tests").glob(f"test_{name}.py")) for name in tests.split()]
+    found = [sorted((ROOT / "tests").rglob(f"test_{name}.py")) for name in tests.split()]
     if not all(found):  # renamed; pytest without a file would run them all
-        sys.exit(f"TESTS: expected a file tests/test_NAME.py for each of {tests!r}, found {found}")
-    files = [f"tests/{file.name}" for file in chain(*found)]
+        sys.exit(
+            f"TESTS: expected a file test_NAME.py below tests/ for each of {tests!r}, found {found}"
+        )
+    files = [str(file.relative_to(ROOT)) for file in chain(*found)]
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
         copy = Path(directory)
         # Links but for the package: a mutant changes nothing else, and a copy takes long.

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import verl
-from test_plugin import in_fresh_process
+from processes import in_fresh_process
 from torch.distributed.distributed_c10d import BackendConfig
 from waiting import HANGS
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_plugin import in_fresh_process
+from processes import in_fresh_process
 from waiting import wait_for
 
 WORKER = """
@@ -177,7 +177,7 @@ def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
 
 @pytest.mark.real
 def test_rays_workers_are_forks_of_one_process_and_end_as_others_do() -> None:
-    job, first, second, left = in_fresh_process(RAY, PYTHONPATH=str(Path(__file__).parent))
+    job, first, second, left = in_fresh_process(RAY, PYTHONPATH=str(Path(__file__).parents[1]))
     assert first == second
     assert first[1:] == ["job", "actor", job, "ray::Actor.about"]
     assert left == ["b"]

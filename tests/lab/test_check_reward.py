@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import session
+from processes import session
 from waiting import wait_for
 
 from gdpo_verl.lab.check_reward.answers import from_file

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from protected import working_protections
 from test_check_reward import check as check
 from test_check_reward import scores, write_answers, write_data
 from test_check_reward import work as work
-from test_sandbox import working_protections
 
 GOOD_CALL = '<think>So.</think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 TESTS = [

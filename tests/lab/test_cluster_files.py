@@ -19,7 +19,7 @@ from gdpo_verl.lab.cli import main as gdpo
 from gdpo_verl.lab.run.launch import composed
 from gdpo_verl.lab.run.submit import _EXISTING_CLUSTER
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "scripts" / "cluster"
 QUEUE_NODES = "transfer_queue.backend.SimpleStorage.required_node_resource"
 

@@ -22,7 +22,7 @@ from gdpo_verl.lab.dry_run import dry_run
 from gdpo_verl.lab.run.composition import RecipeError, compose, hardware_of
 from gdpo_verl.lab.run.submit import absolute
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import run_cli
 from omegaconf import OmegaConf
+from processes import run_cli
 
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.evaluate import answers, result, run

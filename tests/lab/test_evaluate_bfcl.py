@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("bfcl_eval", reason="needs bfcl-eval and what its scoring imports")
 pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring imports")
 
-from conftest import run_cli
+from processes import run_cli
 
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.tasks import bfcl as bfcl_data

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import torch
-from conftest import new_page
 from fake_runs import Page
+from pages import new_page
 from waiting import HANGS, wait_for
 
 from gdpo_verl.lab.cli import main

@@ -14,10 +14,10 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from conftest import Training
 from test_check_reward import check as check
 from test_check_reward import work as work
 from test_pretrained import smollm2 as smollm2
+from trainings import Training
 from waiting import wait_for
 
 from gdpo_verl.cpu.patches import unused_port

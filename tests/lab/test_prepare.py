@@ -75,7 +75,7 @@ def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_
 
 def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(tmp_path):
     source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
-    # That the worked ones earn everything, too: tests/test_data.py.
+    # That the worked ones earn everything, too: tests/lab/test_data.py.
     text = gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000")
     for strict in (True, False):
         assert gsm8k_reward.compute_score("gsm8k", text, "1000", strict=strict)["score"] == 3.0
@@ -219,7 +219,7 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
 
 
 def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp_path):
-    file = Path(__file__).parents[1] / ".." / "shared/data/toolrl/rlla_sft.json"
+    file = Path(__file__).parents[2] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
         pytest.skip("ToolRL's dialogues are not here")
     provenance = rlla.prepare(tmp_path / "out", source=str(file))

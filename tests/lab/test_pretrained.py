@@ -9,7 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import Training, run_cli
+from processes import run_cli
+from trainings import Training
 
 from gdpo_verl.lab.policy.pretrained import FILE, SHA256, make_smollm2
 from gdpo_verl.rewards.instructions import KINDS

@@ -374,7 +374,7 @@ def test_the_quickstart_prints_what_the_report_reads(
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
-    page = (Path(__file__).parents[1] / "docs/quickstart.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/quickstart.md").read_text(encoding="utf-8")
     command = page[page.index("python -m verl.trainer.main_ppo") :].partition("```")[0]
     setting = dict(re.findall(r"^  ([\w.]+)=(\S+)", command, flags=re.MULTILINE))
     assert "file" in setting["trainer.logger"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import new_page
 from fake_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
+from pages import new_page
 
 from gdpo_verl.lab.report import write_report
 

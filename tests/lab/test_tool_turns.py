@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RECIPES, Training, run_cli
 from fake_verl import compose
+from processes import run_cli
+from trainings import RECIPES, Training
 
 from gdpo_verl.lab.policy import train_tokenizer
 from gdpo_verl.lab.policy.demonstrations import next_turn

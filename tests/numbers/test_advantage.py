@@ -15,7 +15,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, exactly_zero, lengths
+from by_hand import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, exactly_zero, lengths
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import NAN
+from by_hand import NAN
 
 from gdpo_verl import apply_conditions
 
@@ -69,7 +69,7 @@ def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype: torch.
     rewards = torch.tensor([[0.7, 1.0], [0.69, 1.0]], dtype=dtype)
     found = apply_conditions(rewards, ["quality", "length"], condition)
     assert found[:, 1].tolist() == [1.0, 0.0]
-    if dtype.itemsize > 2:  # halves are read as they were written (tests/test_batch.py)
+    if dtype.itemsize > 2:  # halves are read as they were written (tests/plugin/test_batch.py)
         found = apply_conditions(rewards.double(), ["quality", "length"], condition)
         assert found[:, 1].tolist() == [1.0, 0.0]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, lengths
+from by_hand import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, lengths
 
 from gdpo_verl import apply_conditions, gdpo_advantages, group_normalize, grpo_advantages
 from gdpo_verl.advantage import decompose, tokens

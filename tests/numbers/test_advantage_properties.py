@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import NAN, PAIRS, TWO_GROUPS, WHITEN, close, exactly_zero, lengths
+from by_hand import NAN, PAIRS, TWO_GROUPS, WHITEN, close, exactly_zero, lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The metrics by hand, and how verl adds them up over mini-batches."""
+"""The metrics by hand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from verl.trainer.ppo.v1.utils import MetricsAggregator
 
 from gdpo_verl.advantage import Gate, decompose, find_variant
 from gdpo_verl.diagnostics import (
-    Weighted,
     collapse_metrics,
     component_metrics,
     contribution_metrics,
@@ -191,45 +189,6 @@ def test_a_group_varies_when_one_component_does() -> None:
 def test_parse_errors_by_hand(codes: list[int | None], expected: dict[str, float]) -> None:
     expected = {f"gdpo/parse_error/{name}": share for name, share in expected.items()}
     assert parse_error_metrics(codes) == pytest.approx(expected)
-
-
-# verl 0.9.1 looks for sum, total, min and max anywhere in a metric's name, component included;
-# the plug-in, which loads with verl, lets the last part decide for ours.
-@pytest.mark.parametrize("component", ["correctness", "total_length", "timing_s/"])
-def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
-    rewards = torch.tensor([[1.0], [3.0], [0.0]])
-    groups = [0, 0, 1]
-    names = component_metrics(rewards, groups, [component], ranges={component: (0.0, 3.0)})
-    found = decompose(rewards, groups)
-    names |= contribution_metrics(found, [component]) | collapse_metrics(found)
-    names |= coverage_metrics(rewards, groups)
-    names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0, "gdpo/whiten_gain": 1.0}
-    assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1 + 1)
-    aggregator = MetricsAggregator()
-    aggregator.add_step_metrics(dict.fromkeys(names, 8.0), sample_count=1)
-    aggregator.add_step_metrics(dict.fromkeys(names, 4.0), sample_count=3)
-    # Minimum and maximum; all else is averaged by rows, (8 + 3·4)/4.
-    meaning = {"min": 4.0, "max": 8.0}
-    expected = {name: meaning.get(name.rpartition("/")[2], 5.0) for name in names}
-    assert aggregator.get_aggregated_metrics() == expected
-
-
-def test_mini_batches_are_weighed_by_what_a_metric_is_taken_over() -> None:
-    aggregator = MetricsAggregator()
-    for share, rows, codes in ((1.0, 1, [4] + [0] * 7), (0.0, 3, [0] * 8)):
-        metrics = {"gdpo/share": Weighted(share, rows), **parse_error_metrics(codes)}
-        aggregator.add_step_metrics(metrics, sample_count=8)
-    found = aggregator.get_aggregated_metrics()
-    assert found["gdpo/share"] == 1 / 4
-    assert found["gdpo/parse_error/code_4"] == 1 / 16
-
-
-def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:
-    aggregator = MetricsAggregator()
-    for value in (8.0, 4.0):
-        names = ("actor/lr", "timing_s/step", "max_length", "least/min_length", "total_tokens")
-        aggregator.add_step_metrics(dict.fromkeys(names, value), sample_count=1)
-    assert list(aggregator.get_aggregated_metrics().values()) == [4.0, 12.0, 8.0, 4.0, 12.0]
 
 
 def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, float]:

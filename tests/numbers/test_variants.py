@@ -14,10 +14,10 @@ import logging
 import math
 from typing import Any
 
-import conftest as by_hand
+import by_hand
 import pytest
 import torch
-from conftest import NAN
+from by_hand import NAN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

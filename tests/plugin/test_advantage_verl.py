@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import S, close, exactly_zero
+from by_hand import S, close, exactly_zero
 from torch import Tensor
 from verl.trainer.ppo import core_algos
 

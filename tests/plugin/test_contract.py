@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from test_plugin import in_fresh_process
+from processes import in_fresh_process
 
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.contract import CONTRACT, first_violation
 from gdpo_verl.plugin.upstream import Dependency, violations
 
 VERL = Path(str(find_spec("verl").origin)).parent
-PACKAGE = Path(__file__).parents[1] / "gdpo_verl"
+PACKAGE = Path(__file__).parents[2] / "gdpo_verl"
 BASE, BUFFER = "trainer/ppo/v1/trainer_base.py", "trainer/ppo/v1/replay_buffer.py"
 ALGOS = "trainer/ppo/core_algos.py"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import wrapt
+from processes import in_fresh_process
 
 from gdpo_verl.lab import doctor
 from gdpo_verl.plugin import hooks
@@ -53,19 +53,6 @@ result["platform"] = get_platform().device_name
 result["gdpo_verl imported"] = [name for name in sys.modules if name.startswith("gdpo_verl")]
 print("@" + json.dumps(result))
 """
-
-
-def in_fresh_process(code: str, **environment: str) -> dict:
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("@")]
-    assert lines, process.stdout + process.stderr
-    return json.loads(lines[-1][1:])
 
 
 def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator() -> None:

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import made_once
 from torch import Tensor
+from trainings import made_once
 
 from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
 from gdpo_verl.lab.replay import Request, replay
@@ -37,7 +37,7 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 TRL = Path(sys.prefix) / "trl"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAN = math.nan
 pytestmark = pytest.mark.skipif(
     not (TRL / "trl").is_dir(), reason=f"no TRL in {TRL}; the module's docstring says how to get it"
@@ -187,7 +187,7 @@ def run_beside_trl(*arguments: str) -> subprocess.CompletedProcess[str]:
 def run_steps(out: Path, steps: dict[str, Any], *launcher: str) -> None:
     out.mkdir(exist_ok=True)
     (out / "steps.json").write_text(json.dumps(steps))
-    program = str(Path(__file__).with_name("trl_step.py"))
+    program = str(Path(__file__).parents[1] / "trl_step.py")
     output = run_beside_trl(*launcher, program, str(out / "steps.json"), str(out))
     assert output.returncode == 0, output.stdout[-3000:] + output.stderr[-3000:]
 

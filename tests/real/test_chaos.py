@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import session
+from processes import session
 from test_cluster import Cluster, running_cluster
 from test_faults import Victim, prompts, steps_of, undisturbed
 from waiting import HANGS, wait_for

@@ -19,14 +19,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Training, environment_without, inputs, processes_of, session
-from test_submit import CODE
+from processes import environment_without, processes_of, session
+from trainings import Training, inputs
 from waiting import HANGS, wait_for
 
 from gdpo_verl import __version__
 from gdpo_verl.advantage import decompose
 
-SUBMIT = Path(__file__).parents[1] / "scripts" / "submit.sh"
+CODE = "reward.custom_reward_function.path"
+SUBMIT = Path(__file__).parents[2] / "scripts" / "submit.sh"
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 

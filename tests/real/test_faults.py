@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Training, inputs, processes_of, run_cli, session
 from omegaconf import OmegaConf
+from processes import processes_of, run_cli, session
+from trainings import Training, inputs
 from waiting import HANGS, start_ray, wait_for
 
 from gdpo_verl.rewards import tool_call

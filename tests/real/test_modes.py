@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Training
 from test_training import components, groups, weight_change
+from trainings import Training
 
 from gdpo_verl import gdpo_advantages
 

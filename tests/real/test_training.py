@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import STOCK, Training, run_cli
+from processes import run_cli
+from trainings import STOCK, Training
 
 from gdpo_verl.advantage import VARIANTS, decompose
 from gdpo_verl.diagnostics import groups_that_vary

@@ -18,7 +18,7 @@ from waiting import HANGS
 from gdpo_verl.lab.replay import Request, replay
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 REWARD = """
 import random

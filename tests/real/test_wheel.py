@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import Training, environment_without, inputs
+from processes import environment_without
+from trainings import Training, inputs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.real,

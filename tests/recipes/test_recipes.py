@@ -27,7 +27,7 @@ from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import catalog
 from gdpo_verl.plugin.dumps import DumpSettings
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = sorted(
     str(file.relative_to(RECIPES).with_suffix("")) for file in RECIPES.glob("*/g[dr]po*.yaml")
 )
@@ -104,7 +104,7 @@ def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_say
 
     config = compose(name, hardware)
     assert list(unknown_keys(plain(config), verls_own())) == []
-    # So that the score is the sum that GDPO decouples (tests/test_reward_manager.py).
+    # So that the score is the sum that GDPO decouples (tests/plugin/test_reward_manager.py).
     assert config.reward.reward_manager.name == "gdpo_components"
     assert config.reward.custom_reward_function.path.startswith("pkg://gdpo_verl.rewards.")
     validate_config(config, need_reference_policy(config), need_critic(config))

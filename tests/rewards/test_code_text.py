@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import assert_linear
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from linear import assert_linear
 from test_sandbox import PIECES
 
 from gdpo_verl.rewards import code_text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import assert_linear, filled
 from hypothesis import given
 from hypothesis import strategies as st
+from linear import assert_linear, filled
 
 from gdpo_verl.rewards.gsm8k import ParseError, compute_score
 

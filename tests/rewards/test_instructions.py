@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import run_cli
+from processes import run_cli
 
 pytest.importorskip("if_verifiable")
 pytest.importorskip("wordllama")

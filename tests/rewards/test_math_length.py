@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from conftest import assert_linear, filled, long, seconds
+from linear import assert_linear, filled, long, seconds
 
 from gdpo_verl.rewards import math_form, math_length
 from gdpo_verl.rewards.math_length import ParseError, compute_score, parse_ground_truth

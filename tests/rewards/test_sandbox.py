@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -12,21 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from protected import working_protections
 
 from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Limits, Sandbox, best_protection
 from gdpo_verl.sandbox import protection as protections
-from gdpo_verl.sandbox.probe import probe
-
-
-def working_protections(site_packages: str | None = None) -> Iterator[protections.Protection]:
-    """Every protection that holds here, best first."""
-    for candidate in protections.candidates(site_packages).values():
-        with contextlib.suppress(OSError, RuntimeError):
-            found = candidate()
-            probe(found)
-            yield found
-
 
 FOUND = list(working_protections())
 HOLDS = pytest.mark.skipif(

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import assert_linear, filled, long, seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear import assert_linear, filled, long, seconds
 
 from gdpo_verl.rewards import parse_error, tool_call, tool_text
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward, parse_ground_truth
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 THOUGHT = "<think>Look it up.</think>"
 RESPONSE = "<response>It is sunny.</response>"
 

@@ -1,0 +1,33 @@
+"""Pages, in a real Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import HANGS
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+PATIENCE = 1000 * HANGS  # milliseconds; playwright's own is half a minute
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine: apt install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, timeout=PATIENCE)
+        yield chromium
+        chromium.close()
+
+
+def new_page(browser: Any, **options: Any) -> Any:
+    """A page in a new context, which `options` are for."""
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(PATIENCE)
+    return page

@@ -1,0 +1,39 @@
+"""The other implementations' rows of the page of conformance."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_trl import TRL
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts/dev"))
+import conformance  # noqa: E402
+
+PAGE = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "verl 0.9.1",
+        pytest.param(
+            "TRL 1.16.0",
+            marks=pytest.mark.skipif(not TRL.is_dir(), reason="test_trl.py says how to get TRL"),
+        ),
+        pytest.param("ms-swift 4.6.0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_pages_row_is_what_the_implementation_gives(name: str, tmp_path: Path) -> None:
+    wheel = None
+    if name.startswith("ms-swift"):
+        project = name.replace(" ", "==")
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", tmp_path, project]
+        if subprocess.run(pip, capture_output=True, check=False).returncode:
+            pytest.skip(f"pip cannot download {project}")
+        (wheel,) = tmp_path.glob("*.whl")
+    line = " | ".join(conformance.table_row(name, wheel))
+    assert f"\n| {line} |\n" in PAGE

@@ -1,0 +1,65 @@
+"""Other processes: started by a test, or still running after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run_cli(*arguments: str) -> str:
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def in_fresh_process(code: str, **environment: str) -> dict:
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("@")]
+    assert lines, process.stdout + process.stderr
+    return json.loads(lines[-1][1:])
+
+
+def processes_of(needles: Sequence[str]) -> list[str]:
+    """Command lines of running processes that contain one of the needles."""
+    found = [f"{pid} {args}" for pid, _, _, args in _processes() if "ps -eww" not in args]
+    return [line for line in found if any(needle in line for needle in needles)]
+
+
+def session(*leaders: int) -> list[tuple[int, str]]:
+    """The processes of these sessions, but for zombies, by number and arguments."""
+    return [
+        (int(pid), args)
+        for pid, sid, state, args in _processes()
+        if int(sid) in leaders and state[0] != "Z"
+    ]
+
+
+def _processes() -> list[list[str]]:
+    """Number, session, state and arguments of all processes."""
+    listing = ["ps", "-eww", "-o", "pid,sid,stat,args"]
+    done = subprocess.run(listing, capture_output=True, text=True, check=True)
+    return [line.split(None, 3) for line in done.stdout.splitlines()[1:]]
+
+
+def environment_without(package: re.Pattern, directory: Path) -> str:
+    """This Python environment but for the files of some packages; returns its interpreter."""
+    venv.create(directory)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.search(entry.name):
+            (packages / entry.name).symlink_to(entry)
+    return str(directory / "bin" / "python")

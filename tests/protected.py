@@ -1,0 +1,18 @@
+"""The sandbox's protections that hold on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gdpo_verl.sandbox import protection as protections
+from gdpo_verl.sandbox.probe import probe
+
+
+def working_protections(site_packages: str | None = None) -> Iterator[protections.Protection]:
+    """Every protection that holds here, best first."""
+    for candidate in protections.candidates(site_packages).values():
+        with contextlib.suppress(OSError, RuntimeError):
+            found = candidate()
+            probe(found)
+            yield found

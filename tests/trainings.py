@@ -1,0 +1,212 @@
+"""verl's own driver, the task and the tiny policy that it trains, and a queue without it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from processes import run_cli
+from waiting import HANGS, start_ray
+
+from gdpo_verl.cpu.patches import give_ray_time_to_start
+from gdpo_verl.lab.rundir.run import flattened
+from gdpo_verl.plugin.hooks import when_imported
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+STOCK = "verl's own configuration"
+
+
+@dataclass
+class Training:
+    """A finished or killed run of ``python -m verl.trainer.main_ppo``."""
+
+    directory: Path
+    status: int
+    output: str
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
+        return {record["step"]: record["data"] for record in map(json.loads, lines)}
+
+    def rollouts(self, step: int) -> list[dict[str, Any]]:
+        lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+# Ray starts on a busy machine too.
+when_imported("ray._private.node")(give_ray_time_to_start)
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the hub to count the weights of the recipes' models."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    """A TransferQueue on a separate Ray."""
+    import ray
+    import transfer_queue as tq
+    from fake_verl import recipe
+
+    start_ray(num_cpus=8)
+    tq.init(recipe().transfer_queue)
+    yield tq
+    tq.close()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared toolbox task."""
+    return made_once(
+        tmp_path_factory, "toolbox", lambda out: run_cli("prepare", "toolbox", "--out", str(out))
+    )
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny policy, as `gdpo-verl make-policy` trains it; the command checks its competence."""
+    return made_once(
+        tmp_path_factory, "policy", lambda out: run_cli("make-policy", "--out", str(out))
+    )
+
+
+def inputs(toolbox: Path, policy: Path) -> list[str]:
+    """The overrides that name the task's rows and the policy."""
+    return [
+        f"data.train_files={toolbox / 'train.parquet'}",
+        f"data.val_files={toolbox / 'validation.parquet'}",
+        f"actor_rollout_ref.model.path={policy}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def turn_of_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Waits for the other modules with clusters: two at a time take more than 24 GB."""
+    with (of_all_workers(tmp_path_factory) / "clusters.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """The directory that xdist's workers share."""
+    root = factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A directory or file, made by the first of xdist's workers that asks for it."""
+    root = of_all_workers(factory)
+    made = root / name
+    with (root / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            unfinished = root / f"{name}.unfinished"
+            make(unfinished)
+            unfinished.rename(made)
+    return made
+
+
+def stock_overrides() -> list[str]:
+    """The settings of the hardware recipe `cpu`, as overrides of verl's own configuration."""
+    recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
+    flat = [
+        f"++{key}={json.dumps(value) if isinstance(value, str) else value}"
+        for key, value in flattened("", OmegaConf.to_container(recipe))
+    ]
+    lengths = ["data.max_prompt_length=64", "data.max_response_length=48"]
+    return [*flat, *lengths, "trainer.logger=[console,file]"]
+
+
+@pytest.fixture
+def driver(
+    tmp_path: Path, toolbox: Path, policy: Path
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start verl's driver with a recipe's configuration; what still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        config: str,
+        *overrides: str,
+        directory: Path = tmp_path,
+        environment: dict[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        directory.mkdir(exist_ok=True)
+        settings = {
+            "data.train_files": toolbox / "train.parquet",
+            "data.val_files": toolbox / "validation.parquet",
+            "data.val_max_samples": 16,
+            "actor_rollout_ref.model.path": policy,
+            "trainer.default_local_dir": directory / "checkpoints",
+            "trainer.rollout_data_dir": directory / "rollouts",
+            "trainer.save_freq": -1,
+            "trainer.test_freq": -1,
+            "trainer.val_before_train": "false",
+            "trainer.total_training_steps": 2,
+            "data.train_batch_size": 8,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+            "actor_rollout_ref.rollout.n": 4,
+            "hydra.run.dir": directory,
+        }
+        chosen = ["--config-dir", str(RECIPES), "--config-name", config]
+        command = [
+            *[sys.executable, "-m", "verl.trainer.main_ppo"],
+            *(stock_overrides() if config == STOCK else chosen),
+            *[f"{key}={value}" for key, value in settings.items()],
+            *overrides,
+        ]
+        log = (directory / "train.log").open("ab")
+        variables = {
+            "VERL_FILE_LOGGER_PATH": str(directory / "metrics.jsonl"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "VERL_PLATFORM": "cpu",
+            "HYDRA_FULL_ERROR": "1",
+        }
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | variables | (environment or {}),
+            start_new_session=True,
+            cwd=directory,
+        )
+        log.close()
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def train(
+    driver: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> Callable[..., Training]:
+    """Run verl's driver to its end."""
+
+    def run(config: str, *overrides: str, fails: bool = False, **options: Any) -> Training:
+        process = driver(config, *overrides, **options)
+        status = process.wait(HANGS)
+        directory = options.get("directory", tmp_path)
+        output = (directory / "train.log").read_text(errors="replace")
+        assert fails == (status != 0), output[-6000:]
+        return Training(directory, status, output)
+
+    return run
