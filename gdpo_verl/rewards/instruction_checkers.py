@@ -1,7 +1,8 @@
 """IFEval's published checkers (package if-verifiable), and the worker that asks them.
 
-A constraint's arguments are texts and numbers, never patterns. Some checkers take quadratic time on
-texts that nobody writes, so `instructions` asks them in a process with a deadline.
+A constraint's arguments are texts and numbers, never patterns. Checkers that take quadratic time
+on some texts have a linear one here; for what else may hang, `instructions` asks them in a process
+with a deadline.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ _ASKED_LANGUAGE, _FEWEST_LETTERS = 0.95, 20
 # Address space of the worker: what NLTK imports takes 1.5 GB of it, most of it never touched.
 _MEMORY_BYTES = 4 * 2**30
 # Arguments that a checker takes for a part of a pattern.
-_PATTERNS = ("keyword", "keywords", "section_spliter")
-_MARKERS_KNOWN = ("P.S.", "P.P.S")  # to the checker of postscripts; of others it makes a pattern
+_PATTERNS = ("keyword", "keywords")
+_LISTS = ("keywords", "forbidden_words")
+# The markers of a postscript that are written in more ways than one.
+_MARKERS_KNOWN = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 _QUOTES = '"'
 
 
 def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None:
     """Return whether a text follows a constraint; None where no checker can judge it.
 
-    Whether one can is the same for every text. An empty text follows nothing.
+    Whether one can is the same for every text. A text without a word follows nothing.
 
     Args:
       name: the id of IFEval's instruction, as in ``punctuation:no_comma``.
@@ -39,6 +42,9 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
     """
     if name not in registry():
         return None
+    text = plain_text(text)
+    if not _has_word(text):  # signs alone are no text
+        text = ""
     checker = registry()[name](name)
     try:
         given = {key: _literal(key, value) for key, value in options.items() if value is not None}
@@ -108,13 +114,15 @@ def reads_as(language: str, text: str) -> bool:
 
 def _literal(key: str, value: Any) -> Any:
     """An argument as the checker takes it; raises ValueError for a text that is none."""
+    if key in _LISTS and not (isinstance(value, list) and value):
+        raise ValueError(f"{key}: expected a list of words, found {value!r}")
     texts = value if isinstance(value, list) else [value]
     for text in texts:
         if isinstance(text, str) and not text.strip(_QUOTES + " \n"):
             raise ValueError(f"{key}: expected a text, found {value!r}")
     if key == "keywords":
         return [re.escape(keyword) for keyword in value]
-    if key in _PATTERNS or (key == "postscript_marker" and value not in _MARKERS_KNOWN):
+    if key in _PATTERNS:
         return re.escape(value.strip())
     if key == "prompt_to_repeat":
         return plain_text(value)
@@ -159,11 +167,71 @@ def _is_without_words(options: Mapping[str, Any], text: str) -> bool:
     )
 
 
+def _has_number_of_words(options: Mapping[str, Any], text: str) -> bool:
+    # As the checker, but "don't" and "well-known" are one word, as who asks for words counts them.
+    number = len(re.findall(r"\w+(?:['’-]\w+)*", text))
+    if options["relation"] == "at least":
+        return bool(number >= options["num_words"])
+    return bool(number < options["num_words"])
+
+
+# The checkers of the next four take quadratic time on repeats of one sign, and are pleased by signs
+# without a word. These are linear.
+
+
+def _has_placeholders(options: Mapping[str, Any], text: str) -> bool:
+    inside = re.findall(r"\[([^\[\]\n]+)\]", text)
+    return bool(sum(map(_has_word, inside)) >= options["num_placeholders"])
+
+
+def _has_bullets(options: Mapping[str, Any], text: str) -> bool:
+    number = 0
+    for line in text.split("\n"):
+        marker, _, words = line.strip().partition(" ")
+        if marker in ("*", "-") and _has_word(words):
+            number += 1
+    return bool(number == options["num_bullets"])
+
+
+def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
+    marker = options["postscript_marker"].strip()
+    pattern = _MARKERS_KNOWN.get(marker, re.escape(marker))
+    parts = re.split(rf"(?<!\w){pattern}", text, flags=re.IGNORECASE)  # PS: is not in tips:
+    return len(parts) > 1 and _has_word(parts[-1])
+
+
+def _has_title(options: Mapping[str, Any], text: str) -> bool:
+    for line in text.split("\n"):
+        start = line.find("<<")
+        end = line.rfind(">>")
+        if 0 <= start < end and _has_word(line[start:end]):
+            return True
+    return False
+
+
+def _has_sections(options: Mapping[str, Any], text: str) -> bool:
+    # "Section 1"; or RLVR-IFeval's "Section: X", where X may be anything. As many as asked for.
+    marker = options["section_spliter"].strip()
+    number = "" if marker.endswith(":") else r"\s?\d"
+    found = re.findall(rf"(?<!\w){re.escape(marker)}{number}", text)
+    return bool(len(found) == options["num_sections"])
+
+
+def _has_word(text: str) -> bool:
+    return re.search(r"\w", text) is not None
+
+
 _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
     "change_case:english_capital": _is_capital,
     "change_case:english_lowercase": _is_lowercase,
+    "detectable_content:number_placeholders": _has_placeholders,
+    "detectable_content:postscript": _has_postscript,
+    "detectable_format:multiple_sections": _has_sections,
+    "detectable_format:number_bullet_lists": _has_bullets,
+    "detectable_format:title": _has_title,
     "keywords:forbidden_words": _is_without_words,
     "language:response_language": _is_in_language,
+    "length_constraints:number_words": _has_number_of_words,
 }
 
 

@@ -49,14 +49,21 @@ KINDS = {
     "combination": "combination",
     "language": "language",
 }
-# A word names the topic if it is this near to it in the embeddings, or is spelt this much like one
-# of its words. A text may name it so often, or in that share of its words.
-NEAR, ALIKE = 0.4, 0.75
-MOST_NAMED, NAMED_SHARE = 3, 0.1
-# What remains has so many different words, is at least half of the text, and is so near the topic.
-OWN_WORDS, OWN_SHARE, OWN_RELEVANCE = 10, 0.5, 0.14
+# Cosines of a word to the topic: from `NEAR` on it is another way of naming it; below `UNRELATED`
+# are most words of a sentence, and hardly any of a list of related ones.
+NEAR, UNRELATED = 0.3, 0.2
+# Different unrelated words that a text has at least, and their share of those that the topic lacks.
+OWN_WORDS, OWN_SHARE = 10, 0.5
+# What relevance may lose when the words that name the topic are taken out.
+MOST_LOST = 0.6
+# A word names one of the topic's if it is spelt this much like it or has its first five letters.
+# How often a text names one of them at most: the number, or that share of its words.
+ALIKE, MOST_NAMED, NAMED_SHARE = 0.75, 2, 0.08
+# The share of its words that are different, and the pieces that a word has on average in the
+# vocabulary of the embeddings: English has 1.0 to 1.4, words that are made up have 1.6 to 4.5.
+DIFFERENT_SHARE, MOST_PIECES = 0.3, 1.5
 # The beginning that is looked at, so that a long text takes no longer: words and characters.
-_MOST_DIFFERENT, _MOST_EMBEDDED = 1000, 20_000
+_MOST_DIFFERENT, _MOST_EMBEDDED = 1000, 10_000
 
 
 @declares(
@@ -171,37 +178,43 @@ def _relevance(topic: str, text: str) -> float:
 def _is_own(text: str, topic: str) -> bool:
     """Return whether a text says something of its topic beside naming it.
 
-    The words of the topic, and all that lie near it or are spelt like them, are taken out. The text
-    may have few that lie near, and what remains has to be a text about the topic.
+    The words of the topic, and all that lie near it or are spelt like them, are taken out. What
+    remains has to be much, of words that are not all about the topic, and to carry the relevance.
     """
-    words = _words(text)
+    words = _words(text[:_MOST_EMBEDDED])
     different = list(dict.fromkeys(words))[:_MOST_DIFFERENT]
-    of_topic = dict.fromkeys(_words(topic))
-    near = _near(topic, different)
-    taken = near | of_topic.keys()
-    own = [word for word in words if word not in taken]
-    named = sum(word in near for word in words)
+    of_topic = list(dict.fromkeys(_words(topic)))[:_MOST_DIFFERENT]
+    if not different or not of_topic:
+        return False
+    pieces = _embeddings().tokenizer.encode(" ".join(different), add_special_tokens=False).ids
+    vectors = _embeddings().embed([topic, *of_topic, *different], norm=True)
+    cosines = (vectors[1:] @ vectors[0]).tolist()
+    closeness = dict(zip([*of_topic, *different], cosines, strict=True))
+    taken = {word for word, cosine in closeness.items() if cosine >= NEAR}
+    most = max(MOST_NAMED, NAMED_SHARE * len(words))
+    # Not those of the topic that lie far from it: a prompt that is the topic has "is".
+    for name in taken.intersection(of_topic):
+        naming = _spelt_like(name, different)
+        if sum(word in naming for word in words) > most:
+            return False
+        taken |= naming
+    lacking = [word for word in different if word not in of_topic]
+    own = [word for word in lacking if word not in taken]
+    unrelated = sum(closeness[word] < UNRELATED for word in own)
     return (
-        named <= max(MOST_NAMED, NAMED_SHARE * len(words))
-        and len(set(own)) >= OWN_WORDS
-        and len(own) >= OWN_SHARE * len(words)
-        and _relevance(topic, " ".join(own)) >= OWN_RELEVANCE
+        unrelated >= max(OWN_WORDS, OWN_SHARE * len(lacking))
+        and len(set(words)) >= DIFFERENT_SHARE * len(words)
+        and len(pieces) <= MOST_PIECES * len(different)
+        and _relevance(topic, text) - _relevance(topic, " ".join(own)) <= MOST_LOST
     )
 
 
-def _near(topic: str, words: list[str]) -> set[str]:
-    """The words that name the topic."""
-    if not words:
-        return set()
-    of_topic = _words(topic)
-    vectors = _embeddings().embed([topic, *words, *of_topic], norm=True)
-    cosines = vectors[1:] @ vectors[0]
-    near = {word for word, at in zip([*words, *of_topic], cosines, strict=True) if at >= NEAR}
-    # Not those of the topic that lie far from it: a prompt that is the topic has "is".
-    for name in near.intersection(of_topic):
-        near.update(difflib.get_close_matches(name, words, n=len(words), cutoff=ALIKE))
-    return near
+def _spelt_like(name: str, words: list[str]) -> set[str]:
+    stem = name[:5].rstrip("s") or name
+    alike = difflib.get_close_matches(name, words, n=len(words), cutoff=ALIKE)
+    return {*alike, *(word for word in words if word.startswith(stem))}
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    # In pieces: the embeddings take memory by the longest.
+    return re.findall(r"\w{1,30}", text.lower())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,8 @@ pytest.importorskip("wordllama")
 from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated, instructions
+from gdpo_verl.lab.tasks.rows import BadRow
+from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -86,6 +89,7 @@ def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
 # Nothing of one's own: gibberish beside the topic, function words, its forms and misspellings.
 _FUNCTION_WORDS = "it is not that we do have been when they and"
 _ENDS = ("s", "y", "ed", "ing", "er", "less", "like", "ful", "est", "ish", "ness", "ly", "able")
+_STARTS = ("super", "mega", "ultra", "non", "pre", "anti", "sub", "over", "micro", "multi", "post")
 PLEASING: dict[str, Callable[[str], str]] = {
     "repeated": lambda topic: f"{topic} " * 12,
     "gibberish": lambda topic: " ".join(f"t{number}" for number in range(1, 11)),
@@ -96,8 +100,18 @@ PLEASING: dict[str, Callable[[str], str]] = {
         [topic[:place] + topic[place] + topic[place:] for place in range(len(topic))]
         + [_FUNCTION_WORDS]
     ),
+    "numbered": lambda topic: " ".join(f"{topic}{number}" for number in range(12)),
+    "with prefixes": lambda topic: " ".join(start + topic.split()[-1] for start in _STARTS),
+    "joined": lambda topic: " ".join(f"{topic}-{word}" for word in _FUNCTION_WORDS.split()),
+    "a sentence again and again": lambda topic: SEA * 5,
     "again and again before a text": lambda topic: f"{topic} " * 6 + SEA,
 }
+
+
+def test_a_list_of_related_words_is_no_text() -> None:
+    near = "ocean marine coast coastal shore beach waters tide tides wave island boat ship ships"
+    assert judge(near)["relevance"] > 0.6
+    assert judge(near)["own_words"] == 0
 
 
 @pytest.mark.parametrize("family", PLEASING)
@@ -243,23 +257,96 @@ def test_hostile_texts_are_judged(text: str) -> None:
     assert 0 <= found["score"] <= 4
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "options"),
-    [
-        ("<" * 1_000_000, "title", {}),
-        ("[" * 1_000_000, "number_placeholders", {"num_placeholders": 1}),
-        ("a" + "\t" * 1_000_000, "postscript", {"postscript_marker": "P.S."}),
-    ],
-)
-def test_no_text_keeps_a_checker_beyond_its_deadline(
-    text: str, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewards, "DEADLINE", 2.0)
-    # Each would take an hour. What cannot be judged stays so.
-    found = judge(text + "x", **{name: options}, no_such={})
+def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "DEADLINE", 1e-4)
+    # What cannot be judged stays so.
+    found = judge(
+        "word " * 200_000, number_words={"num_words": 1, "relation": "at least"}, no_such={}
+    )
     assert found["unchecked"] == 1
     assert found["parse_error"] == ParseError.DEADLINE
-    assert [found[kind] for kind in rewards.KINDS.values() if kind in found] == [0.0]
+    assert found["length"] == 0.0
+
+
+@pytest.mark.parametrize("unit", ["[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n"])
+def test_checkers_take_linear_time(unit: str) -> None:
+    text = f"a{(unit * 100_000)[:100_000]}x"
+    start = time.process_time()
+    for name, options in {
+        "detectable_content:number_placeholders": {"num_placeholders": 1},
+        "detectable_content:postscript": {"postscript_marker": "P.S."},
+        "detectable_format:multiple_sections": {"section_spliter": "Part", "num_sections": 1},
+        "detectable_format:number_bullet_lists": {"num_bullets": 1},
+        "detectable_format:number_highlighted_sections": {"num_highlights": 10**6},
+        "detectable_format:title": {},
+    }.items():
+        assert rewards.is_followed(name, options, text) is not None
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("text", ['""', "---\n---", "{}", "<<>>", "[][]"])
+def test_a_text_without_a_word_follows_nothing(text: str) -> None:
+    bullets = {"num_bullets": 2}
+    found = judge(text, quotation={}, number_bullet_lists=bullets, no_comma={}, title={})
+    assert found["score"] == found["relevance"]
+
+
+PROMPT = "Say it.\n\n\nTwice \\(x\\)."
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "followed", "missed"),
+    [
+        ("validate_word_constraint", {"N": 3, "quantifier": "at most"}, ["I don't know"],
+         ["I do not know"]),
+        ("validate_word_constraint", {"N": 3, "quantifier": "at least"}, ["a b c"], ["I don't"]),
+        ("validate_paragraphs", {"N": 2, "i": 2, "first_word": "Cat"},
+         ["One.\n\ncat, sat.", "One.\n\n\n\nCat"], ["Cat.\n\nOne.", "One.\n\nCatty", "Cat"]),
+        ("verify_postscript", {"postscript_marker": "PS:"}, ["Hi.\n\nPS: Bye."],
+         ["Some tips: look.", "Hi.", "Hi. PS:"]),
+        ("verify_postscript", {"postscript_marker": "Before I forget:"},
+         ["Hi. Before I forget: Bye."], ["Hi."]),
+        ("validate_placeholders", {"N": 2}, ["[a] [b c]"], ["[a]", "x [] []"]),
+        ("verify_bullet_points", {"N": 2}, ["* a\n* b", "- a\n  - b"],
+         ["* a", "x\n---\n---", "* a\n* b\n* c"]),
+        ("validate_title", {}, ["<<Tea>>\nx"], ["Tea", "<<>> x"]),
+        ("validate_sections", {"N": 2, "section_splitter": "Chapter:"},
+         ["Chapter: 1\na\nChapter: 2\nb", "**Chapter: Tea**\na\n**Chapter: Milk**\nb"],
+         ["Chapter: 1\na", "Chapter: 1\nChapter: 2\nChapter: 3"]),
+        ("validate_repeat_prompt", {"original_prompt": f"{instructions.REPEAT} {PROMPT}"},
+         [f"{PROMPT}\nSure."], ["Sure.", "Say it."]),
+        ("validate_repeat_prompt", {"original_prompt": f"{PROMPT} {instructions.REPEAT}"},
+         [f"{PROMPT}\nSure."], ["Sure."]),
+        ("validate_repeat_prompt", {"original_prompt": PROMPT}, [f"{PROMPT} Sure."], ["Sure."]),
+    ],
+)  # fmt: skip
+def test_a_published_row_is_judged_by_what_its_prompt_asks(
+    function: str, arguments: dict[str, Any], followed: list[str], missed: list[str]
+) -> None:
+    record = Record("file", 0, "train", published(function, **arguments))
+    truth = json.loads(instructions.convert(record)["reward_model"]["ground_truth"])
+    constraint = truth["instruction_id_list"][0], truth["kwargs"][0]
+    for text in followed:
+        assert rewards.is_followed(*constraint, text) is True, text
+    for text in missed:
+        assert rewards.is_followed(*constraint, text) is False, text
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("validate_word_constraint", {"quantifier": "at least", "N": None}),
+        ("validate_paragraphs", {"N": 2, "i": 3, "first_word": "a"}),
+        ("validate_repeat_prompt", {"original_prompt": instructions.REPEAT}),
+        ("verify_keywords", {"keyword_list": "fish"}),
+        ("verify_keywords", {"keyword_list": ["fish", ""]}),
+    ],
+)
+def test_a_published_row_that_no_text_can_follow_is_rejected(
+    function: str, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRow):
+        instructions.convert(Record("file", 0, "train", published(function, **arguments)))
 
 
 @pytest.mark.parametrize("truth", ["", "{}", "[]", "[" * 9999, '{"topic": 1}', None])

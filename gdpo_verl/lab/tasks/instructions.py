@@ -87,6 +87,10 @@ COLUMNS = {
     "section_spliter": "section_splitter",
     "prompt_to_repeat": "original_prompt",
 }
+REPEAT = (
+    "First, repeat the request without change, then give your answer (do not say anything before "
+    "repeating the request; the request you need to repeat does not include this sentence)"
+)
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,9 @@ def _options(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         options["relation"], more = relations.get(str(asked.get("quantifier")), (None, 0))
         words = options.get("num_words")
         options["num_words"] = words + more if isinstance(words, int) else None
+    if name == "combination:repeat_prompt":
+        # "The request you need to repeat does not include this sentence", and the column does.
+        options["prompt_to_repeat"] = str(asked.get("original_prompt") or "").replace(REPEAT, "")
     return options
 
 
