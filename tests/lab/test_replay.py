@@ -282,6 +282,27 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert single["asked"] == pytest.approx(by_sequence(whole_rows)[24])
 
 
+def test_rows_that_verl_added_to_fill_a_batch_are_no_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [row | {"uid": f"u{n // 8}_{n % 8}_0"} for n, row in enumerate(drawn(4, two_rewards))]
+    expected = by_sequence(rows)
+    filled = [rows[0] | {"uid": f"pad{'0f' * 16}_{n}_0", "length": 50.0 * n} for n in range(3)]
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: [*filled, *rows]}))
+    assert (found["rows"], found["groups"]) == (32, 4)
+    assert [line["asked"] for line in found["lines"]] == pytest.approx(expected)
+
+
+def test_the_last_output_of_a_session_stands_for_all(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [row | {"uid": f"u{n // 8}_{n % 8}_1"} for n, row in enumerate(drawn(4, two_rewards))]
+    earlier = [row | {"uid": row["uid"][:-1] + "0", "length": 50.0} for row in rows[::3]]
+    mixed = sorted([*earlier, *rows], key=lambda row: row["uid"])
+    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: mixed}))
+    assert [line["asked"] for line in found["lines"]] == pytest.approx(by_sequence(rows))
+
+
 def test_a_prompt_of_two_steps_is_two_groups(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

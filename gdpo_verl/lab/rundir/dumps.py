@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile
@@ -16,6 +17,7 @@ from gdpo_verl.plugin.row_key import uid_of
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
 _ADVANTAGE = "_advantage"
+_PADDING = re.compile("pad[0-9a-f]{32}")
 # What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
 # laptop and is read in seconds.
 DUMP_BYTES = 64 << 20
@@ -95,8 +97,13 @@ def _message_text(value: Any) -> str:
 
 
 def is_padding(row: Mapping[str, Any]) -> bool:
-    """Return whether verl added the row to fill the batch: its advantages are null."""
-    return all(row.get(key, 0.0) is None for key in ADVANTAGES)
+    """Return whether verl added the row to fill the batch.
+
+    Our columns are null there; without them its uid tells (verl/trainer/ppo/padding_utils.py).
+    """
+    if all(row.get(key, 0.0) is None for key in ADVANTAGES):
+        return True
+    return _PADDING.fullmatch(uid_of(str(row.get("uid", "")))) is not None
 
 
 def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
