@@ -246,6 +246,10 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "no table": ({"completions_00001.parquet": "hello"}, "completions_00001.parquet, line 1:"),
     "a step that is a text": ({"x.jsonl": whole([ROWS[0] | {"step": "one"}])}, "line 1: expected"),
     "a cut line among rows": ({"x.jsonl": whole(ROWS)[:-9]}, "x.jsonl, line 32: expected a row"),
+    "a configuration that is none": (
+        {"rollouts/1.jsonl": whole(ROWS), "config.yaml": "algorithm: {a: ${nowhere}}"},
+        "{}/config.yaml: expected the run's configuration",
+    ),
     "no groups": ({"x.jsonl": '{"a": 1}\n'}, "x.jsonl, line 1: the rows hold neither"),
 }
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from gdpo_verl.config.components import ADVANTAGE, RESERVED
 from gdpo_verl.config.parsing import plain
@@ -193,14 +195,26 @@ def _dumps(folder: Path) -> dict[int | None, Path]:
 def _run_of(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The settings of the run that a folder of dumps belongs to, and its components."""
     place = folder.parent if folder.name in (layout.ROLLOUTS, layout.VALIDATION) else folder
-    config = place / layout.CONFIG
     algorithm = None
-    if config.is_file():
-        algorithm = plain(OmegaConf.select(OmegaConf.load(config), "algorithm"))
+    # A run of verl's own command has what Hydra kept of it.
+    for config in (place / ".hydra/config.yaml", place / layout.CONFIG):
+        if config.is_file():
+            algorithm = _algorithm_of(config)
     try:
         return algorithm, tuple(read_run(place).components)
     except RunError:
         return algorithm, ()
+
+
+def _algorithm_of(config: Path) -> dict[str, Any] | None:
+    try:
+        node = OmegaConf.select(OmegaConf.load(config), "algorithm")
+        return None if node is None else plain(node)
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+        raise ValueError(
+            f"{config}: expected the run's configuration with `algorithm`, found: {error}. Mend it, "
+            "or give a copy of the folder of dumps alone"
+        ) from error
 
 
 def _missing(folder: Path, files: dict[int | None, Path]) -> Iterable[str]:
