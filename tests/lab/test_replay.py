@@ -286,6 +286,22 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert single["asked"] == pytest.approx(by_sequence(whole_rows)[24])
 
 
+def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(6, two_rewards, weights={"length": 0.25})
+    where = dump(tmp_path / "run/rollouts", {1: rows}).parent
+    (where / ".hydra").mkdir()
+    (where / ".hydra/config.yaml").write_text("algorithm: {adv_estimator: rloo}")
+    found = replayed(capsys, tmp_path, where, "algorithm.adv_estimator=gdpo")
+    assert "trained with rloo; recorded are then GRPO" in " ".join(found["printed"].split())
+    # GRPO of the score that was dumped, whose weights the rows show.
+    grpo = summed(rows, weights=[1.0, 0.25])
+    most = found["changed_most"][0]
+    assert most["recorded"] == pytest.approx(grpo[most["line"] - 1])
+    assert most["asked"] == pytest.approx(by_sequence(rows)[most["line"] - 1])
+
+
 def test_rows_that_verl_added_to_fill_a_batch_are_no_answers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from gdpo_verl.lab.replay.figures import Figures, Outcome, Setting, least_passin
 from gdpo_verl.lab.replay.rows import Reader, Step
 from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
+    ESTIMATORS,
     advantage_column,
     closest_of_trl,
     estimated,
@@ -167,6 +168,9 @@ class SourceReplay:
             yield (
                 f"{path}: no token counts, so whitening is over sequences; --tokenizer counts them"
             )
+        trained_with = (self.source.algorithm or {}).get("adv_estimator", ESTIMATORS[0])
+        if trained_with not in ESTIMATORS:
+            yield f"{path}: trained with {trained_with}; recorded are then GRPO's advantages"
         if layout.kind == "run" and self.source.algorithm is None:
             yield f"{path}: no config.yaml; the recorded settings are taken to be GDPO's defaults"
         if not request.components and not self.scorer and not self.source.named:
@@ -206,9 +210,7 @@ class SourceReplay:
             asked = dict(zip(self.asked.objective.keys, own, strict=True))
             closest = closest_of_trl(step, self.layout, self.declared, asked)
             self.recorded = with_sequences(setting_of(closest, self.layout, self.declared))
-        if self.source.algorithm is not None or not self.layout.score:
-            return
-        if self.layout.kind == "run":
+        if not self.layout.score or self.layout.kind == "run":
             return
         weights = fitted_weights(step, self.recorded)
         self.shares_known = weights is not None

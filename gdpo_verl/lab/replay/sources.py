@@ -212,8 +212,8 @@ def _algorithm_of(config: Path) -> dict[str, Any] | None:
         return None if node is None else plain(node)
     except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
         raise ValueError(
-            f"{config}: expected the run's configuration with `algorithm`, found: {error}. Mend it, "
-            "or give a copy of the folder of dumps alone"
+            f"{config}: expected the run's configuration with `algorithm`, found: {error}. "
+            "Mend it, or give a copy of the folder of dumps alone"
         ) from error
 
 
