@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import names
-from gdpo_verl.advantage import GDPO, Estimation, Gate, factorize_groups, group_normalize
+from gdpo_verl.advantage import GDPO, Decomposition, Gate, factorize_groups, group_normalize
 from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
@@ -38,7 +38,7 @@ class Weighted(float):
 
 
 def batch_metrics(
-    decomposition: Estimation,
+    decomposition: Decomposition,
     keys: Sequence[str],
     *,
     ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -65,7 +65,7 @@ def batch_metrics(
     advantage = decomposition.advantage if trains else decomposition.grpo
     metrics |= influence_metrics(decomposition, advantage, keys)
     if trains:
-        chosen = decomposition.estimate
+        chosen = decomposition.batch_step
         # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
         metrics[names.WHITEN_SHIFT.key] = -chosen.mean * chosen.factor
         if chosen.whitened:
@@ -125,7 +125,7 @@ def component_metrics(
     return metrics
 
 
-def contribution_metrics(decomposition: Estimation, keys: Sequence[str]) -> dict[str, float]:
+def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
     """Each component's share of the decoupled advantage, and conflicts between components.
 
     With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
@@ -230,7 +230,7 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
     return Weighted((1 + int(new.sum())) / filled, filled)
 
 
-def collapse_metrics(decomposition: Estimation) -> dict[str, float]:
+def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
     """The numbers of `distinct_advantages` in these groups, by GRPO and by GDPO."""
     # Without the deviations GRPO's advantage grows with the weights; GDPO's is in their unit.
     unit = 1.0 if decomposition.scale else decomposition.largest_weight
@@ -242,7 +242,7 @@ def collapse_metrics(decomposition: Estimation) -> dict[str, float]:
     }
 
 
-def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str, float]:
+def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[str, float]:
     """Shares of the groups in which other rewards are trained and the outcome says nothing.
 
     `names.PHANTOM_GROUPS`, the groups in which the outcome is the same for all, another reward with
@@ -266,7 +266,7 @@ def outcome_metrics(decomposition: Estimation, outcome: int | None) -> dict[str,
 
 
 def influence_metrics(
-    decomposition: Estimation, advantage: Tensor, keys: Sequence[str]
+    decomposition: Decomposition, advantage: Tensor, keys: Sequence[str]
 ) -> dict[str, float]:
     """Measure how an advantage moves each reward, and how noisy the decoupled sum is.
 
@@ -298,7 +298,7 @@ def influence_metrics(
     return metrics
 
 
-def influence_terms(decomposition: Estimation, advantage: Tensor) -> Tensor:
+def influence_terms(decomposition: Decomposition, advantage: Tensor) -> Tensor:
     """A z_k of each row that carries an advantage, 0 of the others: shape (B, K).
 
     Their mean is Cov(A, z_k): each z has the mean 0 over these rows, so that the advantage's own
@@ -308,7 +308,7 @@ def influence_terms(decomposition: Estimation, advantage: Tensor) -> Tensor:
     return kept[:, None] * decomposition.normalized.nan_to_num(0.0)
 
 
-def variant_metrics(decomposition: Estimation) -> dict[str, float]:
+def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
     """The chosen variant beside GDPO and GRPO; empty for GDPO itself.
 
     `names.ZERO_ROWS`, the share of responses to which it gives 0; `names.AGREES_WITH_GDPO` and

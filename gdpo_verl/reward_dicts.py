@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions, factorize_groups
+from gdpo_verl.advantage import decompose, factorize_groups
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import RESERVED, Component
@@ -106,7 +106,13 @@ def advantages_of(
     objective.check_groups(largest if len(rows) > 1 else None)
     check_unscored(rewards, raw, objective)
     counts = [1] * len(rewards) if token_counts is None else list(token_counts)
-    found = objective.estimate(raw, numbered, torch.tensor(counts), step or 0)
+    found = decompose(
+        raw,
+        numbered,
+        torch.tensor(counts),
+        conditioned=objective.conditioned(raw),
+        **objective.settings_at(step or 0),
+    )
     return found.advantage.tolist()
 
 
@@ -145,8 +151,7 @@ def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
       ValueError: a component is absent, infinite or not a number.
     """
     raw = read_components([info], objective, [row])
-    conditioned = apply_conditions(raw, objective.keys, objective.config.conditions)
-    return float(weighted_sum(conditioned, objective)[0])
+    return float(weighted_sum(objective.conditioned(raw), objective)[0])
 
 
 def weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:

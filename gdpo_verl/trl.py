@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.components import Component
 from gdpo_verl.config.wording import Wording
@@ -122,7 +123,7 @@ class GDPOTrainer(GRPOTrainer):
                 {parsing.SCALE: False},
             )
         size = self.num_generations_eval
-        if size < max(2, self.objective.config.estimator.least_group):
+        if size < max(2, self.objective.config.chosen_variant.least_group):
             logger.warning(
                 "GRPOConfig.num_generations_eval=%d: too few responses to a prompt for the variant "
                 "%r. In evaluations the metrics of advantages will say nothing.",
@@ -172,7 +173,10 @@ class GDPOTrainer(GRPOTrainer):
         else:
             metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
         groups = torch.arange(len(returned)) // size
-        found = objective.estimate(torch.stack(columns, dim=1), groups, tokens, step)
+        raw = torch.stack(columns, dim=1)
+        conditioned = objective.conditioned(raw)
+        settings = objective.settings_at(step)
+        found = decompose(raw, groups, tokens, conditioned=conditioned, **settings)
         # In place of TRL's, which are the last in its log.
         logged = self._logs["advantages"]
         for _ in range(min(len(logged), len(returned))):

@@ -11,8 +11,7 @@ float64 on any device; NaN in a reward means *not scored*.
 from __future__ import annotations
 
 from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
-from gdpo_verl.advantage.decomposition import Decomposition
-from gdpo_verl.advantage.estimate import Estimation, decompose
+from gdpo_verl.advantage.decomposition import Decomposition, decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.gdpo import gdpo_advantages
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
@@ -27,7 +26,6 @@ __all__ = [
     "NOISE_FLOOR",
     "VARIANTS",
     "Decomposition",
-    "Estimation",
     "Gate",
     "Groups",
     "MaskedRows",

@@ -1,23 +1,40 @@
-"""Every quantity that GDPO and GRPO derive from a matrix of rewards, each computed once."""
+"""Every quantity that GDPO, GRPO and the variants derive from rewards, each computed once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.gate import Gate
-from gdpo_verl.advantage.groups import Groups, Spread
+from gdpo_verl.advantage.checks import (
+    EPSILON,
+    check_epsilon,
+    check_ranges,
+    check_rewards,
+    check_weights,
+)
+from gdpo_verl.advantage.gate import Gate, check_gate
+from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, factorize_groups, groups_with_any
+from gdpo_verl.advantage.variant import GDPO, Ranges, Variant
+from gdpo_verl.advantage.whitening import NOISE_FLOOR, WHITEN_EPSILON, BatchStep, Whiten, moments
+
+logger = logging.getLogger(__name__)
+
+# A larger advantage is worth a warning: whitened ones of a thousand responses stay below 32.
+LARGE_ADVANTAGE = 100.0
 
 
 @dataclass(frozen=True)
 class Decomposition:
     """Rewards of B responses, their groups and settings, and what is computed from them.
 
-    A variant computes its advantages from it. Values are float64, computed when they are first
-    asked for.
+    A variant makes its numbers of it. Values are float64, computed when they are first asked for.
+    See `decompose`.
 
     Attributes:
       raw: shape (B, K), in reward units, as the reward returned them; NaN where not scored.
@@ -28,6 +45,10 @@ class Decomposition:
       ranges: float64, shape (K, 2), in reward units; NaN where a component declares none. None
         where none does.
       gate: the groups without advantage.
+      token_counts: shape (B,), the response tokens that each row stands for; None where no
+        whitening over tokens or sequences will be asked for.
+      whiten: the batch step; None is each variant's own.
+      variant: the chosen one; GDPO's and GRPO's advantages stand beside it.
     """
 
     raw: Tensor
@@ -38,6 +59,9 @@ class Decomposition:
     scale: bool
     ranges: Tensor | None
     gate: Gate | None
+    token_counts: Tensor | None
+    whiten: Whiten | None
+    variant: Variant
 
     @cached_property
     def largest_weight(self) -> Tensor:
@@ -122,3 +146,167 @@ class Decomposition:
         noise = sizes * (self.weights.numel() - 1) * 2 * torch.finfo(torch.float64).eps
         total = torch.where(self.scored, self.score, torch.nan)
         return Spread(total[:, None], self.groups, noise[:, None])
+
+    @cached_property
+    def batch_step(self) -> BatchStep:
+        """The chosen variant's numbers around the batch step."""
+        return self._gdpo if self.variant is GDPO else self._batch_step_of(self.variant)
+
+    @cached_property
+    def has_signal(self) -> Tensor:
+        """Rows of the groups to which the chosen variant gives something: bool, shape (B,).
+
+        A group gets nothing where the variant's value, before the batch step, is 0 for all of its
+        rows, but for what rounding and epsilon leave of components that cancel.
+        """
+        # Where nothing is divided by a deviation, small values are those of small rewards.
+        size = self._combine(self.variant).nan_to_num(0.0).abs()
+        least = 0.0 if not self.scale or self.variant.keeps_units else NOISE_FLOOR
+        return groups_with_any((size > least)[:, None], self.groups)[self.groups.codes, 0]
+
+    @cached_property
+    def advantage(self) -> Tensor:
+        """The chosen variant's advantage of each response: shape (B,); 0 where left out."""
+        advantage = self.batch_step.advantage
+        if self.variant is not GDPO and advantage.numel():
+            largest = float(advantage.abs().max())
+            if largest > LARGE_ADVANTAGE:
+                logger.warning(
+                    "variant %s: an advantage of size %.3g; advantages are usually below 10.",
+                    self.variant.name,
+                    largest,
+                )
+        return advantage
+
+    @property
+    def gdpo(self) -> Tensor:
+        """GDPO's advantage of each response: shape (B,); 0 where left out."""
+        return self._gdpo.advantage
+
+    @cached_property
+    def _gdpo(self) -> BatchStep:
+        return self._batch_step_of(GDPO)
+
+    def _batch_step_of(self, variant: Variant) -> BatchStep:
+        combined = self._combine(variant)
+        over = self.whiten or variant.whiten
+        if over == "none":
+            # `combined` is in units of the largest weight, which a linear variant gets back.
+            unit = float(self.largest_weight) if variant.linear else 1.0
+            return BatchStep(combined, 0.0, unit, whitened=False)
+        if self.token_counts is None:
+            raise ValueError("token_counts: whitening needs the response tokens of each row")
+        mean, variance = moments(combined, self.token_counts, over, unbiased=variant.unbiased)
+        if variance is None or self._is_noise(variance, variant, over):
+            # Exactly 0 for every row, whatever rounding left in the values.
+            return BatchStep(combined, mean, 0.0)
+        return BatchStep(combined, mean, float(torch.rsqrt(variance + WHITEN_EPSILON)))
+
+    def _combine(self, variant: Variant) -> Tensor:
+        """The variant's values, NaN where left out."""
+        if variant is GDPO or not len(self.has_advantage):
+            return self.combined
+        values = variant.combine(self, **variant.settings)
+        shape, kept = tuple(getattr(values, "shape", ())), self.has_advantage
+        if shape != tuple(kept.shape):
+            raise ValueError(
+                f"variant {variant.name!r}: expected a tensor of shape {tuple(kept.shape)}, "
+                f"one number a response, found {shape or type(values).__name__}"
+            )
+        # A variant need not know of gates and unscored rows: what it has there is left out.
+        values = torch.where(kept, values.detach().to(self.rewards), torch.nan)
+        broken = kept & (values.isinf() if variant.may_drop_rows else ~values.isfinite())
+        if bool(broken.any()):
+            row = int(broken.nonzero()[0])
+            raise ValueError(
+                f"variant {variant.name!r}: expected finite numbers, found {float(values[row])} "
+                f"for the rewards {self.rewards[row].tolist()}"
+            )
+        return values
+
+    def _is_noise(self, variance: Tensor, variant: Variant, over: Whiten) -> bool:
+        """Return whether components that cancel left only rounding and what epsilon makes of them.
+
+        Their deviation is below `NOISE_FLOOR` with the groups' epsilon or without it: what
+        epsilon leaves grows as it nears the deviations.
+        """
+        if not self.scale or variant.keeps_units:
+            return False
+        deviation = float(variance.sqrt())
+        if deviation < NOISE_FLOOR:
+            return True
+        if not variant.uses_epsilon or deviation > NOISE_FLOOR + self._most_epsilon_changes:
+            return False
+        # Costs as much as the variant itself, so it comes last.
+        exact = replace(self, epsilon=0.0)._combine(variant)
+        _, without = moments(exact, self.token_counts, over)  # type: ignore[arg-type]
+        return without is not None and float(without.sqrt()) < NOISE_FLOOR
+
+    @property
+    def _most_epsilon_changes(self) -> float:
+        """A bound of how far epsilon moves their deviation: 2 K max |z| epsilon / min std.
+
+        Ten times as much, because a variant may give a component several times its weight.
+        """
+        if not self.epsilon or not self.normalized.numel():
+            return 0.0
+        least = torch.where(self.spread.varies, self.spread.std, torch.inf).min()
+        largest = self.normalized.nan_to_num(0.0).abs().max()
+        return float(20 * self.weights.numel() * largest * self.epsilon / least)
+
+
+def decompose(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    token_counts: Tensor | None = None,
+    *,
+    conditioned: Tensor | None = None,
+    weights: Sequence[float] | None = None,
+    whiten: Whiten | None = None,
+    epsilon: float = EPSILON,
+    scale: bool = True,
+    variant: Variant = GDPO,
+    ranges: Ranges | None = None,
+    gate: Gate | int | None = None,
+) -> Decomposition:
+    """Check rewards, groups and settings, and set them side by side.
+
+    Args:
+      rewards: shape (B, K), in reward units; NaN where not scored.
+      group_ids: B hashables, a tensor of shape (B,), or `Groups`.
+      token_counts: shape (B,). A row with none counts in its group's statistics and in no
+        whitening statistic.
+      conditioned: the rewards after `apply_conditions`; default: as they are.
+      weights, whiten, epsilon, scale, ranges: as in `gdpo_verl.gdpo_advantages`.
+      variant: with its settings.
+      gate: or the column of its outcome.
+
+    Raises:
+      ValueError: as `gdpo_verl.gdpo_advantages`.
+    """
+    if whiten is not None and whiten not in get_args(Whiten):
+        raise ValueError(f"whiten: expected one of {list(get_args(Whiten))}, found {whiten!r}")
+    raw = check_rewards(rewards)
+    if token_counts is not None and token_counts.shape != raw.shape[:1]:
+        raise ValueError(
+            f"token_counts: expected shape ({len(raw)},), found {tuple(token_counts.shape)}"
+        )
+    check_epsilon(epsilon)
+    # Before anything is computed, so that an error names the argument and not a tensor's shape.
+    checked_weights = check_weights(weights, raw)
+    variant.check_weights(checked_weights.tolist())
+    checked_ranges = check_ranges(ranges, raw)
+    variant.check_ranges(ranges, range(raw.shape[1]))
+    return Decomposition(
+        raw=raw,
+        rewards=raw if conditioned is None else check_rewards(conditioned),
+        groups=factorize_groups(group_ids, raw),
+        weights=checked_weights,
+        token_counts=token_counts,
+        whiten=whiten,
+        epsilon=epsilon,
+        scale=scale,
+        variant=variant,
+        ranges=checked_ranges,
+        gate=check_gate(gate, raw.shape[1]),
+    )

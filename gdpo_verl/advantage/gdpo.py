@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdpo_verl.advantage.checks import EPSILON, check_rewards, result_dtype
-from gdpo_verl.advantage.estimate import decompose
+from gdpo_verl.advantage.decomposition import decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows

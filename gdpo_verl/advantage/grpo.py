@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gdpo_verl.advantage.checks import EPSILON, result_dtype
-from gdpo_verl.advantage.estimate import decompose
+from gdpo_verl.advantage.decomposition import decompose
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
 

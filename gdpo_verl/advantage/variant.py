@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.whitening import Whiten
 from gdpo_verl.names import did_you_mean
 
@@ -59,10 +58,6 @@ class Variant:
         """The settings and their defaults: the keyword-only parameters of `combine`."""
         parameters = inspect.signature(self.combine).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-    def __call__(self, decomposition: Decomposition) -> Tensor:
-        """`combine` with the settings."""
-        return self.combine(decomposition, **self.settings)
 
     def with_settings(self, given: Mapping[str, Any], where: str = "") -> Variant:
         """The variant with these settings, the others at their defaults.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gdpo_verl.advantage.estimate import decompose
+from gdpo_verl.advantage.decomposition import decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.names import did_you_mean
 

@@ -1,7 +1,9 @@
-"""Whitening: mean 0 and deviation 1 over the batch, by tokens or by responses."""
+"""The batch step. Whitening: mean 0 and deviation 1 over the batch, by tokens or by responses."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -16,6 +18,26 @@ WHITEN_EPSILON = 1e-8
 # Below this deviation, in units of the largest weight, components that cancel leave only
 # rounding and the groups' epsilon behind, which whitening would blow up to size one.
 NOISE_FLOOR = DISTINCT_TOLERANCE
+
+
+@dataclass(frozen=True, eq=False)
+class BatchStep:
+    """A variant's numbers around its last step, (combined - mean) * factor.
+
+    Attributes:
+      combined: float64, shape (B,), in units of the largest weight; NaN where left out.
+      whitened: the factor divides by the batch's deviation.
+    """
+
+    combined: Tensor
+    mean: float
+    factor: float
+    whitened: bool = True
+
+    @cached_property
+    def advantage(self) -> Tensor:
+        """One number a response: shape (B,); 0 where left out."""
+        return ((self.combined - self.mean) * self.factor).nan_to_num(0.0)
 
 
 def moments(

@@ -282,7 +282,8 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
     """The variant and its settings; keys of other variants, and unknown ones, are refused."""
     where = f"{root}.gdpo"
     name = node.get("variant", "gdpo")
-    # A user's function is imported by `GdpoConfig.estimator`: reading settings runs nobody's code.
+    # A user's function is imported by `GdpoConfig.chosen_variant`: reading settings runs nobody's
+    # code.
     own = isinstance(name, str) and name.startswith(OWN)
     chosen = own_name(name) if own else find_variant(name, f"{where}.variant").name
     known = [*SECTION, *(name for name in VARIANTS if name != "gdpo")]

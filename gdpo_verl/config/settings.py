@@ -12,18 +12,15 @@ from torch import Tensor
 
 from gdpo_verl.advantage import (
     VARIANTS,
-    Estimation,
     Gate,
     Variant,
     Whiten,
     apply_conditions,
     check_conditions,
-    decompose,
     find_variant,
     validate_variant,
 )
 from gdpo_verl.advantage.checks import EPSILON
-from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
@@ -98,7 +95,7 @@ class GdpoConfig:
         )
 
     @cached_property
-    def estimator(self) -> Variant:
+    def chosen_variant(self) -> Variant:
         """The variant with its settings; a function of the user's own is imported.
 
         Raises:
@@ -233,7 +230,7 @@ class Objective:
         Args:
           size: the responses to a prompt; None where it is not known, or does not matter.
         """
-        config, variant = self.config, self.config.estimator
+        config, variant = self.config, self.config.chosen_variant
         if size is not None:
             config.check(size)
             variant.check_group_size(size, len(self.keys), config.wording.group_size)
@@ -255,40 +252,22 @@ class Objective:
             for key, weight in zip(self.keys, self.weights, strict=True)
         )
 
-    def estimate(
-        self,
-        raw: Tensor,
-        group_ids: GroupIds,
-        token_counts: Tensor | None = None,
-        step: int = 0,
-        *,
-        conditioned: Tensor | None = None,
-    ) -> Estimation:
-        """Compute what the estimators make of a batch under these settings.
+    def conditioned(self, raw: Tensor) -> Tensor:
+        """The rewards after the conditions: shape (B, K), in the order of the keys."""
+        return apply_conditions(raw, self.keys, self.config.conditions)
 
-        Args:
-          raw: float64, shape (B, K), in reward units, in the order of the keys; NaN where not
-            scored.
-          group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
-          token_counts: response tokens of each row, shape (B,); whitening needs them.
-          step: of the training, for scheduled weights.
-          conditioned: the rewards after the conditions, where they are known.
-        """
-        if conditioned is None:
-            conditioned = apply_conditions(raw, self.keys, self.config.conditions)
-        return decompose(
-            raw,
-            group_ids,
-            token_counts,
-            conditioned=conditioned,
-            weights=self.weights_at(step),
-            whiten=self.config.whiten,
-            epsilon=self.config.epsilon,
-            scale=self.config.scale,
-            variant=self.config.estimator,
-            ranges=self.range_list,
-            gate=self.gate,
-        )
+    def settings_at(self, step: int) -> dict[str, Any]:
+        """The settings of `gdpo_verl.advantage.decompose` at a global step, by its keywords."""
+        config = self.config
+        return {
+            "weights": self.weights_at(step),
+            "whiten": config.whiten,
+            "epsilon": config.epsilon,
+            "scale": config.scale,
+            "variant": config.chosen_variant,
+            "ranges": self.range_list,
+            "gate": self.gate,
+        }
 
     @property
     def range_list(self) -> Ranges:

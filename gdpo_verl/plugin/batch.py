@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Estimation, apply_conditions
+from gdpo_verl.advantage import Decomposition, decompose
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.row_key import RowKey
@@ -49,101 +51,148 @@ def components_of_rows(
     return read_components(judged, objective, rows)
 
 
+@dataclass(frozen=True)
+class RewardRows:
+    """The rows of one advantage computation with their rewards, handed to the estimator.
+
+    Attributes:
+      objective: components, weights and settings.
+      infos: what the reward returned for each row (verl's `reward_extra_info`).
+      keys: verl's names of the rows.
+      padding: the rows that verl added to fill the batch; empty where there are none.
+      global_step: of the training, for scheduled weights.
+    """
+
+    objective: Objective
+    infos: Sequence[Mapping[str, Any]]
+    keys: Sequence[str]
+    padding: Sequence[bool] = ()
+    global_step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
 class RewardBatch:
-    """The rows of one advantage computation, joined to sessions.
+    """The rows of one advantage computation, joined to sessions, and their decomposition.
 
     verl names a row ``{uid}_{session}_{output}``. A session with several outputs is one
     entry in every group statistic, by its last output; its advantage goes to all of them.
     Rows that verl added to fill the batch belong to no session and get 0.
 
     Attributes:
-      objective: components, weights and settings.
+      rows: as they were handed in.
       raw: float64, shape (B, K), in reward units, as the reward returned them; NaN where
         not scored and in padding rows.
       rewards: the same after `algorithm.gdpo.conditions`.
+      token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
+      real: int64, the rows that are no padding, and `session_of_row`, the session of each.
       last_rows: int64, shape (S,), the row of each session's last output.
       group_ids: the group of each session.
-      parse_errors: of each session, the reward's diagnostic of that name; None without one.
-      errors: the reasons of the sessions without a reward (`failed_judgement`).
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        infos: Sequence[Mapping[str, Any]],
-        group_ids: Sequence[Hashable],
-        row_keys: Sequence[str],
-        padding: Sequence[bool] | None = None,
-    ) -> None:
-        self.objective, self.infos = objective, infos
-        padding = padding or [False] * len(row_keys)
-        rows = [row for row, pad in enumerate(padding) if not pad]
-        self.real = torch.tensor(rows, dtype=torch.int64)
-        self.raw = torch.full((len(row_keys), len(objective.keys)), math.nan, dtype=torch.float64)
-        self.raw[self.real] = components_of_rows(
-            [infos[row] for row in rows], objective, [row_keys[row] for row in rows]
-        )
-        self.rewards = apply_conditions(self.raw, objective.keys, objective.config.conditions)
-        self._join_sessions(rows, row_keys)
-        last = self.last_rows.tolist()
-        self.group_ids = [group_ids[row] for row in last]
-        self.parse_errors = [_parse_error_code(infos[row].get("parse_error")) for row in last]
-        self.errors = [text for row in last if (text := failed_judgement(infos[row]))]
+    rows: RewardRows
+    raw: Tensor
+    rewards: Tensor
+    token_counts: Tensor | None
+    real: Tensor
+    session_of_row: Tensor
+    last_rows: Tensor
+    group_ids: Sequence[Any]
 
-    def _join_sessions(self, rows: Sequence[int], row_keys: Sequence[str]) -> None:
-        names = [RowKey.parse(row_keys[row]) for row in rows]
-        place: dict[tuple[str, int], int] = {}
-        sessions = [place.setdefault(name[:2], len(place)) for name in names]
-        self.session_of_row = torch.tensor(sessions, dtype=torch.int64)
-        # verl's balancing shuffles the rows; in the order of the outputs, the last of a session
-        # takes the place of its others.
-        order = sorted(range(len(rows)), key=lambda row: names[row].output)
-        last = {sessions[row]: rows[row] for row in order}
-        self.last_rows = torch.tensor([last[s] for s in range(len(place))], dtype=torch.int64)
-
-    def error_share(self) -> diagnostics.Weighted:
-        """The share of the sessions without a reward.
-
-        Raises:
-          RewardErrors: it is above `MOST_REWARD_ERRORS`, or more responses lack a component
-            than the component's `most_unscored` allows.
-        """
-        sessions = len(self.last_rows)
-        share = diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
-        if share > MOST_REWARD_ERRORS:
-            raise RewardErrors(
-                f"{len(self.errors)} of {sessions} responses of a batch have no reward; at most "
-                f"{MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports {self.errors[-1]!r}: "
-                "see to the judge that the reward asks, or to reward.timeout."
-            )
-        last = self.last_rows
-        check_unscored([self.infos[row] for row in last.tolist()], self.raw[last], self.objective)
-        return share
-
-    def session_tokens(self, token_counts: Tensor) -> Tensor:
-        """The response tokens of all outputs of each session: float64, shape (S,)."""
-        counts = token_counts.to("cpu", torch.float64)[self.real]
-        return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
-
-    def decompose(self, token_counts: Tensor | None = None, global_step: int = 0) -> Estimation:
-        """Compute what the estimators make of the sessions.
+    @classmethod
+    def of(
+        cls, rows: RewardRows, uids: Sequence[Hashable], token_counts: Tensor | None = None
+    ) -> RewardBatch:
+        """Read the components of the rows, and join the rows to sessions.
 
         Args:
-          token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
-          global_step: of the training, for scheduled weights.
+          uids: of each row; those with equal ones share a prompt.
+
+        Raises:
+          ValueError: a component is missing or not a number; names key and row.
         """
+        objective, infos, keys = rows.objective, rows.infos, rows.keys
+        padding = rows.padding or [False] * len(keys)
+        real = [row for row, pad in enumerate(padding) if not pad]
+        raw = torch.full((len(keys), len(objective.keys)), math.nan, dtype=torch.float64)
+        raw[torch.tensor(real, dtype=torch.int64)] = components_of_rows(
+            [infos[row] for row in real], objective, [keys[row] for row in real]
+        )
+        names = [RowKey.parse(keys[row]) for row in real]
+        place: dict[tuple[str, int], int] = {}
+        sessions = [place.setdefault(name[:2], len(place)) for name in names]
+        # verl's balancing shuffles the rows; in the order of the outputs, the last of a session
+        # takes the place of its others.
+        order = sorted(range(len(real)), key=lambda row: names[row].output)
+        last = {sessions[row]: real[row] for row in order}
+        last_rows = [last[session] for session in range(len(place))]
+        return cls(
+            rows=rows,
+            raw=raw,
+            rewards=objective.conditioned(raw),
+            token_counts=token_counts,
+            real=torch.tensor(real, dtype=torch.int64),
+            session_of_row=torch.tensor(sessions, dtype=torch.int64),
+            last_rows=torch.tensor(last_rows, dtype=torch.int64),
+            group_ids=[uids[row] for row in last_rows],
+        )
+
+    @cached_property
+    def last_infos(self) -> list[Mapping[str, Any]]:
+        """The reward's dict for each session's last output."""
+        return [self.rows.infos[row] for row in self.last_rows.tolist()]
+
+    @property
+    def parse_errors(self) -> list[int | None]:
+        """Of each session, the reward's diagnostic of that name; None without one."""
+        return [_parse_error_code(info.get("parse_error")) for info in self.last_infos]
+
+    @cached_property
+    def errors(self) -> list[str]:
+        """The reasons of the sessions without a reward (`failed_judgement`)."""
+        return [text for info in self.last_infos if (text := failed_judgement(info))]
+
+    @property
+    def error_share(self) -> diagnostics.Weighted:
+        """The share of the sessions without a reward."""
+        sessions = len(self.last_rows)
+        return diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
+
+    def check_errors(self) -> None:
+        """Raise RewardErrors where too many sessions are without a reward, or a component.
+
+        That is, more than `MOST_REWARD_ERRORS`, or than a component's `most_unscored` allows.
+        """
+        if self.error_share > MOST_REWARD_ERRORS:
+            raise RewardErrors(
+                f"{len(self.errors)} of {len(self.last_rows)} responses of a batch have no reward; "
+                f"at most {MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports "
+                f"{self.errors[-1]!r}: see to the judge that the reward asks, or to reward.timeout."
+            )
+        check_unscored(self.last_infos, self.raw[self.last_rows], self.rows.objective)
+
+    @property
+    def session_tokens(self) -> Tensor | None:
+        """The response tokens of all outputs of each session: float64, shape (S,); or None."""
+        if self.token_counts is None:
+            return None
+        counts = self.token_counts.to("cpu", torch.float64)[self.real]
+        return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
+
+    @cached_property
+    def decomposition(self) -> Decomposition:
+        """The sessions' rewards, decomposed under the settings of this step."""
         last = self.last_rows
-        return self.objective.estimate(
+        return decompose(
             self.raw[last],
             self.group_ids,
-            None if token_counts is None else self.session_tokens(token_counts),
-            global_step,
+            self.session_tokens,
             conditioned=self.rewards[last],
+            **self.rows.objective.settings_at(self.rows.global_step),
         )
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
-        return weighted_sum(self.rewards, self.objective)
+        return weighted_sum(self.rewards, self.rows.objective)
 
     def to_rows(self, advantage: Tensor) -> Tensor:
         """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""

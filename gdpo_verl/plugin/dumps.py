@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gdpo_verl.advantage import GDPO, Estimation
+from gdpo_verl.advantage import GDPO
 from gdpo_verl.config import Objective
 from gdpo_verl.config.components import MINI_BATCH, TOKENS
 from gdpo_verl.plugin.batch import RewardBatch
@@ -92,7 +92,7 @@ class Dump:
     """
 
     def __init__(self, objective: Objective) -> None:
-        variant = objective.config.estimator
+        variant = objective.config.chosen_variant
         self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
         self.names = [*objective.keys, TOKENS, "gdpo_advantage", "grpo_advantage"]
         self.names += [self.variant] if self.variant else []
@@ -103,14 +103,9 @@ class Dump:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def keep(
-        self,
-        batch: RewardBatch,
-        decomposition: Estimation,
-        row_keys: Sequence[str],
-        global_step: int,
-    ) -> None:
+    def keep(self, batch: RewardBatch) -> None:
         """Keep the rows of one mini-batch of a step."""
+        decomposition, global_step = batch.decomposition, batch.rows.global_step
         if global_step != self._step:
             self.clear()  # of a trainer that has not dumped its last step
             self._step = global_step
@@ -123,7 +118,7 @@ class Dump:
         columns = [batch.to_rows(each) for each in (tokens, *of_sessions)]
         table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[batch.real]
         for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
-            self._rows[row_keys[place]] = row
+            self._rows[batch.rows.keys[place]] = row
         self._tables.append(table)
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpo_verl.advantage import Estimation, MaskedRows
+from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.row_key import RowKey
 
 
@@ -25,38 +25,14 @@ class AdvantageStep:
     what verl has read from its queue.
 
     Attributes:
-      objective: components, weights and settings.
-      infos: what the reward returned for each row (verl's `reward_extra_info`).
-      row_keys: verl's names of the rows.
-      padding: the rows that verl added to fill the batch.
-      global_step: of the training.
-      uids, response_mask, scores: as verl reads them: B uids, and two tensors of shape (B, T),
-        the mask after rollout correction. None until the call has come so far.
-      batch, decomposition: the rows joined to sessions, and what is computed from them.
+      rows: handed in.
+      data: verl's `DataProto` of the rows, as its own function got it.
+      batch: what `gdpo` has computed; None of another estimator.
     """
 
-    objective: Objective
-    infos: Sequence[Mapping[str, Any]]
-    row_keys: Sequence[str]
-    padding: Sequence[bool]
-    global_step: int = 0
-    uids: Sequence[Any] | None = None
-    response_mask: Tensor | None = None
-    scores: Tensor | None = None
+    rows: RewardRows
+    data: Any = None
     batch: RewardBatch | None = None
-    decomposition: Estimation | None = None
-
-    def record_inputs(self, uids: Sequence[Any], response_mask: Tensor, scores: Tensor) -> None:
-        """Keep what verl has read for this call."""
-        self.uids, self.response_mask, self.scores = uids, response_mask, scores
-
-    def decompose(self, token_counts: Tensor | None) -> tuple[RewardBatch, Estimation]:
-        """Join the rows to sessions, and compute what is made of them."""
-        assert self.uids is not None
-        self.batch = RewardBatch(self.objective, self.infos, self.uids, self.row_keys, self.padding)
-        self.batch.error_share()  # raises where a judge is down
-        self.decomposition = self.batch.decompose(token_counts, self.global_step)
-        return self.batch, self.decomposition
 
 
 _step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
@@ -81,11 +57,7 @@ def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     Wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
     """
     if (step := _step.get()) is not None:
-        step.record_inputs(
-            data.non_tensor_batch["uid"],
-            data.batch["response_mask"],
-            data.batch["token_level_scores"],
-        )
+        step.data = data
     return original(data, *args, **kwargs)
 
 
@@ -116,19 +88,20 @@ def gdpo(
       ValueError: a component is missing or not a number; names key and row.
       RuntimeError: called without components.
     """
-    rows = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
-    step = _step.get() or _step_of_arguments(index, config, non_tensor_batch)
-    if step.uids is None and index is not None:
-        step.record_inputs(index, response_mask, token_level_rewards)
-    batch, decomposition = step.decompose(rows.counts)
-    advantage = rows.scale_(batch.to_rows(decomposition.advantage))
-    return advantage, advantage
+    tokens = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
+    step = _step.get() or AdvantageStep(_rows_of_arguments(index, config, non_tensor_batch))
+    assert index is not None  # verl's default trainer always has uids
+    step.batch = RewardBatch.of(step.rows, index, tokens.counts)
+    step.batch.check_errors()
+    advantage = step.batch.to_rows(step.batch.decomposition.advantage)
+    on_tokens = tokens.scale_(advantage)
+    return on_tokens, on_tokens
 
 
-def _step_of_arguments(
+def _rows_of_arguments(
     index: Sequence[Any] | None, config: Any, non_tensor_batch: Mapping[str, Any] | None
-) -> AdvantageStep:
-    """The step of a trainer without our seam, which hands over the components itself.
+) -> RewardRows:
+    """The rows of a trainer without our seam, which hands over the components itself.
 
     verl's legacy trainer does, and others that call its `compute_advantage`: see
     `gdpo_verl.plugin.legacy`.
@@ -145,13 +118,13 @@ def _step_of_arguments(
     if objective is None:
         # The reward, and so its declaration, is unknown here.
         objective = GdpoConfig.from_algorithm(config).resolve((), list(non_tensor_batch))
-    return step_of_columns(objective, index, non_tensor_batch)
+    return rows_of_columns(objective, index, non_tensor_batch)
 
 
-def step_of_columns(
+def rows_of_columns(
     objective: Objective, uids: Sequence[Any], columns: Mapping[str, Any]
-) -> AdvantageStep:
-    """The step of a batch without padding rows, one output a session.
+) -> RewardRows:
+    """The rows of a batch without padding rows, one output a session.
 
     Args:
       columns: arrays of length B, of which those of the components are read.
@@ -159,7 +132,7 @@ def step_of_columns(
     known = {key: columns[key] for key in objective.keys if key in columns}
     infos = [dict(zip(known, values, strict=True)) for values in zip(*known.values(), strict=True)]
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]
-    return AdvantageStep(objective, infos or [{} for _ in keys], keys, [False] * len(keys))
+    return RewardRows(objective, infos or [{} for _ in keys], keys)
 
 
 def unsupported(reason: str) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from gdpo_verl.plugin import estimator, reward, validation
-from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of, token_counts
+from gdpo_verl.plugin.trainer import Seam, given_up_on_error, joined, seam_of
 
 
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -36,13 +36,11 @@ def metrics_of(batch: Any) -> dict[str, float]:
         return metrics
     with given_up_on_error(trainer):
         columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
-        step = estimator.step_of_columns(seam.objective, uids, columns)
-        step.record_inputs(uids, batch.batch["response_mask"], batch.batch["token_level_scores"])
-        rewards, decomposition = step.decompose(token_counts(step))
-        seam.check_score(step, rewards)
+        rewards = joined(estimator.rows_of_columns(seam.objective, uids, columns), batch)
+        seam.check_score(rewards, batch)
         if seam.objective.config.metrics:
             # Trackers write plain numbers alone.
-            metrics = {k: float(v) for k, v in seam.metrics(rewards, decomposition).items()}
+            metrics = {k: float(v) for k, v in seam.metrics(rewards).items()}
     return metrics
 
 

@@ -24,7 +24,7 @@ from ray.util import list_named_actors
 
 from gdpo_verl.config import Objective
 from gdpo_verl.names import FAILED_SESSIONS
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.queue import reward_infos
 from gdpo_verl.plugin.row_key import RowKey
@@ -186,8 +186,8 @@ def _silent_groups(
         return {}
     infos = reward_infos(keys, partition_id)
     uids = [RowKey.parse(key).uid for key in keys]
-    batch = RewardBatch(objective, infos, uids, keys)
-    has_signal = batch.decompose(global_step=global_step).has_signal.tolist()
+    batch = RewardBatch.of(RewardRows(objective, infos, keys, global_step=global_step), uids)
+    has_signal = batch.decomposition.has_signal.tolist()
     learns = {uid for uid, signal in zip(batch.group_ids, has_signal, strict=True) if signal}
     sizes = Counter(batch.group_ids)
     scores = dict(zip(uids, batch.score().tolist(), strict=True))

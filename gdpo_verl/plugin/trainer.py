@@ -21,7 +21,7 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics, names
-from gdpo_verl.advantage import Estimation, MaskedRows
+from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin import (
     aggregation,
@@ -33,7 +33,7 @@ from gdpo_verl.plugin import (
     reward,
     validation,
 )
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.hooks import wrap
@@ -79,7 +79,7 @@ class Seam:
         self.dump = Dump(objective)
         self._failures_warned = self._score_checked = False
 
-    def step(self, batch: Any) -> AdvantageStep:
+    def rows(self, batch: Any, global_step: int) -> RewardRows:
         """The components of the batch's rows, in the order of its keys: all that is fetched."""
         model = self.config.reward.reward_model
         if model.enable and not model.enable_resource_pool:
@@ -89,31 +89,31 @@ class Seam:
         else:
             infos = queue.reward_infos(batch.keys, batch.partition_id)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        return AdvantageStep(self.objective, infos, batch.keys, padding)
+        return RewardRows(self.objective, infos, batch.keys, padding, global_step)
 
     def report(self, step: AdvantageStep, metrics: dict[str, Any]) -> None:
         """Add the metrics of this step, and keep its columns for the dump."""
         wants_metrics = self.objective.config.metrics
-        wants_dump = DumpSettings.of(self.config.trainer).has(step.global_step)
-        if step.decomposition is None and (wants_metrics or wants_dump):
+        wants_dump = DumpSettings.of(self.config.trainer).has(step.rows.global_step)
+        batch = step.batch
+        if batch is None and (wants_metrics or wants_dump):
             # Another estimator was called. Tokens count in GDPO's whitening alone: for the dump.
-            step.decompose(token_counts(step) if wants_dump else None)
-        if step.batch is None or step.decomposition is None:
+            batch = joined(step.rows, step.data, count_tokens=wants_dump)
+        if batch is None:
             return
-        self.check_score(step, step.batch)
-        failed = self._failed_sessions(len(step.decomposition.raw))
+        if step.data is not None:
+            self.check_score(batch, step.data)
+        failed = self._failed_sessions(len(batch.last_rows))
         if wants_metrics:
-            metrics.update(self.metrics(step.batch, step.decomposition, failed))
+            metrics.update(self.metrics(batch, failed))
         if wants_dump:
-            self.dump.keep(step.batch, step.decomposition, step.row_keys, step.global_step)
+            self.dump.keep(batch)
 
-    def metrics(
-        self, batch: RewardBatch, decomposition: Estimation, failed_sessions: int = 0
-    ) -> dict[str, float]:
+    def metrics(self, batch: RewardBatch, failed_sessions: int = 0) -> dict[str, float]:
         """The metrics of a batch."""
         objective = self.objective
         metrics = diagnostics.batch_metrics(
-            decomposition,
+            batch.decomposition,
             objective.keys,
             ranges=objective.ranges,
             outcome=objective.outcome_column,
@@ -122,7 +122,7 @@ class Seam:
             scheduled=bool(objective.config.schedule),
         )
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
-        metrics[names.REWARD_ERRORS.key] = batch.error_share()
+        metrics[names.REWARD_ERRORS.key] = batch.error_share
         return metrics
 
     def _failed_sessions(self, rows: int) -> int:
@@ -140,13 +140,17 @@ class Seam:
             )
         return failed
 
-    def check_score(self, step: AdvantageStep, batch: RewardBatch) -> None:
-        """Warn once when the reward's score is not the weighted sum that GDPO decouples."""
-        if self._score_checked or step.scores is None:
+    def check_score(self, batch: RewardBatch, data: Any) -> None:
+        """Warn once when the reward's score is not the weighted sum that GDPO decouples.
+
+        Args:
+          data: verl's `DataProto` of the rows.
+        """
+        if self._score_checked:
             return
         self._score_checked = True
         # verl has a row's score at its last token, and 0 at the others.
-        scores = step.scores.sum(dim=1).to("cpu", torch.float64)
+        scores = data.batch["token_level_scores"].sum(dim=1).to("cpu", torch.float64)
         real, sums = batch.real, batch.score()
         difference = (sums[real] - scores[real]).abs() / scores[real].abs().clamp(min=1.0)
         if len(difference) and float(difference.max()) > reward.SCORE_TOLERANCE:
@@ -155,7 +159,7 @@ class Seam:
                 "reward: for row %s the score is %.6g, but the weighted sum of the components %s "
                 "is %.6g. A GRPO control would optimise something else than GDPO decouples; use "
                 "reward.reward_manager.name=%s, or return the sum as 'score'.",
-                step.row_keys[row],
+                batch.rows.keys[row],
                 float(scores[row]),
                 list(self.objective.keys),
                 float(sums[row]),
@@ -228,12 +232,12 @@ def _compute_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -
 def _with_components(
     original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
 ) -> Any:
-    step = None
+    rows = None
     with given_up_on_error(trainer):
-        step = seam.step(batch)
-    if step is None:
+        rows = seam.rows(batch, getattr(trainer, "global_steps", 0))
+    if rows is None:
         return original(trainer, batch, metrics)
-    step.global_step = getattr(trainer, "global_steps", 0)
+    step = AdvantageStep(rows)
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
     with given_up_on_error(trainer):
@@ -241,10 +245,22 @@ def _with_components(
     return result
 
 
-def token_counts(step: AdvantageStep) -> torch.Tensor:
-    """The response tokens of each row that verl has read: shape (B,)."""
-    assert step.response_mask is not None
-    return MaskedRows(step.response_mask, len(step.row_keys), torch.float32).counts
+def joined(rows: RewardRows, data: Any, *, count_tokens: bool = True) -> RewardBatch:
+    """Join rows to sessions where verl has called no estimator of ours.
+
+    Args:
+      data: verl's `DataProto` of the rows.
+      count_tokens: for whitening.
+
+    Raises:
+      RewardErrors: too many are without a reward.
+    """
+    counts = None
+    if count_tokens:
+        counts = MaskedRows(data.batch["response_mask"], len(rows.keys), torch.float32).counts
+    batch = RewardBatch.of(rows, data.non_tensor_batch["uid"], counts)
+    batch.check_errors()
+    return batch
 
 
 @_with_seam

@@ -96,7 +96,7 @@ def check_settings(config: Any) -> None:
         )
     shared_prompts.check(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
-    _ = settings.estimator  # a user's own is imported
+    _ = settings.chosen_variant  # a user's own is imported
     check_schedule(config)
     if not is_gdpo(config):
         _warn_about_no_effect(config, settings)

@@ -151,7 +151,7 @@ def twelve(scale: float = 1.0, style_of_third: float = 0.0, **options: Any):
     rewards = torch.tensor(scores, dtype=torch.float64)
     rewards[2, 1] = style_of_third
     rewards[:, 0] *= scale
-    found = compare.estimate(rewards, examples.KEYS, **options)
+    found = compare.decompose_group(rewards, examples.KEYS, **options)
     return compare.compare([str(i) for i in range(1, 13)], found)
 
 

@@ -13,7 +13,7 @@ from gdpo_verl.lab.explain import calls, charts, compare, examples, phantom
 
 def group_of(*rewards: tuple[float, float]) -> dict[str, compare.Rollout]:
     rows = torch.tensor(rewards, dtype=torch.float64)
-    found = compare.estimate(rows, ["first", "second"], whiten=False)
+    found = compare.decompose_group(rows, ["first", "second"], whiten=False)
     return {each.name: each for each in compare.compare("abcd"[: len(rows)], found)}
 
 
@@ -43,7 +43,7 @@ def test_a_tie_of_rewards_that_vary_equally_is_one_for_gdpo_too():
 @pytest.mark.parametrize("variant", ["gdpo", "dvao", "gd2po", "saw"])
 def test_the_advantages_of_a_group_are_the_library_s(variant: str) -> None:
     rewards = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.float64)
-    found = compare.estimate(rewards, ["a", "b", "c"], variant=variant, highest=[1.0] * 3)
+    found = compare.decompose_group(rewards, ["a", "b", "c"], variant=variant, highest=[1.0] * 3)
     groups, mask = [0] * 4, torch.ones(4, 1)
     expected = gdpo_advantages(
         rewards,
@@ -89,7 +89,7 @@ def test_five_times_the_weight_of_format_turns_the_calls_around():
     # Format is 1 in four of seven answers: deviation sqrt(2/7). Correctness deviates by 2.717,
     # so that a point of format is worth 2.717 / sqrt(2/7) = 5.08 points of correctness.
     for weight, above, split in ((1.0, "3", {"2", "3"}), (5.0, "3", set()), (5.2, "2", set())):
-        found = compare.estimate(calls.rewards(), calls.KEYS, weights=[1.0, weight])
+        found = compare.decompose_group(calls.rewards(), calls.KEYS, weights=[1.0, weight])
         group = compare.compare("1234567", found)
         assert next(each.name for each in group if each.name in "23") == above
         assert {each.name for each in group if each.split} == split
@@ -99,7 +99,9 @@ def test_the_widest_range_rules_the_order_of_grpo():
     keys = [name for name, *_ in examples.RANGES]
     rewards = torch.tensor(list(examples.RANKINGS.values()), dtype=torch.float64)
     alike = [
-        compare.orders_alike(compare.estimate(rows, keys).grpo.tolist(), rewards[:, 2].tolist())
+        compare.orders_alike(
+            compare.decompose_group(rows, keys).grpo.tolist(), rewards[:, 2].tolist()
+        )
         for rows in (rewards, rewards / torch.tensor([1, 4, 60]))
     ]
     assert alike[0] == 10 > alike[1]

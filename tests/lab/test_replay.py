@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.lab.cli import main
@@ -138,9 +139,10 @@ def test_figures_are_the_metrics_of_a_training(
     found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows}))
     objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
     groups = [row["input"] for row in rows]
-    estimation = objective.estimate(matrix(rows), groups, torch.ones(len(rows)))
+    settings = objective.settings_at(1)
+    decomposition = decompose(matrix(rows), groups, torch.ones(len(rows)), **settings)
     for place, trains in enumerate((False, True)):
-        metrics = batch_metrics(estimation, KEYS, outcome=0, trains=trains)
+        metrics = batch_metrics(decomposition, KEYS, outcome=0, trains=trains)
         for key in KEYS:
             figures = {name: pair[place] for name, pair in found["components"][key].items()}
             assert figures["influence"] == pytest.approx(metrics[f"gdpo/{key}/influence"])

@@ -56,7 +56,7 @@ def test_what_is_not_given_is_what_the_configuration_has_by_default(function: An
     parameters, settings = inspect.signature(function).parameters, GdpoConfig()
     for name in {"epsilon", "scale", "whiten"} & parameters.keys():
         assert parameters[name].default == getattr(settings, name)
-    assert settings.estimator.whiten == "token"
+    assert settings.chosen_variant.whiten == "token"
 
 
 def test_inputs_are_never_modified() -> None:

@@ -13,7 +13,7 @@ import torch
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import Component
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, RewardRows
 from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.reward_dicts import read_components
 
@@ -34,9 +34,10 @@ def infos(*rows: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 def of_one_prompt(*rows: dict[str, Any], **settings: Any) -> RewardBatch:
-    """A batch of one prompt, each row another session."""
+    """A batch of one prompt, each row another session of one token."""
     names = [f"u_{row}_0" for row in range(len(rows))]
-    return RewardBatch(objective(**settings), rows, ["u"] * len(rows), names)
+    handed = RewardRows(objective(**settings), rows, names)
+    return RewardBatch.of(handed, ["u"] * len(rows), torch.ones(len(rows)))
 
 
 # ---------------------------------------------------------------- padding and sessions
@@ -45,16 +46,18 @@ GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf}
 
 
 def test_a_batch_of_padding_alone_gives_zeros() -> None:
-    batch = RewardBatch(objective(), [GARBAGE] * 2, ["u", "u"], ["p", "q"], [True, True])
-    found = batch.decompose(torch.tensor([3, 3]))
+    rows = RewardRows(objective(), [GARBAGE] * 2, ["p", "q"], [True, True])
+    batch = RewardBatch.of(rows, ["u", "u"], torch.tensor([3, 3]))
+    found = batch.decomposition
     assert batch.to_rows(found.gdpo).tolist() == batch.to_rows(found.grpo).tolist() == [0.0, 0.0]
 
 
 def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
     # The last output of session 0 has no tokens, its other one has.
     names, rows = ["u_0_1", "u_1_0", "u_0_0"], infos((1.0, 2.0), (0.0, -3.0), (0.0, 7.0))
-    batch = RewardBatch(objective(whiten="sequence"), rows, ["u"] * 3, names)
-    found = batch.to_rows(batch.decompose(torch.tensor([0, 4, 5])).gdpo)
+    handed = RewardRows(objective(whiten="sequence"), rows, names)
+    batch = RewardBatch.of(handed, ["u"] * 3, torch.tensor([0, 4, 5]))
+    found = batch.to_rows(batch.decomposition.gdpo)
     last = torch.tensor([[1.0, 2.0], [0.0, -3.0]], dtype=torch.float64)
     expected = gdpo_advantages(last, ["u"] * 2, torch.ones(2, 1), whiten="sequence")
     torch.testing.assert_close(found, expected[[0, 1, 0], 0], rtol=0, atol=1e-12)
@@ -128,9 +131,11 @@ def test_a_bad_row_is_refused_with_the_remedy(info: dict[str, Any], message: str
 
 
 def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
-    rows = [GARBAGE, *infos((1.0, 1.0), ("bad", 1.0))]
+    infos_of_rows = [GARBAGE, *infos((1.0, 1.0), ("bad", 1.0))]
+    names, padding = ["pad", "u_0_0", "u_1_0"], [True, False, False]
+    rows = RewardRows(objective(), infos_of_rows, names, padding)
     with pytest.raises(ValueError, match=r"'format', found 'bad' for row u_1_0"):
-        RewardBatch(objective(), rows, ["u"] * 3, ["pad", "u_0_0", "u_1_0"], [True, False, False])
+        RewardBatch.of(rows, ["u"] * 3)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +190,9 @@ def test_a_row_without_a_judgement_is_not_scored_and_counted() -> None:
     batch = of_one_prompt(SCORED, SCORED | {"format": 0.0}, *lost)
     assert batch.raw.isnan().all(dim=1).tolist() == [False, False, True, True]
     assert batch.errors == ["no quota", "timeout"]
-    assert batch.error_share() == 0.5
-    advantage = batch.decompose(torch.ones(4)).gdpo
+    assert batch.error_share == 0.5
+    batch.check_errors()
+    advantage = batch.decomposition.gdpo
     assert advantage[2:].tolist() == [0.0, 0.0]
     assert advantage[0] > 0 > advantage[1]
 
@@ -194,14 +200,15 @@ def test_a_row_without_a_judgement_is_not_scored_and_counted() -> None:
 def test_a_component_named_acc_is_not_scored_either() -> None:
     wanted = GdpoConfig(reward_keys=("acc",)).resolve(())
     rows = [judged({"score": 1.0, "acc": 1.0}), judged(ValueError("down"))]
-    found = RewardBatch(wanted, rows, ["u", "u"], ["u_0_0", "u_1_0"]).raw
+    found = RewardBatch.of(RewardRows(wanted, rows, ["u_0_0", "u_1_0"]), ["u", "u"]).raw
     assert (float(found[0, 0]), found[1, 0].isnan().item()) == (1.0, True)
 
 
 def test_a_judge_that_fails_for_most_ends_the_training() -> None:
     batch = of_one_prompt(SCORED, judged(OSError("connection refused")), judged("late"))
     with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout': see to"):
-        batch.error_share()
+        batch.check_errors()
+    assert batch.error_share == pytest.approx(2 / 3)
 
 
 def test_a_component_that_a_condition_leaves_out_is_no_failure_of_its_judge() -> None:
@@ -209,6 +216,7 @@ def test_a_component_that_a_condition_leaves_out_is_no_failure_of_its_judge() ->
     condition = {"judge": {"on": "format", "at_least": 1.0}}
     names = [f"u_{row}_0" for row in range(4)]
     wanted = GdpoConfig(conditions=condition).resolve(declared)
-    batch = RewardBatch(wanted, [{"judge": 1.0}] * 4, ["u"] * 4, names)
+    batch = RewardBatch.of(RewardRows(wanted, [{"judge": 1.0}] * 4, names), ["u"] * 4)
     assert bool(batch.rewards[:, 1].isnan().all())
-    assert batch.error_share() == 0.0
+    batch.check_errors()
+    assert batch.error_share == 0.0

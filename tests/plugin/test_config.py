@@ -212,7 +212,7 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
         "gate: {on: correctness, when: failed}, "
         f"schedule: {{length: {RAMP}}}}}"
     )
-    assert found.estimator.settings == {"w_max": 3, "symmetric": True}
+    assert found.chosen_variant.settings == {"w_max": 3, "symmetric": True}
     objective = found.resolve(DECLARED)
     assert objective.gate == Gate(0, "failed")
     assert objective.weights_at(50) == (1.0, 0.25)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
 
 
@@ -67,9 +67,9 @@ def kept() -> Dump:
     """The dump of one mini-batch of two rows."""
     objective = GdpoConfig(reward_keys=("length",)).resolve([])
     keys = ["u_0_0", "u_1_0"]
-    batch = RewardBatch(objective, [{"length": 1.0}, {"length": 0.0}], ["u", "u"], keys)
+    rows = RewardRows(objective, [{"length": 1.0}, {"length": 0.0}], keys, global_step=1)
     dump = Dump(objective)
-    dump.keep(batch, batch.decompose(torch.ones(2)), keys, global_step=1)
+    dump.keep(RewardBatch.of(rows, ["u", "u"], torch.ones(2)))
     return dump
 
 

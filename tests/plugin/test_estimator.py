@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from verl.trainer.config.algorithm import AlgoConfig
 from gdpo_verl import apply_conditions, gdpo_advantages
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin import estimator
+from gdpo_verl.plugin.batch import RewardRows
 
 FORMAT = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 CORRECT = [3.0, -3.0, None, 3.0, 1.0, -3.0]
@@ -89,7 +89,7 @@ def test_what_is_missing_is_named(config: Any, error: type[Exception], message: 
 
 
 def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
-    step = estimator.AdvantageStep(OBJECTIVE, [{}], ["a_0_0"], [False])
+    step = estimator.AdvantageStep(RewardRows(OBJECTIVE, [{}], ["a_0_0"]))
     with pytest.raises(KeyError), estimator.advantage_step(step):
         raise KeyError
     with pytest.raises(RuntimeError, match="without reward components"):
@@ -97,27 +97,25 @@ def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
 
 
 def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
-    step = estimator.AdvantageStep(OBJECTIVE, [{}], ["a_0_0"], [False])
-    batch = {"response_mask": MASK, "token_level_scores": torch.ones(6, 4)}
-    data = SimpleNamespace(non_tensor_batch={"uid": UIDS}, batch=batch)
+    step = estimator.AdvantageStep(RewardRows(OBJECTIVE, [{}], ["a_0_0"]))
+    data = object()
 
     def verls(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
     assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
-    assert step.uids is None
+    assert step.data is None
     with estimator.advantage_step(step):
         assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
-    assert (step.uids, step.response_mask, step.scores) == (UIDS, *batch.values())
+    assert step.data is data
 
 
-def test_what_was_seen_before_the_call_stays() -> None:
+def test_a_step_keeps_the_batch_that_its_advantages_are_of() -> None:
     infos = [{"format": value} for value in FORMAT]
     keys = [f"{uid}_{row}_0" for row, uid in enumerate(UIDS)]
-    step = estimator.AdvantageStep(OBJECTIVE, infos, keys, [False] * 6)
-    scores = torch.ones(6, 4)
-    step.record_inputs(UIDS, MASK, scores)
+    step = estimator.AdvantageStep(RewardRows(OBJECTIVE, infos, keys))
     with estimator.advantage_step(step):
-        found, _ = estimator.gdpo(torch.zeros(6, 4), MASK, ["x"] * 6)
-    assert (step.uids, step.scores) == (UIDS, scores)
+        found, _ = estimator.gdpo(torch.zeros(6, 4), MASK, UIDS)
     torch.testing.assert_close(found, gdpo_advantages(rewards()[:, :1], UIDS, MASK).float())
+    assert step.batch is not None
+    torch.testing.assert_close(found[:5, 0].double(), step.batch.decomposition.advantage[:5])

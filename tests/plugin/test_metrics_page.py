@@ -12,7 +12,7 @@ from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.names import METRICS
-from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.trainer import Seam
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -28,11 +28,10 @@ def emitted() -> set[str]:
     ).resolve([component])
     config = OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}, "trainer": {}})
     infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
-    step = AdvantageStep(objective, infos, ["a_0_0", "a_1_0", "b_0_0"], [False] * 3)
-    step.record_inputs(["a", "a", "b"], torch.ones(3, 2), torch.ones(3, 2))
-    step.decompose(torch.tensor([2, 1, 3]))
-    metrics: dict[str, float] = {}
-    Seam(config, objective).report(step, metrics)
+    rows = RewardRows(objective, infos, ["a_0_0", "a_1_0", "b_0_0"])
+    metrics = Seam(config, objective).metrics(
+        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 1, 3]))
+    )
     return {
         name.replace(f"/{component.name}/", "/<component>/")
         .replace("code_4", "code_<code>")

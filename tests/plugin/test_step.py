@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin import estimator, replay_buffer
+from gdpo_verl.plugin.batch import RewardRows
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.trainer import Seam
 
@@ -65,12 +67,15 @@ def step_of(
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
     keys = ["pad 0", *(key for key, *_ in rows), "pad 1"]
     padding = [key.startswith("pad") for key in keys]
-    step = AdvantageStep(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
+    handed = RewardRows(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
     uids = ["a", *(key[0] for key, *_ in rows), "b"]
     tokens = torch.tensor([7, *(tokens for _, tokens, *_ in rows), 7])
     mask = torch.arange(7) < tokens[:, None]
     scores = torch.zeros(mask.shape)
     scores[:, 0] = torch.tensor([SCORES.get(key, 99.0) for key in keys])
+    tensors = {"response_mask": mask, "token_level_scores": scores}
+    data = SimpleNamespace(non_tensor_batch={"uid": uids}, batch=tensors)
+    step = AdvantageStep(handed, data)
     if seam.estimates:
         with estimator.advantage_step(step):
             advantages, _ = estimator.gdpo(scores, mask, uids)
@@ -81,14 +86,12 @@ def step_of(
             MASK,
             whiten=config.whiten,
             variant=config.variant,
-            weights=seam.objective.weights_at(step.global_step),
+            weights=seam.objective.weights_at(global_step),
             ranges=seam.objective.range_list,
             gate=seam.objective.gate,
         )
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
-    else:
-        step.record_inputs(uids, mask, scores)
     metrics: dict[str, float] = {}
     seam.report(step, metrics)
     return step, metrics
@@ -221,11 +224,12 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
     seam = seam_of()
     step, _ = step_of(seam)
     assert step.batch is not None
-    assert step.decomposition is not None
-    other = [f"other {key}" for key in step.row_keys]
-    for global_step, keys, rows in ((1, other, 2), (2, other, 1), (2, step.row_keys, 2)):
-        step.batch.raw = 2 * step.batch.raw
-        seam.dump.keep(step.batch, step.decomposition, list(keys), global_step)
+    raw, known = step.batch.raw, step.rows.keys
+    other = [f"other {key}" for key in known]
+    for global_step, keys, rows in ((1, other, 2), (2, other, 1), (2, known, 2)):
+        raw = 2 * raw
+        handed = replace(step.rows, keys=keys, global_step=global_step)
+        seam.dump.keep(replace(step.batch, rows=handed, raw=raw))
         assert len(seam.dump) == rows * len(ROWS)
     found = seam.dump.columns(["b_0_0", "other a_0_0"])
     assert found["mini_batch"] == [1, 0]
@@ -241,7 +245,7 @@ def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: s
     step, metrics = step_of(seam)
     assert metrics == {}
     assert len(seam.dump) == 0
-    assert (step.decomposition is None) == (adv_estimator == "grpo")
+    assert (step.batch is None) == (adv_estimator == "grpo")
 
 
 def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have() -> None:
@@ -295,16 +299,16 @@ def test_a_scheduled_weight_is_that_of_the_global_step_and_is_logged() -> None:
     weights = [metrics["gdpo/format/weight"], metrics["gdpo/correctness/weight"]]
     assert weights == [0.3, 1.0]
     assert {type(weight) for weight in weights} == {float}  # trackers write no tensors
-    assert step.decomposition is not None
-    assert step.decomposition.weights.tolist() == [0.3, 1.0]
+    assert step.batch is not None
+    assert step.batch.decomposition.weights.tolist() == [0.3, 1.0]
 
 
 def test_the_gate_is_one_on_the_named_component() -> None:
     seam = seam_of(gate={"on": "correctness", "when": "constant"})
     step, metrics = step_of(seam)
-    assert step.decomposition is not None
+    assert step.batch is not None
     # b and c; d has no correctness.
     # The sessions in the order of the rows: c_1, a_1, d_0, b_0, a_0, c_0, a_2, b_1.
     expected = [True, False, False, True, False, True, False, True]
-    assert step.decomposition.gated.tolist() == expected
+    assert step.batch.decomposition.gated.tolist() == expected
     assert metrics["gdpo/gated_groups"] == 2 / 4

@@ -74,9 +74,11 @@ def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
     """verl's own `_compute_advantage`, as far as the seam sees it."""
     count = len(batch.keys)
     step: Any = estimator._step.get()
-    step.record_inputs(["u"] * count, torch.ones(count, 1), torch.ones(count, 1))
+    uids, ones = ["u"] * count, torch.ones(count, 1)
+    tensors = {"response_mask": ones, "token_level_scores": ones}
+    step.data = SimpleNamespace(non_tensor_batch={"uid": uids}, batch=tensors)
     if trainer.config.algorithm.adv_estimator == "gdpo":
-        estimator.gdpo(torch.zeros(count, 1), torch.ones(count, 1))
+        estimator.gdpo(torch.zeros(count, 1), ones, uids)
     return "verl's own result"
 
 
@@ -217,7 +219,7 @@ def test_the_estimator_is_told_the_global_step(
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
     with mock.patch.object(trainer.gdpo_seam, "report") as report:
         assert train_on(trainer, *infos) == "verl's own result"
-    assert report.call_args[0][0].global_step == step
+    assert report.call_args[0][0].rows.global_step == step
 
 
 def test_the_actors_are_watched_while_verl_trains(

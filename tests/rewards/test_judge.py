@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors
+from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, RewardRows
 from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
 from gdpo_verl.plugin.validation import objective_of
@@ -475,9 +475,9 @@ def test_a_judge_that_fails_too_often_ends_the_training(
         rows = [{"short": 1.0, "judge": 0.5}] * (of - failed)
         rows += [{"short": 1.0, "judge": None, "judge_error": f"down {i}"} for i in range(failed)]
         objective = GdpoConfig().resolve(declared)
-        return RewardBatch(objective, [*rows, earlier], ["u"] * (of + 1), names)
+        return RewardBatch.of(RewardRows(objective, [*rows, earlier], names), ["u"] * (of + 1))
 
-    assert batch(most_failed).error_share() == 0.0
+    batch(most_failed).check_errors()
     text = rf"{most_failed + 1} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
     with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down {most_failed}$"):
-        batch(most_failed + 1).error_share()
+        batch(most_failed + 1).check_errors()

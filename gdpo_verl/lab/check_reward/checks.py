@@ -243,9 +243,10 @@ def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
 
 def _one_orders(batch: RewardBatch) -> bool:
     """Return whether one component alone varies, and another stays at its lowest."""
-    low = {key: limits[0] for key, limits in batch.objective.ranges.items()}
+    objective = batch.rows.objective
+    low = {key: limits[0] for key, limits in objective.ranges.items()}
     # One that some answers lack varies, and is not at its lowest for every answer.
-    columns = dict(zip(batch.objective.keys, batch.rewards.nan_to_num(math.inf).T, strict=True))
+    columns = dict(zip(objective.keys, batch.rewards.nan_to_num(math.inf).T, strict=True))
     varying = [key for key, column in columns.items() if column.min() < column.max()]
     return len(varying) == 1 and any(
         column.max() <= low.get(key, 0.0) for key, column in columns.items()
@@ -266,7 +267,7 @@ def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) 
 
 def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     """Note conditions on a reward that can be negative: where they fail, it counts as 0."""
-    objective = batch.objective
+    objective = batch.rows.objective
     for name, condition in objective.config.conditions.items():
         # Made-up answers seldom reach the lowest value; a declaration tells it.
         least = float(batch.raw[:, objective.keys.index(name)].nan_to_num(math.inf).min())

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import Component
@@ -19,7 +20,7 @@ from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
 from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.batch import RewardBatch, components_of_rows
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows, components_of_rows
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import RewardErrors, unnested
@@ -153,14 +154,16 @@ def _read_components(
     found += checks.first_and_count(PROBLEM, errors)
     if not readable:
         return None
-    batch = RewardBatch(
+    rows = RewardRows(
         objective,
         [each.result.info for each in readable],
-        [each.answer.group for each in readable],
         [str(RowKey("answer", number, 0)) for number in range(len(readable))],
     )
+    # Tokens of answers that no training has masked are not known: every answer counts alike.
+    tokens = torch.ones(len(readable))
+    batch = RewardBatch.of(rows, [each.answer.group for each in readable], tokens)
     try:
-        batch.error_share()
+        batch.check_errors()
     except RewardErrors as error:
         found.append((PROBLEM, str(error)))
     sums = batch.score().tolist()
@@ -171,7 +174,7 @@ def _read_components(
 
 
 def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[str, Any]]:
-    names, groups = batch.objective.keys, batch.group_ids
+    names, groups = batch.rows.objective.keys, batch.group_ids
     sizes = Counter(groups)
     # One answer alone would count as a prompt in which nothing varies.
     several = [row for row, group in enumerate(groups) if sizes[group] > 1]
@@ -189,7 +192,7 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
             CONSTANT_GROUPS.last: grouped.get(CONSTANT_GROUPS.of(name)),
             UNSCORED.last: metrics[UNSCORED.of(name)],
         }
-        for name, weight in zip(names, batch.objective.weights, strict=True)
+        for name, weight in zip(names, batch.rows.objective.weights, strict=True)
     ]
 
 

@@ -24,24 +24,23 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
       `advice`, a list of `override` and `because`; `advice_conclusion`, what else is to be said of
       it; `capacity` as `lab.replay.capacity` has it.
     """
-    objective = batch.objective
+    objective = batch.rows.objective
     chosen = str(config.algorithm.get("adv_estimator"))
     prompts = OmegaConf.select(config, "data.train_batch_size")
     setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
-    # Tokens of answers that no training has masked are not known: every answer counts alike.
-    estimation = batch.decompose(torch.ones(len(batch.raw)))
-    outcome = outcome_of(objective, estimation.raw)
+    decomposition = batch.decomposition
+    outcome = outcome_of(objective, decomposition.raw)
     figures = Figures(setting)
     least = torch.tensor(least_passing(objective, outcome), dtype=torch.float64)
-    fails = estimation.raw.nan_to_num(0.0) < least
-    figures.add(estimation, setting.advantage(estimation), fails)
+    fails = decomposition.raw.nan_to_num(0.0) < least
+    figures.add(decomposition, setting.advantage(decomposition), fails)
     verdict = advise(figures, outcome)
     return {
         "advice": [vars(each) for each in verdict.advice],
         "advice_conclusion": verdict.conclusion,
         "advice_lines": verdict_lines(verdict),
         "capacity": capacity(
-            estimation.rewards.tolist(),
+            decomposition.rewards.tolist(),
             batch.group_ids,
             objective.keys,
             size=int(config.actor_rollout_ref.rollout.n),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import VARIANTS, Estimation, apply_conditions, decompose
+from gdpo_verl.advantage import VARIANTS, Decomposition, apply_conditions, decompose
 from gdpo_verl.distinct import levels
 
 
@@ -43,7 +43,7 @@ class Rollout:
     split: bool = False
 
 
-def estimate(
+def decompose_group(
     rewards: Tensor,
     keys: Sequence[str],
     *,
@@ -53,7 +53,7 @@ def estimate(
     whiten: bool = True,
     variant: str = "gdpo",
     highest: Sequence[float] | None = None,
-) -> Estimation:
+) -> Decomposition:
     """Decompose the rewards of one group.
 
     Args:
@@ -82,7 +82,7 @@ def estimate(
     )
 
 
-def compare(names: Sequence[str], found: Estimation) -> list[Rollout]:
+def compare(names: Sequence[str], found: Decomposition) -> list[Rollout]:
     """Set both advantages of each named rollout side by side, the highest GDPO advantage first."""
     grpo, gdpo = found.grpo.tolist(), found.gdpo.tolist()
     rewards = [tuple(row) for row in found.rewards.tolist()]

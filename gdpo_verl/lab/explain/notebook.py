@@ -154,7 +154,7 @@ def answers_shown(answers_chosen, answers_names):
         "highest": list(_worth.values()),
     }
     try:
-        _found = compare.estimate(_rewards, examples.KEYS, **_options)
+        _found = compare.decompose_group(_rewards, examples.KEYS, **_options)
         _group = compare.compare(answers_names, _found)
         _others = dict(zip(answers_names, _found.advantage.tolist(), strict=True))
     except ValueError as _error:  # as of weights that are all 0: for the reader, and no crash
@@ -204,7 +204,7 @@ def calls_shown(calls_chosen):
     _texts = {str(_i): _answer for _i, _answer in enumerate(calls.ANSWERS, 1)}
     _weights = [calls_chosen.value[_key] for _key in calls.KEYS]
     try:
-        _found = compare.estimate(calls.rewards(), calls.KEYS, weights=_weights)
+        _found = compare.decompose_group(calls.rewards(), calls.KEYS, weights=_weights)
         _group = compare.compare(list(_texts), _found)
     except ValueError as _error:
         _parts = [f"No advantages: {_error}"]
@@ -269,7 +269,7 @@ def ranking_shown(ranking_chosen):
         ],
         dtype=torch.float64,
     )
-    _group = compare.compare(list(examples.RANKINGS), compare.estimate(_rewards, _keys))
+    _group = compare.compare(list(examples.RANKINGS), compare.decompose_group(_rewards, _keys))
     # One reward alone as the judge, for which of the two orders more pairs as it does.
     _columns = list(zip(*[_each.rewards for _each in _group], strict=True))
     _grpo, _gdpo = [_each.grpo for _each in _group], [_each.gdpo for _each in _group]
@@ -461,7 +461,7 @@ def phantom_form():
 @app.cell
 def phantom_shown(phantom_chosen):
     _right, _remedy = phantom_chosen.value["right"], phantom_chosen.value["remedy"]
-    _found = compare.estimate(phantom.rewards(_right), phantom.KEYS)
+    _found = compare.decompose_group(phantom.rewards(_right), phantom.KEYS)
     # "none" is GDPO itself, which the bars have anyway.
     _third = None if _remedy == "none" else (_remedy, phantom.remedied(_right, _remedy))
     _group = compare.compare(phantom.NAMES, _found)

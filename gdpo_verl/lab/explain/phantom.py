@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gdpo_verl.lab.explain.compare import estimate
+from gdpo_verl.lab.explain.compare import decompose_group
 from gdpo_verl.lab.explain.toy import (
     GDPO,
     GRPO,
@@ -52,7 +52,7 @@ def rewards(right: int) -> Tensor:
 
 def remedied(right: int, remedy: str) -> dict[str, float]:
     """GDPO's advantages under a remedy, by the rollouts' names."""
-    found = estimate(
+    found = decompose_group(
         rewards(right),
         KEYS,
         conditions=CONDITIONS if remedy == "condition" else None,

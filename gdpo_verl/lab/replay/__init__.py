@@ -28,7 +28,7 @@ from gdpo_verl.lab.replay.settings import (
     ESTIMATORS,
     advantage_column,
     closest_of_trl,
-    estimated,
+    decomposed,
     fitted_weights,
     parse_overrides,
     recorded_algorithm,
@@ -228,24 +228,24 @@ class SourceReplay:
         computed = torch.zeros(len(step.groups), dtype=torch.float64)
         asked = computed.clone()
         for rows in step.whitened_together():
-            before = estimated(self.recorded, step, rows)
-            after = estimated(self.asked, step, rows)
+            before = decomposed(self.recorded, step, rows)
+            after = decomposed(self.asked, step, rows)
             computed[rows] = self.recorded.advantage(before)
             if not self.shares_known:
                 score = torch.tensor([step.score[row] for row in rows], dtype=torch.float64)
                 groups = [step.groups[row] for row in rows]
                 computed[rows] = group_normalize(score[:, None], groups)[:, 0].nan_to_num(0.0)
             asked[rows] = self.asked.advantage(after)
-            for which, (figures, estimation, advantage) in enumerate(
+            for which, (figures, decomposition, advantage) in enumerate(
                 ((result.recorded, before, computed), (result.asked, after, asked))
             ):
                 objective = figures.setting.objective
                 least = least_passing(objective, result.outcome)
-                fails = estimation.raw.nan_to_num(0.0) < torch.tensor(least, dtype=torch.float64)
-                figures.add(estimation, advantage[rows], fails)
-                still = ~estimation.spread.varies.any(dim=1) & estimation.scored
-                several = estimation.groups.codes.bincount()[estimation.groups.codes] > 1
-                result.dead[which] += len(set(estimation.groups.codes[still & several].tolist()))
+                fails = decomposition.raw.nan_to_num(0.0) < torch.tensor(least, dtype=torch.float64)
+                figures.add(decomposition, advantage[rows], fails)
+                still = ~decomposition.spread.varies.any(dim=1) & decomposition.scored
+                several = decomposition.groups.codes.bincount()[decomposition.groups.codes] > 1
+                result.dead[which] += len(set(decomposition.groups.codes[still & several].tolist()))
         stored = torch.tensor(step.recorded, dtype=torch.float64)
         known = ~stored.isnan()
         if bool(known.any()):

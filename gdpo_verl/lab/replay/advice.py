@@ -325,7 +325,7 @@ def _noise_floor(sums: dict[str, Array]) -> Array:
 
 def _whitening_gain(found: Figures, verdict: Verdict) -> Iterator[Advice]:
     setting = found.setting
-    over = setting.objective.config.whiten or setting.objective.config.estimator.whiten
+    over = setting.objective.config.whiten or setting.objective.config.chosen_variant.whiten
     if setting.estimator != "gdpo" or over == "none":
         return
     names = ["combined", "squares", "live"]

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from gdpo_verl.diagnostics import batch_metrics, component_metrics
 from gdpo_verl.lab.replay import Request, SourceReplay
 from gdpo_verl.lab.replay.rows import Reader, Step
-from gdpo_verl.lab.replay.settings import estimated
+from gdpo_verl.lab.replay.settings import decomposed
 from gdpo_verl.lab.replay.sources import Source, find_source, read_layout
 from gdpo_verl.lab.rundir.metrics import Metrics
 from gdpo_verl.lab.rundir.run import Run
@@ -64,10 +64,10 @@ def _of_components(of_source: SourceReplay) -> Callable[[Step], Metrics]:
     def measure(step: Step) -> Metrics:
         of_source.look_at_first(step)
         setting = of_source.recorded
-        estimation = estimated(setting, step, list(range(len(step.groups))))
+        decomposition = decomposed(setting, step, list(range(len(step.groups))))
         objective = setting.objective
         return batch_metrics(
-            estimation,
+            decomposition,
             objective.keys,
             ranges=objective.ranges,
             outcome=objective.outcome_column,

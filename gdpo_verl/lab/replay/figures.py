@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import Estimation
+from gdpo_verl.advantage import Decomposition
 from gdpo_verl.config import Objective
 from gdpo_verl.diagnostics import influence_terms
 
@@ -38,13 +38,13 @@ class Setting:
     objective: Objective
     estimator: str
 
-    def advantage(self, estimation: Estimation) -> Tensor:
+    def advantage(self, decomposition: Decomposition) -> Tensor:
         """The advantage that trains: shape (B,)."""
-        return estimation.advantage if self.estimator == "gdpo" else estimation.grpo
+        return decomposition.advantage if self.estimator == "gdpo" else decomposition.grpo
 
-    def terms(self, estimation: Estimation) -> Tensor:
+    def terms(self, decomposition: Decomposition) -> Tensor:
         """The terms that are added for it, before the batch step: shape (B, K)."""
-        return estimation.terms if self.estimator == "gdpo" else estimation.grpo_terms
+        return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
     @property
     def name(self) -> str:
@@ -93,24 +93,24 @@ class Figures:
         """The components."""
         return self.setting.objective.keys
 
-    def add(self, estimation: Estimation, advantage: Tensor, fails: Tensor) -> None:
+    def add(self, decomposition: Decomposition, advantage: Tensor, fails: Tensor) -> None:
         """Add the groups of a batch.
 
         Args:
           advantage: that trains, shape (B,).
           fails: bool, shape (B, K), the rows that fail each component as if it were the outcome.
         """
-        groups, live = estimation.groups, estimation.has_advantage
+        groups, live = decomposition.groups, decomposition.has_advantage
 
         def total(rows: Tensor) -> Tensor:
             sums = torch.zeros((groups.number, *rows.shape[1:]), dtype=torch.float64)
             return sums.index_add_(0, groups.codes, rows.to(torch.float64))
 
-        z = torch.where(live[:, None], estimation.normalized, torch.nan).nan_to_num(0.0)
-        terms = torch.where(live[:, None], self.setting.terms(estimation), 0.0)
+        z = torch.where(live[:, None], decomposition.normalized, torch.nan).nan_to_num(0.0)
+        terms = torch.where(live[:, None], self.setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
-        spread = estimation.spread
-        combined = estimation.combined.nan_to_num(0.0)
+        spread = decomposition.spread
+        combined = decomposition.combined.nan_to_num(0.0)
         size = total(torch.ones(len(live)))
         sums = {
             "size": size,
@@ -122,7 +122,7 @@ class Figures:
             # (G, K, K): what component k pays to answers that fail component l.
             "missed": total(paid[:, :, None] * fails[:, None, :]),
             "fails": total(fails & live[:, None]),
-            "influence": total(influence_terms(estimation, advantage)),
+            "influence": total(influence_terms(decomposition, advantage)),
             "products": total(z[:, :, None] * z[:, None, :]),
             "std": total(spread.std) / size[:, None],
             "combined": total(combined),
@@ -130,7 +130,7 @@ class Figures:
         }
         for name, values in sums.items():
             self.parts.setdefault(name, []).append(values)
-        raw = estimation.raw
+        raw = decomposition.raw
         low = raw.nan_to_num(torch.inf).amin(0)
         high = raw.nan_to_num(-torch.inf).amax(0)
         self.low = low if self.low is None else torch.minimum(self.low, low)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gdpo_verl.advantage import GDPO, Estimation, group_normalize
+from gdpo_verl.advantage import GDPO, Decomposition, decompose, group_normalize
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import TOKENS, Component
 from gdpo_verl.lab.replay.figures import Setting
@@ -87,7 +87,7 @@ def with_sequences(setting: Setting) -> Setting:
 
 
 def _whitens_tokens(config: GdpoConfig) -> bool:
-    return (config.whiten or config.estimator.whiten) == "token"
+    return (config.whiten or config.chosen_variant.whiten) == "token"
 
 
 def recorded_algorithm(source: Source, layout: Layout) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def advantage_column(setting: Setting, layout: Layout) -> str:
     """The column of the advantage that a setting trained with; '' where there is none."""
     if layout.kind != "run":
         return "advantage" if "advantage" in layout.columns else ""
-    variant = setting.objective.config.estimator
+    variant = setting.objective.config.chosen_variant
     name = setting.estimator if variant is GDPO or setting.estimator == "grpo" else variant.name
     column = f"{name}_advantage"
     return column if column in layout.columns else ""
@@ -137,7 +137,7 @@ def closest_of_trl(
 
     def difference(algorithm: dict[str, Any]) -> float:
         setting = with_sequences(setting_of(algorithm, layout, declared))
-        found = setting.advantage(estimated(setting, step, list(range(len(step.groups)))))
+        found = setting.advantage(decomposed(setting, step, list(range(len(step.groups)))))
         logged = torch.tensor(step.recorded, dtype=torch.float64)
         return float((found - logged).abs().nan_to_num(0.0).max())
 
@@ -145,8 +145,8 @@ def closest_of_trl(
     return min([*_TRLS, *weighted], key=difference)
 
 
-def estimated(setting: Setting, step: Step, rows: Sequence[int]) -> Estimation:
-    """What the estimators make of some rows of a step, whitened together."""
+def decomposed(setting: Setting, step: Step, rows: Sequence[int]) -> Decomposition:
+    """Decompose some rows of a step, whitened together."""
     objective = setting.objective
     raw = step.components(objective)[list(rows)]
     config = objective.config
@@ -155,4 +155,10 @@ def estimated(setting: Setting, step: Step, rows: Sequence[int]) -> Estimation:
             raise ValueError(f"{place_text(step.places[row])}: expected {TOKENS}, found none")
     # Without them every sequence counts alike.
     tokens = torch.tensor([step.tokens[row] for row in rows], dtype=torch.float64).nan_to_num(1.0)
-    return objective.estimate(raw, [step.groups[row] for row in rows], tokens, step.number)
+    return decompose(
+        raw,
+        [step.groups[row] for row in rows],
+        tokens,
+        conditioned=objective.conditioned(raw),
+        **objective.settings_at(step.number),
+    )
