@@ -366,7 +366,7 @@ def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(
         assert run.series(f"rewards/{KEYS[0]}/mean") == trained
         assert len(run.series("gdpo/sign_conflicts")) == 1
         (note,) = run.notes
-        assert re.match(r"Of TRL's run, (trainer_state\.json|\w{3}\d\d_\S+) is read: no comp", note)
+        assert re.match(r"Of TRL's run, (trainer_state\.json|\w{3}\d\d_\S+) is read: no ", note)
     page = write_report([state, events], tmp_path / "report").read_text()
     assert page.count("not logged") < 12
     summary = (tmp_path / "report/summary.md").read_text()

@@ -54,6 +54,8 @@ def run_of_dumps(path: Path) -> Run:
 
 def has_no_dumps(path: Path) -> bool:
     """Return whether a path holds nothing that could be drawn."""
+    if path.is_file() and path.suffix not in (".jsonl", ".parquet"):
+        return True
     try:
         return not find_source(path).files
     except ValueError:
