@@ -90,6 +90,9 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
     """Import, then fork a worker for each request; returns in the server and in each worker."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
     gc.disable()  # a sixth of the imports' time, and the modules' objects stay anyway
+    # Before Ray, one of whose modules is to be patched when it is imported; where it is one of
+    # verl's modules that brings the patches, Ray's generator is seeded for all forks.
+    importlib.import_module("gdpo_verl.cpu.entry")
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # no worker's collector goes through them and copies their pages

@@ -81,7 +81,7 @@ os.write(1, (json.dumps(drawn) + "\\n").encode())
 DRAWERS = """
 import os, subprocess
 from gdpo_verl.cpu import workers
-command = workers.start({}, workers.MODULES[:1]).split()
+command = workers.start({}, workers.MODULES[:2]).split()
 started = [subprocess.Popen([*command, "drawing.py"]) for _ in range(2)]
 assert [worker.wait() for worker in started] == [0, 0]
 """
