@@ -143,7 +143,7 @@ class RewardBatch:
 
     @property
     def parse_errors(self) -> list[int | None]:
-        """Of each session, the reward's diagnostic of that name; None without one."""
+        """The reward's diagnostic of that name for each session; None without one."""
         return [_parse_error_code(info.get("parse_error")) for info in self.last_infos]
 
     @cached_property

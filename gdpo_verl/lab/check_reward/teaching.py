@@ -1,4 +1,4 @@
-"""What a set of rewards can teach a policy, from its own answers: advice, and capacity."""
+"""Advice on a set of rewards, and its capacity to teach a policy, from the policy's answers."""
 
 from __future__ import annotations
 

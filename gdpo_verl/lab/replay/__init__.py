@@ -44,7 +44,7 @@ _NO_SIGN = 1e-9
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of stored answers.
+    """A question to stored answers.
 
     Attributes:
       where: runs, folders of dumps, files of rows.

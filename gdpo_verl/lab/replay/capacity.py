@@ -1,4 +1,4 @@
-"""What a set of rewards can teach at a group size, from more answers to each prompt.
+"""The capacity of a set of rewards at a group size, from more answers to each prompt.
 
 A group of n answers is drawn from the N that a prompt has. A component varies in it unless all of
 its scored answers got the same: of N answers, c_v of which got the value v and m are not scored,

@@ -148,7 +148,7 @@ class Figures:
 
     @cached_property
     def _draws(self) -> list[Array]:
-        """How often each lot of groups is drawn, `_AT_ONCE` draws a table."""
+        """Draw lots of groups: the times that each is drawn, `_AT_ONCE` draws a table."""
         rng = np.random.default_rng(0)
         lots = min(self.groups, _LOTS)
         even = np.full(lots, 1 / lots)
@@ -202,12 +202,12 @@ def influences(sums: dict[str, Array]) -> Array:
 
 
 def misses(sums: dict[str, Array]) -> Array:
-    """Of what component k pays, the part to answers that fail component l: (D, K, K)."""
+    """The part of what component k pays that goes to answers that fail l: (D, K, K)."""
     return divided(sums["missed"], sums["paid"][:, :, None])
 
 
 def correlations(sums: dict[str, Array]) -> Array:
-    """Of the components within groups: (D, K, K)."""
+    """The correlations of the components within groups: (D, K, K)."""
     squares = np.sqrt(np.einsum("dkk->dk", sums["products"]))
     return divided(sums["products"], squares[:, :, None] * squares[:, None, :])
 

@@ -130,7 +130,7 @@ def fitted_weights(step: Step, setting: Setting) -> tuple[float, ...] | None:
 def closest_of_trl(
     step: Step, layout: Layout, declared: Sequence[Component], weights: Any
 ) -> dict[str, Any]:
-    """Of the settings that TRL's trainer may have had, the one that makes the logged advantages.
+    """Find the settings of TRL's trainer that make the logged advantages.
 
     TRL logs no weights: they are all 1, or those that are asked for.
     """

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task's rows are made, and what of."""
+    """A task: the module that makes its rows, and their source."""
 
     module: str  # in `gdpo_verl.lab.tasks`; has ``prepare(out_dir, …)``
     max_prompt_length: int  # the recipe's, in tokens
