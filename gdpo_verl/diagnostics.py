@@ -143,7 +143,8 @@ def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> d
         names.ADVANTAGE_SHARE.of(key): Weighted(size / (total or 1.0), total)
         for key, size in zip(keys, sizes.tolist(), strict=True)
     }
-    up, down = terms > DISTINCT_TOLERANCE, terms < -DISTINCT_TOLERANCE
+    up = terms > DISTINCT_TOLERANCE
+    down = terms < -DISTINCT_TOLERANCE
     metrics[names.SIGN_CONFLICTS.key] = _share(up.any(dim=1) & down.any(dim=1))
     return metrics
 
@@ -252,7 +253,8 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
     """
     if outcome is None:
         return {}
-    spread, groups = decomposition.spread, decomposition.groups
+    spread = decomposition.spread
+    groups = decomposition.groups
     same = Gate(outcome).closed(spread)
     # A component of weight 0 trains nothing, however much it varies.
     others = spread.group_varies & (decomposition.weights != 0)

@@ -66,7 +66,8 @@ def check_ranges(
     """
     if ranges is None:
         return None
-    size, expected = rewards.shape[1], "pairs (low, high) of finite numbers, low < high, or None"
+    size = rewards.shape[1]
+    expected = "pairs (low, high) of finite numbers, low < high, or None"
     try:
         given = [(math.nan, math.nan) if pair is None else tuple(pair) for pair in ranges]
         values = torch.tensor(given, dtype=torch.float64, device=rewards.device)

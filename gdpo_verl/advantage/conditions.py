@@ -47,7 +47,8 @@ def apply_conditions(
     check_conditions(keys, conditions)
     result = rewards.clone()
     for name, condition in conditions.items():
-        target, source = keys.index(name), rewards[:, keys.index(condition["on"])]
+        target = keys.index(name)
+        source = rewards[:, keys.index(condition["on"])]
         # 0 where the condition fails, also for a reward that is not scored: it would not count.
         kept = torch.where(_reaches(source, condition["at_least"]), rewards[:, target], 0.0)
         result[:, target] = torch.where(source.isnan(), torch.nan, kept)

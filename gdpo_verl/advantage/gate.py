@@ -29,7 +29,8 @@ class Gate(NamedTuple):
     def closed(self, spread: Spread) -> Tensor:
         """The rows of the groups that get no advantage: bool, shape (B,)."""
         # A group in which the outcome is not scored has none that could be constant.
-        varies, count = spread.group_varies[:, self.column], spread.count[:, self.column]
+        varies = spread.group_varies[:, self.column]
+        count = spread.count[:, self.column]
         closed = ~varies & (count > 0)
         return closed & (spread.mean[:, self.column] <= 0) if self.when == "failed" else closed
 

@@ -99,7 +99,8 @@ class Spread:
     """
 
     def __init__(self, rewards: Tensor, groups: Groups, noise: Tensor | None = None) -> None:
-        codes, shape = groups.codes, (groups.number, rewards.shape[1])
+        codes = groups.codes
+        shape = (groups.number, rewards.shape[1])
         rows = codes[:, None].expand_as(rewards)
 
         def group_sum(x: Tensor) -> Tensor:

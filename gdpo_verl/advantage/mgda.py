@@ -30,7 +30,8 @@ def mgda(d: Decomposition) -> Tensor:
 
 def shortest(gram: Tensor) -> Tensor:
     """The convex weights of K vectors' shortest combination, by their products: (K, K) to (K,)."""
-    best, least = torch.zeros_like(gram[0]), torch.inf
+    best = torch.zeros_like(gram[0])
+    least = torch.inf
     live = gram.diagonal().nonzero()[:, 0].tolist()
     gram = gram / gram.diagonal().max()
     # On the set of vectors that get a weight the minimum is that of a linear system.
@@ -44,7 +45,8 @@ def shortest(gram: Tensor) -> Tensor:
         # A negative weight leaves the convex set, and the minimum lies on a smaller set of vectors.
         square = square.where((alpha >= 0).all(dim=1), torch.inf)
         if float(square.min()) < least:
-            least, found = float(square.min()), int(square.argmin())
+            least = float(square.min())
+            found = int(square.argmin())
             best = torch.zeros_like(best).index_put_((sets[found],), alpha[found])
     return best
 

@@ -36,7 +36,8 @@ OWN = "pkg://"
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Keep a user's code, which may seed a generator, from moving the trainer's."""
-    state, numpy_state = random.getstate(), np.random.get_state()
+    state = random.getstate()
+    numpy_state = np.random.get_state()
     torch_state = torch.get_rng_state()
     try:
         yield

@@ -46,7 +46,8 @@ def moments(
     """Mean and variance over tokens or over rows; None with fewer than two of them."""
     live = ~values.isnan()
     share = token_counts.to(values) if over == "token" else (token_counts > 0).to(values)
-    share, values = torch.where(live, share, 0.0), torch.where(live, values, 0.0)
+    share = torch.where(live, share, 0.0)
+    values = torch.where(live, values, 0.0)
     n = float(share.sum())
     if n < 2:
         return 0.0, None

@@ -173,7 +173,8 @@ class GdpoConfig:
 
     def _check_variant(self, objective: Objective) -> None:
         """Check the components against a built-in variant; a user's variant has no requirements."""
-        if (variant := VARIANTS.get(self.variant)) is None:
+        variant = VARIANTS.get(self.variant)
+        if variant is None:
             return
         # Between its steps a schedule lies between their weights, so that no other sign occurs.
         for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:

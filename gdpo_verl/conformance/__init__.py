@@ -62,10 +62,12 @@ def check(
     Raises:
       ValueError: there is no such profile.
     """
-    if profile not in (known := vectors()["profiles"]):
+    known = vectors()["profiles"]
+    if profile not in known:
         raise ValueError(f"profile: expected one of {sorted(known)}, found {profile!r}")
     for vector in vectors()["vectors"]:
-        if (expected := vector["expected"].get(profile)) is None:
+        expected = vector["expected"].get(profile)
+        if expected is None:
             continue
         given = [vector[key] for key in ("rewards", "groups", "token_counts", "weights")]
         try:

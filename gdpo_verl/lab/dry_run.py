@@ -87,7 +87,8 @@ def dry_run(
 
 
 def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[str]:
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    trainer = config.trainer
+    rollout = config.actor_rollout_ref.rollout
     machines = f"{trainer.nnodes} node(s) × {trainer.n_gpus_per_node} GPU(s)"
     if trainer.device == "cpu":
         machines = f"the cores of this machine, as {trainer.n_gpus_per_node} device(s)"
@@ -118,12 +119,14 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
             "not available here. Where the training runs it must be: fetch it with `hf download`"
         )
         return
-    model, key = config.actor_rollout_ref.model, "actor_rollout_ref.model.path"
+    model = config.actor_rollout_ref.model
+    key = "actor_rollout_ref.model.path"
     try:
         tokenizer = tokenizer_of(model.get("tokenizer_path") or model.path, key)
     except ValueError:  # the reward's trial needs one, and says so
         return
-    if (highest := max(tokenizer.get_vocab().values())) >= shape.vocabulary:
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= shape.vocabulary:
         raise ValueError(
             f"{key}: expected weights for every token, found {shape.vocabulary} rows of embeddings "
             f"and the token {highest}. Give the tokenizer that the model was trained with."
@@ -186,10 +189,12 @@ def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None)
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         source = f"this machine, for {config.trainer.n_gpus_per_node} device(s)"
     elif card is not None:
-        total, source = card * _GIB, "one GPU, by --card"
+        total = card * _GIB
+        source = "one GPU, by --card"
     elif torch.cuda.is_available():
         cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        total, source = min(each.total_memory for each in cards), "this machine's smallest GPU"
+        total = min(each.total_memory for each in cards)
+        source = "this machine's smallest GPU"
     else:
         # An L4 or A10G, and an H100, as nvidia-smi reports them.
         total = (22.4 if hardware == "gpu24" else 79.5) * _GIB

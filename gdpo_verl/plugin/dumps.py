@@ -105,7 +105,8 @@ class Dump:
 
     def keep(self, batch: RewardBatch) -> None:
         """Keep the rows of one mini-batch of a step."""
-        decomposition, global_step = batch.decomposition, batch.rows.global_step
+        decomposition = batch.decomposition
+        global_step = batch.rows.global_step
         if global_step != self._step:
             self.clear()  # of a trainer that has not dumped its last step
             self._step = global_step
@@ -151,7 +152,8 @@ def with_columns(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add the dump's columns to the arguments; validation's dump has its own."""
     # verl: _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)
-    name, place = "reward_extra_infos_dict", 4
+    name = "reward_extra_infos_dict"
+    place = 4
     given = kwargs[name] if name in kwargs else args[place]
     columns = dump.columns(given.get("uid", []))
     if not columns:

@@ -30,12 +30,14 @@ def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 
 def metrics_of(batch: Any) -> dict[str, float]:
     """The metrics of a step's batch, verl's `DataProto`; none where the run has no components."""
-    trainer, metrics = estimator.legacy_trainer.get(), dict[str, float]()
+    trainer = estimator.legacy_trainer.get()
+    metrics = dict[str, float]()
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
     if seam is None:  # or given up
         return metrics
     with given_up_on_error(trainer):
-        columns, uids = batch.non_tensor_batch, batch.non_tensor_batch["uid"]
+        columns = batch.non_tensor_batch
+        uids = batch.non_tensor_batch["uid"]
         rewards = joined(estimator.rows_of_columns(seam.objective, uids, columns), batch)
         seam.check_score(rewards, batch)
         if seam.objective.config.metrics:

@@ -83,7 +83,8 @@ class ActorWatch:
 
     def check(self) -> None:
         """Raise RuntimeError after a death."""
-        if death := self.first_death():
+        death = self.first_death()
+        if death:
             raise RuntimeError(death)
 
     def _dead_actor(self) -> str | None:
@@ -97,7 +98,8 @@ class ActorWatch:
             try:
                 ray.get(handle.__ray_ready__.remote(), timeout=_ANSWER_SECONDS)
             except ActorDiedError as error:
-                if death := deaths.describe_actor_death(str(error)):
+                death = deaths.describe_actor_death(str(error))
+                if death:
                     return death
             except OutOfMemoryError as error:
                 return deaths.describe_memory_death(str(error)) or f"a worker died: {name}, {error}"
@@ -113,7 +115,8 @@ class ActorWatch:
             if ray.wait([answer], timeout=1.0)[0]:
                 del self._asked[name]
                 with contextlib.suppress(RayError):  # the server itself died: the next look
-                    if death := ray.get(answer):
+                    death = ray.get(answer)
+                    if death:
                         return f"a vLLM engine died: {death} of {name}"
         return None
 

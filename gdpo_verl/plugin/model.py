@@ -31,7 +31,8 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
     Raises:
       ValueError: names the key in full, what was found and what to set.
     """
-    model, judge = config.actor_rollout_ref.model, config.reward.reward_model
+    model = config.actor_rollout_ref.model
+    judge = config.reward.reward_model
     models = {"actor_rollout_ref.model.path": model.get("hf_config_path") or model.path}
     if judge.enable:
         models["reward.reward_model.model_path"] = judge.model_path

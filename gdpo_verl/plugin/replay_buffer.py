@@ -86,7 +86,8 @@ class SessionFailures:
 
     def take(self) -> int:
         """The failed sessions since the last call."""
-        count, self._count = self._count, 0
+        count = self._count
+        self._count = 0
         return count
 
     def _count_new(self) -> None:
@@ -100,7 +101,8 @@ class SessionFailures:
         self._counted = failed
 
     def _stop_when_all_failed(self, partition: str) -> None:
-        buffer, failed = self._buffer, self._unanswered[partition]
+        buffer = self._buffer
+        failed = self._unanswered[partition]
         if buffer.finished_keys[partition] or buffer.partitions[partition]:
             failed.clear()
             return
@@ -123,7 +125,8 @@ def last_error() -> str:
         if name.startswith(_WORKER):
             with contextlib.suppress(RayError, ValueError):  # a worker that is gone
                 answer: Any = ray.get_actor(name).__ray_call__.remote(_remembered_error)
-                if error := ray.get(answer, timeout=_ANSWER_SECONDS):
+                error = ray.get(answer, timeout=_ANSWER_SECONDS)
+                if error:
                     return str(error)
     return "unknown"
 
@@ -162,7 +165,8 @@ def filter_by_components(
             return set(), Counter()
         finished = replay_buffer.finished_keys[partition_id]
         known = replay_buffer._dapo_classification_cache[partition_id]
-        if (now := objective.weights_at(global_step())) != weights:
+        now = objective.weights_at(global_step())
+        if now != weights:
             weights = now
             known.clear()
         for uid in known.keys() - finished:

@@ -54,15 +54,19 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
     """
     from verl.trainer.ppo.reward import load_reward_manager
 
-    config, tokenizer = trainer.config, trainer.tokenizer
+    config = trainer.config
+    tokenizer = trainer.tokenizer
     if config.reward.reward_model.enable:
         return {}
-    if problems := unnamed_arguments(config):
+    problems = unnamed_arguments(config)
+    if problems:
         raise ValueError("; ".join(problems))
     prompt = prompt_text(config, tokenizer, trainer.train_dataset[0])
-    if warning := opened_thought_warning(config, prompt):
+    warning = opened_thought_warning(config, prompt)
+    if warning:
         logger.warning(warning)
-    manager, key = load_reward_manager(config, tokenizer), config.data.reward_fn_key
+    manager = load_reward_manager(config, tokenizer)
+    key = config.data.reward_fn_key
     training = first_rows(trainer.train_dataset, "train_files", key)
     held_out = first_rows(trainer.val_dataset, "val_files", key) if validates(config) else {}
     returned = {}
@@ -72,7 +76,8 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
             empty = single_row_batch([0], [tokenizer.eos_token_id], row)
             score, returned[name] = score_row(manager, empty)
             unfit = unloggable(config, [returned[name]]) if name in held_out else []
-            if problem := "; ".join(filter(None, [score_problem(score), *unfit])):
+            problem = "; ".join(filter(None, [score_problem(score), *unfit]))
+            if problem:
                 raise ValueError(problem)
         except ValueError as error:
             raise ValueError(

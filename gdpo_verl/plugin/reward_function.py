@@ -37,7 +37,8 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     from verl.utils.import_utils import load_extern_object
 
     function = config.reward.get("custom_reward_function") or {}
-    path, name = function.get("path"), function.get("name")
+    path = function.get("path")
+    name = function.get("name")
     loaded: Any = None
     if path:
         try:
@@ -53,7 +54,8 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     try:
         manager = resolve_reward_manager_cls(config)
     except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
-        named, known = config.reward.reward_manager.name, ""
+        named = config.reward.reward_manager.name
+        known = ""
         if "Unknown reward manager:" in str(error):
             known = f", only {sorted(REWARD_MANAGER)}.{did_you_mean(named, REWARD_MANAGER)}"
         raise ValueError(f"reward.reward_manager: {error}{known}") from error
@@ -63,7 +65,8 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
 
 def components_of(function: Any, config: Any) -> tuple[Component, ...]:
     """The components that a reward function declares, and that of the judge in `reward_kwargs`."""
-    declared, judge = declared_components(function), judge_of(function, config)
+    declared = declared_components(function)
+    judge = judge_of(function, config)
     own = () if judge is None else (Component(judge.name, 0, 1, most_unscored=judge.most_failed),)
     return (*declared, *own)
 
@@ -78,11 +81,13 @@ def judge_of(function: Any, config: Any) -> Judge | None:
     node = plain(settings.custom_reward_function.get("reward_kwargs")).get("judge")
     if node is None or "judge" in inspect.signature(function).parameters:
         return None
-    if (manager := settings.reward_manager.name) != MANAGER_NAME:
+    manager = settings.reward_manager.name
+    if manager != MANAGER_NAME:
         raise ValueError(
             f"{JUDGE}: reward.reward_manager.name={manager} asks none. Set it to {MANAGER_NAME}."
         )
-    judge, names = Judge.read(node, JUDGE), [each.name for each in declared_components(function)]
+    judge = Judge.read(node, JUDGE)
+    names = [each.name for each in declared_components(function)]
     check_names([*names, judge.name], f"{JUDGE}.name")
     if not names and config.algorithm.get("gdpo_reward_keys") is None:
         raise ValueError(
@@ -113,7 +118,8 @@ def unnamed_arguments(config: Any) -> list[str]:
     function: Any = config.reward.get("custom_reward_function") or {}
     if not function.get("path"):
         return []
-    given, problems = dict(function.get("reward_kwargs") or {}), []
+    given = dict(function.get("reward_kwargs") or {})
+    problems = []
     try:
         loaded: Any = load_extern_object(function.path, str(function.name))
         signature = inspect.signature(loaded)
@@ -126,7 +132,8 @@ def unnamed_arguments(config: Any) -> list[str]:
                 f"{ARGUMENTS}.{key}: {function.path}:"
                 f"{function.name} names no such argument, only {named}."
             )
-            if near := did_you_mean(key, named):
+            near = did_you_mean(key, named)
+            if near:
                 problems.append(text + near)
             else:
                 logger.warning(text)

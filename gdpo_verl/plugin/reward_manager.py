@@ -51,8 +51,10 @@ class ComponentsRewardManager(NaiveRewardManager):
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
         # verl wraps a custom function in a partial.
         function = getattr(compute_score, "args", [compute_score])[0]
-        self.declared, self.judge = components_of(function, config), judge_of(function, config)
-        if judge := self.judge:
+        self.declared = components_of(function, config)
+        self.judge = judge_of(function, config)
+        judge = self.judge
+        if judge:
             del compute_score.args[1]["judge"]  # verl's copy of the reward_kwargs
             self.judge = replace(
                 judge,
@@ -82,7 +84,8 @@ class ComponentsRewardManager(NaiveRewardManager):
         result: dict[str, Any]
         result, judged = await asyncio.gather(super().run_single(data), self._judge(data[0]))
         info = result["reward_extra_info"]
-        if own := judged.keys() & info.keys():
+        own = judged.keys() & info.keys()
+        if own:
             raise ValueError(f"{JUDGE}.name: the reward function returns {own} itself")
         info.update(judged)
         if self.judge and judged[f"{self.judge.name}_error"] and JUDGE not in self.warned:
@@ -118,7 +121,8 @@ class ComponentsRewardManager(NaiveRewardManager):
 
     def _put_opened_thought_in_front(self, data: Any) -> None:
         prompt = data.batch["prompts"][0]
-        if (length := data.non_tensor_batch.get("prompt_len")) is not None:
+        length = data.non_tensor_batch.get("prompt_len")
+        if length is not None:
             prompt = prompt[: int(length[0])]  # right of it there may be padding
         tokenizer: Any = self.tokenizer
         opening = opened_thought(tokenizer.decode(prompt[-_MOST_TOKENS_OF_OPENING:]))
@@ -171,7 +175,8 @@ def _trim_response(data: Any) -> int:
     tokens, and a response shorter than its siblings would be read with the padding behind it
     (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). It gives the length beside.
     """
-    responses, mask = data.batch["responses"], data.batch["attention_mask"]
+    responses = data.batch["responses"]
+    mask = data.batch["attention_mask"]
     length = data.non_tensor_batch.get("response_len")
     length = int(mask[0, -responses.shape[-1] :].sum() if length is None else length[0])
     data.batch["responses"] = responses[:, :length]

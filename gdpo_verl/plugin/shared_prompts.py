@@ -57,7 +57,9 @@ class Packed(NamedTuple):
 
 def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
     """Lay out rows of prompt and response, token ids, each distinct prompt once."""
-    tokens, predictors, places = list[int](), list[int](), list[int]()
+    tokens = list[int]()
+    predictors = list[int]()
+    places = list[int]()
     segments = list[tuple[int, int, int]]()  # length, its own number, its prompt's
     prompts = dict[tuple[int, ...], tuple[int, int]]()  # segment, and place of the last token
     begin = 0
@@ -212,7 +214,8 @@ def _in_rows(of_responses: Any, places: Any, rows: Any) -> Any:
 
 def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
     """The rows of a batch, and how many tokens of each are its prompt."""
-    tokens, offsets = batch["input_ids"].values().tolist(), batch["input_ids"].offsets().tolist()
+    tokens = batch["input_ids"].values().tolist()
+    offsets = batch["input_ids"].offsets().tolist()
     rows = [tokens[begin:end] for begin, end in pairwise(offsets)]
     return rows, batch["prompts"].offsets().diff().tolist()
 
@@ -223,7 +226,8 @@ def check(config: Any) -> None:
     Raises:
       ValueError: names the keys to change.
     """
-    if OmegaConf.select(config, KEY) and (wrong := _unmet(config)):
+    wrong = _unmet(config) if OmegaConf.select(config, KEY) else []
+    if wrong:
         raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set that, or {KEY}=false.")
 
 

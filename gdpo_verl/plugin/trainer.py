@@ -151,7 +151,8 @@ class Seam:
         self._score_checked = True
         # verl has a row's score at its last token, and 0 at the others.
         scores = data.batch["token_level_scores"].sum(dim=1).to("cpu", torch.float64)
-        real, sums = batch.real, batch.score()
+        real = batch.real
+        sums = batch.score()
         difference = (sums[real] - scores[real]).abs() / scores[real].abs().clamp(min=1.0)
         if len(difference) and float(difference.max()) > reward.SCORE_TOLERANCE:
             row = int(real[int(difference.argmax())])

@@ -259,7 +259,8 @@ def objective_of(
 
 def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
     node = config.algorithm.get("filter_groups") or {}
-    metric, gate = node.get("metric"), settings.gate or {}
+    metric = node.get("metric")
+    gate = settings.gate or {}
     if not node.get("enable", False) or not metric or metric == FILTER_METRIC:
         return
     if gate.get("on") == metric and gate.get("when") == "constant":

@@ -43,7 +43,9 @@ import types
 from typing import Any, NoReturn
 
 # Exit statuses of a program that did not reach its end, beside Python's own 1.
-MEMORY, SYNTAX, MISSING = 71, 72, 73
+MEMORY = 71
+SYNTAX = 72
+MISSING = 73
 
 _exit = os._exit  # whatever a program puts in its place
 _PLAIN = {"tuple": tuple, "set": set, "frozenset": frozenset}
@@ -207,7 +209,9 @@ class Program:
             return self.over
         if event != "exit":
             os.kill(self.pid, signal.SIGKILL)
-        self.unsent, self.buffer = b"", bytearray()  # the next program is a fork
+        # the next program is a fork
+        self.unsent = b""
+        self.buffer = bytearray()
         _, status, usage = os.wait4(self.pid, 0)
         self.over = {
             "event": event,
@@ -254,7 +258,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 # ------------------------------------------------------------------ the confinement
 
-_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
+_TRUNCATE = 1 << 14
 
 
 def confine(settings: dict[str, Any]) -> None:

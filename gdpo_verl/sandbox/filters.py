@@ -30,7 +30,9 @@ _WRITING = """
 chmod copy_file_range creat fallocate fchmod fchmodat flock ftruncate link linkat mkdir mkdirat
 rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat utimes
 """
-_CLONE_THREAD, _AF_UNIX, _PR_SET_NAME = 0x10000, 1, 15
+_CLONE_THREAD = 0x10000
+_AF_UNIX = 1
+_PR_SET_NAME = 15
 # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not FIOSETOWN: as F_SETOWN.
@@ -54,7 +56,8 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
             f"no system call filter: {error}. Install the Python package pyseccomp and the "
             "library libseccomp (Debian and Ubuntu: libseccomp2)."
         ) from error
-    allow, equal = pyseccomp.ALLOW, pyseccomp.EQ
+    allow = pyseccomp.ALLOW
+    equal = pyseccomp.EQ
     rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
 
     def permit(name: str, *conditions: object) -> None:

@@ -191,7 +191,8 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
 def read_reply(text: str) -> Outcome:
     """Read a function's message (`child`), but not the value: it may be anything."""
-    kind, rest = text[:1], text[1:]
+    kind = text[:1]
+    rest = text[1:]
     if kind == "V":
         return Outcome(Status.OK, rest)
     if kind == "E":
@@ -201,7 +202,8 @@ def read_reply(text: str) -> Outcome:
 
 
 def _status(answer: dict[str, Any], limits: Limits) -> Status:
-    event, code = answer.get("event"), answer.get("status")
+    event = answer.get("event")
+    code = answer.get("status")
     if event == "output":
         return Status.OUTPUT
     if event == "timeout":

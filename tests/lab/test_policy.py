@@ -28,6 +28,7 @@ from gdpo_verl.lab.policy.pretrained import make_smollm2
 from gdpo_verl.lab.policy.tasks import TASKS, PolicyTask, Settings
 from gdpo_verl.lab.tasks import toolbox
 
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
 TOOLBOX = TASKS["toolbox"]
 
@@ -138,6 +139,13 @@ def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path: Path
     with pytest.raises(ValueError, match="in 'exact'"):
         policy.check_bands({"format": 0.68, "exact": 0.41}, TOOLBOX)
     policy.check_bands({"format": 0.55, "exact": 0.40}, TOOLBOX)
+
+
+@pytest.mark.slow
+def test_the_toolboxs_policy_is_within_its_bands(tmp_path: Path) -> None:
+    made = policy.make_policy(tmp_path / "policy")
+    kept = json.loads((ROOT / "docs/evidence/policies/toolbox/policy.json").read_text())
+    assert made["settings"] == kept["settings"]  # the tests train from the one that is kept
 
 
 def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> None:
     sums = tmp_path / "sums"
     run_cli("prepare", "short-sums", "--shots", "2", "--out", str(sums))

@@ -223,7 +223,8 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
 
 
 def _about(config: Any, total: int, rows: int, chosen: Sequence[CheckedAnswer]) -> dict[str, str]:
-    function, manager = config.reward.custom_reward_function, config.reward.reward_manager
+    function = config.reward.custom_reward_function
+    manager = config.reward.reward_manager
     kinds = ", ".join(dict.fromkeys(answer.kind for answer in chosen))
     file = "" if manager.source == "register" else f"{manager.module.path}:"
     files = _files(config, "train_files")

@@ -14,7 +14,9 @@ from typing import Any
 from gdpo_verl.plugin.row_key import uid_of
 from gdpo_verl.rewards.thought import THINK
 
-GROUND_TRUTH, RANDOM, EMPTY = "ground truth", "random text", "empty"
+GROUND_TRUTH = "ground truth"
+RANDOM = "random text"
+EMPTY = "empty"
 FORMS = {
     GROUND_TRUTH: "{}",
     "as an answer": THINK + "It follows.</think>\n<answer>{}</answer>",

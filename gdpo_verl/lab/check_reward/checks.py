@@ -25,7 +25,8 @@ STEP_SECONDS = 60.0
 SHARE_OF_STEP = 0.05
 """The largest share of a step that one answer may take."""
 
-PROBLEM, NOTE = "problems", "notes"
+PROBLEM = "problems"
+NOTE = "notes"
 Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
@@ -120,8 +121,12 @@ def complaints(
         (NOTE, reshaped, lambda each: f"the keys {sorted(each.result.info)}{other_keys}"),
     ]
     for kind, answers, complaint in table:
-        found = [(each.answer.name, text) for each in answers if (text := complaint(each))]
-        yield from first_and_count(kind, [f"row {name}: {text}" for name, text in found])
+        found = []
+        for each in answers:
+            text = complaint(each)
+            if text:
+                found.append(f"row {each.answer.name}: {text}")
+        yield from first_and_count(kind, found)
 
 
 def first_and_count(kind: str, sentences: Sequence[str]) -> Iterator[Finding]:
@@ -144,7 +149,8 @@ def _out_of_range(each: ScoredAnswer, declared: Sequence[Component]) -> str:
 
 def not_the_sum(each: ScoredAnswer) -> str:
     """Complain of a score that is not the weighted sum, which GDPO decouples; '' if they agree."""
-    score, total = each.score, each.weighted_sum
+    score = each.score
+    total = each.weighted_sum
     if score is None or total is None:
         return ""
     # Absolute below 1: sums near 0 differ by rounding alone.
@@ -158,12 +164,14 @@ def not_the_sum(each: ScoredAnswer) -> str:
 
 
 def _not_repeated(each: ScoredAnswer) -> str:
-    first, again = each.result, each.again
+    first = each.result
+    again = each.again
     if again is None:
         return ""
     changed = f"the second time it {again.error}"
     if not again.error:
-        one, other = unnested(first.info), unnested(again.info)
+        one = unnested(first.info)
+        other = unnested(again.info)
         pairs = {"score": (first.score, again.score)}
         pairs |= {name: (one.get(name), other.get(name)) for name in each.values}
         changed = ", ".join(
@@ -211,7 +219,8 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) ->
     if not margins or any(preferred) or len({each.score for each in readable}) < 2:
         return
     form = min(margins, key=lambda form: sum(margins[form]))  # the fault is clearest in the worst
-    rows, worse = len(margins[form]), sum(margin < 0 for margin in margins[form])
+    rows = len(margins[form])
+    worse = sum(margin < 0 for margin in margins[form])
     text = (
         f"the ground truth ({form}) scores less than a wrong answer in {worse} of {rows} rows, and "
         "in none of its forms more than every wrong answer in half of them"

@@ -143,7 +143,8 @@ def _read_components(
     dicts: Sequence[ScoredAnswer], objective: Objective, found: list[Finding]
 ) -> RewardBatch | None:
     """Fill in what depends on the components, and find answers whose own cannot be read."""
-    readable, errors = [], []
+    readable = []
+    errors = []
     for each in dicts:
         try:
             components_of_rows([each.result.info], objective, [each.answer.name])
@@ -169,12 +170,14 @@ def _read_components(
     sums = batch.score().tolist()
     for place, each in enumerate(readable):
         each.values = dict(zip(objective.keys, batch.raw[place].tolist(), strict=True))
-        each.weighted_sum, each.parse_error = sums[place], batch.parse_errors[place]
+        each.weighted_sum = sums[place]
+        each.parse_error = batch.parse_errors[place]
     return batch
 
 
 def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[str, Any]]:
-    names, groups = batch.rows.objective.keys, batch.group_ids
+    names = batch.rows.objective.keys
+    groups = batch.group_ids
     sizes = Counter(groups)
     # One answer alone would count as a prompt in which nothing varies.
     several = [row for row, group in enumerate(groups) if sizes[group] > 1]
@@ -205,7 +208,9 @@ def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
     summaries = []
     for kind, members in kinds.items():
         scores, codes = zip(*members, strict=True)
-        low, mean, high = min(scores), sum(scores) / len(scores), max(scores)
+        low = min(scores)
+        mean = sum(scores) / len(scores)
+        high = max(scores)
         summary = {"kind": kind, "count": len(scores), "low": low, "mean": mean, "high": high}
         summaries.append(summary | {"unread": sum(map(bool, codes)) if diagnosed else None})
     return summaries
@@ -214,7 +219,8 @@ def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
 def _constant(components: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     nothing = "if that is so in the training it teaches nothing"
     for each in components:
-        name, low = each["name"], each["low"]
+        name = each["name"]
+        low = each["low"]
         if low is None:
             yield NOTE, f"{name!r} is not scored in any answer"
         elif low == each["high"]:
@@ -245,7 +251,8 @@ def to_text(report: Mapping[str, Any]) -> str:
 def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [("component", "weight", "declared", "observed", "mean", "constant", "not scored")]
     for each in components:
-        mean, constant = each["mean"], each[CONSTANT_GROUPS.last]
+        mean = each["mean"]
+        constant = each[CONSTANT_GROUPS.last]
         rows.append(
             (
                 each["name"],
@@ -270,14 +277,17 @@ def _kind_table(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _facts(report: Mapping[str, Any]) -> Iterator[str]:
-    if components := report["components"]:
+    components = report["components"]
+    if components:
         terms = " + ".join(f"{each['weight']:g}·{each['name']}" for each in components)
         sums = report["score_is_the_weighted_sum"]
         yield f"score = {terms} in {sums['agree']} of {sums['answers']} answers"
-    if codes := report["parse_errors"]:
+    codes = report["parse_errors"]
+    if codes:
         counts = ", ".join(f"{code}: {count}" for code, count in codes.items())
         yield f"parse_error codes and their answers: {counts}"
-    if times := report["seconds"]:
+    times = report["seconds"]
+    if times:
         median, p99, longest = map(seconds_text, times.values())
         step = report["step_seconds"]
         yield (

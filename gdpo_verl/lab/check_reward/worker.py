@@ -222,5 +222,6 @@ def _result(
         result = RewardResult(*score_row(manager, data))
     except ValueError as error:
         result = RewardResult(error=str(error))
-    seconds, used = time.perf_counter() - started, tuple(sorted(protection.used))
+    seconds = time.perf_counter() - started
+    used = tuple(sorted(protection.used))
     return replace(result, seconds=seconds, not_round_tripped=altered, sandboxes=used)

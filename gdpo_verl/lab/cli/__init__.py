@@ -16,11 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What stands behind `--` is for Ray, and may look like an option of ours.
     end = given.index("--") if "--" in given else len(given)
-    own, rays = given[:end], given[end + 1 :]
+    own = given[:end]
+    rays = given[end + 1 :]
     parser = _parser()
     options, rest = parser.parse_known_args(own)
     # Hydra's overrides may stand before and behind our own options.
-    options.overrides, options.ray_options = rest, rays
+    options.overrides = rest
+    options.ray_options = rays
     if rays and not options.takes_ray_options:
         parser.error(f"unrecognized arguments: -- {' '.join(rays)}")
     # Hydra would read a misspelt option as a key, and complain of another thing.
@@ -29,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options) or 0)
     except ModuleNotFoundError as error:
-        where, problem = "", str(error)  # a sentence of ours has no module's name
+        # a sentence of ours has no module's name
+        where = ""
+        problem = str(error)
         if error.name:
             where = f" {own[0]}"
             extra = "report" if own[0] in ("report", "replay") else "verl"

@@ -217,7 +217,8 @@ def _compare(options: argparse.Namespace) -> None:
     from gdpo_verl.lab.evaluate.compare import compare, to_text
     from gdpo_verl.lab.evaluate.result import to_json
 
-    files, other = options.evaluations, options.to
+    files = options.evaluations
+    other = options.to
     if not other:
         if len(files) != 2:
             raise ValueError(

@@ -66,7 +66,8 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
     _check_questions(everyone)
     compared = _compare_rows(sides)
     notes = [*_differing_settings(everyone)]
-    if few := [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]:
+    few = [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]
+    if few:
         notes.append(f"fewer than {FEW} questions, intervals are rough: {few}")
     a, b = ([str(each.dump) for each in side] for side in sides)
     return {

@@ -84,7 +84,8 @@ def decompose_group(
 
 def compare(names: Sequence[str], found: Decomposition) -> list[Rollout]:
     """Set both advantages of each named rollout side by side, the highest GDPO advantage first."""
-    grpo, gdpo = found.grpo.tolist(), found.gdpo.tolist()
+    grpo = found.grpo.tolist()
+    gdpo = found.gdpo.tolist()
     rewards = [tuple(row) for row in found.rewards.tolist()]
     scores = found.score.tolist()
     terms = (found.terms * found.largest_weight).tolist()

@@ -29,7 +29,9 @@ NAMES = [f"{tokens} tokens" for tokens in TOKENS]
 REMEDIES = ("none", "condition", "gate")
 
 PROMPTS = 4
-HARD, EASY = (0.02, 0.3), (0.5, 0.5)  # of the right idea, and of the work written out
+# of the right idea, and of the work written out
+HARD = (0.02, 0.3)
+EASY = (0.5, 0.5)
 SEEDS = 10
 LEARNING_RATE = 0.4
 METHODS = (

@@ -176,7 +176,8 @@ def make_policy(
         tokenizer, model, dtype = load(base)
     else:
         tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
-        model, dtype = make_model(tokenizer), torch.float32
+        model = make_model(tokenizer)
+        dtype = torch.float32
     train(chosen, model, tokenizer, settings, seed=seed, bfloat16=fast)
     # Measured in the type that it is saved in, unless float32 is faster here.
     model.to(dtype if fast else torch.float32)

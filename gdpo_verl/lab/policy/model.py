@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM,
 from gdpo_verl.lab.policy.tasks import PolicyTask
 from gdpo_verl.lab.tasks.generated import Example
 
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 MAX_POSITIONS = 4096
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -37,7 +39,8 @@ def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrain
     )
     # Each stays one token, whatever stands beside it.
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
-    tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    tokenizer.eos_token = END
+    tokenizer.pad_token = PAD
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.padding_side = "left"
     tokenizer.model_max_length = MAX_POSITIONS

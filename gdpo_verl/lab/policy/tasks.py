@@ -31,7 +31,8 @@ _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
 _JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
 _HIGHEST = 3.0  # correctness of tool calls
 # The questions of the leaderboard that are short enough, in characters.
-_MOST_PROMPT, _MOST_ANSWER = 1200, 200
+_MOST_PROMPT = 1200
+_MOST_ANSWER = 200
 
 
 @dataclass(frozen=True)

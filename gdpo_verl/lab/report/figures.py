@@ -60,7 +60,8 @@ def smooth(series: Series, window: int) -> Series:
     [(1, 1.5), (2, 3.0), (3, 4.5)]
     """
     # By running sums a wide window costs as little as a narrow one.
-    half, count = window // 2, len(series)
+    half = window // 2
+    count = len(series)
     sums = [0.0, *accumulate(value for _, value in series)]
     ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
     return [

@@ -221,7 +221,8 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     whose advantages are there too. Rows are in the order of GDPO's advantage; of many, evenly
     spaced ones are kept.
     """
-    keys, members = list(components), group.members
+    keys = list(components)
+    members = group.members
     variant, column = variant_of(members[0])
     # A dump without the plug-in's components has verl's score, and what its reward function adds.
     if not any(is_number(row.get(key)) for row in members for key in keys):

@@ -170,7 +170,8 @@ def follow_report(
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    found, errors = [], []
+    found = []
+    errors = []
     for path in find_runs(paths):
         try:
             found.append(read_run(path))

@@ -108,10 +108,11 @@ def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-")
     """Draw one run as a thin raw line and a thick smoothed line; several as mean and range."""
     window = smoothing_window(_runs(recipes))  # one for all, or curves could not be compared
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
-        found = [series for run in recipe.runs if (series := run.series(key))]
+        found = [run.series(key) for run in recipe.runs if run.series(key)]
         if len(found) == 1:  # the raw lines of several would hide their mean
             axes.plot(*zip(*found[0], strict=True), color=color, linewidth=0.8, alpha=0.4)
-        if points := band(smooth(series, window) for series in found):
+        points = band(smooth(series, window) for series in found)
+        if points:
             steps, low, middle, high = zip(*points, strict=True)
             axes.plot(steps, middle, color=color, linewidth=2.2, linestyle=linestyle)
             if len(found) > 1:
@@ -123,7 +124,8 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
         for source, marker in zip(sources, _MARKERS * len(sources), strict=False):
             found = [run.validation_series(component).get(source, []) for run in recipe.runs]
-            if points := band(found):
+            points = band(found)
+            if points:
                 steps, low, middle, high = zip(*points, strict=True)
                 axes.plot(steps, middle, f"{marker}:", color=color, mec="white", ms=7, zorder=4)
                 axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)

@@ -11,7 +11,8 @@ from gdpo_verl.lab.rundir.metrics import is_number
 from gdpo_verl.lab.rundir.run import Run
 
 MOST = 4000
-CHANGED, UNCHANGED = 4, 2
+CHANGED = 4
+UNCHANGED = 2
 
 
 def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, Any]:

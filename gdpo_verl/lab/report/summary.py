@@ -42,7 +42,8 @@ def summarise_run(dumps: RunDumps) -> Summary:
     series = {name: run.series(MEAN.of(name)) for name in run.components}
     scored = [name for name in series if series[name]]
     sentences = [_learning(run, name) for name in scored]
-    if never := [name for name in series if not series[name]]:
+    never = [name for name in series if not series[name]]
+    if never:
         sentences.append(f"Never scored: {', '.join(never)}.")
     sentences += _weights(run, scored)
     sentences += _dead_groups(dumps)
@@ -106,7 +107,8 @@ def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
         yield f"The runs were made by different versions of gdpo-verl: {named}."
     known = {name for run in runs for name in run.components}
     for run in runs:
-        if run.components and (absent := sorted(known - set(run.components))):
+        absent = sorted(known - set(run.components))
+        if run.components and absent:
             yield f"{run.name}: without the component {', '.join(absent)} of the other runs."
 
 
@@ -115,10 +117,12 @@ def _learning(run: Run, name: str) -> str:
     few, first, last = _ends(series)
     went = f"{name} went from {first:.3g} to {last:.3g}"
     silent = ""
-    if constant := [value for _, value in run.series(CONSTANT_GROUPS.of(name))][-few:]:
+    constant = [value for _, value in run.series(CONSTANT_GROUPS.of(name))][-few:]
+    if constant:
         ends = f"{few} steps" if few > 1 else "step"
         silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
-    if (found := trend(series)) is None:
+    found = trend(series)
+    if found is None:
         return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
     verdict = ""
     if found.moves:

@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; vermilion is the
 # control's, black is left out because it vanishes on a dark page.
-BLUE, VERMILION = "#0072b2", "#d55e00"
+BLUE = "#0072b2"
+VERMILION = "#d55e00"
 OTHERS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-INK, GRID = "#24292f", "#d0d7de"
+INK = "#24292f"
+GRID = "#d0d7de"
 STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "axes.spines.top": False,

@@ -42,7 +42,8 @@ def directory_of(run: Path) -> Path | None:
 def last_complete(directory: Path) -> tuple[int, dict[int, str]]:
     """The step of the newest whole checkpoint, 0 for none, and what is wrong with each newer."""
     wrong: dict[int, str] = {}
-    tracker, noted = directory / TRACKER, 0
+    tracker = directory / TRACKER
+    noted = 0
     if tracker.exists():
         # verl empties the file before it writes the number, and all else is written by then.
         noted = int(tracker.read_text().strip() or sys.maxsize)

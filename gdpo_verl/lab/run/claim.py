@@ -36,7 +36,8 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
     run.mkdir(parents=True, exist_ok=True)
     with locked(run) as lock:
         start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
-        if problems := [*_changed_start(run, start), *_changed_settings(run, config)]:
+        problems = [*_changed_start(run, start), *_changed_settings(run, config)]
+        if problems:
             raise RunDirectoryError(
                 f"{run} holds a training with other settings:\n  " + "\n  ".join(problems) + "\n"
                 "Its checkpoints must not be mixed with this one's: choose another directory or "
@@ -66,8 +67,10 @@ def is_finished(run: Path, config: DictConfig) -> bool:
         return False
     if not (run / layout.CONFIG).exists():
         return True
-    before, now = OmegaConf.load(run / layout.CONFIG).trainer, config.trainer
-    did, steps = before.total_training_steps, now.total_training_steps
+    before = OmegaConf.load(run / layout.CONFIG).trainer
+    now = config.trainer
+    did = before.total_training_steps
+    steps = now.total_training_steps
     # A run by epochs has as many steps as verl makes of its data.
     if None in (did, steps):
         return bool(did == steps and now.total_epochs <= before.total_epochs)

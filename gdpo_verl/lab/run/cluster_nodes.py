@@ -119,7 +119,8 @@ def main(expected: str, *files: str) -> int:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     found = check_nodes([node["NodeID"] for node in nodes], files)
     ray.shutdown()
-    verl, refused = installed_version("verl"), 0
+    verl = installed_version("verl")
+    refused = 0
     for node in sorted(nodes, key=lambda each: str(each["NodeManagerAddress"])):
         wrong = problems(found[node["NodeID"]], expected, verl)
         refused += bool(wrong)

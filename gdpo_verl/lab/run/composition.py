@@ -66,7 +66,8 @@ SOURCES = (
     "reward.custom_reward_function.path",
 )
 # Where Hydra looks for the parts of a recipe outside its folder.
-_VERLS, _OURS = "pkg://verl.trainer.config", "pkg://gdpo_verl.recipes"
+_VERLS = "pkg://verl.trainer.config"
+_OURS = "pkg://gdpo_verl.recipes"
 _STEPS = ("trainer.total_training_steps", "trainer.total_epochs")
 
 

@@ -103,7 +103,8 @@ def train(
             once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
             print_status(f"{recipe}: computes in {actor.fsdp_config.dtype}{once}")
         (run / layout.DONE).unlink(missing_ok=True)
-        furthest, stalled = 0, False
+        furthest = 0
+        stalled = False
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
@@ -116,7 +117,8 @@ def train(
             advanced = reached > max(furthest, start)
             if not left or (stalled and not advanced):
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
-            furthest, stalled = max(furthest, reached), not advanced
+            furthest = max(furthest, reached)
+            stalled = not advanced
             print_status(f"{recipe}: {failure}\n{recipe}: retry {retries - left + 1} of {retries}")
 
 
@@ -166,7 +168,8 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
     platform = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
-    if chosen := OmegaConf.select(config, platform):
+    chosen = OmegaConf.select(config, platform)
+    if chosen:
         environment.setdefault("VERL_PLATFORM", chosen)
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
@@ -181,7 +184,8 @@ def _run(
     questions: str = "",
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
-    started, metrics = time.time(), run / layout.METRICS
+    started = time.time()
+    metrics = run / layout.METRICS
     with (run / layout.LOG).open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
@@ -247,7 +251,8 @@ def _last_step(run: Path) -> int:
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     saved = checkpoints.directory_of(run)
     goes_on = "starts from the beginning, no checkpoint was finished"
-    if saved and (step := checkpoints.last_complete(saved)[0]):
+    step = checkpoints.last_complete(saved)[0] if saved else 0
+    if step:
         goes_on = f"goes on from step {step}, the last whole checkpoint"
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
     log = f"Its log: {run / layout.LOG}"
@@ -291,7 +296,8 @@ def composed(
     complete = [*added, *overrides]
     config = compose(recipe, [*paths, *complete], config_dir) if added else config
     least = chosen.get(cpu_settings.BUCKET, 0)
-    if (bucket := OmegaConf.select(config, cpu_settings.BUCKET)) < least:
+    bucket = OmegaConf.select(config, cpu_settings.BUCKET)
+    if bucket < least:
         raise ValueError(
             f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
             f"takes, found {bucket}. Leave it out."

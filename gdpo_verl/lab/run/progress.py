@@ -57,18 +57,21 @@ def follow(
       questions: how many are answered, in words, where no step is taken.
     """
     state = _State(total_steps, questions)
-    metrics, log = _Tail(run / layout.METRICS), _Tail(run / layout.LOG)
+    metrics = _Tail(run / layout.METRICS)
+    log = _Tail(run / layout.LOG)
 
     def write(text: str) -> None:
         sys.stderr.write(f"{label}: {text}\n")
         sys.stderr.flush()
 
-    shown, written = "", 0.0
+    shown = ""
+    written = 0.0
     while True:
         # Asked before reading, so that what the process wrote last is read as well.
         alive = is_alive()
         for text in log.read():
-            if warning := state.see_log(plain(text.decode(errors="replace"))):
+            warning = state.see_log(plain(text.decode(errors="replace")))
+            if warning:
                 write(f"warning: {warning}")
         for record in filter(None, map(parse_metrics_line, metrics.read())):
             for line in state.see_metrics(*record):
@@ -77,7 +80,8 @@ def follow(
             break
         late = time.monotonic() - written >= PHASE_EVERY_SECONDS
         if not state.recent and (state.phase != shown or late):
-            shown, written = state.phase, time.monotonic()
+            shown = state.phase
+            written = time.monotonic()
             write(f"{shown}… {state.elapsed}")
         time.sleep(POLL_SECONDS)
     write(state.verdict())
@@ -106,8 +110,9 @@ class _State:
         for pattern, phase in self.phases:
             if pattern.search(line):
                 self.phase = phase
-        if not self.total_steps and (match := _TOTAL_STEPS.search(line)):
-            self.total_steps = int(match[1])
+        total = _TOTAL_STEPS.search(line)
+        if total and not self.total_steps:
+            self.total_steps = int(total[1])
         match = _WARNING.match(line)
         if match is None or match[1] in self.warnings:
             return None
@@ -153,9 +158,11 @@ class _State:
                 share = "" if dead is None else f" ({dead:.0%} dead)"
                 parts.append(f"{name} {value:.3f}{share}")
         steps = [*self.recent.values()][-_RECENT:]
-        if seconds := [data["timing_s/step"] for data in steps if "timing_s/step" in data]:
+        seconds = [data["timing_s/step"] for data in steps if "timing_s/step" in data]
+        if seconds:
             parts.append(f"{mean(seconds):.1f} s a step")
-            if (left := self.total_steps - self.step) > 0:
+            left = self.total_steps - self.step
+            if left > 0:
                 parts.append(f"about {duration(left * mean(seconds))} left")
         return ", ".join(parts)
 

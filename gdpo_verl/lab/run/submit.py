@@ -169,7 +169,8 @@ def _variables(env: Sequence[str]) -> dict[str, str]:
 
 def _modules(stage: Path, upload: bool) -> list[str]:
     """The directories that the job API sends: the check, and gdpo-verl where it is to be sent."""
-    check, package = stage / "cluster_nodes", stage / "gdpo_verl"
+    check = stage / "cluster_nodes"
+    package = stage / "gdpo_verl"
     check.mkdir()
     shutil.copyfile(cluster_nodes.__file__, check / "__main__.py")
     if not upload:

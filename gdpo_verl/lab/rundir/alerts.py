@@ -122,7 +122,8 @@ def _stretches(
     for start, end in joined:
         inside = steps[start:end]
         means = [metrics[step][mean_key] for step in inside if mean_key in metrics[step]]
-        value, mean = fmean(values[start:end]), fmean(means) if means else None
+        value = fmean(values[start:end])
+        mean = fmean(means) if means else None
         yield inside[0], inside[-1], value, mean, end == len(values)
 
 

@@ -59,10 +59,12 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
     if path.suffix == ".parquet":
         yield from enumerate(_table_rows(path), start=1)
         return
-    left, number = most, 0
+    left = most
+    number = 0
     with path.open("rb") as stream:
         while line := stream.readline(left):
-            left, number = left - len(line), number + 1
+            left = left - len(line)
+            number = number + 1
             try:
                 row = parse_json(line)
             except ValueError:

@@ -101,7 +101,8 @@ def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
     """
     try:
         record = parse_json(line)
-        step, data = int(record["step"]), record["data"].items()
+        step = int(record["step"])
+        data = record["data"].items()
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     # orjson writes NaN as null: such a value was not measured.

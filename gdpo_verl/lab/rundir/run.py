@@ -100,7 +100,8 @@ class Run:
 
     def validation_series(self, component: str) -> dict[str, Series]:
         """(step, mean over prompts) of a component for each held-out data source."""
-        named, end = self._held_out, f"/{component}"
+        named = self._held_out
+        end = f"/{component}"
         found = {n.removesuffix(end): each for n, each in named.items() if n.endswith(end)}
         # Both may hold slashes. verl logs a "reward" of each source; else the name's end has to do.
         sources = {n.removesuffix("/reward") for n in named if n.endswith("/reward")} or found
@@ -232,7 +233,8 @@ def _read_launch(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _gaps(run: Run) -> Iterator[str]:
-    steps, total = run.training_steps, run.setting("trainer.total_training_steps")
+    steps = run.training_steps
+    total = run.setting("trainer.total_training_steps")
     if not run.components:
         yield (
             f"No {MEAN.key} in the metrics: there is nothing to draw for each reward. "
