@@ -77,7 +77,7 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def policy() -> Path:
-    """The tiny policy as `gdpo-verl make-policy` trains it: the one that is kept for the studies."""
+    """The tiny policy of `gdpo-verl make-policy`, from where it is kept for the studies."""
     return RECIPES.parent / "docs/evidence/policies/toolbox"
 
 
