@@ -71,6 +71,16 @@ def test_an_arm_composes_to_what_the_page_says(
 # --- the rewards ----------------------------------------------------------------------------------
 
 
+def test_the_topic_is_named_by_its_words_alone() -> None:
+    pytest.importorskip("wordllama")
+    truth = '{"topic": "the sea", "instruction_id_list": [], "kwargs": []}'
+    text = "The sea, and the seas of the season."
+    found = experiment_rewards.instructions_and_naming(
+        data_source="", solution_str=text, ground_truth=truth
+    )
+    assert found["named"] == 2
+
+
 def test_the_unit_multiplies_correctness_alone() -> None:
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought

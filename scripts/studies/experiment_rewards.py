@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards import gsm8k, tool_call
+from gdpo_verl.rewards import gsm8k, instructions, tool_call
 
 
 def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
@@ -56,6 +58,17 @@ def short_sums(
     # Whether it is right or not: that is what the question is about.
     length = max(0.0, 1 - extra_info["response_length"] / limit)
     return {"score": correctness + length, "correctness": correctness, "length": length}
+
+
+@declares(*instructions.compute_score.components, Component("named", 0, 80))
+def instructions_and_naming(*args: Any, **kwargs: Any) -> dict[str, float | None]:
+    """The rewards of instructions, and how often a text names its topic."""
+    found = instructions.compute_score(*args, **kwargs)
+    topic = json.loads(kwargs["ground_truth"])["topic"]
+    names = {name.rstrip("s") for name in re.findall(r"\w+", topic.lower())} - {"the"}
+    words = re.findall(r"\w+", kwargs["solution_str"].lower())
+    named = sum(word.rstrip("s") in names for word in words)
+    return found | {"named": float(named)}
 
 
 def grpo_whitened(batch: Decomposition) -> Tensor:
