@@ -22,7 +22,7 @@ from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
 from gdpo_verl.plugin.upstream import Dependency as _D
 from gdpo_verl.plugin.upstream import source_of, violations
-from gdpo_verl.reward_dicts import weighted_sum
+from gdpo_verl.reward_dicts import read_components, weighted_sum
 
 logger = logging.getLogger(__name__)
 
@@ -156,30 +156,22 @@ class GDPOTrainer(GRPOTrainer):
     def _advantages(self, returned: Tensor, tokens: Tensor) -> Tensor:
         """The advantages of all processes' responses, and their metrics in TRL's log."""
         objective = self.objective
-        columns: list[Tensor] = []
-        for key in objective.keys:
-            column = returned[:, self.reward_func_names.index(key)].double().cpu()
-            if bool(column.isinf().any()):
-                row = int(column.isinf().nonzero()[0])
-                raise ValueError(
-                    f"reward_funcs: expected a finite number of {key!r}, or None where it is not "
-                    f"scored, found {float(column[row])} for response {row}"
-                )
-            columns.append(column)
+        names = self.reward_func_names
+        rows = [dict(zip(names, row, strict=True)) for row in returned.tolist()]
+        raw = read_components(rows, objective, list(map(str, range(len(rows)))))
         # TRL counts the steps that are done, and a schedule the one that is taken.
         done = self.state.global_step
         if self.model.training:
             metrics, size, step = self._metrics["train"], self.num_generations, done + 1
         else:
             metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
-        groups = torch.arange(len(returned)) // size
-        raw = torch.stack(columns, dim=1)
+        groups = torch.arange(len(rows)) // size
         conditioned = objective.conditioned(raw)
         settings = objective.settings_at(step)
         found = decompose(raw, groups, tokens, conditioned=conditioned, **settings)
         # In place of TRL's, which are the last in its log.
         logged = self._logs["advantages"]
-        for _ in range(min(len(logged), len(returned))):
+        for _ in rows[: len(logged)]:
             logged.pop()
         logged.extend(found.advantage.tolist())
         sums = weighted_sum(found.rewards, objective)[found.scored]

@@ -69,21 +69,20 @@ def gdpo_node(algorithm: Mapping[str, Any], root: str) -> Mapping[str, Any]:
 
     verl's own node may have keys of other estimators: there, what begins like a key of ours.
     """
-    for key, value in algorithm.items():
-        if key in OUR_KEYS or key == SCALE:
-            continue
+    known = (*OUR_KEYS, SCALE)
+    others = {key: value for key, value in algorithm.items() if key not in known}
+    for key, value in others.items():
+        fault = "unknown key"
         if root == VERL.root:
-            ignored = value is not None and str(key).startswith("gdpo")
-        else:
-            ignored = key not in _VERLS or _asks(key, value)
-        if ignored:
-            fault = "unknown key"
-            if key in _VERLS:
-                fault = f"{value!r} asks verl's trainer for something, and has no effect here"
-            raise ValueError(
-                f"{root}.{key}: {fault}; known under {root} are {[*OUR_KEYS, SCALE]}."
-                f"{nearest(key, value, root)}"
-            )
+            if value is None or not str(key).startswith("gdpo"):
+                continue
+        elif key in _VERLS:
+            if not _asks(key, value):
+                continue
+            fault = f"{value!r} asks verl's trainer for something, and has no effect here"
+        raise ValueError(
+            f"{root}.{key}: {fault}; known under {root} are {[*known]}.{nearest(key, value, root)}"
+        )
     return mapping(f"{root}.gdpo", algorithm.get("gdpo"))
 
 
@@ -91,30 +90,29 @@ def _asks(key: str, value: Any) -> bool:
     """Return whether a setting of verl's asks for something, which it has only in verl."""
     if isinstance(value, Mapping):
         return any(value.get(switch) for switch in _SWITCHES)
-    off = _VERLS[key]
-    return value is not None and key != "_target_" and getattr(value, "value", value) != off
+    return value is not None and _VERLS[key] not in (None, value)
 
 
 def nearest(key: Any, value: Any, root: str) -> str:
     """' Did you mean …?' with the place of the setting whose name is like this one, else ''."""
-    places: dict[str, tuple[str, ...]] = {name: ("gdpo", name) for name in (*SECTION, *VARIANTS)}
+    paths = [*OUR_KEYS, SCALE, *(f"gdpo.{name}" for name in (*SECTION, *VARIANTS))]
     for variant in VARIANTS.values():
-        for name in variant.defaults:
-            places.setdefault(name, ("gdpo", variant.name, name))
-    places |= {f"gdpo_{name}": ("gdpo", name) for name in SECTION}
-    for name in (*OUR_KEYS, SCALE):
-        places[name] = places[name.removeprefix("gdpo_reward_")] = (name,)
-    places["scale"] = (SCALE,)  # as the functions of `gdpo_verl` call it
-    name = str(key).rpartition(".")[2]
-    close = difflib.get_close_matches(name, places, n=1)
+        paths += [f"gdpo.{variant.name}.{name}" for name in variant.defaults]
+    places = {_short(path): path for path in reversed(paths)}
+    places["scale"] = SCALE  # as the functions of `gdpo_verl` call it
+    close = difflib.get_close_matches(_short(key), places, n=1)
     if not close:
         return ""
     path = places[close[0]]
     if root == VERL.root:
-        return f" Did you mean {'.'.join(path)!r}?"
-    for part in reversed(path):
+        return f" Did you mean {path!r}?"
+    for part in reversed(path.split(".")):
         value = {part: value}
     return f" Did you mean {root}={value}?"
+
+
+def _short(key: Any) -> str:
+    return str(key).rpartition(".")[2].removeprefix("gdpo_").removeprefix("reward_")
 
 
 def reward_keys(keys: Any, wording: Wording) -> tuple[str, ...] | None:

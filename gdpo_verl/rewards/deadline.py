@@ -22,12 +22,34 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
+from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.sandbox.child_process import ChildProcess
 
+WORKERS = 4  # processes of a module at most, in each process that computes rewards
 START_SECONDS = 120.0  # that a worker may take for its imports, on a busy machine
 MEMORY_BYTES = 2**30  # address space that a worker may take
+
+
+def ask(module: str, question: Any, deadline: float) -> tuple[Any, ParseError]:
+    """The answer of a module's worker, None with the reason where none came in time.
+
+    Args: as of `DeadlinePool`.
+    """
+    try:
+        return _pool(module).ask(question, deadline), ParseError.NONE
+    except TimeoutError:
+        return None, ParseError.DEADLINE
+    except EOFError:
+        return None, ParseError.CRASHED
+
+
+@cache
+def _pool(module: str) -> DeadlinePool:
+    # Two at least: while one hangs until its deadline, the other judges.
+    return DeadlinePool(module, size=max(2, min(WORKERS, os.cpu_count() or 1)))
 
 
 class DeadlinePool:

@@ -11,6 +11,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from string import ascii_letters
 from typing import Any
 
 from gdpo_verl.rewards.deadline import serve
@@ -26,8 +27,6 @@ _MEMORY_BYTES = 4 * 2**30
 # Arguments that a checker takes for a part of a pattern.
 _PATTERNS = ("keyword", "keywords")
 _LISTS = ("keywords", "forbidden_words")
-# The markers of a postscript that are written in more ways than one.
-_MARKERS_KNOWN = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 _QUOTES = '"'
 
 
@@ -51,10 +50,7 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
         if set(given) != set(checker.get_instruction_args_keys()):
             return None
         checker.build_description(**given)
-        if given.get("nth_paragraph", 0) > given.get("num_paragraphs", 0):
-            return None
-        # In the place of an argument that it cannot use, a checker draws one.
-        if _comparable(checker.get_instruction_args() or {}) != _comparable(given):
+        if "nth_paragraph" in given and not 0 < given["nth_paragraph"] <= given["num_paragraphs"]:
             return None
         judge = _OWN.get(name)
         if judge is not None:
@@ -113,13 +109,18 @@ def reads_as(language: str, text: str) -> bool:
 
 
 def _literal(key: str, value: Any) -> Any:
-    """An argument as the checker takes it; raises ValueError for a text that is none."""
-    if key in _LISTS and not (isinstance(value, list) and value):
-        raise ValueError(f"{key}: expected a list of words, found {value!r}")
+    """An argument as the checker takes it; raises ValueError where the checker would draw one."""
     texts = value if isinstance(value, list) else [value]
+    fits = bool(texts) and isinstance(value, list) == (key in _LISTS)
     for text in texts:
-        if isinstance(text, str) and not text.strip(_QUOTES + " \n"):
-            raise ValueError(f"{key}: expected a text, found {value!r}")
+        if isinstance(text, str):
+            fits = fits and bool(text.strip(_QUOTES + " \n"))
+        else:
+            fits = fits and text >= 0
+    if key == "letter":
+        fits = fits and len(value) == 1 and value in ascii_letters
+    if not fits:
+        raise ValueError(f"{key}: expected another value, found {value!r}")
     if key == "keywords":
         return [re.escape(keyword) for keyword in value]
     if key in _PATTERNS:
@@ -131,19 +132,6 @@ def _literal(key: str, value: Any) -> Any:
     if key == "first_word":  # up to its punctuation, as the checker reads the text's
         return re.split("[.,?!'\"]", value.strip().lstrip("'\""))[0]
     return value
-
-
-def _comparable(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without what checkers change: order, capitals, white space around."""
-    found: dict[str, Any] = {}
-    for key, value in arguments.items():
-        if isinstance(value, str):
-            found[key] = value.strip().lower()
-        elif isinstance(value, (list, tuple, set)):
-            found[key] = set(value)
-        else:
-            found[key] = value
-    return found
 
 
 def _is_capital(options: Mapping[str, Any], text: str) -> bool:
@@ -185,28 +173,19 @@ def _has_placeholders(options: Mapping[str, Any], text: str) -> bool:
 
 
 def _has_bullets(options: Mapping[str, Any], text: str) -> bool:
-    number = 0
-    for line in text.split("\n"):
-        marker, _, words = line.strip().partition(" ")
-        if marker in ("*", "-") and _has_word(words):
-            number += 1
-    return bool(number == options["num_bullets"])
+    found = re.findall(r"(?m)^[^\S\n]*[*-] .*\w", text)
+    return bool(len(found) == options["num_bullets"])
 
 
 def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
-    marker = options["postscript_marker"].strip()
-    pattern = _MARKERS_KNOWN.get(marker, re.escape(marker))
+    # "P. S." is "P.S.".
+    pattern = re.escape(options["postscript_marker"].strip()).replace(r"\.", r"\.\s?")
     parts = re.split(rf"(?<!\w){pattern}", text, flags=re.IGNORECASE)  # PS: is not in tips:
     return len(parts) > 1 and _has_word(parts[-1])
 
 
 def _has_title(options: Mapping[str, Any], text: str) -> bool:
-    for line in text.split("\n"):
-        start = line.find("<<")
-        end = line.rfind(">>")
-        if 0 <= start < end and _has_word(line[start:end]):
-            return True
-    return False
+    return any(map(_has_word, re.findall("(?m)^(?:(?!<<).)*<<(.*)>>", text)))
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:

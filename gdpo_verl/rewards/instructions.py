@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 from collections import defaultdict
 from functools import cache
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.deadline import DeadlinePool
+from gdpo_verl.rewards.deadline import ask
 from gdpo_verl.rewards.instruction_checkers import (
     import_package,
     is_followed,
     plain_text,
     registry,
+    verdicts,
 )
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
@@ -36,7 +36,6 @@ from gdpo_verl.rewards.thought import assistant_text, behind_thought
 __all__ = ["KINDS", "compute_score", "is_followed", "parse_ground_truth", "registry"]
 
 DEADLINE = 5.0  # seconds for all constraints of one text; common ones take milliseconds
-WORKERS = 4  # processes at most, in each process that computes rewards
 # The first part of an instruction's id, and its component.
 KINDS = {
     "length_constraints": "length",
@@ -93,7 +92,7 @@ def compute_score(
       parse_error. An empty text gets 0 for all.
     """
     found: dict[str, float | None] = dict.fromkeys([*KINDS.values(), "unchecked"])
-    error, verdicts, unchecked = ParseError.NONE, defaultdict(list), 0
+    error, by_kind, unchecked = ParseError.NONE, defaultdict(list), 0
     relevance = own_words = 0.0
     text = behind_thought(assistant_text(solution_str))
     if text is None:
@@ -111,12 +110,12 @@ def compute_score(
             if verdict is None:
                 unchecked += 1
             else:
-                verdicts[KINDS[name.partition(":")[0]]].append(verdict)
+                by_kind[KINDS[name.partition(":")[0]]].append(verdict)
         if text:
             topic = wanted["topic"]
             relevance = _relevance(topic, text)
             own_words = float(_is_own(text, topic))
-    found |= {kind: sum(each) / len(each) for kind, each in verdicts.items()}
+    found |= {kind: sum(each) / len(each) for kind, each in by_kind.items()}
     found |= {"relevance": relevance, "own_words": own_words}
     score = sum(value for value in found.values() if value is not None)
     return {"score": score, **found, "unchecked": unchecked, "parse_error": int(error)}
@@ -143,24 +142,13 @@ def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
 def _followed(wanted: dict[str, Any], text: str) -> tuple[list[bool | None], ParseError]:
     """The verdict on each constraint of a row; none is followed where no verdict comes in time."""
     registry()  # says how to install the packages
-    asked = wanted["instruction_id_list"], wanted["kwargs"]
-    try:
-        return _pool().ask((*asked, text), DEADLINE), ParseError.NONE
-    except TimeoutError:
-        error = ParseError.DEADLINE
-    except EOFError:
-        error = ParseError.CRASHED
-    # Which of them can be judged is the same for every text.
-    judged = [is_followed(*each, "A text.") for each in zip(*asked, strict=True)]
-    return [None if verdict is None else False for verdict in judged], error
-
-
-@cache
-def _pool() -> DeadlinePool:
-    # Two at least: while one hangs until its deadline, the other judges.
-    return DeadlinePool(
-        "gdpo_verl.rewards.instruction_checkers", size=max(2, min(WORKERS, os.cpu_count() or 1))
-    )
+    constraints = wanted["instruction_id_list"], wanted["kwargs"]
+    found, error = ask("gdpo_verl.rewards.instruction_checkers", (*constraints, text), DEADLINE)
+    if error:
+        # Which of them can be judged is the same for every text.
+        judged = verdicts((*constraints, "A text."))
+        found = [None if verdict is None else False for verdict in judged]
+    return found, error
 
 
 @cache

@@ -12,41 +12,33 @@ _SIGNS = str.maketrans({
 })  # fmt: skip
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
-    (re.compile(r"^(\{?)\s*\\approx(?![a-z])"), r"\1"),
-    (re.compile(r"\\?%"), ""),  # 50% is 50
-    (re.compile(r"\\?[.,]$"), ""),
-    (re.compile(r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))"), ""),  # between thousands
-    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
-    (
-        re.compile(r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}"),
-        r"\1",
-    ),
+    (r"^(\{?)\s*\\approx(?![a-z])", r"\1"),
+    (r"\\?%", ""),  # 50% is 50
+    (r"\\?[.,]$", ""),
+    (r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))", ""),  # between thousands
+    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+    (r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}", r"\1"),
     # A vector, or a letter in roman type that is none of a word.
-    (re.compile(r"\\(?:mathbf|mathit|boldsymbol)\{([A-Za-z])\}"), r" \1"),
-    (re.compile(r"\\(?:mathrm|text)\{([deijkxyz])\}"), r" \1"),
+    (r"\\(?:mathbf|mathit|boldsymbol)\{([A-Za-z])\}", r" \1"),
+    (r"\\(?:mathrm|text)\{([deijkxyz])\}", r" \1"),
     # Numbers in words, dollars, and units without \text.
-    (re.compile(r"(?<=\d)(\\text\{ ?| )dozen(?![a-z])"), r"\\times 12\1"),
-    (re.compile(r"(?<=\d)(\\text\{ ?| )thousand(?![a-z])"), r"\\times 10^{3}\1"),
-    (re.compile(r"(?<=\d)(\\text\{ ?| )million(?![a-z])"), r"\\times 10^{6}\1"),
-    (re.compile(r"(?<=\d)(\\text\{ ?| )billion(?![a-z])"), r"\\times 10^{9}\1"),
-    (re.compile(r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"), r"\1\\text{dollars}"),
+    (r"(?<=\d)(\\text\{ ?| )dozen(?![a-z])", r"\\times 12\1"),
+    (r"(?<=\d)(\\text\{ ?| )thousand(?![a-z])", r"\\times 10^{3}\1"),
+    (r"(?<=\d)(\\text\{ ?| )million(?![a-z])", r"\\times 10^{6}\1"),
+    (r"(?<=\d)(\\text\{ ?| )billion(?![a-z])", r"\\times 10^{9}\1"),
+    (r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{dollars}"),
     (
-        re.compile(
-            r"(?<=\d)(\s?(?:[cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)|\s[a-z]{4,20}(?:\s[a-z]{2,20}){0,9})"
-            r"(?=\s{0,9}(?:$|[,;^]|\s\d))"
-        ),
+        r"(?<=\d)(\s?(?:[cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)|\s[a-z]{4,20}(?:\s[a-z]{2,20}){0,9})"
+        r"(?=\s{0,9}(?:$|[,;^]|\s\d))",
         r"\\text{\1}",
     ),
-    (re.compile(r"√\s*(\d{1,99}|[a-z])"), r"\\sqrt{\1}"),
-    (re.compile(r"√\s*(?=\{|\()"), r"\\sqrt"),
-    (
-        re.compile(r"(?<![\d.])(\d{1,9})(?:\s|\\[ ,;:])+(\d{1,9})/(\d{1,9})(?!\d)"),
-        r"\1\\frac{\2}{\3}",
-    ),
+    (r"√\s*(\d{1,99}|[a-z])", r"\\sqrt{\1}"),
+    (r"√\s*(?=\{|\()", r"\\sqrt"),
+    (r"(?<![\d.])(\d{1,9})(?:\s|\\[ ,;:])+(\d{1,9})/(\d{1,9})(?!\d)", r"\1\\frac{\2}{\3}"),
     # Not 2e-1, which is a number times Euler's less one.
-    (re.compile(r"((?<!\d)1|\.\d{1,99})[eE]([+-]?\d{1,3})(?![\w^])"), r"\1\\times 10^{\2}"),
+    (r"((?<!\d)1|\.\d{1,99})[eE]([+-]?\d{1,3})(?![\w^])", r"\1\\times 10^{\2}"),
     # It would read 2(3) as 2 3/1.
-    (re.compile(r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))"), r"\\cdot "),
+    (r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))", r"\\cdot "),
 ]
 # What is written for a unit; its first name stands for all.
 _NAMES = """
@@ -86,11 +78,12 @@ _NAMES = """
 _UNITS = {name: names.split()[0] for names in _NAMES.splitlines() for name in names.split()}
 # Without a number in it, which may be another answer.
 _TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{(?:[^{}\d]|\^\d)*\}(?:\s*\^\s*\{?-?\d\}?)?"
+# What the words stand behind, the words, and the digit behind them.
 _WORDS = re.compile(
-    rf"{_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
-    r"(?:\s*\\times(?=\s*\d)(?!\s*10\^))?(?!\s*[=<>^_*/&|+(-])"
+    r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})?"
+    rf"({_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
+    r"(?:\s*\\times(?=\s*\d)(?!\s*10\^))?)(?!\s*[=<>^_*/&|+(-])(?=\s{0,20}(\d?))"
 )
-_BEHIND = re.compile(r"[0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9}\Z")
 _WORD = re.compile(r"[a-z.]+|/|\^[23]")
 _UNIT = re.compile(r"\\text\{unit [^}]*\}")
 _MARK = re.compile(r"\\.|.", re.DOTALL)
@@ -114,7 +107,7 @@ def tidied(latex: str) -> str:
     """
     latex = latex.translate(_SIGNS).strip()
     for spelling, usual in _SPELLINGS:
-        latex = spelling.sub(usual, latex)
+        latex = re.sub(spelling, usual, latex)
     if latex.startswith("{") and latex.endswith("}") and "choose" not in latex:
         depths = accumulate({"{": 1, "}": -1}.get(mark, 0) for mark in _MARK.findall(latex))
         if 0 not in list(depths)[:-1]:
@@ -171,15 +164,13 @@ def _points(latex: str) -> re.Match[str] | None:
 
 def _as_unit(words: re.Match[str]) -> str:
     """Words behind a number as one factor: `\\text{unit cm}`; other words as they are."""
-    start, end = words.span()
-    before = words.string[max(0, start - 20) : start]  # all would be quadratic
-    follows = words.string[end : end + 20].lstrip()[:1].isdigit()
-    plain = re.sub(r"\\[A-Za-z]+", " ", words[0]).lower().replace("{", "").replace("mph", "mi/h")
+    before, text, follows = words.groups()
+    plain = re.sub(r"\\[A-Za-z]+", " ", text).lower().replace("{", "").replace("mph", "mi/h")
     names = {word.strip(".").removesuffix("s") or "s" for word in _WORD.findall(plain)}
     units = {_UNITS[name] for name in names if name in _UNITS} or names - {"and", "or"}
-    if not units or not _BEHIND.search(before):
+    if not units or before is None:
         return words[0]
-    unit = rf"\text{{unit {' '.join(sorted(units))}}}"
+    unit = rf"{before}\text{{unit {' '.join(sorted(units))}}}"
     return f"{unit}, " if follows else unit  # 2 hours 30 minutes are a list
 
 

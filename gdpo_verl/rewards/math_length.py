@@ -12,14 +12,12 @@ worker processes with a deadline.
 from __future__ import annotations
 
 import math
-import os
 import re
-from functools import cache
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.arguments import ArgumentError
-from gdpo_verl.rewards.deadline import DeadlinePool
+from gdpo_verl.rewards.deadline import ask
 from gdpo_verl.rewards.length import length_reward
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import behind_thought
@@ -29,7 +27,6 @@ __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 LIMIT = 4000  # the paper's, in tokens
 DEADLINE = 5.0  # seconds for one answer; common ones take milliseconds
 LONGEST = 10_000  # characters in a box
-WORKERS = 4  # processes at most, in each process that computes rewards
 
 # Without braces TeX boxes what comes next; here a whole number, or a letter at the formula's end.
 _BOX = re.compile(
@@ -177,18 +174,8 @@ def _last_box(text: str) -> tuple[str, ParseError]:
 def _compare(
     wanted: str, answer: str, question: str | None, deadline: float
 ) -> tuple[bool, ParseError]:
-    try:
-        correct, error = _pool().ask((wanted, answer, question), deadline)
-    except TimeoutError:
-        return False, ParseError.DEADLINE
-    except EOFError:
-        return False, ParseError.CRASHED
-    return correct, ParseError(error)
-
-
-@cache
-def _pool() -> DeadlinePool:
-    # Two at least: while one hangs until its deadline, the other judges.
-    return DeadlinePool(
-        "gdpo_verl.rewards.math_worker", size=max(2, min(WORKERS, os.cpu_count() or 1))
-    )
+    found, error = ask("gdpo_verl.rewards.math_worker", (wanted, answer, question), deadline)
+    if error:
+        return False, error
+    correct, code = found
+    return correct, ParseError(code)

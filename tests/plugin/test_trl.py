@@ -415,7 +415,7 @@ def test_what_has_no_effect_is_warned_of(results: Path) -> None:
     ("name", "message"),
     [
         ("weights twice", r"gdpo\.gdpo_reward_weights: GRPOConfig\.reward_weights is set"),
-        ("infinite", "finite number of 'component_1', .* found -inf for response 0"),
+        ("infinite", "finite number, .* for 'component_1', found -inf for row 0"),
         *[(f"refused {number}", message) for number, (_, message) in enumerate(REFUSED)],
     ],
 )
