@@ -79,7 +79,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
         return False, ParseError.NONE
     # The ground truth is an answer even where the question shows it.
     as_asked = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
-    results = list(_results(answer, found))
+    results = list(_results(found))
     evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
     if _is_plain(wanted):
         evaluated = evaluated and all(map(_is_plain, results))
@@ -157,13 +157,13 @@ def _in_order(formula: Any) -> Any:
     return sympy.Tuple(*[part.rhs for part in parts])
 
 
-def _results(latex: str, formula: Any) -> Iterator[Any]:
+def _results(formula: Any) -> Iterator[Any]:
     """The right side of the last equals sign, or of that of each equation in a list."""
     if isinstance(formula, Eq):
         yield formula.rhs
     elif isinstance(formula, Set) and any(isinstance(part, Eq) for part in formula.args):
         for part in formula.args:
-            yield from _results("", part)
+            yield from _results(part)
     else:
         yield formula
 
@@ -224,7 +224,7 @@ def _is_copy(answer: str, found: Any, question: str) -> bool:
 
 def _ends(latex: str, formula: Any) -> list[Any]:
     """The keys of a formula and of what stands right of its last equals sign."""
-    return [_key(latex, formula), _key(latex.rpartition("=")[2], next(_results(latex, formula)))]
+    return [_key(latex, formula), _key(latex.rpartition("=")[2], next(_results(formula)))]
 
 
 @lru_cache(maxsize=64)
