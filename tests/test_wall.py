@@ -9,11 +9,16 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import gdpo_verl
+from gdpo_verl import recipes
 
 ROOT = Path(gdpo_verl.__file__).parent
-FILES = [path for path in ROOT.rglob("*.py") if "recipes" not in path.parts]
+# Beside the package in a clone, in it in a wheel.
+RECIPES = Path(recipes.__file__).parent
+PACKAGE = [path for path in ROOT.rglob("*.py") if RECIPES not in path.parents]
+FILES = [*PACKAGE, *RECIPES.rglob("*.py")]
 
-# A room imports from itself and from rooms before it. The last one is the laboratory.
+# A room imports from itself and from rooms before it. The last one is the laboratory, and a
+# recipe's folder a part of it.
 ROOMS = (
     "names",
     "distinct",
@@ -33,8 +38,16 @@ PURE = ROOMS[: ROOMS.index("plugin")]
 STACK = {"hydra", "ray", "transfer_queue", "verl", "vllm"}
 
 
+def place_of(path: Path) -> Path:
+    """The path of a file as a wheel has it, below the package."""
+    if RECIPES in path.parents:
+        return Path("recipes", path.relative_to(RECIPES))
+    return path.relative_to(ROOT)
+
+
 def room_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    room = place_of(path).parts[0].removesuffix(".py")
+    return "lab" if room == "recipes" else room
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -49,8 +62,8 @@ def imports(path: Path) -> Iterator[str]:
 def rooms_imported(path: Path) -> Iterator[str]:
     for name in imports(path):
         package, *inner = name.split(".")
-        if package == "gdpo_verl" and inner and inner[0] in ROOMS:
-            yield inner[0]
+        if package == "gdpo_verl" and inner and inner[0] in (*ROOMS, "recipes"):
+            yield "lab" if inner[0] == "recipes" else inner[0]
 
 
 def test_each_file_is_in_a_room() -> None:
@@ -61,7 +74,7 @@ def test_no_room_imports_from_a_later_one() -> None:
     place = {room: number for number, room in enumerate(ROOMS)}
     # The package itself hands out the public functions when they are asked for.
     wrong = [
-        f"{path.relative_to(ROOT)} imports {room}"
+        f"{place_of(path)} imports {room}"
         for path in FILES
         if path != ROOT / "__init__.py"
         for room in rooms_imported(path)
@@ -71,7 +84,9 @@ def test_no_room_imports_from_a_later_one() -> None:
 
 
 def test_files_import_each_other_in_no_circle() -> None:
-    module = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in FILES}
+    module = {
+        ".".join(("gdpo_verl", *place_of(path).with_suffix("").parts)): path for path in FILES
+    }
     module |= {name.removesuffix(".__init__"): path for name, path in module.items()}
 
     def file_of(name: str) -> Path | None:
@@ -86,7 +101,7 @@ def test_files_import_each_other_in_no_circle() -> None:
 
 def test_what_runs_outside_verl_knows_nothing_of_the_stack() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
+        f"{place_of(path)} imports {name}"
         for path in FILES
         if room_of(path) in PURE
         for name in imports(path)

@@ -19,7 +19,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.tasks import generated, gsm8k
+from gdpo_verl.recipes.gsm8k import rows as gsm8k
+
+from gdpo_verl.lab.tasks import generated
 
 DATA_SOURCE = "reasoning-gym"
 SHORT, WORDS = "short-sums", "gsm-symbolic"

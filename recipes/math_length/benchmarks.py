@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.recipes.math_length.rows import REQUEST
+
 from gdpo_verl.lab.tasks.build import Splits, build
-from gdpo_verl.lab.tasks.deepscaler import REQUEST
 from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards.math_length import parse_ground_truth

@@ -1,8 +1,7 @@
 """The tools of tool turns as verl has them: each runs in another process, within a deadline."""
 
+from gdpo_verl.recipes.tool_turns.tools import TOOLS, guarded
 from verl.tools.function_tool import function_tool
-
-from gdpo_verl.lab.tasks.turn_tools import TOOLS, guarded
 
 for tool in TOOLS.values():
     function_tool(guarded(tool))

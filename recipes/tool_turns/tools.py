@@ -1,4 +1,4 @@
-"""The tools of `tool_turns`, and `guarded`, with which no call of any tool can harm a run.
+"""The tools of tool turns, and `guarded`, with which no call of any tool can harm a run.
 
 verl runs a function in a thread, which nothing can end, and takes whatever text it returns.
 """
@@ -131,7 +131,9 @@ def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
     return text.encode(errors="backslashreplace").decode(), outcome
 
 
-_pool = DeadlinePool("gdpo_verl.lab.tasks.turn_tools", size=2)  # calls at once, of a rollout worker
+_pool = DeadlinePool(
+    "gdpo_verl.recipes.tool_turns.tools", size=2
+)  # calls at once, of a rollout worker
 
 if __name__ == "__main__":
     serve(run)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cards import Answer, Card, read_lines, shifted
+from gdpo_verl.recipes.tool_call import bfcl
 
-from gdpo_verl.lab.tasks import bfcl
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, parse_ground_truth
 from gdpo_verl.rewards.tool_text import read
 

@@ -13,9 +13,14 @@ from itertools import islice
 
 import pyarrow.parquet as pq
 import pytest
+from gdpo_verl.recipes.gsm8k import reasoning_gym
+from gdpo_verl.recipes.gsm8k import rows as gsm8k
+from gdpo_verl.recipes.tool_call import bfcl
+from gdpo_verl.recipes.tool_turns import rows as tool_turns
+from gdpo_verl.recipes.toolbox import rows as toolbox
 from test_prepare import problem, write_lines, written
 
-from gdpo_verl.lab.tasks import bfcl, catalog, generated, gsm8k, prompt, reasoning_gym, toolbox
+from gdpo_verl.lab.tasks import catalog, generated, prompt
 from gdpo_verl.lab.tasks import rows as dataset_rows
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
@@ -54,19 +59,21 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
 
 
 @pytest.mark.parametrize(
-    "task",
+    ("task", "module"),
     [
-        *("toolbox", "tool_turns", "gsm8k"),
-        pytest.param("bfcl", marks=needs_bfcl),
-        pytest.param("reasoning_gym", marks=needs_sums),
+        ("toolbox", toolbox),
+        ("tool_turns", tool_turns),
+        ("gsm8k", gsm8k),
+        pytest.param("bfcl", bfcl, marks=needs_bfcl),
+        pytest.param("reasoning_gym", reasoning_gym, marks=needs_sums),
     ],
 )
-def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path, task):
+def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path, task, module):
     source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(50)])
     sizes = {"train": 640, "validation": 160}
     options = {"bfcl": {}, "gsm8k": {"source": source}}.get(task, sizes)
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        catalog.load_module(task).prepare(tmp_path / name, seed=seed, **options)
+        module.prepare(tmp_path / name, seed=seed, **options)
     for file in ("train.parquet", "validation.parquet", "provenance.json"):
         a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
         assert a == b
@@ -108,8 +115,9 @@ def test_without_its_package_a_task_names_the_command_that_installs_it(
 
 def test_importing_the_data_package_imports_neither_torch_nor_verl():
     code = (
-        "import sys; from gdpo_verl.lab.tasks import "
-        "bfcl, deepscaler, eurus2_code, gsm8k, rlla, tool_turns, toolbox; "
+        "import sys\n"
+        "from gdpo_verl.lab.tasks.catalog import data_sets\n"
+        "for data_set in data_sets().values(): __import__(data_set.module)\n"
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", code]

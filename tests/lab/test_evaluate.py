@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gdpo_verl.recipes.toolbox import rows as toolbox_data
 from omegaconf import OmegaConf
 from processes import run_cli
 
@@ -14,7 +15,6 @@ from gdpo_verl.lab.evaluate import answers, result, run
 from gdpo_verl.lab.evaluate.compare import compare, to_text
 from gdpo_verl.lab.evaluate.model import Model
 from gdpo_verl.lab.run import launch
-from gdpo_verl.lab.tasks import toolbox as toolbox_data
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 
 TOOLBOX_REWARD = {"path": "pkg://gdpo_verl.rewards.tool_call", "name": "compute_score"}

@@ -7,11 +7,12 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gdpo_verl.recipes.math_length import benchmarks as math_sets
+from gdpo_verl.recipes.math_length.rows import REQUEST
 from test_prepare import rejected, truths, write_lines, written
 
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.tasks import catalog, math_sets
-from gdpo_verl.lab.tasks.deepscaler import REQUEST
+from gdpo_verl.lab.tasks import catalog
 from gdpo_verl.rewards import math_length
 
 

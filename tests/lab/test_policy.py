@@ -16,6 +16,7 @@ from unicodedata import normalize
 
 import pytest
 import torch
+from gdpo_verl.recipes.toolbox import rows as toolbox
 from hypothesis import example as for_example
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,6 @@ from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.policy.model import make_model
 from gdpo_verl.lab.policy.pretrained import make_smollm2
 from gdpo_verl.lab.policy.tasks import TASKS, PolicyTask, Settings
-from gdpo_verl.lab.tasks import toolbox
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)

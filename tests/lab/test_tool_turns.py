@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 from fake_verl import compose
+from gdpo_verl.recipes.tool_turns import rows as tool_turns
+from gdpo_verl.recipes.tool_turns import tools as turn_tools
+from gdpo_verl.recipes.tool_turns.tools import TOOLS, guarded
 from processes import run_cli
 from trainings import RECIPES, Training
 
@@ -21,8 +24,6 @@ from gdpo_verl.lab.policy.demonstrations import next_turn
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.run.launch import composed
-from gdpo_verl.lab.tasks import tool_turns, turn_tools
-from gdpo_verl.lab.tasks.turn_tools import TOOLS, guarded
 from gdpo_verl.rewards import tool_turns as module
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
@@ -93,8 +94,8 @@ def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is
 ) -> None:
     (tmp_path / "users_tools.py").write_text(USERS_TOOLS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(turn_tools.__file__).parents[3]}")
-    pool = DeadlinePool("gdpo_verl.lab.tasks.turn_tools", size=1)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(turn_tools.__file__).parents[2]}")
+    pool = DeadlinePool("gdpo_verl.recipes.tool_turns.tools", size=1)
     monkeypatch.setattr(turn_tools, "_pool", pool)
     import users_tools
 
@@ -115,7 +116,7 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
     from verl.tools.function_tool import load_function_tools_from_path
 
     # verl loads a file under another name; what is defined in it, nobody else can import.
-    imports = "from gdpo_verl.lab.tasks.turn_tools import guarded\n"
+    imports = "from gdpo_verl.recipes.tool_turns.tools import guarded\n"
     (tmp_path / "tools.py").write_text(f"{imports}{USERS_TOOLS}\nguarded(flood)\n")
     with pytest.raises(ImportError, match=r"at the top of a module .* '_verl_function_tools_"):
         load_function_tools_from_path(str(tmp_path / "tools.py"))

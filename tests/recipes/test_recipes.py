@@ -223,7 +223,7 @@ def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str)
     # Where it is written, with the prompts that fit.
     for key, split in (("train_files", "train"), ("val_files", "validation")):
         assert data[key] == f"data/{prepared}/{split}.parquet"
-    assert catalog.DATASETS[prepared].max_prompt_length == data["max_prompt_length"]
+    assert catalog.data_sets()[prepared].max_prompt_length == data["max_prompt_length"]
     for arm in ("gdpo", "grpo"):
         assert any(line.startswith(f"scripts/train.sh {task}/{arm}") for line in lines)
 

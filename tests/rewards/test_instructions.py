@@ -17,9 +17,11 @@ from processes import run_cli
 pytest.importorskip("if_verifiable")
 pytest.importorskip("wordllama")
 
+from gdpo_verl.recipes.instructions import rows as instructions
+
 from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.tasks import generated, instructions
+from gdpo_verl.lab.tasks import generated
 from gdpo_verl.lab.tasks.rows import BadRow
 from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import instructions as rewards

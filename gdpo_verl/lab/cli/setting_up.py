@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gdpo_verl.lab.tasks.catalog import DATASETS
+from gdpo_verl.lab.tasks.catalog import data_sets
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -15,7 +15,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     doctor.set_defaults(command=_doctor)
 
     prepare = commands.add_parser("prepare", help="write a data set in verl's columns")
-    prepare.add_argument("dataset", choices=list(DATASETS))
+    prepare.add_argument("dataset", choices=list(data_sets()))
     prepare.add_argument(
         "--from", dest="source", metavar="SOURCE", help="hub id, file or folder; default: the hub"
     )

@@ -14,10 +14,9 @@ from typing import Any
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from gdpo_verl.lab.tasks.reasoning_gym import SumExample
-from gdpo_verl.lab.tasks.tool_turns import TurnsExample, told, written
-from gdpo_verl.lab.tasks.toolbox import ToolExample
-from gdpo_verl.lab.tasks.turn_tools import CITIES, ITEMS, UNITS
+from gdpo_verl.recipes.gsm8k.reasoning_gym import SumExample
+from gdpo_verl.recipes.tool_turns.rows import TurnsExample, told, written
+from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, UNITS
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
 from gdpo_verl.rewards.thought import END_THINK, THINK
@@ -56,7 +55,7 @@ def bfcl_example(messages: list[dict[str, str]], ground_truth: str) -> PolicyExa
     )
 
 
-ToolQuestion = ToolExample | PolicyExample
+ToolQuestion = Any  # a `ToolExample` or a `PolicyExample`
 Flaws = Mapping[Callable[[Call, Any, random.Random], Call], int]
 
 

@@ -18,8 +18,14 @@ from gdpo_verl.lab.policy.demonstrations import (
     demonstrate_turn,
     next_turn,
 )
-from gdpo_verl.lab.tasks import bfcl, gsm8k, prompt, reasoning_gym, tool_turns, toolbox, turn_tools
+from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.generated import draw_of
+from gdpo_verl.recipes.gsm8k import reasoning_gym
+from gdpo_verl.recipes.gsm8k import rows as gsm8k
+from gdpo_verl.recipes.tool_call import bfcl
+from gdpo_verl.recipes.tool_turns import rows as tool_turns
+from gdpo_verl.recipes.tool_turns import tools as turn_tools
+from gdpo_verl.recipes.toolbox import rows as toolbox
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK

@@ -43,7 +43,7 @@ _PER_NODE = (
 )
 # A step of a large model with its validation takes a part of it.
 HANG_SECONDS = 7200.0
-# verl looks for them in this directory, and where verl is installed.
+# verl looks for them in this directory, which is right in a clone alone.
 _OUR_FILES = (
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path",
@@ -285,7 +285,7 @@ def composed(
     for key in _OUR_FILES:
         file = OmegaConf.select(config, key)
         if file and not Path(file).exists():
-            ours = Path(gdpo_verl.__file__).parents[1] / file
+            ours = recipes_directory().parent / file
             chosen |= {key: quoted(ours)} if ours.exists() else {}
     if config.trainer.nnodes > 1:
         for key in _PER_NODE:

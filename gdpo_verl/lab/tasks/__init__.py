@@ -1,7 +1,6 @@
-"""The tasks, one file each: where the rows come from, and their prompt.
+"""What the tasks share: sources of rows, what a usable row is, prompts, and the catalogue.
 
-A task's ``prepare(out_dir, …)`` writes rows in verl's parquet columns with their provenance;
-`catalog` names them. Tasks with outside rows share
-`source` (where rows come from), `rows` (what a usable row is) and `build`; those that draw their
-rows, `generated`.
+A task's own rows are in its recipe's folder, as ``gdpo_verl.recipes.NAME.rows``: its
+``prepare(out_dir, …)`` writes them in verl's parquet columns with their provenance. Tasks with
+outside rows share `source`, `rows` and `build`; those that draw their rows, `generated`.
 """

@@ -1,46 +1,40 @@
-"""The table of tasks, whose rows `gdpo-verl prepare` writes."""
+"""The data sets that `gdpo-verl prepare` writes, found in the folders of the recipes."""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from gdpo_verl import recipes
+
 
 @dataclass(frozen=True)
-class Task:
-    """A task: the module that makes its rows, and their source."""
+class DataSet:
+    """A data set: the module that makes its rows, and their source."""
 
-    module: str  # in `gdpo_verl.lab.tasks`; has ``prepare(out_dir, …)``
+    module: str  # has ``prepare(out_dir, …)``
     max_prompt_length: int  # the recipe's, in tokens
     # Where rows come from: the hub, ``--from`` alone, here, or either of the last two.
     source: Literal["hub", "given", "own", "any"] = "hub"
     trained: bool = True  # false for what is only asked: one split, all of it test
     shots: bool = False  # it takes worked examples as earlier turns
+    several: bool = False  # its module makes several, and is told the name
 
 
-DATASETS = {
-    "toolbox": Task("toolbox", 64, source="own"),
-    "tool-turns": Task("tool_turns", 64, source="own"),
-    "bfcl": Task("bfcl", 2048, source="own"),
-    "bfcl-v3": Task("bfcl_v3", 31744, source="any", trained=False),
-    "reasoning-gym": Task("reasoning_gym", 512, source="own", shots=True),
-    "short-sums": Task("reasoning_gym", 512, source="own", shots=True),
-    "gsm-symbolic": Task("reasoning_gym", 512, source="own", shots=True),
-    "instructions": Task("instructions", 512, source="any"),
-    "rlla": Task("rlla", 2048, source="given"),
-    "gsm8k": Task("gsm8k", 512, shots=True),
-    "deepscaler": Task("deepscaler", 1024),
-    "eurus2-code": Task("eurus2_code", 1024),
-    **dict.fromkeys(
-        ("aime24", "aime25", "amc", "math500", "minerva", "olympiad"),
-        Task("math_sets", 1024, trained=False),
-    ),
-}
+@cache
+def data_sets() -> Mapping[str, DataSet]:
+    """Every data set by its name, as the folders of the recipes declare them."""
+    found: dict[str, DataSet] = {}
+    for folder in pkgutil.iter_modules(recipes.__path__, f"{recipes.__name__}."):
+        found |= importlib.import_module(folder.name).DATA_SETS
+    return found
 
 
 def prepare(
@@ -57,7 +51,7 @@ def prepare(
     """Write the data set ``name`` to ``out_dir`` and return its provenance.
 
     Args:
-      name: one of `DATASETS`.
+      name: one of `data_sets`.
       out_dir: gets train.parquet and validation.parquet, of a benchmark test.parquet, and
         provenance.json.
       source: a file, a folder or a hub id; by default where it is published.
@@ -67,33 +61,34 @@ def prepare(
       max_prompt_length: tokens that fit; by default the recipe's.
       shots: worked examples that stand as earlier turns before each question.
     """
-    task = DATASETS[name]
+    data_set = data_sets()[name]
     options: dict[str, Any] = {"seed": seed}
-    if name.replace("-", "_") != task.module:  # one of several data sets of its module
+    if data_set.several:
         options["name"] = name
-    if task.source != "own":
+    if data_set.source != "own":
         options["source"] = source
     elif source is not None or validation is not None:
         refused = "--from" if source is not None else "--validation"
         raise ValueError(f"{refused}: {name} makes its own rows and takes none")
     if validation is not None:
-        if not task.trained:
+        if not data_set.trained:
             raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
         options["validation"] = validation
-    if task.shots:
+    if data_set.shots:
         options["shots"] = shots
     elif shots:
         raise ValueError(f"--shots: expected 0, found {shots}: {name} has no worked examples")
     if model is not None:
         from gdpo_verl.lab.tasks.rows import PromptLength
 
-        most = task.max_prompt_length if max_prompt_length is None else max_prompt_length
+        most = data_set.max_prompt_length if max_prompt_length is None else max_prompt_length
         options["length"] = PromptLength(model, most)
     elif max_prompt_length is not None:
         raise ValueError(
             "--max-prompt-length: counts tokens; give --model too, the model to be trained"
         )
-    return dict(load_module(task.module).prepare(out_dir, **options))
+    module = importlib.import_module(data_set.module)
+    return dict(module.prepare(out_dir, **options))
 
 
 def prepare_command_of(path: str | Path) -> str | None:
@@ -106,11 +101,11 @@ def prepare_command_of(path: str | Path) -> str | None:
     >>> prepare_command_of("data/mine/train.parquet")
     """
     folder = Path(path).parent
-    task = DATASETS.get(folder.name)
-    if task is None:
+    data_set = data_sets().get(folder.name)
+    if data_set is None:
         return None
     command = f"gdpo-verl prepare {folder.name}"
-    if task.source == "given":
+    if data_set.source == "given":
         command += " --from FOLDER"
     if folder != Path("data", folder.name):
         command += f" --out {shlex.quote(str(folder.expanduser()))}"
@@ -129,8 +124,3 @@ def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[st
     if len(rows) > most:
         lines.append(f"  and {len(rows) - most} more, which provenance.json lists")
     return lines
-
-
-def load_module(name: str) -> Any:
-    """Import a module of this package, when it is wanted: each needs other packages."""
-    return importlib.import_module(f"gdpo_verl.lab.tasks.{name}")

@@ -1,0 +1,5 @@
+"""Word problems that take several calls of tools, which run while the policy is sampled."""
+
+from gdpo_verl.lab.tasks.catalog import DataSet
+
+DATA_SETS = {"tool-turns": DataSet(f"{__name__}.rows", 64, source="own")}
