@@ -2,7 +2,8 @@
 # From a fresh clone to two trained policies and a page that compares them.
 #
 #   scripts/quickstart.sh                     a machine without a GPU: 2 cores, 8 GB of memory free,
-#                                             4 GB of disk; each part says how long it took
+#                                             4 GB of disk; each part says how long it took, and the
+#                                             first steps how long the rest will take
 #   scripts/quickstart.sh smollm2             the same with a pretrained model, 135 million weights that learn
 #                                             to answer sums in GSM8K's form: 10 GB of memory free
 #   scripts/quickstart.sh MODEL               a machine with a GPU: the same task with that model
@@ -64,7 +65,25 @@ part "3/5  checking the installation"
 $gdpo doctor
 if [ -n "$making" ]; then wait "$making"; making=; fi
 
+# The number and the seconds of each step in a run's metrics; those of earlier starts come first.
+step_times() { sed -nE 's/^\{"step": ([0-9]+),.*"timing_s\/step": ([0-9.]+).*/\1 \2/p' "$1"/metrics*.jsonl 2>/dev/null || true; }
+
+# Once GDPO has taken three steps: how long both trainings will still take, by these steps and by
+# the time until the first of them, which GRPO needs as well.
+say_rest() {
+  local begun=$SECONDS run=$1 known rest
+  known=$(step_times "$run" | wc -l)        # where a training goes on
+  until [ "$(step_times "$run" | wc -l)" -ge $((known + 3)) ]; do sleep 1; done
+  rest=$(step_times "$run" | tail -n +$((known + 1)) | awk -v steps="$steps" -v taken=$((SECONDS - begun)) '
+    { sum += $2; last = $1 }
+    END { step = sum / NR; start = taken > sum ? taken - sum : 0
+          printf "%.0f min more, at %.1f s a step", (start + (2 * steps - last) * step) / 60, step }')
+  part "     both trainings take about $rest"
+}
+
 part "4/5  training, $steps steps each; everything that verl prints is in $out/*/train.log"
+say_rest "$out/gdpo" &
+trap 'kill %say_rest 2>/dev/null || true' EXIT
 runs=()
 for estimator in gdpo grpo; do
   $gdpo train "$recipe/$estimator" --run "$out/$estimator" \
@@ -75,6 +94,7 @@ for estimator in gdpo grpo; do
     "trainer.total_training_steps=$steps" \
     "trainer.test_freq=$half" \
     "trainer.save_freq=$half"        # held-out prompts and checkpoints: middle and end
+  kill %say_rest 2>/dev/null || true # where GDPO had fewer steps to take
   runs+=("$out/$estimator")
   page=$($gdpo report "${runs[@]}" --out "$out/report")
   part "     $estimator is trained; the page so far: $page"

@@ -28,7 +28,7 @@ import variants_study  # noqa: E402
 
 EXPERIMENTS = {
     name: yaml.safe_load((ROOT / f"scripts/studies/{name}.yaml").read_text(encoding="utf-8"))
-    for name in ("q1", "q2", "q3", "pretrained")
+    for name in ("q1", "q2", "q3", "pretrained", "rare")
 }
 ON_CORRECT = {"on": "correctness", "at_least": 1}
 
@@ -37,7 +37,17 @@ def test_the_kept_runs_are_those_of_the_experiments() -> None:
     for name, settings in EXPERIMENTS.items():
         arms = [arm for task in settings["tasks"].values() for arm in task["arms"]]
         expected = {(arm, seed) for arm in arms for seed in settings["seeds"]}
-        assert {(line["arm"], line["seed"]) for line in evidence.read(name)} == expected
+        found = {(line["arm"], line["seed"]) for line in evidence.read(name)}
+        # The study of a rare reward may be under way: its page says how many seeds have been run.
+        assert found == expected or (name == "rare" and found < expected)
+
+
+def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells() -> None:
+    cells = {f"{estimator}-{rate}" for estimator in evidence.ESTIMATORS for rate in evidence.RATES}
+    settings = EXPERIMENTS["rare"]
+    assert {arm for task in settings["tasks"].values() for arm in task["arms"]} == cells
+    assert len(settings["seeds"]) == evidence.PLANNED
+    assert f"data.train_batch_size={evidence.PROMPTS_A_STEP}" in settings["every"]
 
 
 @pytest.mark.parametrize(
@@ -144,13 +154,14 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(
 
 
 def test_the_committed_page_follows_from_the_committed_runs(tmp_path: Path) -> None:
-    for page_of_runs in ("evidence.md", "pretrained.md"):
-        shutil.copy(ROOT / "docs" / page_of_runs, tmp_path)
+    shutil.copy(ROOT / "docs/evidence.md", tmp_path)
     (tmp_path / "evidence").mkdir()
-    for data in (ROOT / "docs/evidence").glob("*.jsonl*"):
-        shutil.copy(data, tmp_path / "evidence")
+    pages = list((ROOT / "docs/evidence").glob("*.md"))
+    for file in [*pages, *(ROOT / "docs/evidence").glob("*.jsonl*")]:
+        shutil.copy(file, tmp_path / "evidence")
     evidence.main(tmp_path)
-    for name in ("evidence.md", "pretrained.md", "evidence/q1.svg", "evidence/q2.svg"):
+    made = [f"evidence/{page.name}" for page in pages]
+    for name in ("evidence.md", *made, "evidence/q1.svg", "evidence/q2.svg"):
         before = (ROOT / "docs" / name).read_bytes()
         # Another matplotlib draws the same picture with other numbers.
         if name.endswith(".md") or f"v{matplotlib.__version__}," in before.decode():
@@ -162,6 +173,61 @@ def test_differences_are_paired_by_seed() -> None:
     pairs = {1: 0.6, 2: 0.9, 3: 5.0}, {2: 0.6, 1: 0.5, 4: 9.0}
     assert evidence.around(*pairs) == "+0.200 [−1.071, +1.471]"
     assert evidence.around({1: 0.5}, {1: 0.5}) == "–"
+
+
+def steps_of(arm: str, seed: int, shares: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"arm": arm, "seed": seed, "step": step, "rewards/format/mean": share}
+        for step, share in enumerate(shares, start=1)
+    ]
+
+
+UNFINISHED = [
+    *steps_of("gdpo-1", 1, [0.0, 0.25, 0.5, 0.25]),  # at 3, whatever comes after
+    *steps_of("gdpo-1", 2, [0.0, 0.0, 0.0, 0.75]),
+    *steps_of("gdpo-1", 3, [0.0, 0.0, 0.0, 0.49]),
+    *steps_of("grpo-1", 1, [0.0, 0.0, 0.0, 0.0]),
+    *steps_of("dara-1", 1, [0.5, 0.0, 0.0, 0.0]),
+    *steps_of("dara-1", 2, [0.0, 0.5, 0.75, 1.0]),
+]
+
+
+def test_a_study_that_goes_on_says_how_many_seeds_were_run_and_start() -> None:
+    table = evidence.tables("rare", UNFINISHED)
+    one = next(line for line in table.splitlines() if "3 of 8 run" in line)
+    assert one.split(" | ")[2:] == [
+        "2 of 3 (3 of 8 run), step 4 (3 to 4)",
+        "0 of 1 (1 of 8 run)",
+        "2 of 2 (2 of 8 run), step 2 (1 to 2) |",
+    ]
+    assert table.count("0 of 8 seeds run") == 6
+    # Pairs of one seed: GDPO's 3 and 4 steps to DARA's 1 and 2.
+    assert "| 1 %: GDPO − GRPO | 1 and 0 of 1 | 1.000 | – |" in table
+    assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1.000 | −2.0 [−2.0, −2.0] |" in table
+
+
+def test_a_finished_cell_says_no_more_than_its_seeds() -> None:
+    lines = [line for seed in range(1, 9) for line in steps_of("grpo-3", seed, [0.0, 0.0])]
+    lines += [line for seed in range(1, 9) for line in steps_of("gdpo-3", seed, [0.0, 0.5])]
+    table = evidence.tables("rare", lines)
+    assert "| 8 of 8, step 2 (2 to 2) | 0 of 8 | 0 of 8 seeds run |" in table
+    assert "| 3 %: GDPO − GRPO | 8 and 0 of 8 | 0.000 | – |" in table
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size", "expected"),
+    [
+        (8, 3, 8, 0.02564),  # 2 * 56 / C(16, 11) = 112 / 4368
+        (8, 4, 8, 0.07692),  # 2 * 70 / C(16, 12) = 140 / 1820
+        (1, 0, 1, 1.0),
+        (8, 0, 8, 0.000155),  # 2 / C(16, 8)
+        (0, 0, 8, 1.0),
+        (0, 0, 0, 1.0),
+    ],
+)
+def test_fishers_exact_test_by_hand(first: int, second: int, size: int, expected: float) -> None:
+    assert evidence.fisher(first, second, size) == pytest.approx(expected, abs=1e-5)
+    assert evidence.fisher(second, first, size) == evidence.fisher(first, second, size)
 
 
 def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:

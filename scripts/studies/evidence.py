@@ -1,15 +1,17 @@
-"""Write the tables and pictures of docs/evidence.md and pretrained.md from the committed runs.
+"""Write the tables and pictures of docs/evidence/*.md from the committed runs.
 
     python scripts/studies/evidence.py
 
-The same runs give the same page to the byte; nothing is trained.
+The same runs give the same pages to the byte; nothing is trained. A study that goes on shows how
+many of its seeds have been run.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import comb, inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +21,7 @@ from experiment_rewards import UNITS
 from matplotlib.figure import Figure
 from page import ROOT, markdown_table, replace_block
 
+from gdpo_verl.lab.replay.capacity import varies
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
 from gdpo_verl.lab.report.tables import half_interval
 
@@ -39,6 +42,12 @@ NAMES = {
     "gdpo-gate": "GDPO with the gate",
     "grpo-condition": "GRPO with the condition",
 }
+# The study of a rare reward: its arms are named ESTIMATOR-RATE.
+ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
+RATES = ("3", "1", "0.3")
+PLANNED = 8  # seeds
+PROMPTS_A_STEP = 16
+GROUP = 8
 
 
 def series(run: Run, metric: str) -> list[float]:
@@ -85,6 +94,11 @@ def correctness_part(run: Run) -> float:
     return parts["correctness"] / sum(parts.values())
 
 
+def first_step(metric: str, least: float) -> Callable[[Run], float]:
+    """The first step at which a metric is at least that; infinite where there is none."""
+    return lambda run: min((step["step"] for step in run if step[metric] >= least), default=inf)
+
+
 FORMAT = mean("rewards/format/mean")
 CORRECTNESS = per_unit(mean("rewards/correctness/mean"))
 ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
@@ -114,6 +128,7 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
         "correctness": CORRECTNESS,
         "correctness's part": correctness_part,
     },
+    "rare": {"step": first_step("rewards/format/mean", 0.5)},
 }
 EXPLAINING = ("correctness's part", "groups of constant format")  # not compared between arms
 PAIRS = {
@@ -136,6 +151,11 @@ PAIRS = {
         ("gdpo-10", "grpo-10"),
         ("gdpo-10", "gdpo-1"),
         ("grpo-10", "grpo-1"),
+    ],
+    "rare": [
+        (f"{a}-{rate}", f"{b}-{rate}")
+        for rate in RATES
+        for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo"))
     ],
 }
 
@@ -173,14 +193,15 @@ def measure(name: str, runs: Runs) -> Values:
     }
 
 
-def around(first: Mapping[int, float], second: Mapping[int, float]) -> str:
+def around(first: Mapping[int, float], second: Mapping[int, float], digits: int = 3) -> str:
     """First minus second, paired by seed: the mean and its 95 % interval by Student's t."""
     # Both arms of a seed saw the same prompts in the same order: that part of the noise cancels.
     differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
     if len(differences) < 2:
         return "–"
     middle, half = fmean(differences), half_interval(differences)
-    return minus_signs(f"{middle:+.3f} [{middle - half:+.3f}, {middle + half:+.3f}]")
+    low, mid, high = (f"{v:+.{digits}f}" for v in (middle - half, middle, middle + half))
+    return minus_signs(f"{mid} [{low}, {high}]")
 
 
 def minus_signs(text: str) -> str:
@@ -199,6 +220,8 @@ def tables(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         return f"{len(runs)} arms: {', '.join(runs)}"
     if name == "q3":
         return variants(runs)
+    if name == "rare":
+        return f"{starts(runs)}\n\n{starts_compared(runs)}"
     found = measure(name, {arm: runs[arm] for arm in NAMES if arm in runs})
     rows = [
         [NAMES[arm], str(len(runs[arm])), *(spread([*v[arm].values()]) for v in found.values())]
@@ -228,6 +251,63 @@ def variants(runs: Runs) -> str:
                 rows.setdefault(variant, []).append(spread([*seeds.values()]))
     head = ["", *ENDPOINTS["q3-units"], *ENDPOINTS["q3-length"]]
     return markdown_table(head, [[f"`{variant}`", *cells] for variant, cells in rows.items()])
+
+
+def starts(runs: Runs) -> str:
+    """The table of the rare reward: how many of a cell's seeds start, and at which step."""
+    before = json.loads((EVIDENCE / "rare_before.json").read_text(encoding="utf-8"))
+    answers = before["answers"]
+    (steps,) = measure("rare", runs).values()
+    rows = []
+    for rate in RATES:
+        counts = before["right"][rate]
+        prompts = ([1.0] * right + [0.0] * (answers - right) for right in counts)
+        varying = PROMPTS_A_STEP * fmean(varies(prompt, GROUP) for prompt in prompts)
+        cells = [start(steps.get(f"{estimator}-{rate}", {}).values()) for estimator in ESTIMATORS]
+        rows.append([f"{100 * fmean(counts) / answers:.1f} %", f"{varying:.1f}", *cells])
+    return markdown_table(["form before", "groups", *ESTIMATORS.values()], rows)
+
+
+def start(steps: Collection[float]) -> str:
+    """The seeds that start, of those that have been run; their steps: mean, lowest and highest."""
+    if not steps:
+        return f"0 of {PLANNED} seeds run"
+    started = [step for step in steps if step < inf]
+    unfinished = f" ({len(steps)} of {PLANNED} run)" if len(steps) < PLANNED else ""
+    text = f"{len(started)} of {len(steps)}{unfinished}"
+    if not started:
+        return text
+    return f"{text}, step {fmean(started):.0f} ({min(started)} to {max(started)})"
+
+
+def starts_compared(runs: Runs) -> str:
+    """Pairs of estimators: Fisher's exact test on who starts, and by how many steps sooner."""
+    (steps,) = measure("rare", runs).values()
+    rows = []
+    for a, b in PAIRS["rare"]:
+        first, second = steps.get(a, {}), steps.get(b, {})
+        # Of a study that goes on the seeds that both arms have run.
+        seeds = first.keys() & second.keys()
+        first = {seed: first[seed] for seed in seeds if first[seed] < inf}
+        second = {seed: second[seed] for seed in seeds if second[seed] < inf}
+        names = (ESTIMATORS[arm.partition("-")[0]] for arm in (a, b))
+        cell = f"{a.partition('-')[2]} %: {' − '.join(names)}"
+        counts = f"{len(first)} and {len(second)} of {len(seeds)}"
+        p = f"{fisher(len(first), len(second), len(seeds)):.3f}"
+        rows.append([cell, counts, p, around(first, second, digits=1)])
+    head = ["", "start", "Fisher's p", "steps, of the seeds that start under both"]
+    return markdown_table(head, rows)
+
+
+def fisher(first: int, second: int, size: int) -> float:
+    """Fisher's exact test, two-sided: this many of `size` started in either cell.
+
+    >>> round(fisher(8, 3, 8), 4)
+    0.0256
+    """
+    both = first + second
+    ways = [comb(size, i) * comb(size, both - i) for i in range(both + 1)]
+    return sum(way for way in ways if way <= ways[first]) / sum(ways)
 
 
 # ---------------------------------------------------------------- pictures
@@ -295,16 +375,18 @@ def draw(name: str, runs: Runs, path: Path) -> None:
 
 
 def main(docs: Path = ROOT / "docs") -> None:
-    for name in ("q1", "q2", "q3"):
-        lines = read(name, docs / "evidence")
+    folder = docs / "evidence"
+    for name in ("q1", "q2", "q3", "pretrained"):
+        lines = read(name, folder)
         text = tables(name, lines)
         if name == "q1":  # its arms are in the picture
             text = text.partition("\n\n")[2]
-        replace_block(docs / "evidence.md", name, text)
-        if name != "q3":
-            draw(name, by_arm(lines), docs / f"evidence/{name}.svg")
-    pretrained = tables("pretrained", read("pretrained", docs / "evidence"))
-    replace_block(docs / "pretrained.md", "pretrained", pretrained)
+        replace_block(folder / f"{name}.md", name, text)
+        if name in ("q1", "q2"):
+            draw(name, by_arm(lines), folder / f"{name}.svg")
+    rare = by_arm(read("rare", folder))
+    replace_block(docs / "evidence.md", "rare", starts(rare))
+    replace_block(folder / "rare.md", "rare", starts_compared(rare))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -27,7 +28,7 @@ DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
 
 
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
+    path for pattern in ("*.md", "docs/**/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
 )
 VERL = "python -m verl.trainer.main_ppo"
 
@@ -165,3 +166,44 @@ def test_the_quickstarts_policies_and_data_are_known_by_their_names() -> None:
         _parser().parse_args(["make-policy", policy])
     for prepared in re.findall(r"prepare=\((.+?)\)", script):
         _parser().parse_args(["prepare", *prepared.split()])
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "rest"),
+    [
+        # 3 steps of 60 s and a start of 0: GDPO has 17 steps left, GRPO 20.
+        (20, 0, "37 min more, at 60.0 s a step"),
+        (12, 0, "21 min more, at 60.0 s a step"),
+        # Goes on behind step 6, whose steps were slower: what counts is this machine today.
+        (20, 6, "31 min more, at 60.0 s a step"),
+    ],
+)
+def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take(
+    steps: int, before: int, rest: str, tmp_path: Path
+) -> None:
+    script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
+    # A function is one line, or ends with a brace that stands alone.
+    functions = "\n".join(re.findall(r"^\w+\(\) \{(?: .*\}|\n[\s\S]*?\n\})$", script, re.MULTILINE))
+    metrics = tmp_path / "metrics.jsonl"
+
+    def line(step: int, seconds: float) -> str:
+        data = {"val-core/format": 0.5, "timing_s/step": seconds, "timing_s/gen": 2.0}
+        return json.dumps({"step": step, "data": data}) + "\n"
+
+    if before:
+        metrics.write_text("".join(line(step, 500.0) for step in range(1, before + 1)))
+    shell = f"{functions}\nset -euo pipefail\nsteps={steps}\nsay_rest {tmp_path}"
+    with subprocess.Popen(["bash", "-c", shell], stdout=subprocess.PIPE, text=True) as saying:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                saying.wait(timeout=2)  # nothing is said before the first steps
+            if before:  # as a training does that is started again
+                metrics.rename(tmp_path / "metrics.1.jsonl")
+            with metrics.open("a") as file:
+                file.write(json.dumps({"step": before, "data": {"val-core/format": 0.5}}) + "\n")
+                for step, seconds in enumerate((70.0, 50.0, 60.0), start=before + 1):
+                    file.write(line(step, seconds))
+            said = saying.communicate(timeout=20)[0]
+        finally:
+            saying.kill()
+    assert said.startswith(f"     both trainings take about {rest}   [")
