@@ -84,7 +84,7 @@ def advantages_of(
     if isinstance(config, GdpoConfig):
         config = replace(config, wording=_DICTS)
     else:
-        config = GdpoConfig.from_algorithm({} if config is None else config, _DICTS)
+        config = GdpoConfig.from_algorithm(config, _DICTS)
     if not len(rewards):
         return []
     rows = [str(row) for row in range(len(rewards))]

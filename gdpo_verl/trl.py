@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -87,9 +88,9 @@ class GDPOTrainer(GRPOTrainer):
                 f"reward_funcs: expected functions of distinct names, found {names}. Name them: "
                 "reward_funcs={name: function, ...}"
             )
-        config = self._settings({} if gdpo is None else gdpo)
+        config = self._settings(gdpo)
         # TRL scores with functions, which declare nothing: the ranges are an argument.
-        components = _components(names, {} if ranges is None else ranges)
+        components = _components(names, ranges)
         self.objective = config.resolve(components, names)
         self.objective.check_groups(self.num_generations)
         self._warn_of_trls()
@@ -97,20 +98,19 @@ class GDPOTrainer(GRPOTrainer):
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
 
-    def _settings(self, gdpo: Mapping[str, Any]) -> GdpoConfig:
+    def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
         """The settings, with TRL's own weights."""
-        weights = self.args.reward_weights
-        if weights is None:
-            return GdpoConfig.from_algorithm(gdpo, _TRL)
         settings = parsing.plain(parsing.mapping(_TRL.root, gdpo))
-        if settings.get("gdpo_reward_weights") is not None:
-            raise ValueError(
-                f"{_TRL.weights}: GRPOConfig.reward_weights is set, too. Remove one of them."
-            )
-        # TRL wants one for each function, whichever the keys leave out.
-        keys = settings.get("gdpo_reward_keys") or self.reward_func_names
-        named = zip(self.reward_func_names, weights, strict=False)
-        settings["gdpo_reward_weights"] = {name: weight for name, weight in named if name in keys}
+        weights = self.args.reward_weights
+        if weights is not None:
+            if settings.get("gdpo_reward_weights") is not None:
+                raise ValueError(
+                    f"{_TRL.weights}: GRPOConfig.reward_weights is set, too. Remove one of them."
+                )
+            # TRL wants one for each function, whichever the keys leave out.
+            keys = settings.get("gdpo_reward_keys") or self.reward_func_names
+            named = dict(zip(self.reward_func_names, weights, strict=False))
+            settings["gdpo_reward_weights"] = {key: named[key] for key in keys if key in named}
         return GdpoConfig.from_algorithm(settings, _TRL)
 
     def _warn_of_trls(self) -> None:
@@ -191,7 +191,7 @@ class GDPOTrainer(GRPOTrainer):
         return found.advantage
 
 
-def _components(names: list[str], ranges: Mapping[str, Any]) -> list[Component]:
+def _components(names: list[str], ranges: Mapping[str, Any] | None) -> list[Component]:
     """A component for each reward function, with its range.
 
     Raises ValueError for a range of no function, and for what is no range.
@@ -199,15 +199,12 @@ def _components(names: list[str], ranges: Mapping[str, Any]) -> list[Component]:
     components = {name: Component(name) for name in names}
     for name, pair in parsing.mapping("ranges", ranges, "{name: (low, high)}").items():
         parsing.check_component("ranges", name, names)
-        try:
+        with suppress(TypeError, ValueError):
             low, high = pair
-            component = Component(name, low, high)
-        except (TypeError, ValueError):
-            component = components[name]
-        if component.range is None:
+            components[name] = Component(name, low, high)
+        if components[name].range is None:
             raise ValueError(
                 f"ranges: expected (low, high) for {name!r}, two finite numbers with low < high, "
                 f"found {pair!r}. Leave out a component that is unbounded."
             )
-        components[name] = component
     return list(components.values())

@@ -63,7 +63,9 @@ class GdpoConfig:
     wording: Wording = field(default=VERL, compare=False, repr=False)
 
     @classmethod
-    def from_algorithm(cls, algorithm: Mapping[str, Any], wording: Wording = VERL) -> GdpoConfig:
+    def from_algorithm(
+        cls, algorithm: Mapping[str, Any] | None, wording: Wording = VERL
+    ) -> GdpoConfig:
         """Read verl's `algorithm` node (a mapping or an omegaconf DictConfig).
 
         Args:
