@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.replay.advice import advise
 from gdpo_verl.lab.replay.capacity import capacity
-from gdpo_verl.lab.replay.figures import Figures, Setting, least_passing, outcome_of
+from gdpo_verl.lab.replay.figures import Figures, passing_values
 from gdpo_verl.lab.replay.output import verdict_lines
-from gdpo_verl.lab.replay.settings import ESTIMATORS
+from gdpo_verl.lab.replay.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
 from gdpo_verl.plugin.batch import RewardBatch
 
@@ -25,16 +24,13 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
       it; `capacity` as `lab.replay.capacity` has it.
     """
     objective = batch.rows.objective
-    chosen = str(config.algorithm.get("adv_estimator"))
-    prompts = OmegaConf.select(config, "data.train_batch_size")
-    setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
     decomposition = batch.decomposition
-    outcome = outcome_of(objective, decomposition.raw)
-    figures = Figures(setting)
-    least = torch.tensor(least_passing(objective, outcome), dtype=torch.float64)
-    fails = decomposition.raw.nan_to_num(0.0) < least
-    figures.add(decomposition, setting.advantage(decomposition), fails)
-    verdict = advise(figures, outcome)
+    chosen = str(config.algorithm.get("adv_estimator"))
+    setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
+    figures = Figures(setting, passing_values(objective, decomposition.raw))
+    figures.add(decomposition, setting.advantage(decomposition))
+    verdict = advise(figures)
+    prompts = OmegaConf.select(config, "data.train_batch_size")
     return {
         "advice": [vars(each) for each in verdict.advice],
         "advice_conclusion": verdict.conclusion,

@@ -6,14 +6,12 @@ An interval is of resampled groups. What it leaves open is not advised, and said
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gdpo_verl.lab.replay import figures
-from gdpo_verl.lab.replay.figures import Array, Figures, Outcome
+from gdpo_verl.lab.replay.figures import Array, Figures, divided, interval
 
 MOST = 5
 # Fewer groups carry no advice.
@@ -32,7 +30,7 @@ LARGE_GAIN = 2.0
 
 @dataclass(frozen=True)
 class Advice:
-    """One line of advice."""
+    """One line of advice; without an override it is the end of a sentence on what is open."""
 
     override: str
     because: str
@@ -40,57 +38,89 @@ class Advice:
 
 @dataclass
 class Verdict:
-    """The advice from a set of figures, and what could not be decided.
+    """The advice from a set of figures, and a sentence to end it; '' where it needs none."""
 
-    Attributes:
-      open: what the groups are too few for, as ends of a sentence.
-    """
-
-    groups: int
     advice: list[Advice] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)
-
-    @property
-    def conclusion(self) -> str:
-        """The sentence after the advice; '' where it needs none."""
-        if self.open:
-            return f"cannot be said from {self.groups} groups: {'; '.join(self.open)}"
-        return "" if self.advice else "nothing would change"
+    conclusion: str = ""
 
 
-def advise(found: Figures, outcome: Outcome | None) -> Verdict:
+def advise(found: Figures) -> Verdict:
     """At most `MOST` lines of advice about the settings of the figures.
 
     Groups of one answer say nothing and are not counted.
     """
-    several = int((found.sums["size"] > 1).sum()) if found.parts else 0
-    verdict = Verdict(several)
-    if several < FEWEST_GROUPS:
-        verdict.open.append(f"advice needs {FEWEST_GROUPS} with several answers")
-        return verdict
-    checks: list[Callable[[Figures, Verdict], Iterator[Advice]]] = [
-        lambda figures, verdict: _pays_failures(figures, verdict, outcome),
-        _never_varies,
-        _alike,
-        _weights,
-        _small_spread,
-        _whitening_gain,
-    ]
-    for check in checks:
-        verdict.advice += check(found, verdict)
-    del verdict.advice[MOST:]
-    return verdict
+    if found.several < FEWEST_GROUPS:
+        lines = [Advice("", f"advice needs {FEWEST_GROUPS} with several answers")]
+    else:
+        rules = (_pays_failures, _spare, _weights, _small_spread, _whitening_gain)
+        lines = [line for rule in rules for line in rule(found)]
+    advice = [line for line in lines if line.override][:MOST]
+    still_open = "; ".join(line.because for line in lines if not line.override)
+    if still_open:
+        return Verdict(advice, f"cannot be said from {found.several} groups: {still_open}")
+    return Verdict(advice, "" if advice else "nothing would change")
 
 
-def weights_override(weights: Mapping[str, float]) -> str:
-    """The override of all weights."""
-    listed = ", ".join(f"{key}: {weight:g}" for key, weight in weights.items())
-    return f"'algorithm.gdpo_reward_weights={{{listed}}}'"
+def _pays_failures(found: Figures) -> Iterator[Advice]:
+    """Advise a condition on the outcome, or on a component that is measured and paid nothing.
+
+    A component that goes with the outcome is left alone: paid to a failing answer, it leads there.
+    """
+    conditions = found.setting.objective.config.conditions
+    taken = {*conditions, *(condition["on"] for condition in conditions.values())}
+    guards = [key for key in found.keys if key == found.outcome or found.weights[key] == 0]
+    guards.sort(key=lambda key: key != found.outcome)
+    # A condition counts a failing answer as 0, which below 0 would be a reward.
+    lowest = dict(zip(found.keys, np.asarray(found.low), strict=True))
+    others = [key for key in found.keys if found.weights[key] > 0 and lowest[key] >= 0]
+    # What pays failing answers most comes first.
+    paid = dict(zip(found.keys, found.sums["paid"][0], strict=True))
+    others.sort(key=lambda key: -paid[key])
+    for guard, key in itertools.product(guards, others):
+        if key in guards or key in taken or guard in conditions:
+            continue
+        place = (..., found.keys.index(key), found.keys.index(guard))
+        part, low, high = interval(found.misses[place])
+        _, together, _ = interval(found.correlation[place])
+        if not part > PAID_TO_FAILURES or together > 0:
+            continue
+        text = f"{part:.0%} [{low:.0%}, {high:.0%}]"
+        if low <= PAID_TO_FAILURES:
+            yield Advice("", f"whether {key} pays answers that fail {guard} ({text})")
+            continue
+        taken.add(key)
+        threshold = f"{found.passing[guard]:g}"
+        yield Advice(
+            f"'algorithm.gdpo.conditions={{{key}: {{on: {guard}, at_least: {threshold}}}}}'",
+            f"{text} of what {key} pays goes to answers that fail {guard} (below {threshold})",
+        )
 
 
-def _weights_of(found: Figures) -> dict[str, float]:
-    objective = found.setting.objective
-    return dict(zip(objective.keys, objective.weights, strict=True))
+def _spare(found: Figures) -> Iterator[Advice]:
+    """Name components that never vary, and those that do as another does."""
+    pairs = zip(found.keys, found.varying, strict=True)
+    still = [key for key, count in pairs if count == 0 and found.weights[key] != 0]
+    if still and len(still) < len(found.keys):
+        verb = "varies" if len(still) == 1 else "vary"
+        most = 3 / found.several  # the 95 % bound where none of n was seen
+        yield Advice(
+            _without(found, still),
+            f"{', '.join(still)} {verb} in none of {found.several} groups (at most {most:.1%} of "
+            "all, with 95 %): nothing is learnt from that",
+        )
+    for first, second in itertools.combinations(range(len(found.keys)), 2):
+        value, low, high = interval(found.correlation[:, first, second])
+        if not value > ALIKE:
+            continue
+        name = f"{found.keys[second]} does as {found.keys[first]} does"
+        text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
+        if low > ALIKE:
+            yield Advice(
+                _without(found, [found.keys[second]]),
+                f"{name}: correlation within groups {text}; together they count twice",
+            )
+        else:
+            yield Advice("", f"whether {name} ({text})")
 
 
 def _without(found: Figures, keys: Sequence[str]) -> str:
@@ -98,169 +128,68 @@ def _without(found: Figures, keys: Sequence[str]) -> str:
     return f"'algorithm.gdpo_reward_keys=[{kept}]'"
 
 
-def _varying(found: Figures) -> Array:
-    return found.sums["varies"].sum(axis=0)
-
-
-def _never_varies(found: Figures, verdict: Verdict) -> Iterator[Advice]:
-    weights = _weights_of(found)
-    counts = zip(found.keys, _varying(found), strict=True)
-    still = [key for key, count in counts if count == 0 and weights[key] != 0]
-    if not still or len(still) == len(found.keys):
-        return
-    most = 3 / verdict.groups  # the 95 % bound where none of n was seen
-    names, verb = ", ".join(still), "vary"
-    if len(still) == 1:
-        verb = "varies"
-    yield Advice(
-        _without(found, still),
-        f"{names} {verb} in none of {verdict.groups} groups (at most {most:.1%} of all, with "
-        "95 %): nothing is learnt from that",
-    )
-
-
-def _alike(found: Figures, verdict: Verdict) -> Iterator[Advice]:
-    values = found.of_all(figures.correlations, ["products"])
-    low, high = _quietly(found, figures.correlations, ["products"])
-    for k, other in itertools.combinations(range(len(found.keys)), 2):
-        if not values[k, other] > ALIKE:
-            continue
-        first, second = found.keys[k], found.keys[other]
-        interval = f"{values[k, other]:.3f} [{low[k, other]:.3f}, {high[k, other]:.3f}]"
-        if low[k, other] > ALIKE:
-            yield Advice(
-                _without(found, [second]),
-                f"{second} does as {first} does: correlation within groups {interval}; together "
-                "they count twice",
-            )
-        else:
-            verdict.open.append(f"whether {second} does as {first} does ({interval})")
-
-
-def _pays_failures(found: Figures, verdict: Verdict, outcome: Outcome | None) -> Iterator[Advice]:
-    """Advise a condition on the outcome, or on a component that is measured and paid nothing.
-
-    A component that goes with the outcome is left alone: paid to a failing answer, it leads there.
-    """
-    objective = found.setting.objective
-    conditions = objective.config.conditions
-    weights = _weights_of(found)
-    known = [] if outcome is None else [found.keys[outcome.column]]
-    guards = known + [key for key in found.keys if weights[key] == 0 and key not in known]
-    values = found.of_all(figures.misses, ["missed", "paid"])
-    low, high = _quietly(found, figures.misses, ["missed", "paid"])
-    together, _ = _quietly(found, figures.correlations, ["products"])
-    least = found.low
-    assert least is not None
-    written = dict(conditions)
-    passed = figures.least_passing(objective, outcome)
-    # What pays failing answers most comes first.
-    paid = found.sums["paid"].sum(axis=0)
-    most_paid = sorted(found.keys, key=lambda key: -paid[found.keys.index(key)])
-    for guard, key in itertools.product(guards, most_paid):
-        k, other = found.keys.index(key), found.keys.index(guard)
-        taken = key in written or guard in written or key in guards
-        on_it = any(condition["on"] == key for condition in written.values())
-        # A condition counts a failing answer as 0, which below 0 would be a reward.
-        if taken or on_it or weights[key] <= 0 or float(least[k]) < 0:
-            continue
-        if not values[k, other] > PAID_TO_FAILURES or together[k, other] > 0:
-            continue
-        part = f"{values[k, other]:.0%} [{low[k, other]:.0%}, {high[k, other]:.0%}]"
-        if low[k, other] <= PAID_TO_FAILURES:
-            verdict.open.append(f"whether {key} pays answers that fail {guard} ({part})")
-            continue
-        threshold = passed[other]
-        written[key] = {"on": guard, "at_least": threshold}
-        override = f"{key}: {{on: {guard}, at_least: {threshold:g}}}"
-        yield Advice(
-            f"'algorithm.gdpo.conditions={{{override}}}'",
-            f"{part} of what {key} pays goes to answers that fail {guard} (below {threshold:g})",
-        )
-
-
-def _weights(found: Figures, verdict: Verdict) -> Iterator[Advice]:
-    """Advise the smallest change of weights after which influence agrees with the declared ones."""
-    setting = found.setting
-    declared = np.array(list(_weights_of(found).values()))
+def _weights(found: Figures) -> Iterator[Advice]:
+    """Advise weights after which influence agrees with the declared ones."""
+    config = found.setting.objective.config
+    declared = np.array(list(found.weights.values()))
+    use = (declared != 0) & (np.array(found.varying) > 0)
     # A variant's influence is no simple function of the weights, a schedule's weights change.
-    simple = setting.name in ("gdpo", "grpo") and not setting.objective.config.schedule
-    use = (declared != 0) & (_varying(found) > 0)
-    if not simple or use.sum() < 2:
+    if found.setting.name not in ("gdpo", "grpo") or config.schedule or use.sum() < 2:
         return
-    target = np.where(use, declared, 0.0)
-    target = target / np.abs(target).sum()
-
-    def part(sums: dict[str, Array]) -> Array:
-        kept = np.where(use, sums["influence"], 0.0)
-        return figures.divided(kept, np.abs(kept).sum(axis=1, keepdims=True))
-
-    values = found.of_all(part, ["influence"])
-    low, high = _quietly(found, part, ["influence"])
-    off = np.abs(values - target) > TOLERANCE
-    if not off.any():
+    target = _parts(np.where(use, declared, 0.0))
+    values = _parts(np.where(use, found.sums["influence"], 0.0))
+    evidence = []
+    certain = False
+    for k in np.flatnonzero(use):
+        value, low, high = interval(values[:, k])
+        evidence.append(f"{found.keys[k]} {value:.0%} [{low:.0%}, {high:.0%}] of {target[k]:.0%}")
+        certain |= low > target[k] + TOLERANCE or high < target[k] - TOLERANCE
+    text = ", ".join(evidence)
+    if np.abs(values[0] - target).max() <= TOLERANCE:
         return
-    evidence = ", ".join(
-        f"{key} {value:.0%} [{bottom:.0%}, {top:.0%}] of {goal:.0%}"
-        for key, value, bottom, top, goal, used in zip(
-            found.keys, values, low, high, target, use, strict=True
-        )
-        if used
-    )
-    if not (((low > target + TOLERANCE) | (high < target - TOLERANCE)) & off).any():
-        verdict.open.append(f"whether influence agrees with the weights ({evidence})")
+    if not certain:
+        yield Advice("", f"whether influence agrees with the weights ({text})")
         return
-    weights = _smallest_change(found, declared, target, use)
+    weights = _agreeing(found, declared, target)
     if weights is None:
-        verdict.open.append(f"weights under which influence agrees ({evidence})")
+        yield Advice("", f"weights under which influence agrees ({text})")
         return
     # One that never varies may be left out by another advice.
-    changed = {
-        key: weight
-        for key, weight, used in zip(found.keys, weights.tolist(), use, strict=True)
-        if used or weight == 0
-    }
+    kept = (use | (declared == 0)).tolist()
+    changed = itertools.compress(zip(found.keys, weights.tolist(), strict=True), kept)
     yield Advice(
-        weights_override(changed),
-        f"influence is not as the weights declare: {evidence}",
+        _weights_override(dict(changed)), f"influence is not as the weights declare: {text}"
     )
 
 
-def _smallest_change(found: Figures, declared: Array, target: Array, use: Array) -> Array | None:
-    """The weights with the fewest changes, of those the smallest, whose influence is `target`."""
-    places = np.flatnonzero(use).tolist()
-    # With all of them changed only their ratios would be known.
-    for count in range(1, len(places)):
-        found_weights = []
-        for chosen in itertools.combinations(places, count):
-            weights = _solved(found, declared, target, list(chosen))
-            if weights is not None:
-                found_weights.append(weights)
-        if found_weights:
-            return min(found_weights, key=lambda each: _size_of_change(each, declared, use))
-    return None
+def _parts(values: Array) -> Array:
+    return divided(values, np.abs(values).sum(axis=-1, keepdims=True))
 
 
-def _size_of_change(weights: Array, declared: Array, use: Array) -> float:
-    return float(np.abs(np.log(weights[use] / declared[use])).sum())
+def _weights_override(weights: Mapping[str, float]) -> str:
+    listed = ", ".join(f"{key}: {weight:g}" for key, weight in weights.items())
+    return f"'algorithm.gdpo_reward_weights={{{listed}}}'"
 
 
-def _solved(found: Figures, declared: Array, target: Array, chosen: list[int]) -> Array | None:
-    """Weights with these changed, so that influence is `target`; None where none are."""
+def _agreeing(found: Figures, declared: Array, target: Array) -> Array | None:
+    """Weights under which influence is `target`, to two digits; None where none were found.
+
+    The one that is furthest away is changed again and again, so that few are changed.
+    """
     weights = declared.copy()
-    for _ in range(60):
-        value = influence_of(found, weights)
-        value = np.where(target != 0, value, 0.0)
-        value = value / np.abs(value).sum()
-        ratio = target[chosen] / value[chosen]
-        if not np.all(np.isfinite(ratio)) or np.any(ratio <= 0):
+    for _ in range(200):
+        rounded = np.array([float(f"{weight:.2g}") for weight in weights])
+        parts = _parts(np.where(target != 0, influence_of(found, rounded), 0.0))
+        if np.abs(parts - target).max() <= TOLERANCE / 4:
+            change = np.abs(np.log(rounded[target != 0] / declared[target != 0]))
+            return rounded if change.max() <= np.log(LARGEST_CHANGE) else None
+        parts = _parts(np.where(target != 0, influence_of(found, weights), 0.0))
+        furthest = int(np.abs(parts - target).argmax())
+        ratio = target[furthest] / parts[furthest]
+        if not 0 < ratio < np.inf:
             return None
-        weights[chosen] *= ratio**0.7
-    weights = np.array([float(f"{weight:.2g}") for weight in weights])
-    change = np.abs(np.log(weights[chosen] / declared[chosen]))
-    value = np.where(target != 0, influence_of(found, weights), 0.0)
-    agrees = np.all(np.abs(value / np.abs(value).sum() - target) <= TOLERANCE / 4)
-    return weights if agrees and np.all(change <= np.log(LARGEST_CHANGE)) else None
+        weights[furthest] *= ratio**0.7
+    return None
 
 
 def influence_of(found: Figures, weights: Array) -> Array:
@@ -269,87 +198,58 @@ def influence_of(found: Figures, weights: Array) -> Array:
     Cov(A, z_k) is sum_l w_l z_l z_k for GDPO. GRPO has the deviations in place of z_l, over that
     of the group's sum.
     """
-    products, std = found.sums["products"], found.sums["std"]
+    products = found.by_group["products"]
     if found.setting.estimator == "gdpo":
         influence: Array = products.sum(axis=0) @ weights
         return influence
-    scaled = products * std[:, None, :]
-    rows = found.sums["live"] - 1
-    squares = np.einsum("gkl,k,gk,l->g", scaled, weights, std, weights)
-    deviation = np.sqrt(np.maximum(figures.divided(squares, rows), 0)) + 1e-6
-    if not found.setting.objective.config.scale:
-        deviation = np.ones_like(deviation)
-    per_group = figures.divided(scaled @ weights, deviation[:, None])
+    deviations = found.by_group["std"] * weights
+    per_group = np.einsum("gkl,gl->gk", products, deviations)
+    if found.setting.objective.config.scale:
+        squares = np.einsum("gk,gk->g", per_group, deviations)
+        variance = divided(squares, found.by_group["live"] - 1)
+        per_group = divided(per_group, np.sqrt(np.maximum(variance, 0))[:, None] + 1e-6)
     return np.nansum(per_group, axis=0)
 
 
-def _small_spread(found: Figures, verdict: Verdict) -> Iterator[Advice]:
+def _small_spread(found: Figures) -> Iterator[Advice]:
     """Name components whose deviation within groups is a small part of their range."""
     setting = found.setting
     if setting.estimator != "gdpo" or not setting.objective.config.scale:
         return
-    assert found.low is not None
-    assert found.high is not None
-    floor = float(found.of_all(_noise_floor, ["squares", "live"]))
-    weights = _weights_of(found)
-    moving = np.where(found.sums["varies"] > 0, found.sums["std"], 0.0)
+    floor = float(divided(found.sums["squares"], found.sums["live"])[0])
+    deviations = divided(found.sums["std"], found.sums["varies"])
+    seen = np.stack([np.asarray(found.low), np.asarray(found.high)], axis=1).tolist()
     for k, key in enumerate(found.keys):
-        bottom, top = setting.objective.ranges.get(key, (float(found.low[k]), float(found.high[k])))
-        if weights[key] == 0 or top <= bottom or not _varying(found)[k]:
+        bottom, top = setting.objective.ranges.get(key, seen[k])
+        if found.weights[key] == 0 or top <= bottom:
             continue
-        found.sums["moving"] = moving[:, k] / (top - bottom)
-        found.sums["moves"] = found.sums["varies"][:, k]
-        value = float(found.of_all(_mean_spread, ["moving", "moves"]))
-        if value >= SMALL_SPREAD:
+        value, low, high = interval(deviations[:, k] / (top - bottom))
+        if not value < SMALL_SPREAD:
             continue
-        low, high = _quietly(found, _mean_spread, ["moving", "moves"])
-        interval = f"{value:.1%} [{low:.1%}, {high:.1%}] of its range {bottom:g} to {top:g}"
+        text = f"{value:.1%} [{low:.1%}, {high:.1%}] of its range {bottom:g} to {top:g}"
         if high >= SMALL_SPREAD:
-            verdict.open.append(f"whether {key} deviates little within groups ({interval})")
+            yield Advice("", f"whether {key} deviates little within groups ({text})")
             continue
-        less = float(f"{weights[key] * value / SMALL_SPREAD:.2g}")
+        less = float(f"{found.weights[key] * value / SMALL_SPREAD:.2g}")
         yield Advice(
-            weights_override(weights | {key: less}),
-            f"{key} deviates within groups by {interval}, and is scaled up to 1 like the others "
+            _weights_override(found.weights | {key: less}),
+            f"{key} deviates within groups by {text}, and is scaled up to 1 like the others "
             f"(noise floor {floor:.2f}): a rounding of it would be learnt",
         )
 
 
-def _mean_spread(sums: dict[str, Array]) -> Array:
-    return figures.divided(sums["moving"], sums["moves"])
-
-
-def _noise_floor(sums: dict[str, Array]) -> Array:
-    return figures.divided(sums["squares"], sums["live"])
-
-
-def _whitening_gain(found: Figures, verdict: Verdict) -> Iterator[Advice]:
-    setting = found.setting
-    over = setting.objective.config.whiten or setting.objective.config.chosen_variant.whiten
-    if setting.estimator != "gdpo" or over == "none":
+def _whitening_gain(found: Figures) -> Iterator[Advice]:
+    """Advise against whitening where it magnifies the few groups that vary."""
+    if found.setting.estimator != "gdpo" or found.setting.whiten == "none":
         return
-    names = ["combined", "squares", "live"]
-    value = float(found.of_all(figures.gain, names))
-    if not value > LARGE_GAIN:
-        return
-    low, high = _quietly(found, figures.gain, names)
-    interval = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-    if low <= LARGE_GAIN:
-        verdict.open.append(f"whether whitening magnifies ({interval})")
-        return
-    still = 1 - float((found.sums["varies"].max(axis=1) > 0).mean())
-    yield Advice(
-        "algorithm.gdpo.whiten=none",
-        f"whitening multiplies every advantage by {interval}: in {still:.0%} of the groups nothing "
-        "varies, and the others are scaled up for them",
-    )
-
-
-def _quietly(
-    found: Figures, statistic: Callable[[dict[str, Array]], Array], names: list[str]
-) -> Array:
-    """The interval; a component that no draw has is NaN without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        interval: Array = found.interval(statistic, names)
-        return interval
+    value, low, high = interval(found.gain)
+    text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    if low > LARGE_GAIN:
+        still = float((found.by_group["varies"].max(axis=1) < 0.5).mean())
+        yield Advice(
+            "algorithm.gdpo.whiten=none",
+            f"whitening multiplies every advantage by {text}: in {still:.0%} of the groups nothing "
+            "varies, and the others are scaled up for them",
+        )
+    elif value > LARGE_GAIN:
+        yield Advice("", f"whether whitening magnifies ({text})")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdpo_verl.config.components import Component
-from gdpo_verl.lab.rundir.dumps import Row
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.sandbox.child_process import ChildProcess
 
 SECONDS = 60.0
 _LOAD_SECONDS = 300.0
-# The columns of each argument of a reward function but the answer, the first that a row has.
+# The columns of each argument of a reward function but the answer.
 _COLUMNS = {
     "data_source": ("data_source",),
-    "ground_truth": ("gts", "ground_truth"),
+    "ground_truth": ("ground_truth", "gts"),
     "extra_info": ("extra_info",),
 }
 
@@ -35,44 +33,46 @@ class StoredAnswerScorer:
 
     def __init__(self, function: str) -> None:
         self.function = function
-        worker = [sys.executable, "-m", "gdpo_verl.lab.replay.worker"]
-        self._child = ChildProcess([*worker, function])
+        self._child = ChildProcess([sys.executable, "-m", "gdpo_verl.lab.replay.worker", function])
         loaded = self._ask({}, f"--function {function}: loading it", _LOAD_SECONDS)
-        self.components = tuple(Component(**each) for each in loaded["components"])
+        self.components = tuple(Component(**each) for each in loaded)
 
-    def __call__(self, row: Row, where: str) -> Mapping[str, Any]:
-        """The reward's dict, with `score`; ValueError names file and line."""
-        arguments: dict[str, Any] = {}
-        for name, columns in _COLUMNS.items():
-            present = [row[column] for column in columns if row.get(column) is not None]
-            arguments |= {name: present[0]} if present else {}
+    def __call__(self, row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """The reward's dict; ValueError names file and line."""
+        arguments = {
+            name: row[column]
+            for name, columns in _COLUMNS.items()
+            for column in columns
+            if row.get(column) is not None
+        }
         # Our manager puts the thought that the prompt opened in front of the answer.
         opening = opened_thought(str(row.get("input", "")))
         arguments["solution_str"] = opening + str(row.get("output") or "")
-        result: dict[str, Any] = self._ask(arguments, f"{where}: {self.function}", SECONDS)["info"]
+        result: dict[str, Any] = self._ask(arguments, f"{where}: {self.function}", SECONDS)
         return result
 
-    def _ask(self, question: Any, where: str, seconds: float) -> dict[str, Any]:
+    def _ask(self, question: Any, where: str, seconds: float) -> Any:
         try:
-            reply: dict[str, Any] = self._child.ask(question, time.monotonic() + seconds)
+            reply = self._child.ask(question, time.monotonic() + seconds)
         except TimeoutError:
             raise ValueError(f"{where} did not end within {seconds:g} s") from None
         except EOFError:
             raise ValueError(f"{where} ended its process") from None
         if "error" in reply:
             raise ValueError(f"{where} {reply['error']}")
-        return reply
+        return reply["found"]
 
     def close(self) -> None:
         """End the process."""
         self._child.end()
 
 
-def token_counter(model: str) -> Any:
+def token_counter(model: str) -> Callable[[Mapping[str, Any]], int]:
     """Count an answer's tokens with a model's tokenizer."""
     from transformers import AutoTokenizer
 
-    known = str(Path(model)) if Path(model).exists() else model
-    tokenizer: Any = AutoTokenizer.from_pretrained(known)
+    from gdpo_verl.lab.tasks.rows import tokenizer_of
+
+    tokenizer: Any = tokenizer_of(model, "--tokenizer", AutoTokenizer.from_pretrained)
     # The dump holds no end token, which the training counted.
     return lambda row: 1 + len(tokenizer.encode(str(row.get("output")), add_special_tokens=False))

@@ -1,28 +1,86 @@
-"""Settings as a training has them: the recorded ones of a source, and those that are asked for."""
+"""Settings as a training has them: those that a source was made with, and those asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gdpo_verl.advantage import GDPO, Decomposition, decompose, group_normalize
-from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import TOKENS, Component
-from gdpo_verl.lab.replay.figures import Setting
-from gdpo_verl.lab.replay.rows import Step, place_text
-from gdpo_verl.lab.replay.sources import Layout, Source
+from gdpo_verl.lab.replay.sources import Batch, Source
+from gdpo_verl.reward_dicts import read_components
 
 ESTIMATORS = ("gdpo", "grpo")
 # What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.
-_TRLS = (
+_TRLS: list[dict[str, Any]] = [
     {"adv_estimator": "grpo", "gdpo": {"epsilon": 1e-4}},
     {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
     {"adv_estimator": "gdpo", "gdpo": {"epsilon": 1e-4, "whiten": "sequence"}},
-    {"adv_estimator": "gdpo", "gdpo": {"whiten": "token"}},
-)
+    {"adv_estimator": "gdpo"},
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An estimator with what it is computed of.
+
+    Attributes:
+      objective: components, weights, conditions, variant.
+      estimator: `gdpo` or `grpo`, as `algorithm.adv_estimator`.
+    """
+
+    objective: Objective
+    estimator: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.objective.config.variant if self.estimator == "gdpo" else self.estimator
+
+    @property
+    def whiten(self) -> str:
+        """What the advantages are whitened over: `token`, `sequence` or `none`."""
+        config = self.objective.config
+        return config.whiten or config.chosen_variant.whiten
+
+    @property
+    def column(self) -> str:
+        """The column of our dumps that holds the advantage."""
+        variant = self.objective.config.chosen_variant
+        other = self.estimator == "gdpo" and variant is not GDPO
+        return f"{variant.name if other else self.estimator}_advantage"
+
+    def decompose(self, batch: Batch) -> Decomposition:
+        """The rewards of a batch under these settings; ValueError names file and line."""
+        objective = self.objective
+        places = [each.place for each in batch.answers]
+        raw = read_components([each.components for each in batch.answers], objective, places)
+        tokens = torch.tensor([each.tokens for each in batch.answers], dtype=torch.float64)
+        uncounted = tokens.isnan()
+        if self.whiten == "token" and bool(uncounted.any()):
+            row = int(uncounted.nonzero()[0])
+            raise ValueError(f"{places[row]}: expected {TOKENS}, found none")
+        return decompose(
+            raw,
+            batch.groups,
+            # Without them every sequence counts alike.
+            tokens.nan_to_num(1.0),
+            conditioned=objective.conditioned(raw),
+            **objective.settings_at(batch.step),
+        )
+
+    def advantage(self, decomposition: Decomposition) -> Tensor:
+        """The advantage that trains: shape (B,)."""
+        return decomposition.advantage if self.estimator == "gdpo" else decomposition.grpo
+
+    def terms(self, decomposition: Decomposition) -> Tensor:
+        """The terms that are added for it, before the batch step: shape (B, K)."""
+        return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -35,7 +93,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    node = OmegaConf.create({})
+    node = OmegaConf.create({"algorithm": {}})
     for override in overrides:
         try:
             (parsed,) = OverridesParser.create().parse_overrides([override])
@@ -48,21 +106,38 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 "another one makes other answers, and needs a training"
             )
         OmegaConf.update(node, key, parsed.value(), force_add=True)
-    found = OmegaConf.to_container(node)
-    assert isinstance(found, dict)
-    algorithm: dict[str, Any] = found.get("algorithm", {})
+    algorithm: Any = OmegaConf.to_container(node.algorithm)
+    return dict(algorithm)
+
+
+def recorded_algorithm(source: Source) -> dict[str, Any]:
+    """The settings that a source was made with: its own; of a stock dump, GRPO's defaults."""
+    algorithm = dict(source.algorithm or {})
+    if algorithm.get("adv_estimator") not in ESTIMATORS:
+        known = source.is_ours and source.algorithm is None
+        algorithm["adv_estimator"] = "gdpo" if known else "grpo"
     return algorithm
 
 
+def asked_algorithm(source: Source, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
+    from omegaconf import OmegaConf
+
+    base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
+    # A mapping is joined to what the run has there, as Hydra does.
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(base, dict(overrides)))
+    return dict(merged)
+
+
 def setting_of(
-    algorithm: Mapping[str, Any], layout: Layout, declared: Sequence[Component]
+    algorithm: Mapping[str, Any], source: Source, declared: Sequence[Component] = ()
 ) -> Setting:
-    """An `algorithm` node with the components of the rows.
+    """An `algorithm` node with the components of a source.
 
     Raises:
       ValueError: names the key.
     """
-    estimator = algorithm.get("adv_estimator", "gdpo")
+    estimator = algorithm.get("adv_estimator", ESTIMATORS[0])
     if estimator not in ESTIMATORS:
         raise ValueError(
             f"algorithm.adv_estimator: expected one of {list(ESTIMATORS)}, whose advantages follow "
@@ -70,95 +145,50 @@ def setting_of(
         )
     config = GdpoConfig.from_algorithm(algorithm)
     known = {each.name: each for each in declared}
-    components = [known.get(name, Component(name)) for name in layout.components]
+    components = [known.get(name, Component(name)) for name in source.components]
     if config.reward_keys is not None:
         components = [each for each in components if each.name in config.reward_keys]
-    return Setting(config.resolve(components, [*layout.components]), str(estimator))
-
-
-def with_sequences(setting: Setting) -> Setting:
-    """The setting with whitening over sequences, for rows without token counts."""
-    config = setting.objective.config
-    if not _whitens_tokens(config):
+    setting = Setting(config.resolve(components, source.components), str(estimator))
+    if source.counts_tokens or setting.whiten != "token":
         return setting
-    return replace(
-        setting, objective=replace(setting.objective, config=replace(config, whiten="sequence"))
-    )
+    sequences = replace(setting.objective.config, whiten="sequence")
+    return replace(setting, objective=replace(setting.objective, config=sequences))
 
 
-def _whitens_tokens(config: GdpoConfig) -> bool:
-    return (config.whiten or config.chosen_variant.whiten) == "token"
-
-
-def recorded_algorithm(source: Source, layout: Layout) -> dict[str, Any]:
-    """The recorded settings: a run's own, else GRPO's defaults; of the plug-in's dump GDPO's."""
-    if source.algorithm is not None:
-        algorithm = dict(source.algorithm)
-        if algorithm.get("adv_estimator") not in ESTIMATORS:
-            algorithm["adv_estimator"] = "grpo"
-        return algorithm
-    return {"adv_estimator": "gdpo" if layout.kind == "run" else "grpo"}
-
-
-def advantage_column(setting: Setting, layout: Layout) -> str:
-    """The column of the advantage that a setting trained with; '' where there is none."""
-    if layout.kind != "run":
-        return "advantage" if "advantage" in layout.columns else ""
-    variant = setting.objective.config.chosen_variant
-    name = setting.estimator if variant is GDPO or setting.estimator == "grpo" else variant.name
-    column = f"{name}_advantage"
-    return column if column in layout.columns else ""
-
-
-def fitted_weights(step: Step, setting: Setting) -> tuple[float, ...] | None:
-    """The weights with which the components add up to the scores within groups; None for none."""
-    raw = step.components(setting.objective).nan_to_num(0.0)
-    score = torch.tensor(step.score, dtype=torch.float64)[:, None]
-    if bool(score.isnan().any()):
-        return setting.objective.weights
-    centred = group_normalize(raw, step.groups, scale=False)
-    target = group_normalize(score, step.groups, scale=False)
-    declared = torch.tensor(setting.objective.weights, dtype=torch.float64)[:, None]
-    solution = torch.linalg.lstsq(centred, target, driver="gelsd").solution
-    largest = float(target.abs().max())
-    for weights in (declared, solution):
-        if float((centred @ weights - target).abs().max()) <= 1e-5 * max(largest, 1.0):
-            return tuple(round(weight, 6) for weight in weights[:, 0].tolist())
-    return None
-
-
-def closest_of_trl(
-    step: Step, layout: Layout, declared: Sequence[Component], weights: Any
-) -> dict[str, Any]:
-    """Find the settings of TRL's trainer that make the logged advantages.
+def closest_of_trl(source: Source, batch: Batch, weights: Mapping[str, float]) -> Setting:
+    """The settings of TRL's trainer that make the logged advantages of a batch.
 
     TRL logs no weights: they are all 1, or those that are asked for.
     """
+    logged = torch.tensor([each.recorded for each in batch.answers], dtype=torch.float64)
 
-    def difference(algorithm: dict[str, Any]) -> float:
-        setting = with_sequences(setting_of(algorithm, layout, declared))
-        found = setting.advantage(decomposed(setting, step, list(range(len(step.groups)))))
-        logged = torch.tensor(step.recorded, dtype=torch.float64)
+    def difference(setting: Setting) -> float:
+        found = setting.advantage(setting.decompose(batch))
         return float((found - logged).abs().nan_to_num(0.0).max())
 
-    weighted = [each | {"gdpo_reward_weights": weights} for each in _TRLS if weights]
-    return min([*_TRLS, *weighted], key=difference)
+    weighted = [each | {"gdpo_reward_weights": weights} for each in _TRLS]
+    return min([setting_of(each, source) for each in (*_TRLS, *weighted)], key=difference)
 
 
-def decomposed(setting: Setting, step: Step, rows: Sequence[int]) -> Decomposition:
-    """Decompose some rows of a step, whitened together."""
-    objective = setting.objective
-    raw = step.components(objective)[list(rows)]
-    config = objective.config
-    for row in rows:
-        if step.tokens[row] != step.tokens[row] and _whitens_tokens(config):
-            raise ValueError(f"{place_text(step.places[row])}: expected {TOKENS}, found none")
-    # Without them every sequence counts alike.
-    tokens = torch.tensor([step.tokens[row] for row in rows], dtype=torch.float64).nan_to_num(1.0)
-    return decompose(
-        raw,
-        [step.groups[row] for row in rows],
-        tokens,
-        conditioned=objective.conditioned(raw),
-        **objective.settings_at(step.number),
-    )
+def grpo_of_score(
+    setting: Setting, batch: Batch, decomposition: Decomposition
+) -> tuple[Tensor, Decomposition | None]:
+    """GRPO's advantage of the score that was dumped, and the components with its weights.
+
+    The weights are those with which the components add up to the score within groups; None where
+    there are none.
+    """
+    config = setting.objective.config
+    score = torch.tensor([[each.score] for each in batch.answers], dtype=torch.float64)
+    groups = decomposition.groups
+    normal = group_normalize(score, groups, epsilon=config.epsilon, scale=config.scale)
+    components = decomposition.rewards.nan_to_num(0.0)
+    components = group_normalize(components, groups, scale=False)
+    target = group_normalize(score, groups, scale=False)
+    weights = torch.linalg.lstsq(components, target, driver="gelsd").solution
+    error = (components @ weights - target).abs().max()
+    advantage = normal[:, 0].nan_to_num(0.0)
+    # Written so that a score that is absent is no sum.
+    if not bool(error <= 1e-5 * target.abs().max().clamp(min=1.0)):
+        return advantage, None
+    return advantage, replace(decomposition, weights=weights[:, 0])

@@ -1,11 +1,17 @@
-"""Places where answers lie: a run, verl's dumps, TRL's completions, rows of anybody's."""
+"""Stored answers: of a run, of verl's dumps, of TRL's completions, of a file of anybody's rows.
+
+Files are read one after the other. Of an answer its numbers are kept, and where its text lies.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +19,14 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.config.components import ADVANTAGE, RESERVED
+from gdpo_verl.config.components import ADVANTAGE, MINI_BATCH, RESERVED, TOKENS
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.lab.rundir.dumps import ADVANTAGES, Row, numbered_rows
+from gdpo_verl.lab.rundir.dumps import ADVANTAGES, Row, group_of, is_padding, numbered_rows
 from gdpo_verl.lab.rundir.metrics import RunError, is_number
 from gdpo_verl.lab.rundir.run import read_run
 from gdpo_verl.names import did_you_mean
+from gdpo_verl.plugin.row_key import RowKey
 
 _STEP = re.compile(r"(?:completions_)?0*(\d+)\.(?:jsonl|parquet)")
 # Rows that are looked at to know the columns: a component may be unscored in the first of them.
@@ -29,60 +36,234 @@ _NO_REWARD = (*RESERVED, "advantage", "parse_error", "prompt", "completion")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The columns of a source's rows.
+class Answer:
+    """The numbers of one stored answer, and where it lies.
 
     Attributes:
-      kind: `run` (dumped with the plug-in), `verl`, `trl` or `rows`.
-      group: the column that names the group; "" for verl's uid, else its prompt.
-      components: in order.
-      score: the column that GRPO normalises, "" where there is none.
-      columns: all of them.
+      components: what the reward returned.
+      score, recorded, tokens: NaN where not there.
     """
 
-    kind: str
+    file: Path
+    line: int
     group: str
-    components: tuple[str, ...]
-    score: str
-    columns: tuple[str, ...]
+    components: dict[str, Any]
+    score: float
+    recorded: float
+    tokens: float
+
+    @property
+    def place(self) -> str:
+        """File and line, for people."""
+        return f"{self.file}, line {self.line}"
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Answers of a step that were whitened together, one a session."""
+
+    step: int
+    answers: Sequence[Answer]
+
+    @property
+    def groups(self) -> list[str]:
+        """The group of each answer."""
+        return [each.group for each in self.answers]
+
+
+@dataclass
 class Source:
-    """The files of one place.
+    """The files of one place; `notes` gets what there is to say of them.
 
     Attributes:
-      path: as it was given.
-      files: by step; by None where a file holds several steps.
-      algorithm: verl's node of a run whose configuration was kept.
-      named: the components that a run's metrics name.
-      notes: sentences for the user.
+      path: a run, a folder of dumps or a file.
+      group: the column that names the group; "" for verl's uid, else its prompt.
+      named: the components, where the user or a setting names them.
+      score: scores an answer anew; None takes the stored components.
+      count: counts an answer's tokens; None takes the stored counts.
+      recorded: the column of the advantage that was trained; "" for none.
+      notes: sentences.
+
+    Raises:
+      ValueError: there are no answers, or those of several runs; names the path.
     """
 
     path: Path
-    files: dict[int | None, Path]
-    algorithm: dict[str, Any] | None
-    named: tuple[str, ...]
-    notes: tuple[str, ...]
+    group: str = ""
+    named: Sequence[str] = ()
+    score: Callable[[Row, str], Mapping[str, Any]] | None = None
+    count: Callable[[Row], int] | None = None
+    recorded: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.files = find_dumps(self.path)
+        folder = next(iter(self.files.values())).parent
+        inside = folder.name in (layout.ROLLOUTS, layout.VALIDATION)
+        self.run = folder.parent if inside else folder
+        self.notes += _missing(folder, [step for step in self.files if step is not None])
+
+    @cached_property
+    def first_rows(self) -> list[Row]:
+        """The first rows, which tell the columns."""
+        first = next(iter(self.files.values()))
+        rows = [row for _, row in itertools.islice(numbered_rows(first), _PEEK) if row]
+        if not rows:
+            raise ValueError(f"{first}, line 1: expected rows, one JSON object a line, found none")
+        return rows
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the rows."""
+        columns = tuple(dict.fromkeys(key for row in self.first_rows for key in row))
+        if not self.group and "uid" not in columns and "input" not in columns:
+            raise ValueError(
+                f"{self.first_place}: the rows hold neither uid nor prompt. Name the column that "
+                f"answers to one prompt share with --group; there are {list(columns)}"
+            )
+        return columns
+
+    @property
+    def first_place(self) -> str:
+        """File and line of the first row."""
+        return f"{next(iter(self.files.values()))}, line 1"
+
+    @property
+    def is_ours(self) -> bool:
+        """The plug-in has dumped its advantages."""
+        return ADVANTAGES[0] in self.columns
+
+    @property
+    def is_trls(self) -> bool:
+        """TRL has logged the completions."""
+        return {"advantage", "completion"} <= set(self.columns)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """The tokens of each answer are known."""
+        return self.count is not None or TOKENS in self.columns
+
+    @property
+    def score_column(self) -> str:
+        """The column that GRPO normalised; "" where it is the sum of the components."""
+        if self.is_ours or self.is_trls:
+            return ""
+        return next((name for name in ("score", "reward") if name in self.columns), "")
+
+    @cached_property
+    def components(self) -> tuple[str, ...]:
+        """The components in order; empty where there are none."""
+        if self.named:
+            return tuple(self.named)
+        if self.score:
+            returned = self.score(self.first_rows[0], self.first_place)
+            return _numbers([dict(returned)])
+        try:
+            logged = read_run(self.run).components
+        except RunError:
+            logged = []
+        return tuple(logged) or _numbers(self.first_rows)
+
+    @cached_property
+    def algorithm(self) -> dict[str, Any] | None:
+        """verl's node of the run's configuration, where that was kept."""
+        found = None
+        # A run of verl's own command has what Hydra kept of it.
+        for config in (self.run / ".hydra/config.yaml", self.run / layout.CONFIG):
+            if config.is_file():
+                found = _algorithm_of(config)
+        return found
+
+    def check_columns(self, option: str, names: Sequence[str]) -> None:
+        """Raise ValueError where a name is no column."""
+        for name in names:
+            if name not in self.columns:
+                raise ValueError(
+                    f"{option}: {name!r} is no column of {self.first_place}; there are "
+                    f"{list(self.columns)}.{did_you_mean(name, self.columns)}"
+                )
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches in the order of their steps.
+
+        Raises:
+          ValueError: names file and line.
+        """
+        for number, path in self.files.items():
+            found, cut = self._read(number, path)
+            if cut:
+                self.notes.append(
+                    f"{path}, line {cut}: no whole row, perhaps cut. Step {number} is left out"
+                )
+                continue
+            if not found:
+                self.notes.append(f"{path}, line 1: no rows. Step {number} is left out")
+            for (step, _), sessions in sorted(found.items()):
+                batch = Batch(step, list(sessions.values()))
+                self.notes += _odd_groups(batch)
+                yield batch
+
+    def _read(
+        self, number: int | None, path: Path
+    ) -> tuple[dict[tuple[int, float], dict[Any, Answer]], int]:
+        """The answers of a file by step and mini-batch and by session, and the line that is cut."""
+        found: dict[tuple[int, float], dict[Any, Answer]] = {}
+        for line, row in numbered_rows(path):
+            place = f"{path}, line {line}"
+            if row is None and number is None:
+                raise ValueError(
+                    f"{place}: expected a row, one JSON object a line, found no whole one. Mend "
+                    "or remove it"
+                )
+            if row is None:
+                return found, line
+            if is_padding(row):
+                continue
+            step = row.get("step", number or 0)
+            if not is_number(step) or number not in (None, step):
+                expected = "with a number" if number is None else number
+                raise ValueError(
+                    f"{place}: expected a row of step {expected}, found one of step {step!r}. Are "
+                    "the dumps of two runs in one folder?"
+                )
+            batch = int(step), row.get(MINI_BATCH) or 0
+            # Of several outputs of a session the last one, which comes last, stands for all.
+            found.setdefault(batch, {})[_session_of(row, line)] = self._answer(row, path, line)
+        return found, 0
+
+    def _answer(self, row: Row, path: Path, line: int) -> Answer:
+        place = f"{path}, line {line}"
+        group = row.get(self.group) if self.group else group_of(row)[1]
+        if group is None:
+            raise ValueError(f"{place}: expected a value of {self.group!r}, found none")
+        returned = self.score(row, place) if self.score else row
+        return Answer(
+            file=path,
+            line=line,
+            group=str(group),
+            components={key: returned[key] for key in self.components if key in returned},
+            score=_number(row, self.score_column, place),
+            recorded=_number(row, self.recorded, place),
+            tokens=self.count(row) if self.count else _number(row, TOKENS, place),
+        )
 
 
-def find_source(path: Path) -> Source:
-    """The dumps that a path holds.
+def find_dumps(path: Path) -> dict[int | None, Path]:
+    """The files of answers at a path by step; by None one that may hold several steps.
 
     Raises:
       ValueError: there are none, or those of several runs.
     """
     if path.is_file():
         step = _STEP.fullmatch(path.name)
-        files: dict[int | None, Path] = {int(step[1]) if step else None: path}
-        return Source(path, files, *_run_of(path.parent), ())
+        return {int(step[1]) if step else None: path}
     if not path.is_dir():
         raise ValueError(
             f"{path}: expected a run, a folder of dumps or a file of rows, found nothing there"
         )
     inside = [*path.glob("*/"), *path.glob("*/*/")]
-    folders = [each for each in inside if each.name != layout.VALIDATION]
-    found = {each: steps for each in (path, *folders) if (steps := _dumps(each))}
+    folders = [path, *(each for each in inside if each.name != layout.VALIDATION)]
+    found = [(each, files) for each in folders if (files := _dumps(each))]
     if not found:
         raise ValueError(
             f"{path}: expected rollouts/<step>.jsonl of a run, verl's <step>.jsonl "
@@ -91,119 +272,27 @@ def find_source(path: Path) -> Source:
             "named itself."
         )
     if len(found) > 1:
+        names = ", ".join(str(folder) for folder, _ in found)
         raise ValueError(
-            f"{path}: expected the dumps of one run, found those of {len(found)}: "
-            f"{', '.join(map(str, found))}. Give one of them."
+            f"{path}: expected the dumps of one run, found those of {len(found)}: {names}. Give "
+            "one of them."
         )
-    folder, files = next(iter(found.items()))
-    return Source(path, files, *_run_of(folder), tuple(_missing(folder, files)))
-
-
-def read_layout(
-    source: Source,
-    group: str | None,
-    components: Sequence[str] | None,
-    keys: Iterable[str],
-    *,
-    scored: bool = False,
-    bare: bool = False,
-) -> Layout:
-    """The columns of the rows, by the first of them.
-
-    Args:
-      group, components: the columns that the user named.
-      keys: components that a setting or a reward names.
-      scored: the answers are scored anew, so that components are no columns.
-      bare: rows without components will do.
-
-    Raises:
-      ValueError: no rows, no such column, or no component.
-    """
-    first = next(iter(source.files.values()))
-    rows = [row for (_, row), _ in zip(numbered_rows(first), range(_PEEK), strict=False) if row]
-    if not rows:
-        raise ValueError(f"{first}, line 1: expected rows, one JSON object a line, found none")
-    columns = tuple(dict.fromkeys(key for row in rows for key in row))
-    kind = _kind(columns)
-    for option, names in (
-        ("--group", [group] if group else []),
-        ("--components", components or ()),
-    ):
-        for name in names:
-            if name not in columns:
-                raise ValueError(
-                    f"{option}: {name!r} is no column of {first}, line 1; there are "
-                    f"{list(columns)}.{did_you_mean(name, columns)}"
-                )
-    if kind == "rows" and not group:
-        raise ValueError(
-            f"{first}, line 1: the rows hold neither uid nor prompt. Name the column that answers "
-            f"to one prompt share with --group; there are {list(columns)}"
-        )
-    score = next((name for name in ("score", "reward") if name in columns and kind != "trl"), "")
-    named = tuple(components or keys) or (() if scored else source.named or _numbers(rows))
-    if not named and not bare:
-        raise ValueError(
-            f"{first}, line 1: a dump without components: there is nothing to decouple in "
-            f"{list(columns)}. Score the answers anew with --function FILE:NAME, or train with "
-            "gdpo-verl installed."
-        )
-    return Layout(kind, group or "", named, score, columns)
-
-
-def returned_numbers(
-    source: Source, score: Callable[[Row, str], Mapping[str, Any]]
-) -> tuple[str, ...]:
-    """The components that a reward without a declaration returns for the first answer."""
-    first = next(iter(source.files.values()))
-    for line, row in numbered_rows(first):
-        if row is not None:
-            return _numbers([dict(score(row, f"{first}, line {line}"))])
-    return ()
-
-
-def _kind(columns: Sequence[str]) -> str:
-    if ADVANTAGES[0] in columns:
-        return "run"
-    if "advantage" in columns and "completion" in columns:
-        return "trl"
-    return "verl" if "uid" in columns or "input" in columns else "rows"
-
-
-def _numbers(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The columns that hold a number in one of the rows."""
-    columns = dict.fromkeys(key for row in rows for key in row)
-    numbers = {
-        key for row in rows for key, value in row.items() if is_number(value) or value is True
-    }
-    own = [n for n in columns if n not in _NO_REWARD and not n.endswith(ADVANTAGE)]
-    return tuple(name for name in own if name in numbers)
+    return found[0][1]
 
 
 def _dumps(folder: Path) -> dict[int | None, Path]:
     files: dict[int | None, Path] = {}
-    named = ((_STEP.fullmatch(each.name), each) for each in folder.iterdir() if each.is_file())
-    for match, each in sorted(named, key=lambda pair: pair[1].name):
-        if match and (other := files.setdefault(int(match[1]), each)) != each:
+    for each in sorted(folder.iterdir()):
+        step = _STEP.fullmatch(each.name)
+        if not step or not each.is_file():
+            continue
+        other = files.setdefault(int(step[1]), each)
+        if other != each:
             raise ValueError(
                 f"{folder}: expected the dumps of one run, found {other.name} and {each.name}, "
                 "both of one step. Give a folder with one of them."
             )
     return dict(sorted(files.items()))
-
-
-def _run_of(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The settings of the run that a folder of dumps belongs to, and its components."""
-    place = folder.parent if folder.name in (layout.ROLLOUTS, layout.VALIDATION) else folder
-    algorithm = None
-    # A run of verl's own command has what Hydra kept of it.
-    for config in (place / ".hydra/config.yaml", place / layout.CONFIG):
-        if config.is_file():
-            algorithm = _algorithm_of(config)
-    try:
-        return algorithm, tuple(read_run(place).components)
-    except RunError:
-        return algorithm, ()
 
 
 def _algorithm_of(config: Path) -> dict[str, Any] | None:
@@ -217,14 +306,54 @@ def _algorithm_of(config: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _missing(folder: Path, files: dict[int | None, Path]) -> Iterable[str]:
-    steps = [step for step in files if step is not None]
-    absent = sorted(set(range(min(steps), max(steps) + 1)) - set(steps))
+def _missing(folder: Path, steps: Sequence[int]) -> Iterator[str]:
     # A run may dump every tenth step alone.
     strides = {after - before for before, after in itertools.pairwise(steps)}
-    if absent and len(strides) > 1:
+    if len(strides) > 1:
+        absent = sorted(set(range(steps[0], steps[-1])) - set(steps))
         more = ", …" if len(absent) > 8 else ""
         yield (
-            f"{folder}: of steps {min(steps)} to {max(steps)} are missing "
+            f"{folder}: of steps {steps[0]} to {steps[-1]} are missing "
             f"{', '.join(map(str, absent[:8]))}{more}"
+        )
+
+
+def _numbers(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of a reward that hold a number in one of the rows."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    numbers = {
+        key for row in rows for key, value in row.items() if is_number(value) or value is True
+    }
+    own = [name for name in columns if name not in _NO_REWARD and not name.endswith(ADVANTAGE)]
+    return tuple(name for name in own if name in numbers)
+
+
+def _session_of(row: Row, line: int) -> Any:
+    """The session of a row; the line where verl has named none."""
+    try:
+        name = RowKey.parse(str(row.get("uid", "")))
+    except ValueError:
+        return line
+    return name.uid, name.session
+
+
+def _number(row: Row, key: str, place: str) -> float:
+    value = row.get(key)
+    if value is None or value != value:
+        return math.nan
+    if not is_number(value):
+        raise ValueError(f"{place}: expected a finite number for {key!r}, found {value!r}")
+    return float(value)
+
+
+def _odd_groups(batch: Batch) -> Iterator[str]:
+    """Name groups that may be two: the same prompt drawn twice, where nothing else tells."""
+    sizes = Counter(batch.groups)
+    common = Counter(sizes.values()).most_common(1)[0][0]
+    odd = [group for group, size in sizes.items() if size != common]
+    if odd:
+        first = batch.answers[batch.groups.index(odd[0])]
+        yield (
+            f"{first.place}: its group has {sizes[odd[0]]} answers, where most of step "
+            f"{batch.step} have {common} ({len(odd)} such groups of {len(sizes)})"
         )

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from typing import Any
 from gdpo_verl.config.components import declared_components
 
 
-class NotDumpedError(BaseException):
+class _NotDumpedError(BaseException):
     """A part of the row was not dumped; no reward's `except Exception` takes it for its own."""
 
 
-class NotDumped:
+class _NotDumped:
     """Stands for a part of the row that was not dumped: any use of it is noted, and raises."""
 
     def __init__(self, name: str, used: list[str]) -> None:
@@ -34,12 +33,10 @@ class NotDumped:
         # Of a dict the user is told which key.
         key = f"[{arguments[0]!r}]" if arguments and self._name == "extra_info" else ""
         self._used.append(f"{self._name}{key}")
-        raise NotDumpedError
+        raise _NotDumpedError
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("get", "pop", "setdefault"):
-            return self._use
-        return self._use()
+        return self._use if name in ("get", "pop", "setdefault") else self._use()
 
     __getitem__ = __contains__ = __eq__ = __ne__ = __lt__ = __add__ = __radd__ = _use
     __iter__ = __len__ = __str__ = __repr__ = __hash__ = __format__ = __float__ = __int__ = _use
@@ -48,76 +45,66 @@ class NotDumped:
         return True  # `extra_info or {}` is a question to come, which will have a name
 
 
-def load(function: str) -> Callable[..., Any]:
-    """The function of FILE:NAME or pkg://module:NAME."""
+def _load(function: str) -> Callable[..., Any]:
     path, colon, name = function.rpartition(":")
     if not colon or not name.isidentifier():
         path, name = function, "compute_score"
     if path.startswith("pkg://"):
-        found: Callable[..., Any] = getattr(importlib.import_module(path[6:]), name)
-        return found
-    spec = importlib.util.spec_from_file_location("reward_of_replay", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"expected a file of Python, found {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    own: Callable[..., Any] = getattr(module, name)
-    return own
+        module = importlib.import_module(path.removeprefix("pkg://"))
+    else:
+        spec = importlib.util.spec_from_file_location("reward_of_replay", path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"expected a file of Python, found {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    loaded: Callable[..., Any] = getattr(module, name)
+    return loaded
 
 
-def score(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, Any]:
+def _score(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, Any]:
     """The reward of one answer, or why there is none."""
     used: list[str] = []
+    result: Any = None
     names = ("data_source", "solution_str", "ground_truth", "extra_info")
-    arguments = {name: question.get(name, NotDumped(name, used)) for name in names}
     try:
-        result = function(**arguments)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
-    except NotDumpedError:
+        result = function(**{name: question.get(name, _NotDumped(name, used)) for name in names})
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except _NotDumpedError:
         pass
     except Exception as error:
         if not used:
             return {"error": f"raised {type(error).__name__}: {error}"}
     if used:
         return {"error": f"needs {used[0]}, which was not dumped"}
-    if not isinstance(result, dict):
-        result = {"score": result}
-    return {"info": {str(key): _plain(value) for key, value in result.items()}}
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+    return {"found": result if isinstance(result, dict) else {"score": result}}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (str, bool, int, type(None))):
-        return value
+    """What JSON cannot hold, such as numpy's numbers."""
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         return str(value)
-    return None if math.isnan(number) else number
 
 
-def main(function: str) -> None:
+def _serve(function: str) -> None:
     """Answer the lines of the standard input; what the reward prints goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
     sys.stdin.readline()
     try:
-        loaded = load(function)
-        components = [dataclasses.asdict(each) for each in declared_components(loaded)]
+        loaded = _load(function)
+        reply: Any = {"found": [dataclasses.asdict(each) for each in declared_components(loaded)]}
     except (Exception, SystemExit) as error:
-        text = f"cannot be done: {type(error).__name__}: {error}"
-        replies.write(json.dumps({"error": text}) + "\n")
-        return
-    replies.write(json.dumps({"components": components}) + "\n")
+        reply = {"error": f"cannot be done: {type(error).__name__}: {error}"}
+    print(json.dumps(reply), file=replies)
     for line in sys.stdin:
-        replies.write(json.dumps(score(loaded, json.loads(line))) + "\n")
+        reply = _score(loaded, json.loads(line))
+        print(json.dumps(reply, default=_plain, skipkeys=True), file=replies)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    _serve(sys.argv[1])
