@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
@@ -35,11 +33,11 @@ from gdpo_verl.lab.replay.settings import (
     setting_of,
 )
 from gdpo_verl.lab.replay.sources import Batch, Source
-from gdpo_verl.lab.rundir.dumps import numbered_rows
 
 CHANGED_MOST = 10
 # Below it an advantage has no sign: rounding.
 _NO_SIGN = 1e-9
+_TEXTS = ("prompt", "output")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,6 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
     if singletons:
         result.notes.append(f"{singletons} groups have one answer, which gets 0")
     result.verdict = advise(result.asked)
-    _add_texts(result.changed_most)
     return result
 
 
@@ -126,13 +123,11 @@ def _replay_source(
     """Add the answers of a source to those of the sources before it."""
     overrides = parse_overrides(request.overrides)
     declared = scorer.components if scorer else ()
+    named = request.components or [each.name for each in declared]
     source = Source(
         path,
         group=request.group or "",
-        named=request.components
-        or [each.name for each in declared]
-        or overrides.get("gdpo_reward_keys")
-        or (),
+        named=named or overrides.get("gdpo_reward_keys") or (),
         score=scorer,
         count=token_counter(request.tokenizer) if request.tokenizer else None,
     )
@@ -224,49 +219,28 @@ def _add(result: Replay, source: Source, batch: Batch, out: TextIO | None) -> No
     decomposition = result.asked.setting.decompose(batch)
     after = result.asked.setting.advantage(decomposition)
     result.asked.add(decomposition, after)
-    _compare(result, batch, before, after)
-    for row, recorded in enumerate(stored.tolist() if out else ()):
-        entry = _entry(batch, row, None if math.isnan(recorded) else recorded, float(after[row]))
-        print(json.dumps(entry, ensure_ascii=False, default=str), file=out)
-
-
-def _compare(result: Replay, batch: Batch, before: Tensor, after: Tensor) -> None:
     result.rows += len(before)
-    groups: dict[str, list[int]] = defaultdict(list)
-    for row, answer in enumerate(batch.answers):
-        groups[answer.group].append(row)
-    for rows in groups.values():
-        result.order_changes += levels(before[rows].tolist()) != levels(after[rows].tolist())
     moved = (before * after < 0) & (torch.minimum(before.abs(), after.abs()) > _NO_SIGN)
     result.sign_changes += int(moved.sum())
-    changes = (after - before).abs()
-    for row in changes.argsort(descending=True)[:CHANGED_MOST].tolist():
-        if changes[row] > DISTINCT_TOLERANCE:
-            result.changed_most.append(_entry(batch, row, float(before[row]), float(after[row])))
-    result.changed_most = heapq.nlargest(
-        CHANGED_MOST, result.changed_most, key=lambda each: abs(each["asked"] - each["recorded"])
-    )
+    members: dict[str, list[int]] = defaultdict(list)
+    entries = []
+    for row, answer in enumerate(batch.answers):
+        members[answer.group].append(row)
+        values = {"step": batch.step, "recorded": float(before[row]), "asked": float(after[row])}
+        entries.append(answer.entry | values)
+    for rows in members.values():
+        result.order_changes += levels(before[rows].tolist()) != levels(after[rows].tolist())
+    changed = [entry for entry in entries if _change_of(entry) > DISTINCT_TOLERANCE]
+    result.changed_most += heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
+    result.changed_most.sort(key=_change_of, reverse=True)
+    del result.changed_most[CHANGED_MOST:]
+    if out:
+        for entry, is_known in zip(entries, known.tolist(), strict=True):
+            shown = {key: value for key, value in entry.items() if key not in _TEXTS}
+            shown |= {} if is_known else {"recorded": None}
+            print(json.dumps(shown, ensure_ascii=False, default=str), file=out)
 
 
-def _entry(batch: Batch, row: int, recorded: float | None, asked: float) -> dict[str, Any]:
-    answer = batch.answers[row]
-    return {
-        "file": str(answer.file),
-        "line": answer.line,
-        "group": answer.group,
-        "step": batch.step,
-        "components": answer.components,
-        "recorded": recorded,
-        "asked": asked,
-    }
-
-
-def _add_texts(entries: Sequence[dict[str, Any]]) -> None:
-    """Read the texts of answers, which were let go."""
-    wanted = {(each["file"], each["line"]): each for each in entries}
-    for file in dict.fromkeys(file for file, _ in wanted):
-        for line, row in numbered_rows(Path(file)):
-            if row is not None and (file, line) in wanted:
-                entry = wanted[file, line]
-                entry["prompt"] = str(row.get("input", ""))
-                entry["output"] = str(row.get("output", ""))
+def _change_of(entry: dict[str, Any]) -> float:
+    change: float = abs(entry["asked"] - entry["recorded"])
+    return change

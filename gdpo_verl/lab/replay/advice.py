@@ -174,17 +174,23 @@ def _weights_override(weights: Mapping[str, float]) -> str:
 def _agreeing(found: Figures, declared: Array, target: Array) -> Array | None:
     """Weights under which influence is `target`, to two digits; None where none were found.
 
-    The one that is furthest away is changed again and again, so that few are changed.
+    The one that is furthest away is changed, again and again, so that few are changed; the nearest
+    one stays, for only ratios matter.
     """
+    used = target != 0
     weights = declared.copy()
+    stays = None
     for _ in range(200):
-        rounded = np.array([float(f"{weight:.2g}") for weight in weights])
-        parts = _parts(np.where(target != 0, influence_of(found, rounded), 0.0))
-        if np.abs(parts - target).max() <= TOLERANCE / 4:
-            change = np.abs(np.log(rounded[target != 0] / declared[target != 0]))
+        parts = _parts(np.where(used, influence_of(found, weights), 0.0))
+        distance = np.where(used, np.abs(parts - target), np.nan)
+        if stays is None:
+            stays = int(np.nanargmin(distance))
+        if np.nanmax(distance) <= TOLERANCE / 10:
+            change = np.abs(np.log(weights[used] / declared[used]))
+            rounded = np.array([float(f"{weight:.2g}") for weight in weights])
             return rounded if change.max() <= np.log(LARGEST_CHANGE) else None
-        parts = _parts(np.where(target != 0, influence_of(found, weights), 0.0))
-        furthest = int(np.abs(parts - target).argmax())
+        distance[stays] = 0
+        furthest = int(np.nanargmax(distance))
         ratio = target[furthest] / parts[furthest]
         if not 0 < ratio < np.inf:
             return None
@@ -202,7 +208,8 @@ def influence_of(found: Figures, weights: Array) -> Array:
     if found.setting.estimator == "gdpo":
         influence: Array = products.sum(axis=0) @ weights
         return influence
-    deviations = found.by_group["std"] * weights
+    size = found.by_group["size"][:, None]
+    deviations = found.by_group["std"] / size * weights
     per_group = np.einsum("gkl,gl->gk", products, deviations)
     if found.setting.objective.config.scale:
         squares = np.einsum("gk,gk->g", per_group, deviations)
@@ -242,10 +249,14 @@ def _whitening_gain(found: Figures) -> Iterator[Advice]:
     """Advise against whitening where it magnifies the few groups that vary."""
     if found.setting.estimator != "gdpo" or found.setting.whiten == "none":
         return
-    value, low, high = interval(found.gain)
+    # One over the deviation that whitening over sequences divides by.
+    live = found.sums["live"]
+    mean = divided(found.sums["combined"], live)
+    variance = divided(found.sums["squares"] - mean * found.sums["combined"], live - 1)
+    value, low, high = interval(divided(np.array(1.0), np.sqrt(np.maximum(variance, 0))))
     text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
     if low > LARGE_GAIN:
-        still = float((found.by_group["varies"].max(axis=1) < 0.5).mean())
+        still = float((found.by_group["varies"].max(axis=1) == 0).mean())
         yield Advice(
             "algorithm.gdpo.whiten=none",
             f"whitening multiplies every advantage by {text}: in {still:.0%} of the groups nothing "

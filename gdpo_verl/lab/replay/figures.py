@@ -86,14 +86,12 @@ class Figures:
         passing = [self.passing.get(key, 1.0) for key in self.keys]
         fails = raw.nan_to_num(0.0) < torch.tensor(passing, dtype=torch.float64)
         combined = decomposition.combined.nan_to_num(0.0)
-        # Of the members of a group, one says what they have in common.
-        member = 1 / groups.codes.bincount()[groups.codes]
         rows = {
             "size": torch.ones_like(live),
             "live": live,
             "scored": decomposition.scored,
-            "varies": spread.group_varies * member[:, None],
-            "std": torch.where(spread.group_varies, spread.std, 0.0) * member[:, None],
+            "varies": spread.group_varies,
+            "std": torch.where(spread.group_varies, spread.std, 0.0),
             "share": terms.abs(),
             "paid": paid,
             # (K, K): what component k pays to answers that fail component l.
@@ -127,13 +125,14 @@ class Figures:
     @property
     def dead(self) -> int:
         """Groups of several answers in which no component varies."""
-        still = self.by_group["varies"].max(axis=1) < 0.5
+        still = self.by_group["varies"].max(axis=1) == 0
         return int((still & (self.by_group["size"] > 1) & (self.by_group["scored"] > 0)).sum())
 
     @cached_property
     def varying(self) -> list[int]:
         """The groups in which each component varies."""
-        return [round(number) for number in self.by_group["varies"].sum(axis=0).tolist()]
+        counts: list[int] = (self.by_group["varies"] > 0).sum(axis=0).tolist()
+        return counts
 
     @cached_property
     def sums(self) -> dict[str, Array]:
@@ -149,16 +148,6 @@ class Figures:
         return found
 
     @cached_property
-    def share(self) -> Array:
-        """Each component's part of the terms: (1 + DRAWS, K)."""
-        return divided(self.sums["share"], self.sums["share"].sum(axis=1, keepdims=True))
-
-    @cached_property
-    def influence(self) -> Array:
-        """Cov(A, z) of each component over the live rows: (1 + DRAWS, K)."""
-        return divided(self.sums["influence"], self.sums["live"][:, None])
-
-    @cached_property
     def misses(self) -> Array:
         """The part of what component k pays that goes to answers that fail l: (…, K, K)."""
         return divided(self.sums["missed"], self.sums["paid"][:, :, None])
@@ -169,26 +158,20 @@ class Figures:
         squares = np.sqrt(np.einsum("dkk->dk", self.sums["products"]))
         return divided(self.sums["products"], squares[:, :, None] * squares[:, None, :])
 
-    @cached_property
-    def gain(self) -> Array:
-        """One over the deviation that whitening over sequences divides by: (1 + DRAWS,)."""
-        sums = self.sums
-        mean = divided(sums["combined"], sums["live"])
-        variance = divided(sums["squares"] - mean * sums["combined"], sums["live"] - 1)
-        return divided(np.ones_like(variance), np.sqrt(np.maximum(variance, 0)))
-
     def of(self, key: str, outcome: str | None) -> dict[str, float | int | None]:
         """The figures of a component, `misses` as for this outcome; None is not known."""
         if key not in self.keys:
             return {}
         k = self.keys.index(key)
-        found: dict[str, Any] = {"varies": self.varying[k], "share": None}
-        found |= {"influence": _known(self.influence[0, k]), "misses": None}
-        if self.known:
-            found["share"] = _known(self.share[0, k])
-            if outcome in self.keys:
-                found["misses"] = _known(self.misses[0, k, self.keys.index(outcome)])
-        return found
+        share = divided(self.sums["share"][0], self.sums["share"][0].sum())
+        influence = divided(self.sums["influence"][0], self.sums["live"][0])
+        found = {"share": share[k], "influence": influence[k], "misses": np.nan}
+        if outcome in self.keys:
+            found["misses"] = self.misses[0, k, self.keys.index(outcome)]
+        if not self.known:
+            found |= {"share": np.nan, "misses": np.nan}
+        known = {name: None if np.isnan(value) else float(value) for name, value in found.items()}
+        return {"varies": self.varying[k], **known}
 
 
 def divided(numerator: Array, denominator: Array) -> Array:
@@ -205,7 +188,3 @@ def interval(values: Array) -> tuple[float, float, float]:
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return float(values[0]), float(low), float(high)
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)

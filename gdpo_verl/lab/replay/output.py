@@ -68,8 +68,9 @@ def to_text(result: Replay) -> str:
     ]
     for entry in result.changed_most[:_SHOWN]:
         file = Path(entry["file"]).name
-        line = f"{_change(entry)} {file}, line {entry['line']} {entry['output']!r}"
-        lines.append(textwrap.shorten(f"  {line}", _WIDTH, placeholder=" …"))
+        text = " ".join(entry["output"].split())
+        line = f"{_change(entry)} {file}, line {entry['line']} {text!r}"
+        lines.append("  " + textwrap.shorten(line, _WIDTH - 2, placeholder=" …"))
     lines += ["", "Advice", *verdict_lines(result.verdict), ""]
     for note in result.notes:
         lines += _wrapped(f"note: {note}", "")
@@ -122,25 +123,21 @@ def table(result: Replay) -> list[Sequence[str]]:
 
 def write_page(result: Replay, folder: Path) -> Path:
     """Write index.html, which needs no other file; returns its path."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from gdpo_verl.lab.report.page import templates
 
-    rooms = ("gdpo_verl.lab.replay", "gdpo_verl.lab.report")
-    templates = Environment(
-        loader=ChoiceLoader([PackageLoader(room, ".") for room in rooms]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = templates.get_template("replay.html.j2").render(
-        result=result,
-        limits=LIMITS,
-        reproduction=reproduction(result),
-        changes=changes(result),
-        table=table(result),
-        change=_change,
-        short_prompt=short_prompt,
-        shorten=lambda text: shorten(text, _TEXT),
+    page = (
+        templates()
+        .get_template("replay.html.j2")
+        .render(
+            result=result,
+            limits=LIMITS,
+            reproduction=reproduction(result),
+            changes=changes(result),
+            table=table(result),
+            change=_change,
+            short_prompt=short_prompt,
+            shorten=lambda text: shorten(text, _TEXT),
+        )
     )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "index.html", page)

@@ -94,18 +94,19 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     node = OmegaConf.create({"algorithm": {}})
+    parser = OverridesParser.create()
     for override in overrides:
         try:
-            (parsed,) = OverridesParser.create().parse_overrides([override])
+            (each,) = parser.parse_overrides([override])
         except HydraException as error:
             raise ValueError(f"{override}: {error}") from error
-        key = str(parsed.key_or_group)
+        key = str(each.key_or_group)
         if not key.startswith("algorithm."):
             raise ValueError(
                 f"{key}: expected a setting of `algorithm`, which is computed from stored answers; "
                 "another one makes other answers, and needs a training"
             )
-        OmegaConf.update(node, key, parsed.value(), force_add=True)
+        OmegaConf.update(node, key, each.value(), force_add=True)
     algorithm: Any = OmegaConf.to_container(node.algorithm)
     return dict(algorithm)
 
@@ -144,15 +145,14 @@ def setting_of(
             f"from rewards alone, found {estimator!r}"
         )
     config = GdpoConfig.from_algorithm(algorithm)
+    over = config.whiten or config.chosen_variant.whiten
+    if over == "token" and not source.counts_tokens:
+        config = replace(config, whiten="sequence")
     known = {each.name: each for each in declared}
     components = [known.get(name, Component(name)) for name in source.components]
     if config.reward_keys is not None:
         components = [each for each in components if each.name in config.reward_keys]
-    setting = Setting(config.resolve(components, source.components), str(estimator))
-    if source.counts_tokens or setting.whiten != "token":
-        return setting
-    sequences = replace(setting.objective.config, whiten="sequence")
-    return replace(setting, objective=replace(setting.objective, config=sequences))
+    return Setting(config.resolve(components, source.components), str(estimator))
 
 
 def closest_of_trl(source: Source, batch: Batch, weights: Mapping[str, float]) -> Setting:

@@ -1,13 +1,12 @@
 """Stored answers: of a run, of verl's dumps, of TRL's completions, of a file of anybody's rows.
 
-Files are read one after the other. Of an answer its numbers are kept, and where its text lies.
+Dumps are read a step at a time; a file that may hold several steps is read whole.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +21,21 @@ from omegaconf.errors import OmegaConfBaseException
 from gdpo_verl.config.components import ADVANTAGE, MINI_BATCH, RESERVED, TOKENS
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.lab.rundir.dumps import ADVANTAGES, Row, group_of, is_padding, numbered_rows
+from gdpo_verl.lab.rundir.dumps import (
+    ADVANTAGES,
+    SUFFIXES,
+    Row,
+    group_of,
+    is_padding,
+    numbered_rows,
+    step_files,
+    step_of,
+)
 from gdpo_verl.lab.rundir.metrics import RunError, is_number
 from gdpo_verl.lab.rundir.run import read_run
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin.row_key import RowKey
 
-_STEP = re.compile(r"(?:completions_)?0*(\d+)\.(?:jsonl|parquet)")
 # Rows that are looked at to know the columns: a component may be unscored in the first of them.
 _PEEK = 1024
 # Columns with numbers that no reward returned.
@@ -37,7 +44,7 @@ _NO_REWARD = (*RESERVED, "advantage", "parse_error", "prompt", "completion")
 
 @dataclass(frozen=True)
 class Answer:
-    """The numbers of one stored answer, and where it lies.
+    """One stored answer, and where it lies.
 
     Attributes:
       components: what the reward returned.
@@ -47,6 +54,8 @@ class Answer:
     file: Path
     line: int
     group: str
+    prompt: str
+    output: str
     components: dict[str, Any]
     score: float
     recorded: float
@@ -56,6 +65,12 @@ class Answer:
     def place(self) -> str:
         """File and line, for people."""
         return f"{self.file}, line {self.line}"
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What is said of the answer to a program."""
+        names = ("line", "group", "prompt", "output", "components")
+        return {"file": str(self.file)} | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -241,6 +256,8 @@ class Source:
             file=path,
             line=line,
             group=str(group),
+            prompt=str(row.get("input", "")),
+            output=str(row.get("output", "")),
             components={key: returned[key] for key in self.components if key in returned},
             score=_number(row, self.score_column, place),
             recorded=_number(row, self.recorded, place),
@@ -248,51 +265,42 @@ class Source:
         )
 
 
+class NoDumpsError(ValueError):
+    """There are no answers at a path."""
+
+
 def find_dumps(path: Path) -> dict[int | None, Path]:
     """The files of answers at a path by step; by None one that may hold several steps.
 
     Raises:
-      ValueError: there are none, or those of several runs.
+      ValueError: there are none (`NoDumpsError`), or those of several runs.
     """
-    if path.is_file():
-        step = _STEP.fullmatch(path.name)
-        return {int(step[1]) if step else None: path}
-    if not path.is_dir():
-        raise ValueError(
-            f"{path}: expected a run, a folder of dumps or a file of rows, found nothing there"
-        )
+    if path.is_file() and path.suffix in SUFFIXES:
+        return {step_of(path): path}
     inside = [*path.glob("*/"), *path.glob("*/*/")]
     folders = [path, *(each for each in inside if each.name != layout.VALIDATION)]
-    found = [(each, files) for each in folders if (files := _dumps(each))]
+    found = {folder: files for folder in folders if (files := step_files(folder))}
     if not found:
-        raise ValueError(
+        names = sorted(each.name for each in path.glob("*"))
+        raise NoDumpsError(
             f"{path}: expected rollouts/<step>.jsonl of a run, verl's <step>.jsonl "
-            "(trainer.rollout_data_dir) or TRL's completions_<step>.parquet (log_completions), "
-            f"found {sorted(each.name for each in path.iterdir())[:8]}. A file of other rows is "
-            "named itself."
+            "(trainer.rollout_data_dir), TRL's completions_<step>.parquet (log_completions), or a "
+            f"file of rows, {' or '.join(SUFFIXES)}, found {names[:8] or 'nothing'}. A file of "
+            "other rows is named itself."
         )
     if len(found) > 1:
-        names = ", ".join(str(folder) for folder, _ in found)
         raise ValueError(
-            f"{path}: expected the dumps of one run, found those of {len(found)}: {names}. Give "
-            "one of them."
+            f"{path}: expected the dumps of one run, found those of {len(found)}: "
+            f"{', '.join(map(str, found))}. Give one of them."
         )
-    return found[0][1]
-
-
-def _dumps(folder: Path) -> dict[int | None, Path]:
-    files: dict[int | None, Path] = {}
-    for each in sorted(folder.iterdir()):
-        step = _STEP.fullmatch(each.name)
-        if not step or not each.is_file():
-            continue
-        other = files.setdefault(int(step[1]), each)
-        if other != each:
+    (files,) = found.values()
+    for one, other in itertools.pairwise(files):
+        if step_of(one) == step_of(other):
             raise ValueError(
-                f"{folder}: expected the dumps of one run, found {other.name} and {each.name}, "
-                "both of one step. Give a folder with one of them."
+                f"{path}: expected the dumps of one run, found {one.name} and {other.name}, both "
+                "of one step. Give a folder with one of them."
             )
-    return dict(sorted(files.items()))
+    return {step_of(each): each for each in files}
 
 
 def _algorithm_of(config: Path) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
-from gdpo_verl.lab.replay.drawn import has_no_dumps, run_of_dumps
+from gdpo_verl.lab.replay.drawn import run_of_dumps
+from gdpo_verl.lab.replay.sources import NoDumpsError
 from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
 from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.lab.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
@@ -69,9 +70,9 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     differences = config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
-    templates = _templates()
-    script = templates.get_template("browser.js.j2").render()
-    page = templates.get_template("page.html.j2").render(
+    pages = templates()
+    script = pages.get_template("browser.js.j2").render()
+    page = pages.get_template("page.html.j2").render(
         runs=found,
         recipes=recipes,
         colors=recipe_colors(recipes),
@@ -111,7 +112,8 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     return out_dir / "index.html"
 
 
-def _templates() -> Environment:
+def templates() -> Environment:
+    """The templates of pages."""
     return Environment(
         loader=PackageLoader("gdpo_verl.lab.report", "."),
         autoescape=True,
@@ -179,8 +181,10 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
             # What is no run may hold dumps alone, or TRL's completions.
             try:
                 found.append(run_of_dumps(path))
+            except NoDumpsError:
+                errors.append(error)
             except ValueError as other:
-                errors.append(error if has_no_dumps(path) else RunError(str(other)))
+                errors.append(RunError(str(other)))
     if not found:
         raise errors[0]
     # One wrong path among several must not cost the report of the others.

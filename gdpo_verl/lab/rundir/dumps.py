@@ -17,6 +17,8 @@ from gdpo_verl.plugin.row_key import uid_of
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
 _ADVANTAGE = "_advantage"
+SUFFIXES = (".jsonl", ".parquet")
+_STEP = re.compile(r"(?:completions_)?(\d+)")
 _PADDING = re.compile("pad[0-9a-f]{32}")
 # What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
 # laptop and is read in seconds.
@@ -34,6 +36,22 @@ def parse_json(line: bytes | str) -> Any:
             return json.loads(text)
         except RecursionError:
             raise ValueError("nested too deeply") from None
+
+
+def step_of(path: Path) -> int | None:
+    """The step of verl's <step>.jsonl or TRL's completions_<step>.parquet; None of another file.
+
+    >>> step_of(Path("completions_00012.parquet")), step_of(Path("metrics.jsonl"))
+    (12, None)
+    """
+    step = _STEP.fullmatch(path.stem)
+    return int(step[1]) if step and path.suffix in SUFFIXES else None
+
+
+def step_files(folder: Path) -> list[Path]:
+    """The dumps and tables of completions in a folder, in the order of their steps."""
+    files = [each for each in folder.glob("*") if step_of(each) is not None and each.is_file()]
+    return sorted(files, key=lambda each: (step_of(each), each.name))
 
 
 def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:

@@ -19,7 +19,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.lab.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.dumps import parse_json, step_files, step_of
 from gdpo_verl.lab.rundir.layout import (
     CONFIG,
     DONE,
@@ -190,7 +190,7 @@ def read_run(path: Path) -> Run:
     )
     if not from_trl:
         return replace(run, notes=(*other_notes, *_gaps(run)))
-    completions = _completions(path / "completions")
+    completions = _by_step(path / "completions")
     what = "" if completions else "no completions, "
     notes.append(f"Of TRL's run, {from_trl} is read: {what}no settings.")
     run = replace(run, rollouts=completions)
@@ -199,21 +199,16 @@ def read_run(path: Path) -> Run:
     return replace(run, notes=tuple(notes))
 
 
-def _completions(directory: Path) -> dict[int, Path]:
-    """TRL's tables of completions by step (`log_completions`)."""
-    tables = directory.glob("completions_*.parquet")
-    numbers = {int(t.stem.rpartition("_")[2]): t for t in tables if t.stem[12:].isdecimal()}
-    return dict(sorted(numbers.items()))
-
-
 def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
-    found = {
-        int(p.stem): p for p in directory.glob("*.jsonl") if p.stem.isdecimal() and p.is_file()
-    }
+    found = _by_step(directory)
     if not found:
         where = f"{directory.parent.resolve().name}/{directory.name}"
         notes.append(f"No {where}/<step>.jsonl: set {key} to keep the completions there.")
-    return dict(sorted(found.items()))
+    return found
+
+
+def _by_step(directory: Path) -> dict[int, Path]:
+    return {step: each for each in step_files(directory) if (step := step_of(each)) is not None}
 
 
 def _read_config(path: Path, notes: list[str]) -> DictConfig:
