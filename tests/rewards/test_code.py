@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_sandbox import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
+from test_sandbox import HOLDS, SCRIPT, SCRIPTS, verdict
 from test_sandbox import nothing_protects as nothing_protects
 
 from gdpo_verl.rewards.code import ParseError, compute_score
@@ -24,48 +23,13 @@ def of(entry_point, test):
     return {"entry_point": entry_point, "test": test}
 
 
-ONE_BY_ONE = ["assert total([1]) == 1", "assert total([1, 1]) == 3", "assert total([2]) == 2"]
-RAISES = "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False\n"
-LARGE = "assert f(4300) == 10**4300 and f(10**5000, 0) == 10**5000"
 LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
 
 
 @HOLDS
-@pytest.mark.parametrize(
-    ("code", "tests", "expected"),
-    [
-        pytest.param(SCRIPT, SCRIPTS, (1, 1, 0), id="script"),
-        # Wrong output in one test, an error in the other: the error counts once.
-        pytest.param("a, b = map(int, input().split()); print(6 // (3 - a) if a < 3 else 1 / 0)",
-                     SCRIPTS, (0.5, 0, 21), id="script, one right and one raises"),
-        pytest.param("print(3); raise SystemExit(1)", SCRIPTS, (0, 0, 21), id="right, then fails"),
-        pytest.param(CALL, CALLS, (1, 1, 0), id="call"),
-        pytest.param("class Solution:\n  def add(self, a, b): return a + b", CALLS, (1, 1, 0),
-                     id="call of a method"),
-        pytest.param("def add(a, b): return 3", CALLS, (0.5, 1, 0), id="call, half"),
-        pytest.param("def sub(a, b): return 3", CALLS, (0, 0, 25), id="call, another name"),
-        pytest.param(TOTAL, ASSERTS, (1, 1, 0), id="assert"),
-        pytest.param("x = 1", ASSERTS, (0, 0, 25), id="assert, the prompt's stub is no answer"),
-        pytest.param("", ASSERTS, (0, 0, 1), id="an empty block"),
-        pytest.param("def total(xs): return sum(xs)", of("total", ONE_BY_ONE), (2 / 3, 1, 0),
-                     id="a list of tests"),
-        pytest.param("def f(x):\n    if x < 0: raise ValueError(x)", of("f", RAISES), (1, 1, 0),
-                     id="an expected exception"),
-        pytest.param("def f(x):\n    if x < 0: raise KeyError(x)", of("f", RAISES), (0, 0, 21),
-                     id="another exception than the expected one"),
-        pytest.param("def f(n, b=10): return b**n if b else n", of("f", LARGE), (1, 1, 0),
-                     id="integers of any size pass both ways"),
-        # As long as an output may be, in one integer: compared without a conversion to decimals.
-        pytest.param("def f(n): return 1 << (12 << 20)", LARGE_CALL, (0, 1, 0), id="the longest"),
-        pytest.param("pass", {"fn_name": "bit_count", "inputs": [[]], "outputs": [0]}, (0, 0, 25),
-                     id="a method of numbers is no function of the program"),
-        pytest.param("def f(a, k): return {k: sum(a)}",
-                     {"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ['{"x": 3}']},
-                     (1, 1, 0), id="arguments and value as JSON texts, as in Eurus"),
-    ],
-)  # fmt: skip
-def test_pass_is_the_share_of_tests_and_bug_free_means_no_error(code, tests, expected):
-    assert verdict(code, tests) == expected
+def test_integers_of_any_size_are_compared() -> None:
+    # As long as an output may be, in one integer: compared without a conversion to decimals.
+    assert verdict("def f(n): return 1 << (12 << 20)", LARGE_CALL) == (0, 1, 0)
 
 
 @HOLDS
@@ -100,24 +64,6 @@ def test_what_one_test_leaves_behind_the_next_does_not_find(leave):
     assert verdict(code, {"inputs": [""] * 3, "outputs": ["1"] * 3}) == (1, 1, 0)
 
 
-# Behind each the verdict by strict and by verl's rules.
-HABITS = {
-    "a module without its import": ("print(math.floor(sum(map(int, input().split()))))", 0, 1),
-    "recursion 5,000 deep": (
-        "def f(n): return 0 if n == 0 else f(n - 1)\nf(5000)\n" + SCRIPT, 0, 1
-    ),
-    "a decimal for an integer": ("print(float(sum(map(int, input().split()))))", 0, 1),
-    "an import from the future": ("from __future__ import annotations\n" + SCRIPT, 1, 1),
-}  # fmt: skip
-
-
-@HOLDS
-@pytest.mark.parametrize(("code", "strict", "published"), HABITS.values(), ids=HABITS)
-def test_what_people_write(code, strict, published):
-    assert verdict(code, SCRIPTS)[0] == strict
-    assert verdict(code, SCRIPTS, strict=False)[0] == published
-
-
 @HOLDS
 def test_what_verl_imports_is_no_answer():
     truth = {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}
@@ -129,40 +75,6 @@ def test_what_verl_imports_is_no_answer():
 
 
 # ---------------------------------------------------------------- cheats
-
-
-CHEATS = {
-    "leaves with success": "import sys; sys.exit(0)",
-    "leaves at once": "import os; os._exit(0)",
-    "raises what ends a loop": "def total(xs): raise StopIteration",
-    "raises success": "def total(xs): raise SystemExit(0)",
-    "equals everything": "class E(int):\n    def __eq__(s, o): return True\n"
-    "    __hash__ = None\n    def __ne__(s, o): return False\n"
-    "def total(xs): return E(9)",
-    "overrides check": "import builtins, sys\ndef check(c): pass\nbuiltins.check = check\n"
-    "sys.modules['tests'] = sys\ndef total(xs): return None",
-    "turns assertions off": "import builtins\nbuiltins.AssertionError = ZeroDivisionError\n"
-    "builtins.all = builtins.any = lambda x: True\nimport math\nmath.isclose = builtins.all\n"
-    "def total(xs): return None",
-    "prints success": "print('{\"passed\": true}\\nV3\\nok', flush=True)\n"
-    "def total(xs): print('V3'); return None",
-    "writes to every channel": "import os\nfor f in range(64):\n    try: os.write(f, "
-    "b'{\"passed\": true}\\nV9\\nV9\\nV9\\n')\n    except OSError: pass\n"
-    "def total(xs): return None",
-    "an end of its own": "import atexit, os\natexit.register(os._exit, 0)\n"
-    "def total(xs): return None",
-}
-
-
-@HOLDS
-@pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS)
-def test_cheats_pass_no_test(code):
-    loop = "assert all(map(lambda pair: total(pair[0]) == pair[1], [([1], 1), ([5], 5)]))"
-    lazy = "for a, b in zip([1], map(total, [[1]])):\n    assert a == b\n"
-    assert verdict(code, of("total", [json.loads(ASSERTS)["test"], loop, lazy]))[0] == 0
-    call = {"fn_name": "total", "inputs": [[[1]], [[5]]], "outputs": [1, 5]}
-    assert verdict(code, call)[0] == 0
-    assert verdict(code, {"inputs": ["", "1"], "outputs": ["0", "1"]})[0] == 0
 
 
 @HOLDS

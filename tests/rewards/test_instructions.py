@@ -39,35 +39,6 @@ def judge(text: str, topic: str = "the sea", **constraints: dict[str, Any]) -> d
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "kind", "followed", "missed"),
-    [
-        ("number_words", {"num_words": 20, "relation": "less than"}, "length", SEA, SEA * 2),
-        ("english_lowercase", {}, "case", SEA.lower(), SEA),
-        ("no_comma", {}, "punctuation", SEA, "Blue, wide and deep."),
-        ("existence", {"keywords": ["fish", "ships"]}, "keywords", SEA, "Fish swim."),
-        ("end_checker", {"end_phrase": "The end."}, "start_end", f"{SEA} The end.", SEA),
-        ("title", {}, "format", f"<<Waves>> {SEA}", f"# Waves\n{SEA}"),
-    ],
-)  # fmt: skip
-def test_a_kind_is_scored_by_its_checker(
-    name: str, options: dict[str, Any], kind: str, followed: str, missed: str
-) -> None:
-    for text, value in ((followed, 1.0), (missed, 0.0), ("", 0.0)):
-        found = judge(text, **{name: options})
-        assert found.pop(kind) == value
-        # Other kinds are not scored, and the score is the sum of those that are.
-        always = {"score", "relevance", "own_words", "unchecked", "parse_error"}
-        assert set(found) == always
-        assert found["score"] == value + found["relevance"] + found["own_words"]
-
-
-def test_two_constraints_of_a_kind_share_it() -> None:
-    both = {"title": {}, "number_bullet_lists": {"num_bullets": 2}}
-    assert judge("<<Waves>>\n* a\n* b", **both)["format"] == 1.0
-    assert judge("* a\n* b", **both)["format"] == 0.5
-
-
-@pytest.mark.parametrize(
     ("text", "relevance", "own_words"),
     [
         ("the sea the sea the sea the sea", (0.99, 1.0), 0.0),
@@ -174,36 +145,6 @@ def test_the_asked_case_is_followed_in_english_alone() -> None:
         assert judge(text.lower(), english_lowercase={})["case"] == 0.0
     assert judge(FOREIGN[0], response_language={"language": "de"})["language"] == 1.0
     assert judge(SEA, response_language={"language": "de"})["language"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "followed", "missed"),
-    [
-        ("existence", {"keywords": ["cat", "dog ("]}, "A cat, a dog (small).", "A cat, a dog."),
-        ("frequency", {"keyword": "a(", "frequency": 2, "relation": "at least"}, "a( a(", "a a"),
-        ("forbidden_words", {"forbidden_words": ["C++"]}, "Write C.", "Write C++ now."),
-        ("multiple_sections", {"section_spliter": "§ (", "num_sections": 1}, "§ (1", "§ 1"),
-        ("postscript", {"postscript_marker": "N.B. (*)"}, "x\nN.B. (*) y", "x\nNxBx y"),
-        ("end_checker", {"end_phrase": 'He said "yes."'}, 'So he said "yes."', "So he said no."),
-        ("number_paragraphs", {"num_paragraphs": 2}, "a\n\n* * *\n\nb", "a\n\nb"),
-        ("number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n***\nb\n***\nc"),
-        ("nth_paragraph_first_word",
-         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Don't"},
-         "a\n\nDon't b",
-         "a\n\nb"),
-        ("repeat_prompt",
-         {"prompt_to_repeat": "One.\r\n\r\n\r\nTwo."},
-         "One.\n\n\nTwo. So.",
-         "Two."),
-    ],
-)  # fmt: skip
-def test_arguments_are_texts_and_no_patterns(
-    name: str, options: dict[str, Any], followed: str, missed: str
-) -> None:
-    for text, value in ((followed, 1.0), (missed, 0.0)):
-        found = judge(text, **{name: options})
-        assert found["unchecked"] == 0
-        assert [found[kind] for kind in rewards.KINDS.values() if kind in found] == [value]
 
 
 @pytest.mark.parametrize(

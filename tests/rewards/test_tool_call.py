@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from linear import assert_linear, filled, long, seconds
 
 from gdpo_verl.rewards import parse_error, tool_call, tool_text
-from gdpo_verl.rewards.tool_call import ParseError, compute_score, format_reward, parse_ground_truth
+from gdpo_verl.rewards.tool_call import ParseError, compute_score, parse_ground_truth
 
 ROOT = Path(__file__).parents[2]
 THOUGHT = "<think>Look it up.</think>"
@@ -119,28 +119,6 @@ def published():
 
 
 # ---------------------------------------------------------------- worked by hand
-
-
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize(
-    ("response", "ground_truth", "expected"),
-    [
-        pytest.param(ANSWER, ASKED, 1.0, id="call"),
-        pytest.param(f"{THOUGHT}\n{RESPONSE}", RESPONSE, 1.0, id="response"),
-        pytest.param(f"{ANSWER}\n{RESPONSE}", f"{ASKED}\n{RESPONSE}", 1.0, id="both"),
-        pytest.param(THOUGHT, "<think>So.</think>", 1.0, id="thought alone"),
-        pytest.param(f" {ANSWER}<|im_end|>\n<|endoftext|>", ASKED, 1.0, id="special tokens"),
-        pytest.param(ANSWER, f"{ASKED}\n{RESPONSE}", 0.0, id="response missing"),
-        pytest.param(ANSWER, RESPONSE, 0.0, id="call not asked for"),
-        pytest.param(ASKED, ASKED, 0.0, id="no thought"),
-        pytest.param(f"{ANSWER} Bye.", ASKED, 0.0, id="text behind"),
-        pytest.param(f"{THOUGHT} {ASKED}", ASKED, 0.0, id="no newline after think"),
-        pytest.param(f"{THOUGHT}\n{RESPONSE}</response>", RESPONSE, 0.0, id="closed twice"),
-        pytest.param(ANSWER.replace(f"\n{ONE}", ONE), ASKED, 0.0, id="no newline before the call"),
-    ],
-)
-def test_format_is_the_shape_of_the_ground_truth(response, ground_truth, expected, strict):
-    assert format_reward(response, ground_truth, strict=strict) == expected
 
 
 # ---------------------------------------------------------------- the ground truth
