@@ -18,6 +18,7 @@ from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
+from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.replay.capacity import capacity, expected_to_vary, varies
 from gdpo_verl.lab.replay.output import LIMITS
@@ -331,6 +332,25 @@ def test_a_prompt_of_two_steps_is_two_groups(
     rows = drawn(4, two_rewards)
     found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows, 2: rows}))
     assert found["groups"] == 8
+
+
+def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [row | {"output": "é" * (n % 5 + n % 3)} for n, row in enumerate(drawn(6, two_rewards))]
+    where = dump(tmp_path / "dumps", {1: rows})
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    found = replayed(capsys, tmp_path, where, "--tokenizer", tmp_path / "model")
+    # Two bytes a letter, and the end.
+    lengths = torch.tensor([1 + len(row["output"].encode()) for row in rows])
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).double()
+    groups = [row["input"] for row in rows]
+    expected = gdpo_advantages(matrix(rows), groups, mask)[:, 0].tolist()
+    assert [line["asked"] for line in found["lines"]] == pytest.approx(expected)
+    assert expected != pytest.approx(by_sequence(rows), abs=1e-3)
+    assert "whitening is over sequences" not in found["printed"]
+    said = refused(capsys, where, "--tokenizer", tmp_path / "nowhere")
+    assert "--tokenizer: cannot load a tokenizer" in said
 
 
 def test_rows_of_anybodys_need_names_of_columns_alone(
