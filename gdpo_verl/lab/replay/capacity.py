@@ -97,14 +97,14 @@ def _rare(
     key: str, share: float, column: Sequence[Sequence[float]], size: int, prompts: int
 ) -> str:
     larger = 2 * size
-    while fmean(expected_to_vary(values, larger) for values in column) < RARE:
-        larger *= 2
-        if larger > LARGEST_GROUP:
+    while larger <= LARGEST_GROUP:
+        if fmean(expected_to_vary(values, larger) for values in column) >= RARE:
             break
-    remedy = "demonstrations"
+        larger *= 2
+    remedy = "demonstrations first"
     if larger <= LARGEST_GROUP:
-        remedy = f"demonstrations or actor_rollout_ref.rollout.n={larger}"
+        remedy = f"demonstrations or actor_rollout_ref.rollout.n={larger} first"
     return (
         f"{key}: {share:.1%} of groups of {size} vary, {share * prompts:.2g} of {prompts} a step: "
-        f"may never start; {remedy} first"
+        f"may never start; {remedy}"
     )
