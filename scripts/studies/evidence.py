@@ -41,7 +41,10 @@ NAMES = {
     "gdpo-condition": "GDPO with the condition",
     "gdpo-gate": "GDPO with the gate",
     "grpo-condition": "GRPO with the condition",
+    "gdpo-conditioned": "GDPO, conditioned",
+    "grpo-conditioned": "GRPO, conditioned",
 }
+KINDS = ("length", "case", "punctuation", "keywords", "start_end", "format")
 # The study of a rare reward: its arms are named ESTIMATOR-RATE.
 ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
 RATES = ("3", "1", "0.3")
@@ -66,6 +69,16 @@ def unit(run: Run) -> float:
 def mean(metric: str) -> Callable[[Run], float]:
     """The mean over a run's steps."""
     return lambda run: fmean(series(run, metric))
+
+
+def at_the_end(*components: str) -> Callable[[Run], float]:
+    """The mean of components over a run's last five steps, each over the steps that score it."""
+
+    def value(run: Run) -> float:
+        found = [series(run[-5:], f"rewards/{each}/mean") for each in components]
+        return fmean(fmean(each) for each in found if each)
+
+    return value
 
 
 def held_out(component: str, at: int) -> Callable[[Run], float]:
@@ -128,6 +141,12 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
         "correctness": CORRECTNESS,
         "correctness's part": correctness_part,
     },
+    "quiet": {
+        "relevance": at_the_end("relevance"),
+        "times the topic is named": at_the_end("named"),
+        "own words": at_the_end("own_words"),
+        "constraints": at_the_end(*KINDS),
+    },
     "rare": {"step": first_step("rewards/format/mean", 0.5)},
 }
 EXPLAINING = ("correctness's part", "groups of constant format")  # not compared between arms
@@ -151,6 +170,12 @@ PAIRS = {
         ("gdpo-10", "grpo-10"),
         ("gdpo-10", "gdpo-1"),
         ("grpo-10", "grpo-1"),
+    ],
+    "quiet": [
+        ("gdpo", "grpo"),
+        ("gdpo-conditioned", "gdpo"),
+        ("grpo-conditioned", "grpo"),
+        ("gdpo-conditioned", "grpo-conditioned"),
     ],
     "rare": [
         (f"{a}-{rate}", f"{b}-{rate}")
@@ -222,6 +247,8 @@ def tables(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         return variants(runs)
     if name == "rare":
         return f"{starts(runs)}\n\n{starts_compared(runs)}"
+    if not runs:
+        return "No run yet."
     found = measure(name, {arm: runs[arm] for arm in NAMES if arm in runs})
     rows = [
         [NAMES[arm], str(len(runs[arm])), *(spread([*v[arm].values()]) for v in found.values())]
@@ -376,7 +403,7 @@ def draw(name: str, runs: Runs, path: Path) -> None:
 
 def main(docs: Path = ROOT / "docs") -> None:
     folder = docs / "evidence"
-    for name in ("q1", "q2", "q3", "pretrained"):
+    for name in ("q1", "q2", "q3", "pretrained", "quiet"):
         lines = read(name, folder)
         text = tables(name, lines)
         if name == "q1":  # its arms are in the picture
