@@ -228,6 +228,16 @@ def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str)
         assert any(line.startswith(f"scripts/train.sh {task}/{arm}") for line in lines)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_a_readme_says_what_its_recipe_costs_before_the_first_command(task: str) -> None:
+    text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
+    first = " ".join(text.partition("```")[0].split())
+    _, said, cost = first.partition("**Cost")
+    assert said
+    # Measured with its machine, or said to be none of ours.
+    assert "not run here" in cost or ("cores" in cost and re.search(r"\d+ minutes", cost))
+
+
 @pytest.mark.real
 @pytest.mark.slow
 def test_each_line_of_the_toolboxs_readme_runs_as_printed(tmp_path: Path, policy: Path) -> None:
