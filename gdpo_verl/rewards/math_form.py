@@ -10,11 +10,12 @@ _SIGNS = str.maketrans({
     "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3", "~": " ",
     "∠": r"\angle ", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34", "⁴": "^4", "€": "", "£": "",
 })  # fmt: skip
+_END = r"\\?[.,]$"
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
-    (r"^(\{?)\s*\\approx(?![a-z])", r"\1"),
+    (r"^\\approx(?![a-z])", ""),
     (r"\\?%", ""),  # 50% is 50
-    (r"\\?[.,]$", ""),
+    (_END, ""),
     (r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))", ""),  # between thousands
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
     (r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}", r"\1"),
@@ -105,13 +106,13 @@ def tidied(latex: str) -> str:
     >>> tidied(r"50\\%."), tidied(r"-0.1\\overline{6}"), tidied(r"2\\text{ hours }3\\mathrm{~min}")
     ('50', '-\\\\frac{15}{90}', '2\\\\text{unit h}, 3\\\\text{unit min}')
     """
-    latex = latex.translate(_SIGNS).strip()
-    for spelling, usual in _SPELLINGS:
-        latex = re.sub(spelling, usual, latex)
+    latex = re.sub(_END, "", latex.translate(_SIGNS).strip()).strip()
     if latex.startswith("{") and latex.endswith("}") and "choose" not in latex:
         depths = accumulate({"{": 1, "}": -1}.get(mark, 0) for mark in _MARK.findall(latex))
         if 0 not in list(depths)[:-1]:
             latex = latex[1:-1].strip()
+    for spelling, usual in _SPELLINGS:
+        latex = re.sub(spelling, usual, latex)
     return _WORDS.sub(_as_unit, _REPEATING.sub(_as_fraction, latex))
 
 
