@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import names
-from gdpo_verl.advantage import GDPO, Decomposition, Gate, factorize_groups, group_normalize
+from gdpo_verl.advantage import (
+    GDPO,
+    Decomposition,
+    Gate,
+    Turns,
+    factorize_groups,
+    group_normalize,
+)
 from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
@@ -46,6 +53,7 @@ def batch_metrics(
     failed_sessions: int = 0,
     trains: bool = True,
     scheduled: bool = False,
+    by_turn: tuple[Decomposition, Turns] | None = None,
 ) -> dict[str, float]:
     """Compute a batch's metrics but for those of its answers (`parse_error_metrics`).
 
@@ -54,6 +62,7 @@ def batch_metrics(
       outcome: the column of the component that says whether the task was solved.
       trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
       scheduled: the weights change from step to step, and are metrics themselves.
+      by_turn: the decomposition of the turns and the turns, where their advantages train.
     """
     groups = decomposition.groups
     # A reward is reported as it was returned, its effect as the conditions leave it.
@@ -62,14 +71,18 @@ def batch_metrics(
     metrics |= collapse_metrics(decomposition)
     metrics |= coverage_metrics(decomposition.rewards, groups, failed_sessions=failed_sessions)
     metrics |= outcome_metrics(decomposition, outcome)
+    chosen = decomposition
     advantage = decomposition.advantage if trains else decomposition.grpo
+    if by_turn is not None:
+        chosen, turns = by_turn
+        advantage = turns.token_means(chosen.advantage)
     metrics |= influence_metrics(decomposition, advantage, keys)
     if trains:
-        chosen = decomposition.batch_step
+        step = chosen.batch_step
         # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
-        metrics[names.WHITEN_SHIFT.key] = -chosen.mean * chosen.factor
-        if chosen.whitened:
-            metrics[names.WHITEN_GAIN.key] = chosen.factor
+        metrics[names.WHITEN_SHIFT.key] = -step.mean * step.factor
+        if step.whitened:
+            metrics[names.WHITEN_GAIN.key] = step.factor
         metrics |= variant_metrics(decomposition)
     if scheduled:
         for key, weight in zip(keys, decomposition.weights.tolist(), strict=True):
@@ -123,6 +136,25 @@ def component_metrics(
             share = float((present.mean() - low) / (high - low))
             metrics[names.SATURATION.of(key)] = Weighted(share, n)
     return metrics
+
+
+def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str, float]:
+    """How much a component by turn differs from turn to turn: `names.TURN_SPREAD`.
+
+    Absent where no response has two turns that are scored.
+
+    Args:
+      lists: the component of each response; None and NaN where not scored.
+
+    >>> turn_metrics("ok", [[1.0, 0.0, 1.0, 0.0], [1.0], None])["gdpo/ok/turn_spread"] ** 2
+    0.3333333333333333
+    """
+    scored = [torch.tensor(each or (), dtype=torch.float64) for each in lists]
+    scored = [each[~each.isnan()] for each in scored]
+    spreads = [float(each.std()) for each in scored if len(each) > 1]
+    if not spreads:
+        return {}
+    return {names.TURN_SPREAD.of(key): Weighted(sum(spreads) / len(spreads), len(spreads))}
 
 
 def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:

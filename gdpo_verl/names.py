@@ -81,6 +81,11 @@ INFLUENCE = Metric(
 WEIGHT = Metric(
     "gdpo/<component>/weight", "w at this step, with a [schedule](variants.md#schedules)", "none"
 )
+TURN_SPREAD = Metric(
+    "gdpo/<component>/turn_spread",
+    "standard deviation of r over the turns of a response, mean over those of two or more",
+    "reward",
+)
 
 # The batch.
 SIGN_CONFLICTS = Metric(
@@ -152,6 +157,7 @@ METRICS = (
     ADVANTAGE_SHARE,
     INFLUENCE,
     WEIGHT,
+    TURN_SPREAD,
     SIGN_CONFLICTS,
     NOISE_FLOOR,
     DISTINCT_GDPO,

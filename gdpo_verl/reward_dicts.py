@@ -5,19 +5,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import decompose, factorize_groups
-from gdpo_verl.advantage.checks import LARGEST
+from gdpo_verl.advantage import (
+    Decomposition,
+    Turns,
+    decompose,
+    decompose_turns,
+    factorize_groups,
+    to_go,
+)
+from gdpo_verl.advantage.checks import LARGEST, read_number
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import RESERVED, Component
+from gdpo_verl.config.components import BY_TURN, RESERVED, Component, as_components
 from gdpo_verl.config.wording import VERL, Wording
 
 # The key under which NeMo Gym and SkyRL hand over a dict of components.
@@ -46,66 +53,73 @@ class RewardErrors(RuntimeError):
 def advantages_of(
     rewards: Sequence[Mapping[str, Any]],
     groups: Sequence[Hashable],
-    token_counts: Sequence[int] | None = None,
+    token_counts: Sequence[int | Sequence[int]] | None = None,
     *,
     config: GdpoConfig | Mapping[str, Any] | None = None,
     components: Sequence[Component | str] = (),
     step: int | None = None,
-) -> list[float]:
+) -> list[Any]:
     """GDPO's advantage of each response, or that of another variant, from rewards as dicts.
 
     >>> rewards = [{"right": 1, "short": 0}, {"right": 0, "short": 0}]
     >>> rewards += [{"right": 1, "short": 1}, {"right": 0, "short": None}]
     >>> [round(advantage, 4) for advantage in advantages_of(rewards, ["a", "a", "b", "b"])]
     [0.866, -0.866, 0.866, -0.866]
+    >>> calls = [{"call_ok": [1, 0]}, {"call_ok": [0, 1]}, {"call_ok": [1]}]
+    >>> credit = {"gdpo": {"credit": "turn", "whiten": "none"}}
+    >>> [[round(turn, 4) for turn in each] for each in advantages_of(calls, "aaa", config=credit)]
+    [[0.5773, -0.7071], [-1.1547, 0.7071], [0.5773]]
     >>> config = {"gdpo": {"variant": "mo_grpo"}, "gdpo_reward_weights": {"short": 0.5}}
     >>> round(advantages_of(rewards[:2] * 2, [0, 0, 1, 1], config=config)[0], 4)
     0.7071
 
     Args:
       rewards: of each response; None and NaN are *not scored*. The components are those of
-        `reward_components` where a dict has them (NeMo Gym, SkyRL), else its numbers by name.
+        `reward_components` where a dict has them (NeMo Gym, SkyRL), else its numbers by name. A
+        list is a component by turn, one number or None for each turn of the model's.
       groups: of each response; equal ones share a prompt.
-      token_counts: response tokens that count in the loss. Without them every response counts
-        alike in the whitening.
+      token_counts: response tokens that count in the loss, the lengths of derived components.
+        Without them every response counts alike in the whitening. With components by turn a list
+        for each response, the tokens of its turns; without them every turn counts alike.
       config: verl's `algorithm` node as a dict, or `GdpoConfig`; default: GDPO's defaults. It
         names the components, `gdpo_reward_keys`, where dicts hold other things, too.
       components: their names; with ranges, where a variant needs them.
       step: of the training, for scheduled weights; 1 is the first.
 
     Returns:
-      B numbers, unitless; 0 where nothing is scored.
+      B numbers, unitless; 0 where nothing is scored. With components by turn, unless
+      ``credit: answer``, a list for each response, one number a turn.
 
     Raises:
       ValueError: a component is absent, infinite or not a number, with the row; a setting is
         wrong, with its key; or no two responses share a prompt.
       RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
-    if isinstance(config, GdpoConfig):
-        config = replace(config, wording=_DICTS)
-    else:
-        config = GdpoConfig.from_algorithm(config, _DICTS)
     if not len(rewards):
         return []
     rows = [str(row) for row in range(len(rewards))]
     _check_dicts(rewards, rows, _DICTS)
-    # Nothing is named or declared: whatever the dicts hold is a component.
-    if not components and config.reward_keys is None:
-        names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
-        components = list(dict.fromkeys(names))
-    objective = config.resolve(components)
-    if config.schedule and (step is None or step < 1):
+    objective = _objective_of(rewards, config, components)
+    if objective.config.schedule and (step is None or step < 1):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
             f"found {step}"
         )
     raw = read_components(rewards, objective, rows)
     numbered = factorize_groups(groups, raw, "groups")
+    by_turn = _tokens_by_turn(rewards, objective, token_counts) if objective.by_turn else []
+    counts: list[Any] = [1] * len(rewards) if token_counts is None else list(token_counts)
+    if token_counts is not None and objective.by_turn:
+        counts = [sum(turns) for turns in by_turn]
+    if len(counts) != len(rewards):
+        raise ValueError(f"token_counts: expected shape ({len(rewards)},), found ({len(counts)},)")
+    lengths: list[int | None] = [None] * len(rewards) if token_counts is None else counts
+    ids = groups.tolist() if isinstance(groups, Tensor) else groups
+    raw = objective.with_derived(raw, [unnested(info) for info in rewards], lengths, ids)
     # A response alone, as the last of a data set may be, has nothing to compare.
     largest = int(numbered.codes.bincount().max())
     objective.check_groups(largest if len(rows) > 1 else None)
     check_unscored(rewards, raw, objective)
-    counts = [1] * len(rewards) if token_counts is None else list(token_counts)
     found = decompose(
         raw,
         numbered,
@@ -113,7 +127,61 @@ def advantages_of(
         conditioned=objective.conditioned(raw),
         **objective.settings_at(step or 0),
     )
-    return found.advantage.tolist()
+    if not objective.credits_turns:
+        return found.advantage.tolist()
+    turns = Turns.of(by_turn)
+    return turns.lists(decompose_by_turn(found, rewards, objective, rows, turns).advantage)
+
+
+def _objective_of(
+    rewards: Sequence[Mapping[str, Any]], config: Any, components: Sequence[Component | str]
+) -> Objective:
+    """The objective of `advantages_of`; a component that is a list in some dict is by turn."""
+    if isinstance(config, GdpoConfig):
+        settings = replace(config, wording=_DICTS)
+    else:
+        settings = GdpoConfig.from_algorithm(config, _DICTS)
+    # Nothing is named or declared: whatever the dicts hold is a component.
+    if not components and settings.reward_keys is None:
+        names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
+        components = list(dict.fromkeys(names))
+    listed = {k for info in rewards for k, value in unnested(info).items() if is_list(value)}
+    known = list(as_components(components))
+    names_known = [each.name for each in known]
+    for key in settings.reward_keys or ():
+        if key in listed and key not in names_known:
+            known.append(Component(key))
+    by_turn = [replace(each, by_turn=each.by_turn or each.name in listed) for each in known]
+    return settings.resolve(by_turn)
+
+
+def _tokens_by_turn(
+    rewards: Sequence[Mapping[str, Any]], objective: Objective, token_counts: Any
+) -> list[list[float]]:
+    """The tokens of each response's turns; 1 for each turn without `token_counts`.
+
+    Raises ValueError for a response of which nothing says how many turns it has.
+    """
+    if token_counts is not None:
+        counts = [each.tolist() if hasattr(each, "tolist") else each for each in token_counts]
+        for row, each in enumerate(counts):
+            if not is_list(each):
+                raise ValueError(
+                    "token_counts: expected a list for each response, the tokens of its turns, as "
+                    f"{sorted(objective.by_turn)} are by turn, found {each!r} for row {row}"
+                )
+        return [list(each) for each in counts]
+    by_turn: list[list[float]] = []
+    for row, info in enumerate(rewards):
+        known = unnested(info)
+        lengths = [len(known[k]) for k in objective.by_turn if is_list(known.get(k))]
+        if not lengths:
+            raise ValueError(
+                f"token_counts: no list says how many turns row {row} has. Give the tokens of the "
+                "turns of each response."
+            )
+        by_turn.append([1.0] * lengths[0])
+    return by_turn
 
 
 def _own(info: Mapping[str, Any]) -> Iterable[str]:
@@ -171,18 +239,126 @@ def read_components(
 
     Returns:
       float64, shape (B, K), in reward units; NaN where not scored: None, NaN, or an optional
-      component that is absent.
+      component that is absent, and a derived one (`Objective.with_derived`).
 
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
     _check_dicts(infos, rows, objective.config.wording)
     infos = [unnested(info) for info in infos]
-    columns = [
-        [_read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
-        for key in objective.keys
-    ]
+    columns = []
+    for key in objective.keys:
+        column = [math.nan] * len(infos)
+        if key not in objective.config.derived:
+            column = [
+                _read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)
+            ]
+        columns.append(column)
     return torch.tensor(columns, dtype=torch.float64).T.contiguous()
+
+
+def turn_values(
+    infos: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    rows: Sequence[str],
+    counts: Sequence[int],
+) -> Tensor:
+    """Read the components by turn of each turn.
+
+    Args:
+      infos, objective, rows: as for `read_components`.
+      counts: the turns of each row.
+
+    Returns:
+      float64, shape (E, K), in reward units, a row's turns one after the other; NaN where not
+      scored, and in the columns of other components.
+
+    Raises:
+      ValueError: there is no list, or one of another length; names key, row and both numbers.
+    """
+    values = torch.full((sum(counts), len(objective.keys)), math.nan, dtype=torch.float64)
+    for key in objective.by_turn:
+        column: list[float] = []
+        for info, row, count in zip(infos, rows, counts, strict=True):
+            turns = turns_of(unnested(info), key, objective.config.wording, row)
+            if turns is not None and len(turns) != count:
+                raise ValueError(
+                    f"{objective.config.wording.rewards}: expected a number for each of the "
+                    f"{count} turns of row {row} for {key!r}, found {len(turns)}. A turn is a run "
+                    "of the model's own tokens, between two texts that others put in."
+                )
+            column += turns or [math.nan] * count
+        values[:, objective.keys.index(key)] = torch.tensor(column, dtype=torch.float64)
+    return values
+
+
+def turns_of(info: Mapping[str, Any], key: str, wording: Wording, row: str) -> list[float] | None:
+    """The list of a component by turn, of numbers and NaN; None where it is not scored at all.
+
+    Raises ValueError for what is no list, and for what is no number in it.
+    """
+    value = info.get(key)
+    beside = info.get(f"{key}{BY_TURN}")
+    if beside is not None:  # where verl averages what a reward returns
+        value = json.loads(beside) if isinstance(beside, str) else beside
+    if value is None:
+        return None
+    if not is_list(value):
+        raise ValueError(
+            f"{wording.rewards}: expected a list for {key!r}, which is declared by turn, one "
+            f"number or None for each turn of the model's, found {value!r} for row {row}"
+        )
+    numbers = [read_number(each) for each in value]
+    for each, number in zip(value, numbers, strict=True):
+        if math.isinf(number):
+            raise ValueError(_no_number(each, key, wording, row))
+    return numbers
+
+
+def is_list(value: Any) -> bool:
+    """Return whether a component's value is one of several numbers."""
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
+
+
+def with_sums(info: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
+    """The dict of a reward with the sum of each component by turn, and its list as text beside.
+
+    verl averages what a reward returns in a validation, and leaves texts out.
+    """
+    sums: dict[str, Any] = {}
+    for key in objective.by_turn:
+        turns = turns_of(info, key, objective.config.wording, "")
+        total = math.nan if turns is None else _sum(turns)
+        sums[key] = None if math.isnan(total) else total
+        written = [None if math.isnan(each) else each for each in turns or ()]
+        sums[f"{key}{BY_TURN}"] = json.dumps(None if turns is None else written)
+    return {**info, **sums}
+
+
+def _sum(turns: Sequence[float]) -> float:
+    scored = [each for each in turns if not math.isnan(each)]
+    return math.fsum(scored) if scored else math.nan
+
+
+def decompose_by_turn(
+    whole: Decomposition,
+    infos: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    rows: Sequence[str],
+    turns: Turns,
+) -> Decomposition:
+    """The decomposition of the turns of the responses of another, whose sums it has.
+
+    Raises:
+      ValueError: as `turn_values`.
+    """
+    counts = turns.responses.bincount(minlength=turns.size).tolist()
+    credit = turn_values(infos, objective, rows, counts)
+    if objective.config.credit == "to_go":
+        credit = to_go(credit, turns)
+    credit = objective.conditioned_turns(credit, whole.raw[turns.responses])
+    by_turn = torch.tensor([key in objective.by_turn for key in objective.keys])
+    return decompose_turns(whole, turns, credit, by_turn)
 
 
 def check_unscored(infos: Sequence[Mapping[str, Any]], raw: Tensor, objective: Objective) -> None:
@@ -212,26 +388,20 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             f"{wording.rewards}: the reward returned no {key!r} for row {row}, only "
             f"{sorted(info)}. {remedy}"
         )
-    value = info[key]
-    if value is None:
-        return math.nan
-    # Text is refused although float() would read "nan" and "1": a reward returns numbers.
-    try:
-        number = math.inf if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.inf
-    if abs(number) > LARGEST:
-        raise ValueError(
-            f"{wording.rewards}: expected a finite number, None or NaN for {key!r}, found "
-            f"{value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
-        )
-    return _as_written(number, value)
+    if key in objective.by_turn:
+        turns = turns_of(info, key, wording, row)
+        return math.nan if turns is None else _sum(turns)
+    number = read_number(info[key])
+    if math.isinf(number):
+        fault = _no_number(info[key], key, wording, row)
+        if is_list(info[key]):
+            fault += f" A list, one number a turn, is declared: @declares(..., by_turn=({key!r},))."
+        raise ValueError(fault)
+    return number
 
 
-def _as_written(number: float, value: Any) -> float:
-    """0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
-    dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
-    if dtype not in (torch.float16, torch.bfloat16):
-        return number
-    written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
-    return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)
+def _no_number(value: Any, key: str, wording: Wording, row: str) -> str:
+    return (
+        f"{wording.rewards}: expected a finite number, None or NaN for {key!r}, found {value!r} "
+        f"for row {row}. Numbers are at most {LARGEST:g} in size."
+    )

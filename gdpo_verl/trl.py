@@ -89,10 +89,16 @@ class GDPOTrainer(GRPOTrainer):
                 "reward_funcs={name: function, ...}"
             )
         config = self._settings(gdpo)
+        if config.credit != GdpoConfig.credit:
+            raise ValueError(
+                f"{_TRL.root}.gdpo.credit: TRL's reward functions return one number a completion, "
+                "so that no component is by turn. Remove it."
+            )
         # TRL scores with functions, which declare nothing: the ranges are an argument.
         components = _components(names, ranges)
         self.objective = config.resolve(components, names)
         self.objective.check_groups(self.num_generations)
+        self.objective.try_derived({})
         self._warn_of_trls()
         # What TRL logs as `reward` is then the sum of what is trained.
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
@@ -166,6 +172,7 @@ class GDPOTrainer(GRPOTrainer):
         else:
             metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
         groups = torch.arange(len(rows)) // size
+        raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
         conditioned = objective.conditioned(raw)
         settings = objective.settings_at(step)
         found = decompose(raw, groups, tokens, conditioned=conditioned, **settings)
@@ -186,7 +193,8 @@ class GDPOTrainer(GRPOTrainer):
                 scheduled=bool(objective.config.schedule),
             )
             for name, value in ours.items():
-                if MEAN.name_in(name) is None and STD.name_in(name) is None:  # TRL has them
+                # TRL has them of its functions.
+                if (MEAN.name_in(name) or STD.name_in(name)) not in self.reward_func_names:
                     metrics[name].append(float(value))
         return found.advantage
 

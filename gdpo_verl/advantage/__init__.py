@@ -17,6 +17,7 @@ from gdpo_verl.advantage.gdpo import gdpo_advantages
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
 from gdpo_verl.advantage.grpo import grpo_advantages
 from gdpo_verl.advantage.tokens import MaskedRows
+from gdpo_verl.advantage.turns import Credit, Turns, decompose_turns, to_go, turn_numbers
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.advantage.variants import VARIANTS, find_variant, validate_variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten
@@ -25,19 +26,24 @@ __all__ = [
     "GDPO",
     "NOISE_FLOOR",
     "VARIANTS",
+    "Credit",
     "Decomposition",
     "Gate",
     "Groups",
     "MaskedRows",
+    "Turns",
     "Variant",
     "Whiten",
     "apply_conditions",
     "check_conditions",
     "decompose",
+    "decompose_turns",
     "factorize_groups",
     "find_variant",
     "gdpo_advantages",
     "group_normalize",
     "grpo_advantages",
+    "to_go",
+    "turn_numbers",
     "validate_variant",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,3 +105,26 @@ def result_dtype(rewards: Tensor) -> torch.dtype:
 def type_name(value: Any) -> str:
     """A value's dtype or type, for an error message."""
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def read_number(value: Any) -> float:
+    """A value as float64: NaN for None, infinite for what is no number of at most `LARGEST`."""
+    if value is None:
+        return math.nan
+    # Text is refused although float() would read "nan" and "1": a reward returns numbers.
+    try:
+        number = math.inf if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.inf
+    if abs(number) > LARGEST:
+        return math.inf
+    return _as_written(number, value)
+
+
+def _as_written(number: float, value: Any) -> float:
+    """0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
+    dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return number
+    written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
+    return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)

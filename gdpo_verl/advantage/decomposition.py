@@ -49,6 +49,7 @@ class Decomposition:
         whitening over tokens or sequences will be asked for.
       whiten: the batch step; None is each variant's own.
       variant: the chosen one; GDPO's and GRPO's advantages stand beside it.
+      prepared: the spread where components have groups of their own; None: all are in `groups`.
     """
 
     raw: Tensor
@@ -62,6 +63,7 @@ class Decomposition:
     token_counts: Tensor | None
     whiten: Whiten | None
     variant: Variant
+    prepared: Spread | None = None
 
     @cached_property
     def largest_weight(self) -> Tensor:
@@ -71,7 +73,7 @@ class Decomposition:
     @cached_property
     def spread(self) -> Spread:
         """Each component's mean and deviation within the groups."""
-        return Spread(self.rewards, self.groups)
+        return Spread(self.rewards, self.groups) if self.prepared is None else self.prepared
 
     @cached_property
     def normalized(self) -> Tensor:

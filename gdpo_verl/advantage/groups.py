@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -124,6 +124,21 @@ class Spread:
         width = torch.where(width > 0, width, 1.0)
         squares = group_sum((self.deviation / width[codes]).square())
         self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[codes]
+
+    def rows(self, rows: Tensor) -> Spread:
+        """The spread of these rows, which may be there several times, in the groups of all."""
+        return self._mapped(lambda name: getattr(self, name)[rows])
+
+    def with_columns(self, columns: Tensor, other: Spread) -> Spread:
+        """The spread with the columns, bool of shape (K,), of another one of as many rows."""
+        return self._mapped(
+            lambda name: torch.where(columns, getattr(other, name), getattr(self, name))
+        )
+
+    def _mapped(self, of: Callable[[str], Tensor]) -> Spread:
+        spread = object.__new__(Spread)
+        spread.__dict__.update({name: of(name) for name in vars(self)})
+        return spread
 
     @property
     def population_std(self) -> Tensor:

@@ -51,4 +51,4 @@ def shortest(gram: Tensor) -> Tensor:
     return best
 
 
-VARIANT = Variant("mgda", mgda, whiten="none", linear=False, weights="equal")
+VARIANT = Variant("mgda", mgda, whiten="none", linear=False, weights="equal", reads_only_z=True)

@@ -21,4 +21,4 @@ def mo_grpo(d: Decomposition) -> Tensor:
     return d.combined
 
 
-VARIANT = Variant("mo_grpo", mo_grpo, whiten="none")
+VARIANT = Variant("mo_grpo", mo_grpo, whiten="none", reads_only_z=True)

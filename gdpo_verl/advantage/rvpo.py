@@ -37,5 +37,10 @@ def rvpo(d: Decomposition, *, k: float = 1.0) -> Tensor:
 
 
 VARIANT = Variant(
-    "rvpo", rvpo, limits={"k": (1 / _SHARPEST, _SHARPEST)}, linear=False, weights="equal"
+    "rvpo",
+    rvpo,
+    limits={"k": (1 / _SHARPEST, _SHARPEST)},
+    linear=False,
+    weights="equal",
+    reads_only_z=True,
 )

@@ -37,6 +37,7 @@ class Variant:
       needs_ranges: every component has to declare its range.
       weights: "any", "positive" (none below 0), or "equal" (all the same, above 0).
       least_group: the responses that a group needs for more than one component.
+      reads_only_z: of the rewards it looks at nothing but their normalised values.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Variant:
     needs_ranges: bool = False
     weights: str = "any"
     least_group: int = 1
+    reads_only_z: bool = False
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -135,4 +137,4 @@ def _between(low: float, high: float) -> str:
 
 
 # GDPO adds the decomposition's terms and nothing else.
-GDPO = Variant("gdpo", lambda decomposition: decomposition.combined)
+GDPO = Variant("gdpo", lambda decomposition: decomposition.combined, reads_only_z=True)

@@ -58,7 +58,7 @@ def find_variant(name: Any, where: str = "variant") -> Variant:
       ValueError: no such variant, or no such function.
     """
     if isinstance(name, str) and name.startswith(OWN):
-        return _load(name, where)
+        return Variant(own_name(name), load_function(name, where))
     if not isinstance(name, str) or name not in VARIANTS:
         raise ValueError(
             f"{where}: expected one of {list(VARIANTS)} or pkg://module:function, found {name!r}."
@@ -72,9 +72,15 @@ def own_name(address: str) -> str:
     return address.rpartition(":")[2]
 
 
-def _load(address: str, where: str) -> Variant:
-    module, colon, name = address.removeprefix(OWN).partition(":")
-    if not colon or not module or not name:
+def load_function(address: Any, where: str) -> Any:
+    """A user's function by its address, ``pkg://module:function``.
+
+    Raises:
+      ValueError: begins with `where`; it cannot be imported, or is no function.
+    """
+    own = isinstance(address, str) and address.startswith(OWN)
+    module, _, name = address.removeprefix(OWN).partition(":") if own else ("", "", "")
+    if not module or not name:
         raise ValueError(f"{where}: expected pkg://module:function, found {address!r}")
     try:
         with random_state_kept():
@@ -86,7 +92,7 @@ def _load(address: str, where: str) -> Variant:
         ) from error
     if not callable(function):
         raise ValueError(f"{where}: {address} is {type(function).__name__}, not a function")
-    return Variant(name, function)
+    return function
 
 
 def validate_variant(

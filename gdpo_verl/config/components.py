@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 TOKENS, MINI_BATCH = "response_tokens", "mini_batch"
 """Our own columns in the dumps beside the advantages."""
 RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step", TOKENS, MINI_BATCH)
+BY_TURN = "_by_turn"
+"""The end of the name under which the list of a component by turn stands beside its sum."""
 ADVANTAGE = "_advantage"
 """The end of the names of our own columns in the dumps."""
 
@@ -30,6 +32,8 @@ class Component:
     optional: bool = False
     # The share of a batch's answers above which missing values end the training; None: never.
     most_unscored: float | None = None
+    # A list, one number for each turn of the model's in the answer; low and high are of one turn.
+    by_turn: bool = False
 
     def __post_init__(self) -> None:
         ends = [end for end in (self.low, self.high) if end is not None]
@@ -51,7 +55,7 @@ class Component:
         return float(self.low), float(self.high)
 
 
-def declares(*components: Component | str) -> Callable[[F], F]:
+def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Callable[[F], F]:
     """Attach the declaration that the estimator, the metrics and the checks read.
 
     The function, sync or async, returns `score`, every component that is not optional, and
@@ -62,10 +66,20 @@ def declares(*components: Component | str) -> Callable[[F], F]:
     ...     return {"score": 0.0, "format": 0.0, "correctness": 0.0}
     >>> [component.name for component in declared_components(compute_score)]
     ['format', 'correctness']
+
+    Args:
+      by_turn: the names of the components that are a list, one number for each turn of the model's;
+        those that are not among `components` come after them.
     """
+    declared = [
+        replace(each, by_turn=True) if each.name in by_turn else each
+        for each in _checked(components)
+    ]
+    names = [each.name for each in declared]
+    declared += [Component(name, by_turn=True) for name in by_turn if name not in names]
 
     def attach(function: F) -> F:
-        function.components = _checked(components)  # type: ignore[attr-defined]
+        function.components = _checked(declared)  # type: ignore[attr-defined]
         return function
 
     return attach

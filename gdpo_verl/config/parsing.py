@@ -6,18 +6,29 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
-from gdpo_verl.advantage import VARIANTS, Whiten, find_variant
+from gdpo_verl.advantage import VARIANTS, Credit, Whiten, find_variant
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import OWN, own_name
 from gdpo_verl.config.components import check_distinct, check_names
+from gdpo_verl.config.derived import Derived
 from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean
 
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 """Under `algorithm`; no other may begin with gdpo."""
-SECTION = ("variant", "whiten", "epsilon", "conditions", "gate", "schedule", "metrics")
+SECTION = (
+    "variant",
+    "whiten",
+    "epsilon",
+    "conditions",
+    "gate",
+    "schedule",
+    "derived",
+    "credit",
+    "metrics",
+)
 """Under `algorithm.gdpo`, beside the sections of variants."""
 SCALE = "norm_adv_by_std_in_grpo"
 """verl's own key, which is one of ours, too."""
@@ -173,6 +184,14 @@ def whiten(node: Mapping[str, Any], where: str) -> Whiten | None:
     return found  # type: ignore[no-any-return]
 
 
+def credit(node: Mapping[str, Any], where: str) -> Credit:
+    """`algorithm.gdpo.credit`, of the components by turn."""
+    known = list(get_args(Credit))
+    found = node.get("credit", "to_go")
+    _expect(found in known, f"{where}.credit", f"one of {known}", found)
+    return found  # type: ignore[no-any-return]
+
+
 def epsilon(value: Any, where: str) -> float:
     """`algorithm.gdpo.epsilon`."""
     valid = is_number(value) and value >= 0
@@ -208,6 +227,31 @@ def schedules(node: Any, section: str) -> dict[str, Schedule]:
     where = f"{section}.schedule"
     found = mapping(where, node, "{component: {from, to, steps}}")
     return {str(name): _schedule(given, f"{where}.{name}") for name, given in found.items()}
+
+
+def derived(node: Any, wording: Wording) -> dict[str, Derived]:
+    """`algorithm.gdpo.derived`: a function for each derived component.
+
+    ``pkg://module:function``, or ``{function: pkg://module:function, range: [low, high]}`` with the
+    function's own arguments beside the two; only the first is needed.
+    """
+    where = f"{wording.root}.gdpo.derived"
+    found = mapping(where, node, "{component: pkg://module:function}")
+    check_names(list(found), where)
+    return {name: _derived(given, f"{where}.{name}") for name, given in found.items()}
+
+
+def _derived(given: Any, where: str) -> Derived:
+    options = dict(given) if isinstance(given, Mapping) else {"function": given}
+    address = options.pop("function", None)
+    fits = isinstance(address, str) and address.startswith(OWN) and ":" in address[len(OWN) :]
+    _expect(fits, where, "pkg://module:function, or it as {function: …, argument: …}", given)
+    ends = options.pop("range", None)
+    if ends is None:
+        return Derived(where, address, options)
+    pair = _is_list(ends) and len(ends) == 2 and all(map(is_number, ends))
+    _expect(pair and ends[0] < ends[1], f"{where}.range", "[low, high], low < high", ends)
+    return Derived(where, address, options, (float(ends[0]), float(ends[1])))
 
 
 def check_schedules(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import (
     VARIANTS,
+    Credit,
     Gate,
     Variant,
     Whiten,
@@ -22,10 +24,12 @@ from gdpo_verl.advantage import (
 )
 from gdpo_verl.advantage.checks import EPSILON
 from gdpo_verl.advantage.schedule import Schedule
+from gdpo_verl.advantage.turns import check_credit
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
 from gdpo_verl.config import parsing
 from gdpo_verl.config.components import Component, as_components
+from gdpo_verl.config.derived import Derived
 from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean
 
@@ -45,7 +49,7 @@ class GdpoConfig:
       scale: `algorithm.norm_adv_by_std_in_grpo`.
       variant: `algorithm.gdpo.variant`, and `options`, its settings, as written.
       whiten: None is the variant's own.
-      epsilon, conditions, gate, schedule, metrics: the keys of `algorithm.gdpo`.
+      epsilon, conditions, gate, schedule, derived, credit, metrics: the keys of `algorithm.gdpo`.
       wording: of errors.
     """
 
@@ -60,6 +64,8 @@ class GdpoConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     gate: Mapping[str, Any] | None = None
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    credit: Credit = "to_go"
     wording: Wording = field(default=VERL, compare=False, repr=False)
 
     @classmethod
@@ -92,6 +98,8 @@ class GdpoConfig:
             conditions=parsing.conditions(node.get("conditions"), section),
             gate=parsing.gate(node.get("gate"), section),
             schedule=parsing.schedules(node.get("schedule"), section),
+            derived=parsing.derived(node.get("derived"), wording),
+            credit=parsing.credit(node, section),
             metrics=parsing.flag(section, node, "metrics", cls.metrics),
             wording=wording,
         )
@@ -133,16 +141,28 @@ class GdpoConfig:
             parsing.check_component(f"{section}.gate.on", self.gate["on"], keys)
         # The reward may declare components that the keys leave out.
         own = [component for component in components if component.name in keys]
-        ranges = {c.name: c.range for c in own if c.range is not None}
+        # The range of one turn is none of the sum.
+        ranges = {c.name: c.range for c in own if c.range is not None and not c.by_turn}
+        ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
-        objective = Objective(keys, weights, optional, ranges, self, most)
+        by_turn = frozenset(each.name for each in own if each.by_turn)
+        objective = Objective(keys, weights, optional, ranges, self, most, by_turn)
         self._check_variant(objective)
+        if objective.credits_turns:
+            variant = self.chosen_variant
+            check_credit(variant, self.whiten or variant.whiten, section)
         return objective
 
     def _keys(
         self, declared: Sequence[str], optional: frozenset[str], returned: Sequence[str] | None
     ) -> tuple[str, ...]:
-        """The names of the components, in order."""
+        """The names of the components, in order; derived ones that are not named come last."""
+        for name in self.derived:
+            if name in declared or name in (returned or ()):
+                raise ValueError(
+                    f"{self.wording.root}.gdpo.derived.{name}: the reward itself returns a value "
+                    "of this name. Choose another one."
+                )
         where = f"{self.wording.root}.gdpo_reward_keys"
         if self.reward_keys is None and not declared:
             found = f", although it returns {list(returned)}" if returned else ""
@@ -151,12 +171,13 @@ class GdpoConfig:
                 f"{self.wording.components}"
             )
         keys = self.reward_keys or tuple(declared)
+        keys += tuple(name for name in self.derived if name not in keys)
         if returned is None:
             return keys
         # Every reward returns `score`, the sum of the components: it is never one of them.
         known = [key for key in returned if key != "score"]
         for key in keys:
-            if key not in returned and key not in optional:
+            if key not in (*returned, *optional, *self.derived):
                 raise ValueError(
                     f"{where}: {key!r} is not among the reward components {known}. "
                     f"{self.wording.absent}{did_you_mean(key, known)}"
@@ -218,6 +239,7 @@ class Objective:
     Attributes:
       ranges: low and high, in reward units, of the components that declare both.
       most_unscored: the share of a batch that may be without a component, where one is declared.
+      by_turn: the components that are a list, one number a turn.
     """
 
     keys: tuple[str, ...]
@@ -226,6 +248,23 @@ class Objective:
     ranges: Mapping[str, tuple[float, float]]
     config: GdpoConfig
     most_unscored: Mapping[str, float]
+    by_turn: frozenset[str] = frozenset()
+
+    @property
+    def credits_turns(self) -> bool:
+        """Turns have advantages of their own."""
+        return bool(self.by_turn) and self.config.credit != "answer"
+
+    @property
+    def needs_masks(self) -> bool:
+        """The estimator asks for the response masks as they were sampled."""
+        return bool(self.config.derived) or self.credits_turns
+
+    @property
+    def masks_key(self) -> str:
+        """The key that makes it ask."""
+        name = "derived" if self.config.derived else f"credit={self.config.credit}"
+        return f"{self.config.wording.root}.gdpo.{name}"
 
     def check_groups(self, size: int | None = None) -> None:
         """Refuse groups, and a function of the user's own, that the estimator cannot work with.
@@ -258,6 +297,67 @@ class Objective:
     def conditioned(self, raw: Tensor) -> Tensor:
         """The rewards after the conditions: shape (B, K), in the order of the keys."""
         return apply_conditions(raw, self.keys, self.config.conditions)
+
+    @property
+    def is_derived(self) -> Tensor:
+        """The columns of the derived components: bool, shape (K,)."""
+        return torch.tensor([key in self.config.derived for key in self.keys])
+
+    def with_derived(
+        self,
+        raw: Tensor,
+        infos: Sequence[Mapping[str, Any]],
+        lengths: Sequence[int | None],
+        groups: Sequence[Hashable],
+    ) -> Tensor:
+        """The rewards with the columns of the derived components.
+
+        Args:
+          raw: float64, shape (B, K), in the order of the keys.
+          infos: what the reward returned for each response.
+          lengths: of each in tokens.
+          groups: of each; equal ones share a prompt.
+
+        Raises:
+          ValueError: names the function and the group.
+        """
+        if not self.config.derived:
+            return raw
+        known = dict.fromkeys(key for key in self.keys if key not in self.config.derived)
+        complete = [known | dict(info) for info in infos]
+        filled = raw.clone()
+        for name, derived in self.config.derived.items():
+            column = derived.column(complete, lengths, groups)
+            filled[:, self.keys.index(name)] = torch.tensor(column, dtype=torch.float64)
+        return filled
+
+    def try_derived(self, info: Mapping[str, Any]) -> None:
+        """Call the derived components' functions on a made-up group.
+
+        Args:
+          info: what the reward returned for some answer.
+
+        Raises:
+          ValueError: a function cannot be imported, raises, or returns no numbers.
+        """
+        names = [key for key in self.keys if key not in self.config.derived]
+        ends = {name: self.ranges.get(name, (0.0, 1.0)) for name in names}
+        for derived in self.config.derived.values():
+            derived.try_out(info, ends)
+
+    def conditioned_turns(self, credit: Tensor, sums: Tensor) -> Tensor:
+        """What turns are credited with after the conditions, which look at the sums.
+
+        Args:
+          credit: shape (E, K), read in the columns of the components by turn.
+          sums: shape (E, K), the rewards of each turn's response before the conditions.
+        """
+        by_turn = torch.tensor([key in self.by_turn for key in self.keys])
+        on = [condition["on"] for condition in self.config.conditions.values()]
+        looked_at = torch.tensor([key in on for key in self.keys])
+        values = self.conditioned(torch.where(by_turn & ~looked_at, credit, sums))
+        # What is looked at has no condition of its own.
+        return torch.where(by_turn & looked_at, credit, values)
 
     def settings_at(self, step: int) -> dict[str, Any]:
         """The settings of `gdpo_verl.advantage.decompose` at a global step, by its keywords."""

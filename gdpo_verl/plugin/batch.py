@@ -13,19 +13,26 @@ import torch
 from torch import Tensor
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Decomposition, decompose
+from gdpo_verl.advantage import Decomposition, Turns, decompose, turn_numbers
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import (
     RewardErrors,
     check_unscored,
+    decompose_by_turn,
     read_components,
+    turns_of,
+    unnested,
     weighted_sum,
 )
 
 # The largest share of a batch's responses that may be without a reward; above it training ends.
 MOST_REWARD_ERRORS = 0.5
+NEEDS_SEAM = (
+    "needs what verl's default trainer alone shows us of a batch. Train with verl.trainer.main_ppo "
+    "and trainer.use_v1=true, or do without."
+)
 
 
 def failed_judgement(info: Mapping[str, Any]) -> str:
@@ -60,6 +67,9 @@ class RewardRows:
       infos: what the reward returned for each row (verl's `reward_extra_info`).
       keys: verl's names of the rows.
       padding: the rows that verl added to fill the batch; empty where there are none.
+      masks: the response mask of each row as it was sampled, for what needs lengths; verl's
+        rollout correction may have emptied the one that an estimator gets. Without them no derived
+        component is scored.
       global_step: of the training, for scheduled weights.
     """
 
@@ -68,6 +78,7 @@ class RewardRows:
     keys: Sequence[str]
     padding: Sequence[bool] = ()
     global_step: int = 0
+    masks: Sequence[Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +95,7 @@ class RewardBatch:
         not scored and in padding rows.
       rewards: the same after `algorithm.gdpo.conditions`.
       token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
+      mask: the response mask of the loss, shape (B, T), for components by turn.
       real: int64, the rows that are no padding, and `session_of_row`, the session of each.
       last_rows: int64, shape (S,), the row of each session's last output.
       group_ids: the group of each session.
@@ -93,6 +105,7 @@ class RewardBatch:
     raw: Tensor
     rewards: Tensor
     token_counts: Tensor | None
+    mask: Tensor | None
     real: Tensor
     session_of_row: Tensor
     last_rows: Tensor
@@ -100,12 +113,17 @@ class RewardBatch:
 
     @classmethod
     def of(
-        cls, rows: RewardRows, uids: Sequence[Hashable], token_counts: Tensor | None = None
+        cls,
+        rows: RewardRows,
+        uids: Sequence[Hashable],
+        token_counts: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> RewardBatch:
         """Read the components of the rows, and join the rows to sessions.
 
         Args:
           uids: of each row; those with equal ones share a prompt.
+          token_counts, mask: as the attributes.
 
         Raises:
           ValueError: a component is missing or not a number; names key and row.
@@ -125,21 +143,35 @@ class RewardBatch:
         order = sorted(range(len(real)), key=lambda row: names[row].output)
         last = {sessions[row]: real[row] for row in order}
         last_rows = [last[session] for session in range(len(place))]
+        group_ids = [uids[row] for row in last_rows]
+        if objective.config.derived and rows.masks is not None:
+            lengths = [0] * len(place)
+            for row, session in zip(real, sessions, strict=True):
+                lengths[session] += int(rows.masks[row].sum())
+            last_infos = [unnested(infos[row]) for row in last_rows]
+            complete = objective.with_derived(raw[last_rows], last_infos, lengths, group_ids)
+            raw[real] = torch.where(objective.is_derived, complete[sessions], raw[real])
         return cls(
             rows=rows,
             raw=raw,
             rewards=objective.conditioned(raw),
             token_counts=token_counts,
+            mask=mask,
             real=torch.tensor(real, dtype=torch.int64),
             session_of_row=torch.tensor(sessions, dtype=torch.int64),
             last_rows=torch.tensor(last_rows, dtype=torch.int64),
-            group_ids=[uids[row] for row in last_rows],
+            group_ids=group_ids,
         )
 
     @cached_property
     def last_infos(self) -> list[Mapping[str, Any]]:
         """The reward's dict for each session's last output."""
         return [self.rows.infos[row] for row in self.last_rows.tolist()]
+
+    @property
+    def _judged_infos(self) -> list[Mapping[str, Any]]:
+        nothing = dict.fromkeys(self.rows.objective.keys)
+        return [nothing if failed_judgement(info) else info for info in self.last_infos]
 
     @property
     def parse_errors(self) -> list[int | None]:
@@ -190,9 +222,86 @@ class RewardBatch:
             **self.rows.objective.settings_at(self.rows.global_step),
         )
 
+    @cached_property
+    def turns(self) -> Turns:
+        """The turns of the sessions: runs of 1 in the response masks as they were sampled.
+
+        Raises:
+          ValueError: a session has several outputs.
+        """
+        masks = self.rows.masks
+        assert masks is not None
+        if len(self.real) > len(self.last_rows):
+            several = int(self.session_of_row.bincount().argmax())
+            key = self.rows.keys[int(self.last_rows[several])]
+            raise ValueError(
+                f"algorithm.gdpo.credit={self.rows.objective.config.credit}: the session of row "
+                f"{key} has several outputs, and turns are known within one output alone. Set "
+                "algorithm.gdpo.credit=answer, which credits the whole session with the sum of "
+                f"{sorted(self.rows.objective.by_turn)}, or use an agent loop of one output."
+            )
+        numbers = self._turn_numbers[self.last_rows]
+        counts = numbers.amax(dim=1).add(1).tolist()
+        kept = numbers >= 0
+        if self.mask is not None:  # of the loss: less than was sampled after a rejection
+            kept &= self.mask.to("cpu")[self.last_rows].bool()[:, : numbers.shape[1]]
+        tokens = torch.zeros(len(counts), max(counts, default=0) + 1, dtype=torch.float64)
+        tokens.scatter_add_(1, numbers.clamp(min=0), kept.to(tokens))
+        lists = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+        return Turns.of(lists)
+
+    @cached_property
+    def _turn_numbers(self) -> Tensor:
+        """The turn of each token of each row, -1 outside: shape (B, T)."""
+        masks = self.rows.masks
+        assert masks is not None
+        padded = torch.nn.utils.rnn.pad_sequence([mask.to("cpu") for mask in masks], True)
+        return turn_numbers(padded)
+
+    @cached_property
+    def by_turn(self) -> Decomposition:
+        """The decomposition of the sessions' turns.
+
+        Raises:
+          ValueError: a component has no number for each turn.
+        """
+        keys = [self.rows.keys[row] for row in self.last_rows.tolist()]
+        objective, turns = self.rows.objective, self.turns
+        return decompose_by_turn(self.decomposition, self._judged_infos, objective, keys, turns)
+
+    @property
+    def trained(self) -> Decomposition:
+        """The decomposition whose advantage trains: of the turns, else of the sessions."""
+        return self.by_turn if self.rows.objective.credits_turns else self.decomposition
+
+    def turn_lists(self, key: str) -> list[list[float] | None]:
+        """A component by turn of each session, as the reward returned it."""
+        wording = self.rows.objective.config.wording
+        return [turns_of(unnested(info), key, wording, "") for info in self._judged_infos]
+
+    def turns_on_tokens(self, mask: Tensor) -> Tensor:
+        """The advantage of each turn on its tokens, 0 elsewhere: shape (B, T), as the mask."""
+        values = self.turns.table(self.by_turn.advantage)
+        table = values.new_zeros(len(self.raw), values.shape[1] + 1)
+        table[self.last_rows, : values.shape[1]] = values
+        # The last column, which -1 takes, is 0.
+        numbers = self._turn_numbers
+        missing = mask.shape[1] - numbers.shape[1]
+        numbers = torch.nn.functional.pad(numbers, (0, missing), value=-1)
+        numbers = torch.where(numbers < 0, values.shape[1], numbers)
+        return table.gather(1, numbers).to(mask) * mask
+
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
         return weighted_sum(self.rewards, self.rows.objective)
+
+    def returned_score(self) -> Tensor:
+        """The same without the derived components, of which the reward knows nothing."""
+        objective = self.rows.objective
+        if not objective.config.derived:
+            return self.score()
+        returned = torch.where(objective.is_derived, torch.nan, self.raw)
+        return weighted_sum(objective.conditioned(returned), objective)
 
     def to_rows(self, advantage: Tensor) -> Tensor:
         """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""

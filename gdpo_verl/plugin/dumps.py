@@ -15,7 +15,7 @@ import torch
 
 from gdpo_verl.advantage import GDPO
 from gdpo_verl.config import Objective
-from gdpo_verl.config.components import MINI_BATCH, TOKENS
+from gdpo_verl.config.components import BY_TURN, MINI_BATCH, TOKENS
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.row_key import RowKey
 
@@ -88,10 +88,13 @@ class Dump:
 
     The advantages are GDPO's, GRPO's, and those of a variant where one is chosen. verl dumps a
     step's rows together when all its mini-batches are done; where there are several, a column
-    says which one a row was whitened with.
+    says which one a row was whitened with. A component by turn has its list beside its sum, and so
+    have the tokens and the advantage that trains where turns have their own: there the advantage
+    is the mean over the response's tokens.
     """
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, trains_turns: bool = False) -> None:
+        self.trains_turns = trains_turns
         variant = objective.config.chosen_variant
         self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
         self.names = [*objective.keys, TOKENS, "gdpo_advantage", "grpo_advantage"]
@@ -99,6 +102,7 @@ class Dump:
         self._step = -1
         self._tables: list[torch.Tensor] = []
         self._rows: dict[str, int] = {}
+        self._lists: dict[str, dict[str, list[Any]]] = {}  # by column and row
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -110,9 +114,13 @@ class Dump:
         if global_step != self._step:
             self.clear()  # of a trainer that has not dumped its last step
             self._step = global_step
-        of_sessions = [decomposition.gdpo, decomposition.grpo]
+        trained = decomposition.advantage
+        if self.trains_turns:
+            trained = batch.turns.token_means(batch.by_turn.advantage)
+        gdpo = decomposition.gdpo if self.variant else trained
+        of_sessions = [gdpo, decomposition.grpo]
         if self.variant:
-            of_sessions.append(decomposition.advantage)
+            of_sessions.append(trained)
         tokens = decomposition.token_counts
         if tokens is None:
             tokens = torch.full_like(decomposition.gdpo, torch.nan)
@@ -121,6 +129,21 @@ class Dump:
         for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
             self._rows[batch.rows.keys[place]] = row
         self._tables.append(table)
+        self._keep_lists(batch)
+
+    def _keep_lists(self, batch: RewardBatch) -> None:
+        columns = {key: batch.turn_lists(key) for key in sorted(batch.rows.objective.by_turn)}
+        if self.trains_turns:
+            columns[TOKENS] = [*batch.turns.lists(batch.turns.tokens)]
+            trained = batch.turns.lists(batch.by_turn.advantage)
+            columns[self.variant or "gdpo_advantage"] = [*trained]
+        sessions = batch.session_of_row.tolist()
+        for name, lists in columns.items():
+            kept = self._lists.setdefault(f"{name}{BY_TURN}", {})
+            for row, session in zip(batch.real.tolist(), sessions, strict=True):
+                turns = lists[session]
+                if turns is not None:
+                    kept[batch.rows.keys[row]] = [None if x != x else x for x in turns]
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
         """The columns of these rows, None for padding and what is not scored; empty for others."""
@@ -134,6 +157,8 @@ class Dump:
         values = table.numpy().astype(object)
         values[table.isnan().numpy()] = None
         columns = {name: row.tolist() for name, row in zip(self.names, values.T, strict=True)}
+        for name, lists in self._lists.items():
+            columns[name] = [lists.get(key) for key in row_keys]
         if len(self._tables) > 1:
             numbers = [number for number, rows in enumerate(self._tables) for _ in rows]
             columns[MINI_BATCH] = [
@@ -145,6 +170,7 @@ class Dump:
         """Forget all rows."""
         self._tables.clear()
         self._rows.clear()
+        self._lists.clear()
 
 
 def with_columns(

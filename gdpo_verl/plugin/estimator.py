@@ -8,12 +8,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.batch import NEEDS_SEAM, RewardBatch, RewardRows
 from gdpo_verl.plugin.row_key import RowKey
 
 
@@ -27,7 +28,7 @@ class AdvantageStep:
     Attributes:
       rows: handed in.
       data: verl's `DataProto` of the rows, as its own function got it.
-      batch: what `gdpo` has computed; None of another estimator.
+      batch: what `gdpo` has computed, or what its derived components needed.
     """
 
     rows: RewardRows
@@ -56,9 +57,54 @@ def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
 
     Wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
     """
-    if (step := _step.get()) is not None:
+    step = _step.get()
+    if step is not None and step.data is None:
         step.data = data
+        if step.rows.objective.config.derived:
+            step.batch = joined(step.rows, data)
+            add_derived(step.batch, data)
     return original(data, *args, **kwargs)
+
+
+def joined(rows: RewardRows, data: Any, *, count_tokens: bool = True) -> RewardBatch:
+    """Join rows to sessions where verl has called no estimator of ours.
+
+    Args:
+      data: verl's `DataProto` of the rows.
+      count_tokens: for whitening.
+
+    Raises:
+      RewardErrors: too many are without a reward.
+    """
+    counts = None
+    mask = data.batch["response_mask"]
+    if count_tokens:
+        counts = MaskedRows(mask, len(rows.keys), torch.float32).counts
+    batch = RewardBatch.of(rows, data.non_tensor_batch["uid"], counts, mask)
+    batch.check_errors()
+    return batch
+
+
+def add_derived(batch: RewardBatch, data: Any) -> None:
+    """Make the derived components part of the score that verl's own estimators normalise.
+
+    verl scores an answer before its group is known (verl/trainer/ppo/v1/trainer_base.py,
+    `_compute_advantage`, has `token_level_scores` from the reward loop): here both tensors that
+    its estimators read get what the derived components add to the weighted sum, at each row's last
+    token.
+
+    Args:
+      data: verl's `DataProto`; its tensors are replaced, since verl uses one under several names.
+    """
+    assert batch.rows.masks is not None
+    added = batch.score() - batch.returned_score()
+    last = torch.tensor([max(len(mask), 1) - 1 for mask in batch.rows.masks])
+    places = torch.arange(len(last))
+    for name in ("token_level_scores", "token_level_rewards"):
+        tensor = data.batch[name].clone()
+        column = last.to(tensor.device).clamp(max=tensor.shape[1] - 1)
+        tensor[places, column] += added.to(tensor)
+        data.batch[name] = tensor
 
 
 def gdpo(
@@ -91,8 +137,12 @@ def gdpo(
     tokens = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
     step = _step.get() or AdvantageStep(_rows_of_arguments(index, config, non_tensor_batch))
     assert index is not None  # verl's default trainer always has uids
-    step.batch = RewardBatch.of(step.rows, index, tokens.counts)
-    step.batch.check_errors()
+    if step.batch is None:
+        step.batch = RewardBatch.of(step.rows, index, tokens.counts, response_mask)
+        step.batch.check_errors()
+    if step.rows.objective.credits_turns:
+        by_turn = step.batch.turns_on_tokens(tokens.values)
+        return by_turn, by_turn
     advantage = step.batch.to_rows(step.batch.decomposition.advantage)
     on_tokens = tokens.scale_(advantage)
     return on_tokens, on_tokens
@@ -129,6 +179,8 @@ def rows_of_columns(
     Args:
       columns: arrays of length B, of which those of the components are read.
     """
+    if objective.needs_masks:
+        raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
     known = {key: columns[key] for key in objective.keys if key in columns}
     infos = [dict(zip(known, values, strict=True)) for values in zip(*known.values(), strict=True)]
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from gdpo_verl.plugin import estimator, reward, validation
-from gdpo_verl.plugin.trainer import Seam, given_up_on_error, joined, seam_of
+from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of
 
 
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +38,7 @@ def metrics_of(batch: Any) -> dict[str, float]:
     with given_up_on_error(trainer):
         columns = batch.non_tensor_batch
         uids = batch.non_tensor_batch["uid"]
-        rewards = joined(estimator.rows_of_columns(seam.objective, uids, columns), batch)
+        rewards = estimator.joined(estimator.rows_of_columns(seam.objective, uids, columns), batch)
         seam.check_score(rewards, batch)
         if seam.objective.config.metrics:
             # Trackers write plain numbers alone.

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import transfer_queue as tq
-from tensordict import NonTensorData
+from tensordict import NonTensorData, TensorDict
 
 
 @contextmanager
@@ -38,6 +39,21 @@ def reward_infos(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]
     """The dict that the reward returned for each row, {} where it returned a number."""
     rows = _values(fetch(keys, partition_id, ["extra_fields"])["extra_fields"])
     return [row.get("reward_extra_info") or {} for row in rows]
+
+
+def response_masks(keys: Sequence[str], partition_id: str) -> list[torch.Tensor]:
+    """The response mask of each row, as long as its response."""
+    return list(fetch(keys, partition_id, ["response_mask"])["response_mask"].unbind())
+
+
+def put_response_tokens(
+    keys: Sequence[str], partition_id: str, name: str, table: torch.Tensor, lengths: Sequence[int]
+) -> None:
+    """Write a padded table of shape (B, T) as a field, each row as long as its response."""
+    rows = [row[:length] for row, length in zip(table, lengths, strict=True)]
+    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    fields = TensorDict({name: nested}, batch_size=len(rows))
+    tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields)
 
 
 @collector_paused()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
@@ -26,7 +27,7 @@ from gdpo_verl.config import Objective
 from gdpo_verl.names import FAILED_SESSIONS
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.hooks import wrap
-from gdpo_verl.plugin.queue import reward_infos
+from gdpo_verl.plugin.queue import response_masks, reward_infos
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.plugin.validation import FILTER_METRIC
 
@@ -190,9 +191,14 @@ def _silent_groups(
         return {}
     infos = reward_infos(keys, partition_id)
     uids = [RowKey.parse(key).uid for key in keys]
-    batch = RewardBatch.of(RewardRows(objective, infos, keys, global_step=global_step), uids)
-    has_signal = batch.decomposition.has_signal.tolist()
-    learns = {uid for uid, signal in zip(batch.group_ids, has_signal, strict=True) if signal}
+    masks = response_masks(keys, partition_id) if objective.needs_masks else None
+    rows = RewardRows(objective, infos, keys, global_step=global_step, masks=masks)
+    batch = RewardBatch.of(rows, uids)
+    sessions = torch.arange(len(batch.group_ids))
+    if objective.credits_turns:
+        sessions = batch.turns.responses
+    has_signal = batch.trained.has_signal
+    learns = {batch.group_ids[session] for session in sessions[has_signal].tolist()}
     sizes = Counter(batch.group_ids)
     scores = dict(zip(uids, batch.score().tolist(), strict=True))
     return {uid: scores[uid] for uid in sizes if sizes[uid] > 1 and uid not in learns}

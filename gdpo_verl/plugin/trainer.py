@@ -21,7 +21,6 @@ from omegaconf import open_dict
 from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics, names
-from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin import (
     aggregation,
@@ -76,7 +75,8 @@ class Seam:
         self.objective = objective
         self.estimates = validation.is_gdpo(config)
         self.failures: replay_buffer.SessionFailures | None = None
-        self.dump = Dump(objective)
+        self.trains_turns = self.estimates and objective.credits_turns
+        self.dump = Dump(objective, self.trains_turns)
         self._failures_warned = self._score_checked = False
 
     def rows(self, batch: Any, global_step: int) -> RewardRows:
@@ -89,7 +89,10 @@ class Seam:
         else:
             infos = queue.reward_infos(batch.keys, batch.partition_id)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        return RewardRows(self.objective, infos, batch.keys, padding, global_step)
+        masks = None
+        if self.objective.needs_masks:
+            masks = queue.response_masks(batch.keys, batch.partition_id)
+        return RewardRows(self.objective, infos, batch.keys, padding, global_step, masks)
 
     def report(self, step: AdvantageStep, metrics: dict[str, Any]) -> None:
         """Add the metrics of this step, and keep its columns for the dump."""
@@ -98,7 +101,7 @@ class Seam:
         batch = step.batch
         if batch is None and (wants_metrics or wants_dump):
             # Another estimator was called. Tokens count in GDPO's whitening alone: for the dump.
-            batch = joined(step.rows, step.data, count_tokens=wants_dump)
+            batch = estimator.joined(step.rows, step.data, count_tokens=wants_dump)
         if batch is None:
             return
         if step.data is not None:
@@ -120,7 +123,10 @@ class Seam:
             failed_sessions=failed_sessions,
             trains=self.estimates,
             scheduled=bool(objective.config.schedule),
+            by_turn=(batch.by_turn, batch.turns) if self.trains_turns else None,
         )
+        for key in objective.by_turn:
+            metrics |= diagnostics.turn_metrics(key, batch.turn_lists(key))
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics[names.REWARD_ERRORS.key] = batch.error_share
         return metrics
@@ -215,7 +221,8 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
         # For a row without the components our manager has kept the function's own score.
         sums = trainer.config.reward.reward_manager.name == MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
-        if trainer.gdpo_seam is None or trainer.gdpo_seam.estimates or no_score:
+        seam = trainer.gdpo_seam
+        if seam is None or seam.estimates or seam.objective.config.derived or no_score:
             raise
         logger.warning("no more metrics for the reward components in this run", exc_info=True)
         trainer.gdpo_seam = None
@@ -241,27 +248,15 @@ def _with_components(
     step = AdvantageStep(rows)
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
+    if seam.objective.config.derived and not seam.config.algorithm.use_kl_in_reward:
+        # verl writes it back with a penalty alone; else its metrics take the reward's own score.
+        name = "token_level_rewards"
+        lengths = [len(mask) for mask in rows.masks or ()]
+        table = step.data.batch[name]
+        queue.put_response_tokens(batch.keys, batch.partition_id, name, table, lengths)
     with given_up_on_error(trainer):
         seam.report(step, metrics)
     return result
-
-
-def joined(rows: RewardRows, data: Any, *, count_tokens: bool = True) -> RewardBatch:
-    """Join rows to sessions where verl has called no estimator of ours.
-
-    Args:
-      data: verl's `DataProto` of the rows.
-      count_tokens: for whitening.
-
-    Raises:
-      RewardErrors: too many are without a reward.
-    """
-    counts = None
-    if count_tokens:
-        counts = MaskedRows(data.batch["response_mask"], len(rows.keys), torch.float32).counts
-    batch = RewardBatch.of(rows, data.non_tensor_batch["uid"], counts)
-    batch.check_errors()
-    return batch
 
 
 @_with_seam

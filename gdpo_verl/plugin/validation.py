@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
-from gdpo_verl.plugin.batch import failed_judgement
+from gdpo_verl.plugin.batch import NEEDS_SEAM, failed_judgement
 from gdpo_verl.plugin.model import check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, declared_reward
 from gdpo_verl.reward_dicts import read_components, unnested
@@ -96,7 +96,10 @@ def check_settings(config: Any) -> None:
         )
     shared_prompts.check(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
-    _ = settings.chosen_variant  # a user's own is imported
+    # A user's own functions are imported.
+    _ = settings.chosen_variant
+    for derived in settings.derived.values():
+        _ = derived.function
     check_schedule(config)
     if not is_gdpo(config):
         _warn_about_no_effect(config, settings)
@@ -200,6 +203,8 @@ def check_trainer(config: Any, objective: Objective) -> None:
     """
     if on_default_trainer(config):
         return
+    if objective.needs_masks:
+        raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
     if absent := [key for key in objective.keys if key in objective.optional]:
         raise ValueError(
             f"algorithm.gdpo_reward_keys: {absent} may be absent, and verl's legacy, fully_async "
@@ -238,7 +243,7 @@ def objective_of(
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
     declared = declared_reward(config)
-    if not (is_gdpo(config) or declared or settings.reward_keys):
+    if not (is_gdpo(config) or declared or settings.reward_keys or settings.derived):
         return None
     for row, info in (returned or {}).items():
         if reason := failed_judgement(info):
@@ -254,7 +259,12 @@ def objective_of(
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
         read_components([info], settings.resolve(declared, list(unnested(info))), [row])
     objective = settings.resolve(declared)
-    return objective if is_gdpo(config) or settings.metrics else None
+    if returned is not None:
+        for info in list(returned.values()) or [{}]:
+            objective.try_derived(unnested(info))
+    # Derived components are part of what any estimator optimises.
+    needed = is_gdpo(config) or settings.metrics or settings.derived
+    return objective if needed else None
 
 
 def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:

@@ -22,7 +22,7 @@ from gdpo_verl.rewards.gsm8k import CLOSE, OPEN, parse_ground_truth
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
 from gdpo_verl.rewards.thought import assistant_text
 
-__all__ = ["compute_score", "parse_ground_truth"]
+__all__ = ["compute_score", "compute_score_by_turn", "parse_ground_truth"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,47 @@ def compute_score(
                 rewards["economy"] = None
     score = sum(value for value in rewards.values() if value is not None)
     return {"score": score, **rewards, "calls": calls, "parse_error": int(error)}
+
+
+@declares(*(Component(name, 0, 1) for name in _NAMES), by_turn=("executed",))
+def compute_score_by_turn(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """The same four rewards, with `executed` by turn: its sum is that of `compute_score`.
+
+    A turn whose call ran to its end has its share of all calls, 1 / calls; any other turn has 0.
+
+    Args:
+      as `compute_score`; extra_info also holds verl's `num_turns`, those of the assistant and what
+        was told to it.
+
+    Raises:
+      ValueError: a turn made several calls, which verl's record does not tell apart
+        (`actor_rollout_ref.rollout.multi_turn.max_parallel_calls`).
+
+    >>> info = {"calls": 2, "tool_rewards": [0.0, 1.0], "num_turns": 6}
+    >>> compute_score_by_turn("", "<answer>42</answer>", "42", info)["executed"]
+    [0.0, 0.5, 0.0]
+    """
+    scored: dict[str, Any] = compute_score(data_source, solution_str, ground_truth, extra_info)
+    info = extra_info or {}
+    ran = [float(outcome) > 0 for outcome in info.get("tool_rewards") or ()]
+    # Each turn of the assistant's but the last is followed by what it is told; verl counts the
+    # question, too.
+    turns = (info.get("num_turns") or 2 * (len(ran) + 1)) // 2
+    if len(ran) > turns:
+        raise ValueError(
+            f"extra_info['tool_rewards']: expected at most one call in each of {turns} turns, "
+            f"found {len(ran)}. Set max_parallel_calls=1."
+        )
+    if scored["executed"] is not None:
+        shares = [each / scored["calls"] if each else 0.0 for each in ran]
+        scored["executed"] = shares + [0.0] * (turns - len(ran))
+    return scored
 
 
 @functools.cache

@@ -32,6 +32,12 @@ def emitted() -> set[str]:
     metrics = Seam(config, objective).metrics(
         RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 1, 3]))
     )
+    by_turn = GdpoConfig(credit="answer").resolve([Component(component.name, by_turn=True)])
+    lists = [{component.name: [1.0, value]} for value in (1.0, 0.0, 1.0)]
+    rows = RewardRows(by_turn, lists, rows.keys)
+    metrics |= Seam(config, by_turn).metrics(
+        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
+    )
     return {
         name.replace(f"/{component.name}/", "/<component>/")
         .replace("code_4", "code_<code>")

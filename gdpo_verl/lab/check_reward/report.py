@@ -155,11 +155,13 @@ def _read_components(
     found += checks.first_and_count(PROBLEM, errors)
     if not readable:
         return None
-    rows = RewardRows(
-        objective,
-        [each.result.info for each in readable],
-        [str(RowKey("answer", number, 0)) for number in range(len(readable))],
-    )
+    infos = [each.result.info for each in readable]
+    # The tokens of made-up answers are not known: there derived components are not scored.
+    ids = [each.answer.token_ids for each in readable]
+    masks = None if None in ids else [torch.ones(len(each or ())) for each in ids]
+    keys = [str(RowKey("answer", number, 0)) for number in range(len(readable))]
+    rows = RewardRows(objective, infos, keys, masks=masks)
+    objective.try_derived(unnested(infos[0]))
     # Tokens of answers that no training has masked are not known: every answer counts alike.
     tokens = torch.ones(len(readable))
     batch = RewardBatch.of(rows, [each.answer.group for each in readable], tokens)
@@ -167,7 +169,7 @@ def _read_components(
         batch.check_errors()
     except RewardErrors as error:
         found.append((PROBLEM, str(error)))
-    sums = batch.score().tolist()
+    sums = batch.returned_score().tolist()
     for place, each in enumerate(readable):
         each.values = dict(zip(objective.keys, batch.raw[place].tolist(), strict=True))
         each.weighted_sum = sums[place]
@@ -177,6 +179,7 @@ def _read_components(
 
 def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[str, Any]]:
     names = batch.rows.objective.keys
+    derived = batch.rows.objective.config.derived
     groups = batch.group_ids
     sizes = Counter(groups)
     # One answer alone would count as a prompt in which nothing varies.
@@ -196,6 +199,7 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
             UNSCORED.last: metrics[UNSCORED.of(name)],
         }
         for name, weight in zip(names, batch.rows.objective.weights, strict=True)
+        if batch.rows.masks is not None or name not in derived
     ]
 
 

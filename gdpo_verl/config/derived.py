@@ -1,0 +1,115 @@
+"""Derived components: a function of the user's own that sees a whole group of responses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gdpo_verl.advantage.checks import LARGEST, read_number
+from gdpo_verl.advantage.variants import load_function, random_state_kept
+
+# The responses of the group that a function is tried on, with their lengths in tokens.
+_TRIED_LENGTHS = (12, 7, 30, 7)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One of `algorithm.gdpo.derived`.
+
+    Attributes:
+      key: its key in the settings, in full.
+      address: of the function, ``pkg://module:function``.
+      options: keyword arguments of the function.
+      range: its smallest and its largest value, in reward units, where they are known.
+    """
+
+    key: str
+    address: str
+    options: Mapping[str, Any]
+    range: tuple[float, float] | None = None
+
+    @cached_property
+    def function(self) -> Any:
+        """The function; ValueError where it cannot be imported."""
+        return load_function(self.address, self.key)
+
+    def of_group(
+        self, infos: Sequence[Mapping[str, Any]], lengths: Sequence[int | None], group: str
+    ) -> list[float]:
+        """Call the function on the responses of one group; NaN is *not scored*.
+
+        Args:
+          infos: what the reward returned for each.
+          lengths: of each in tokens.
+          group: what to call it in an error.
+
+        Raises:
+          ValueError: the function raised, or returned something else than a number or None for
+            each response.
+        """
+        where = f"{self.key}: {self.address}"
+        copies = [dict(info) for info in infos]
+        function = self.function
+        try:
+            values = list(function(copies, list(lengths), **self.options))
+        except Exception as error:  # a user's function may raise anything
+            hint = ""
+            if None in lengths:
+                hint = " (the lengths are None: give token_counts)"
+            raise ValueError(
+                f"{where} failed for {group}: {type(error).__name__}: {error}{hint}"
+            ) from error
+        if len(values) != len(infos):
+            raise ValueError(
+                f"{where}: expected {len(infos)} values for {group}, one for each of its "
+                f"responses, found {len(values)}"
+            )
+        numbers = [read_number(value) for value in values]
+        for place, number in enumerate(numbers):
+            if math.isinf(number):
+                raise ValueError(
+                    f"{where}: expected numbers of at most {LARGEST:g} in size, or None where "
+                    f"not scored, found {values[place]!r} for {group}, response {place}"
+                )
+        return numbers
+
+    @random_state_kept()
+    def column(
+        self,
+        infos: Sequence[Mapping[str, Any]],
+        lengths: Sequence[int | None],
+        groups: Sequence[Hashable],
+    ) -> list[float]:
+        """The component of each response: B numbers, NaN where not scored or alone in its group."""
+        rows_of: dict[Hashable, list[int]] = {}
+        for row, group in enumerate(groups):
+            rows_of.setdefault(group, []).append(row)
+        column = [math.nan] * len(infos)
+        for group, rows in rows_of.items():
+            if len(rows) == 1:  # with nothing that it could be compared with
+                continue
+            own = [infos[row] for row in rows]
+            values = self.of_group(own, [lengths[row] for row in rows], f"the group {group!r}")
+            for row, value in zip(rows, values, strict=True):
+                column[row] = value
+        return column
+
+    @random_state_kept()
+    def try_out(self, info: Mapping[str, Any], ends: Mapping[str, tuple[float, float]]) -> None:
+        """Call the function on a made-up group.
+
+        Args:
+          info: what the reward returned for some answer.
+          ends: the two values that the made-up responses have of each component.
+
+        Raises:
+          ValueError: as `of_group`.
+        """
+        size = len(_TRIED_LENGTHS)
+        made_up = [
+            dict(info) | {key: pair[row % 2] for key, pair in ends.items()} for row in range(size)
+        ]
+        self.of_group(made_up, _TRIED_LENGTHS, f"a made-up group of {size} responses")

@@ -1,0 +1,93 @@
+"""Rewards relative to the group: a response's length, and its rank by a component.
+
+Use them as `algorithm.gdpo.derived`, for what one answer alone cannot say.
+Assumes: several responses to a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def relative_length(
+    rewards: Sequence[Mapping[str, Any]],
+    lengths: Sequence[int],
+    *,
+    outcome: str,
+    at_least: float = 1.0,
+) -> list[float | None]:
+    """Each response's length against the others that pass an outcome.
+
+    (longest - length) / (longest - shortest): 1 for the shortest, 0 for the longest, 1 where all
+    are of one length. None for a response that does not pass, and for all where fewer than two do.
+
+    Args:
+      rewards: of one group, what the reward returned for each response.
+      lengths: in tokens.
+      outcome: the component that says whether a response passes.
+      at_least: its value from which it does.
+
+    >>> right = [{"correctness": each} for each in (1, 1, 0, 1)]
+    >>> relative_length(right, [10, 30, 5, 15], outcome="correctness")
+    [1.0, 0.0, None, 0.75]
+    """
+    outcomes = [_value(info, outcome) for info in rewards]
+    passing = [value is not None and value >= at_least for value in outcomes]
+    known = [length for length, passes in zip(lengths, passing, strict=True) if passes]
+    if len(known) < 2:
+        return [None] * len(lengths)
+    longest = max(known)
+    width = longest - min(known)
+    values: list[float | None] = []
+    for length, passes in zip(lengths, passing, strict=True):
+        if not passes:
+            values.append(None)
+        elif width == 0:
+            values.append(1.0)
+        else:
+            values.append((longest - length) / width)
+    return values
+
+
+def rank(
+    rewards: Sequence[Mapping[str, Any]], lengths: Sequence[int], *, of: str
+) -> list[float | None]:
+    """Each response's rank among its siblings by a component, from 0 to 1.
+
+    The share of the other scored responses that it surpasses; one of the same value counts half.
+    None where the component is not scored, or for no other response.
+
+    Args:
+      rewards: of one group, what the reward returned for each response.
+      lengths: ignored.
+      of: the component.
+
+    >>> rank([{"quality": each} for each in (0.2, 0.9, 0.2, None)], [1] * 4, of="quality")
+    [0.25, 1.0, 0.25, None]
+    """
+    values = [_value(info, of) for info in rewards]
+    scored = [value for value in values if value is not None]
+    ranks: list[float | None] = []
+    for value in values:
+        if value is None or len(scored) < 2:
+            ranks.append(None)
+            continue
+        below = sum(other < value for other in scored)
+        same = sum(other == value for other in scored) - 1
+        ranks.append((below + same / 2) / (len(scored) - 1))
+    return ranks
+
+
+def _value(info: Mapping[str, Any], name: str) -> float | None:
+    """A component's value, of a list by turn its sum; None where not scored."""
+    if name not in info:
+        raise ValueError(f"expected one of {sorted(info)}, found {name!r}")
+    value = info[name]
+    if isinstance(value, (list, tuple)):
+        turns = [float(each) for each in value if each is not None]
+        value = sum(turns) if turns else None
+    if value is None or math.isnan(value):
+        return None
+    return float(value)

@@ -1,0 +1,168 @@
+"""Derived components: what a user's function of a whole group gets, gives, and must not do."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gdpo_verl import advantages_of
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.rewards.derived import rank, relative_length
+
+LENGTH = {
+    "function": "pkg://gdpo_verl.rewards.derived:relative_length",
+    "outcome": "right",
+}
+RIGHT = [1, 1, 0, 1, 0, 1]
+LENGTHS = [10, 30, 5, 20, 8, 9]
+GROUPS = ["a", "a", "a", "a", "b", "b"]
+# Group a: (30 - length) / 20 of its right ones; of b only one is right.
+BREVITY = [1.0, 0.0, None, 0.5, None, None]
+
+
+def advantages(derived: Any, groups: Any = GROUPS, tokens: Any = LENGTHS, **settings: Any) -> Any:
+    gdpo = {"derived": derived, **settings.pop("gdpo", {})}
+    rewards = [{"right": value} for value in RIGHT]
+    return advantages_of(rewards, groups, tokens, config={"gdpo": gdpo, **settings})
+
+
+def by_hand(**settings: Any) -> list[float]:
+    rewards = [{"right": a, "brevity": b} for a, b in zip(RIGHT, BREVITY, strict=True)]
+    return advantages_of(rewards, GROUPS, LENGTHS, config=settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gdpo_reward_weights": {"brevity": 0.5}},
+        {"gdpo_reward_keys": ["brevity", "right"], "gdpo_reward_weights": [2.0, 1.0]},
+        {"gdpo": {"conditions": {"brevity": {"on": "right", "at_least": 1.0}}}},
+        {"gdpo": {"conditions": {"right": {"on": "brevity", "at_least": 0.5}}}},
+        {"gdpo": {"gate": {"on": "brevity"}}},
+        {"gdpo": {"variant": "dara"}},
+        {"gdpo": {"whiten": "none"}},
+    ],
+    ids=["plain", "weight", "named", "conditioned", "condition", "gate", "variant", "whiten"],
+)
+def test_a_derived_component_is_a_component_like_any_other(settings: dict[str, Any]) -> None:
+    assert advantages({"brevity": LENGTH}, **settings) == by_hand(**settings)
+
+
+def test_ids_may_be_a_tensor_and_groups_lie_in_any_order() -> None:
+    order = [3, 4, 0, 5, 2, 1]
+    found = advantages_of(
+        [{"right": RIGHT[row]} for row in order],
+        torch.tensor([ord(GROUPS[row]) for row in order]),
+        [LENGTHS[row] for row in order],
+        config={"gdpo": {"derived": {"brevity": LENGTH}}},
+    )
+    assert found == pytest.approx([by_hand()[row] for row in order], abs=1e-12)
+
+
+def test_a_range_serves_the_variants_that_need_one() -> None:
+    settings: Any = {"gdpo": {"variant": "tchebycheff"}, "gdpo_reward_keys": ["brevity"]}
+    config = GdpoConfig.from_algorithm(
+        {"gdpo": {"derived": {"brevity": LENGTH | {"range": [0, 1]}}}}
+    )
+    assert config.resolve(["right"]).ranges == {"brevity": (0.0, 1.0)}
+    with pytest.raises(ValueError, match=r"none are known for \['brevity'\]"):
+        advantages({"brevity": LENGTH}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        ("raising", r"failed for the group 'a': KeyError: 'nobody'"),
+        ("too_few", r"expected 4 values for the group 'a', .* found 3"),
+        ("text", r"found '1.0' for the group 'a', response 0"),
+        ("infinite", r"found inf for the group 'a', response 0"),
+        ("nothing", r"failed for the group 'a': TypeError"),
+        ("asynchronous", r"failed for the group 'a': TypeError"),
+        ("NO_FUNCTION", "is int, not a function"),
+        ("absent", "cannot load 'absent'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_function_that_fails_is_named_with_its_group(function: str, found: str) -> None:
+    with pytest.raises(ValueError, match=rf"^config\.gdpo\.derived\.x: .*{found}"):
+        advantages({"x": f"pkg://group_functions:{function}"})
+
+
+@pytest.mark.parametrize("function", ["raising", "too_few", "text", "infinite", "nothing"])
+def test_a_function_is_tried_on_a_made_up_group(function: str) -> None:
+    derived = {"x": f"pkg://group_functions:{function}"}
+    objective = GdpoConfig.from_algorithm({"gdpo": {"derived": derived}}).resolve(["right"])
+    with pytest.raises(ValueError, match=r"^algorithm\.gdpo\.derived\.x: .* a made-up group"):
+        objective.try_derived({"right": 0.0})
+
+
+def test_what_the_reward_returned_beside_its_components_is_in_the_made_up_group() -> None:
+    derived = {"x": "pkg://group_functions:verbosity"}
+    objective = GdpoConfig.from_algorithm({"gdpo": {"derived": derived}}).resolve(["right"])
+    objective.try_derived({"right": 0.0, "words": 3})
+    with pytest.raises(ValueError, match="KeyError: 'words'"):
+        objective.try_derived({"right": 0.0})
+
+
+def test_a_careless_function_changes_neither_what_it_got_nor_a_generator() -> None:
+    both = {"x": "pkg://group_functions:careless", "brevity": LENGTH}
+    state, numpy_state = random.getstate(), np.random.get_state()[1].tolist()
+    rewards = [{"right": value} for value in RIGHT]
+    advantages_of(rewards, GROUPS, LENGTHS, config={"gdpo": {"derived": both}})
+    assert rewards == [{"right": value} for value in RIGHT]
+    assert random.getstate() == state
+    assert np.random.get_state()[1].tolist() == numpy_state
+
+
+def test_without_token_counts_only_a_function_that_needs_lengths_is_refused() -> None:
+    ranked = {"x": {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "right"}}
+    assert len(advantages(ranked, tokens=None)) == 6
+    with pytest.raises(ValueError, match="give token_counts"):
+        advantages({"brevity": LENGTH}, tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("derived", "found"),
+    [
+        ({"x": "group_functions:brevity"}, r"derived\.x: expected pkg://module:function"),
+        ({"x": {"of": "right"}}, r"derived\.x: expected pkg://module:function"),
+        ({"x": 3}, r"derived\.x: expected pkg://module:function"),
+        ({"x": LENGTH | {"range": [1, 0]}}, r"derived\.x\.range: expected \[low, high\]"),
+        ({"score": LENGTH}, "'score' cannot be the name"),
+        ({"right": LENGTH}, r"derived\.right: the reward itself returns"),
+        ("pkg://group_functions:brevity", r"derived: expected \{component: pkg"),
+    ],
+    ids=["no pkg", "no function", "number", "range", "reserved", "taken", "no mapping"],
+)
+def test_a_setting_that_cannot_be_is_named_by_its_key(derived: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        advantages(derived)
+
+
+def test_relative_length_is_of_those_that_pass() -> None:
+    def of(right: list[Any], lengths: list[int], **settings: Any) -> Any:
+        rewards = [{"right": value} for value in right]
+        return relative_length(rewards, lengths, outcome="right", **settings)
+
+    assert of([1, 1, 0, 1], [10, 30, 5, 20]) == [1.0, 0.0, None, 0.5]
+    assert of([1, 1], [7, 7]) == [1.0, 1.0]
+    assert of([1, 0, None, float("nan")], [7, 8, 9, 10]) == [None] * 4
+    assert of([0.5, 0.7], [7, 9], at_least=0.5) == [1.0, 0.0]
+    with pytest.raises(ValueError, match="expected one of"):
+        relative_length([{"wrong": 1}] * 2, [1, 2], outcome="right")
+
+
+def test_rank_is_the_share_of_the_siblings_that_are_surpassed() -> None:
+    def of(values: list[Any]) -> Any:
+        return rank([{"q": value} for value in values], [1] * len(values), of="q")
+
+    assert of([3, 1, 2]) == [1.0, 0.0, 0.5]
+    assert of([2, 2, 2]) == [0.5, 0.5, 0.5]
+    assert of([1, None, 2]) == [0.0, None, 1.0]
+    assert of([1, None]) == [None, None]
+    assert of([[1, 1], [None, 3], []]) == [0.0, 1.0, None]

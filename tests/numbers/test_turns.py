@@ -1,0 +1,245 @@
+"""Credit by turn: the gradient by enumeration, entries by hand, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from gdpo_verl import advantages_of
+from gdpo_verl.advantage import VARIANTS, turn_numbers
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component, declared_components, declares
+
+CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
+# A policy that decides at each of two turns whether it goes on. Stopping at turn 1, going on and
+# stopping at turn 2, going on twice.
+WAYS = ((0,), (1, 0), (1, 1))
+
+
+def trajectory(way: tuple[int, ...], stop: tuple[float, float], go: float) -> list[float]:
+    """The rewards of its turns: going on pays 0, then `go`; stopping pays what its turn says."""
+    return [(0.0, go)[turn] if on else stop[turn] for turn, on in enumerate(way)]
+
+
+def expected_gradient(
+    stop: tuple[float, float], go: float, p: float, size: int, credit: Any
+) -> list[float]:
+    """The expected policy gradient of the two turns' logits, over all groups of this size."""
+    chance = {way: math.prod(p if on else 1 - p for on in way) for way in WAYS}
+    total = [0.0, 0.0]
+    for group in itertools.product(WAYS, repeat=size):
+        advantages = credit([trajectory(way, stop, go) for way in group])
+        for way, own in zip(group, advantages, strict=True):
+            for turn, on in enumerate(way):
+                weight = math.prod(chance[each] for each in group) / size
+                total[turn] += weight * own[turn] * (on - p)
+    return total
+
+
+def true_gradient(stop: tuple[float, float], go: float, p: float) -> list[float]:
+    """d/d logit of E[reward]: p (1 - p), going on against stopping, and reaching the turn."""
+    second = p * go + (1 - p) * stop[1]
+    return [p * (1 - p) * (second - stop[0]), p * p * (1 - p) * (go - stop[1])]
+
+
+def ours(rewards: list[list[float]]) -> list[list[float]]:
+    return advantages_of([{"r": each} for each in rewards], [0] * len(rewards), config=CENTRED)
+
+
+def sum_of_indices(rewards: list[list[float]]) -> list[list[float]]:
+    """The biased way: centred at each index, and summed over the turns that are left."""
+    means = []
+    for turn in range(2):
+        values = [each[turn] for each in rewards if len(each) > turn]
+        means.append(sum(values) / len(values) if values else 0.0)
+    centred = [[r - means[turn] for turn, r in enumerate(each)] for each in rewards]
+    return [[sum(each[turn:]) for turn in range(len(each))] for each in centred]
+
+
+def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor() -> None:
+    found = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, ours)
+    assert true_gradient((0.6, 1.0), 1.0, 0.5)[0] == pytest.approx(0.1)
+    assert found[0] == pytest.approx(0.1 * 2 / 3)  # 1 - 1/n: all three reach turn 1
+    biased = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, sum_of_indices)
+    assert biased[0] == pytest.approx(-0.1)  # teaches to stop
+    found = expected_gradient((0.5, 0.9), 1.0, 0.5, 3, ours)
+    assert true_gradient((0.5, 0.9), 1.0, 0.5)[0] == pytest.approx(0.1125)
+    assert found[0] == pytest.approx(0.075)
+    biased = expected_gradient((0.5, 0.9), 1.0, 0.5, 3, sum_of_indices)
+    assert biased[0] == pytest.approx(-0.0833, abs=1e-4)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("stop", [(0.6, 1.0), (0.0, 2.0), (1.5, -1.0), (0.3, 0.3)])
+def test_each_turns_gradient_has_the_true_sign(
+    stop: tuple[float, float], size: int, p: float
+) -> None:
+    found = expected_gradient(stop, 1.0, p, size, ours)
+    true = true_gradient(stop, 1.0, p)
+    assert found[0] == pytest.approx(true[0] * (1 - 1 / size))
+    # Of turn 2 the factor is the mean of 1 - 1/n over those that reach it.
+    reach = [math.comb(size, n) * p**n * (1 - p) ** (size - n) * n / size for n in range(size + 1)]
+    factor = sum(share * (1 - 1 / n) for n, share in enumerate(reach) if n) / p
+    assert found[1] == pytest.approx(true[1] * factor)
+
+
+def z(values: list[float]) -> list[float]:
+    """Normalised by the mean and the unbiased deviation, as numbers on paper."""
+    mean = sum(values) / len(values)
+    std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return [(v - mean) / (std + 1e-6) if std else 0.0 for v in values]
+
+
+# Three responses of one prompt, with 2, 3 and 1 turns.
+CALLS = [[1, 0], [0, 1, 1], [1]]
+RIGHT = [1, 0, 0]
+UNIT = {"gdpo": {"whiten": "none"}}
+
+
+def of(config: dict[str, Any] = UNIT, tokens: Any = None, calls: Any = CALLS) -> Any:
+    rewards = [{"calls": c, "right": r} for c, r in zip(calls, RIGHT, strict=True)]
+    return advantages_of(rewards, ["a"] * 3, tokens, config=config)
+
+
+def flat(lists: Any) -> list[float]:
+    return [value for each in lists for value in each]
+
+
+def test_entries_by_hand_to_go_and_by_turn() -> None:
+    right = z(RIGHT)
+    # To go: 1 0 | 2 2 1 | 1; at turn 1 (1, 2, 1), at turn 2 (0, 2), alone at turn 3.
+    first, second = z([1, 2, 1]), z([0, 2])
+    hand = [
+        [first[0] + right[0], second[0] + right[0]],
+        [first[1] + right[1], second[1] + right[1], right[1]],
+        [first[2] + right[2]],
+    ]
+    found = of()
+    assert [len(each) for each in found] == [2, 3, 1]
+    assert flat(found) == pytest.approx(flat(hand))
+    # The turn's own: at turn 1 (1, 0, 1), at turn 2 (0, 1).
+    first, second = z([1, 0, 1]), z([0, 1])
+    hand = [
+        [first[0] + right[0], second[0] + right[0]],
+        [first[1] + right[1], second[1] + right[1], right[1]],
+        [first[2] + right[2]],
+    ]
+    assert flat(of({"gdpo": {"whiten": "none", "credit": "turn"}})) == pytest.approx(flat(hand))
+
+
+def test_whitening_over_tokens_takes_each_turns_own() -> None:
+    tokens = [[2, 3], [1, 4, 2], [5]]
+    plain, counts = flat(of()), flat(tokens)
+    n = sum(counts)
+    mean = sum(c * a for c, a in zip(counts, plain, strict=True)) / n
+    variance = sum(c * (a - mean) ** 2 for c, a in zip(counts, plain, strict=True)) / (n - 1)
+    hand = [(a - mean) / math.sqrt(variance + 1e-8) for a in plain]
+    assert flat(of({}, tokens)) == pytest.approx(hand)
+
+
+def test_credit_of_the_answer_is_that_of_its_sum() -> None:
+    settings = {"gdpo": {"credit": "answer"}}
+    sums = [{"calls": sum(c), "right": r} for c, r in zip(CALLS, RIGHT, strict=True)]
+    tokens = [[2, 3], [1, 4, 2], [5]]
+    assert of(settings, tokens) == advantages_of(sums, ["a"] * 3, [5, 7, 5])
+
+
+def test_a_list_of_one_turn_is_an_ordinary_component() -> None:
+    found = of(calls=[[1], [0], [2]])
+    plain = of(calls=[1, 0, 2])
+    assert flat(found) == pytest.approx(plain)
+
+
+def test_turns_that_are_not_scored_add_nothing() -> None:
+    # To go: 1 1 | None None None | 1; at turn 1 (1, 1), which does not vary.
+    right = z(RIGHT)
+    found = of(calls=[[None, 1], [None, None, float("nan")], [1]])
+    hand = [[right[0]] * 2, [right[1]] * 3, [right[2]]]
+    assert flat(found) == pytest.approx(flat(hand))
+    # A response without the component still has its turns.
+    found = of(tokens=[[1, 1], [1, 1, 1], [1]], calls=[[None, 1], None, [1]])
+    assert flat(found) == pytest.approx(flat(hand))
+
+
+def test_conditions_and_gates_look_at_the_sum() -> None:
+    condition = {"calls": {"on": "right", "at_least": 1.0}}
+    found = of({"gdpo": {"whiten": "none", "conditions": condition}})
+    # Only the first is right; to go 1 0 | 0 0 0 | 0.
+    first, right = z([1, 0, 0]), z(RIGHT)
+    hand = [[first[0] + right[0], right[0]], [first[1] + right[1]] + [right[1]] * 2]
+    hand.append([first[2] + right[2]])
+    assert flat(found) == pytest.approx(flat(hand))
+    # The sums are 1, 2 and 1: right counts where at least 2 calls ran.
+    condition = {"right": {"on": "calls", "at_least": 2.0}}
+    only = of({"gdpo": {"whiten": "none", "conditions": condition}})
+    # Only the second's sum reaches 2, and it is not right: right is 0 for all.
+    hand = [[a - r for a in each] for each, r in zip(of(), z(RIGHT), strict=True)]
+    assert flat(only) == pytest.approx(flat(hand))
+    # The gate closes a group whose sums are the same, although its turns differ.
+    same = [[1, 0], [0, 1, 0], [1]]
+    assert flat(of({"gdpo": {"gate": {"on": "calls"}}}, calls=same)) == [0.0] * 6
+    assert any(flat(of({}, calls=same)))
+
+
+def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
+    condition = {"calls": {"on": "right", "at_least": 0.0}}
+    calls = [[1, -1], [0, 1, 1], [1]]
+    settings = {"gdpo": {"whiten": "none", "conditions": condition}}
+    assert of(settings, calls=calls) == of(calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "calls", "found"),
+    [
+        ({}, [[1, 1], [1, 1], [1]], CALLS, r"2 turns of row 1 for 'calls', found 3"),
+        ({}, [2, 3, 1], CALLS, r"token_counts: expected a list for each response"),
+        ({}, None, [[1, 0], None, [1]], r"token_counts: no list says how many turns row 1 has"),
+        ({}, None, [[1, 0], 1.0, [1]], r"expected a list for 'calls'.* for row 1"),
+        ({}, None, [[1, "0"], [1], [1]], r"a finite number, None or NaN for 'calls', found '0'"),
+        ({"gdpo": {"whiten": "sequence"}}, None, CALLS, r"gdpo\.whiten: over sequences"),
+        ({"gdpo": {"credit": "step"}}, None, CALLS, r"gdpo\.credit: expected one of"),
+        ({"gdpo": {"variant": "dvao"}}, None, CALLS, r"gdpo\.variant: 'dvao' looks at"),
+    ],
+)
+def test_what_cannot_be_is_refused(config: Any, tokens: Any, calls: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        of(config, tokens, calls)
+
+
+def test_only_variants_that_read_z_alone_take_turns() -> None:
+    taken = [name for name, variant in VARIANTS.items() if variant.reads_only_z]
+    assert taken == ["gdpo", "mo_grpo", "rvpo", "mgda"]
+    for name in taken:
+        lists = of({"gdpo": {"variant": name}})
+        assert [len(each) for each in lists] == [2, 3, 1]
+
+
+def test_turns_are_the_runs_of_1_in_a_mask() -> None:
+    mask = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
+    assert turn_numbers(mask).tolist() == [
+        [0, 0, -1, 1, -1, -1],
+        [-1, 0, -1, -1, 1, 1],
+        [-1] * 6,
+    ]
+
+
+def test_a_declaration_by_turn() -> None:
+    @declares("right", Component("calls", 0, 1), by_turn=("calls", "more"))
+    def reward() -> None:
+        """Of nothing."""
+
+    declared = declared_components(reward)
+    assert [(each.name, each.by_turn) for each in declared] == [
+        ("right", False),
+        ("calls", True),
+        ("more", True),
+    ]
+    objective = GdpoConfig().resolve(declared)
+    # The range of one turn is none of the sum.
+    assert objective.ranges == {}
+    assert objective.credits_turns

@@ -1,0 +1,220 @@
+"""Components by turn through verl's own trainer method and a real TransferQueue."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from fake_verl import advantages, put, recipe, trainer_of
+from fake_verl import emptied as emptied
+from omegaconf import open_dict
+from tensordict import TensorDict
+
+from gdpo_verl import advantages_of
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import declares
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.queue import response_masks
+from gdpo_verl.reward_dicts import with_sums
+
+pytestmark = pytest.mark.real
+
+
+@declares("correctness", by_turn=("format",))
+def reward() -> None:
+    """Of nothing."""
+
+
+def info(form: Any, correctness: float | None) -> dict[str, Any]:
+    return {"format": form, "correctness": correctness}
+
+
+# Masks with two, three, one and two turns; a holds three sessions, b two, in no order.
+ROWS: list[Any] = [
+    ("b_1_0", [1, 1, 0, 1], info([1, 0], None)),
+    ("a_0_0", [1, 0, 0, 1, 1], info([1, 0], 3.0)),
+    ("a_1_0", [1, 0, 1, 1, 0, 1], info([0, 1, None], -1.0)),
+    ("a_2_0", [1, 1, 1], info([1], -3.0)),
+    ("b_0_0", [0, 1, 0, 1], info(None, 3.0)),
+]
+TOKENS = [[2, 1], [1, 2], [1, 2, 1], [3], [1, 1]]
+GROUPS = ["b", "a", "a", "a", "b"]
+INFOS = [each for _, _, each in ROWS]
+
+
+def trainer_for(config: Any) -> Any:
+    trainer = trainer_of(config)
+    settings = GdpoConfig.from_algorithm(config.algorithm)
+    seam = trainer.gdpo_seam
+    trainer.gdpo_seam = type(seam)(config, settings.resolve(reward.components))  # type: ignore[attr-defined]
+    return trainer
+
+
+def rows_of(rows: list[Any] = ROWS) -> list[Any]:
+    """The rows as our reward manager leaves them: sums, the lists as text beside."""
+    objective = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
+    written = []
+    for key, mask, own in rows:
+        complete = with_sums(own, objective)
+        total = sum(complete[name] or 0.0 for name in ("format", "correctness"))
+        written.append((key, mask, {"score": total, **complete}))
+    return written
+
+
+def on_tokens(lists: list[list[float]]) -> list[list[float]]:
+    found = []
+    for (_, mask, _), turns in zip(ROWS, lists, strict=True):
+        number, before, row = -1, 0, []
+        for inside in mask:
+            number += inside > before
+            before = inside
+            row.append(turns[number] if inside else 0.0)
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["lists", "our manager's"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"credit": "turn"},
+        {"whiten": "none"},
+        {"conditions": {"format": {"on": "correctness", "at_least": 0.0}}},
+        {"gate": {"on": "format"}},
+        {"variant": "rvpo"},
+    ],
+    ids=["to_go", "turn", "none", "condition", "gate", "rvpo"],
+)
+def test_each_turn_has_what_the_pure_function_says(
+    queue: Any, settings: dict[str, Any], listed: bool
+) -> None:
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    rows = rows_of()
+    if listed:
+        rows = [(key, mask, own | {"score": 0.0}) for key, mask, own in ROWS]
+        for _, _, own in rows:
+            own["format"] = list(own["format"]) if own["format"] else None
+        for row in rows:
+            row[2].pop("score")
+    sums = rows_of()
+    batch = put(queue, sums)
+    if listed:
+        extra = [{"reward_extra_info": own} for _, _, own in rows]
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        fields = list_of_dict_to_tensordict([{"extra_fields": each} for each in extra])
+        queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+    batch = upsample_batch_to_divisible_size(batch, 4, eos_token_id=0)
+    metrics: dict[str, float] = {}
+    trainer = trainer_for(recipe(**settings))
+    trainer._compute_advantage(batch, metrics)
+
+    pure = advantages_of(INFOS, GROUPS, TOKENS, config={"gdpo": settings})
+    found = advantages(queue, batch)
+    for row, expected in zip(found, on_tokens(pure), strict=False):
+        assert row == pytest.approx(expected, abs=1e-6)
+    assert all(not any(row) for row in found[5:])
+    assert metrics["rewards/format/mean"] == pytest.approx(1.0)  # sums 1, 1, 1, 1
+    spread = (3 * math.sqrt(0.5)) / 3  # 1 0 | 1 0 | 0 1
+    assert metrics["gdpo/format/turn_spread"] == pytest.approx(spread)
+
+    columns = trainer.gdpo_seam.dump.columns(batch.keys[:5])
+    assert columns["format"] == [1.0, 1.0, 1.0, 1.0, None]
+    assert columns["format_by_turn"] == [[1, 0], [1, 0], [0, 1, None], [1], None]
+    assert columns["response_tokens_by_turn"] == TOKENS
+    name = "rvpo_advantage" if settings.get("variant") else "gdpo_advantage"
+    for listed_, expected in zip(columns[f"{name}_by_turn"], pure, strict=True):
+        assert listed_ == pytest.approx(expected)
+    means = [
+        sum(a * n for a, n in zip(*pair, strict=True)) / sum(pair[1])
+        for pair in zip(pure, TOKENS, strict=True)
+    ]
+    assert columns[name] == pytest.approx(means)
+    json.dumps(columns)
+
+
+@pytest.mark.parametrize("name", ["gdpo", "grpo"])
+def test_credit_of_the_answer_and_verls_estimators_take_the_sum(queue: Any, name: str) -> None:
+    batch = put(queue, rows_of())
+    trainer_for(recipe(name, credit="answer"))._compute_advantage(batch, {})
+    found = advantages(queue, batch)
+    if name == "gdpo":
+        config = {"gdpo": {"credit": "answer"}}
+        answers = advantages_of(INFOS, GROUPS, TOKENS, config=config)
+        for (_, mask, _), row, value in zip(ROWS, found, answers, strict=True):
+            assert row == pytest.approx([value * each for each in mask], abs=1e-6)
+    else:
+        trainer_for(recipe(name))._compute_advantage(batch, {})
+        assert advantages(queue, batch) == found
+
+
+def test_a_list_of_another_length_names_key_row_and_both_numbers(queue: Any) -> None:
+    rows = [(key, mask, dict(own)) for key, mask, own in ROWS]
+    rows[2][2]["format"] = [0, 1]
+    batch = put(queue, rows_of(rows))
+    found = r"a number for each of the 3 turns of row a_1_0 for 'format', found 2"
+    with pytest.raises(ValueError, match=found):
+        trainer_for(recipe())._compute_advantage(batch, {})
+
+
+def test_a_list_that_nobody_declared_says_how_to_declare_it() -> None:
+    objective = GdpoConfig().resolve(["format", "correctness"])
+    rows = RewardRows(objective, INFOS, [key for key, _, _ in ROWS])
+    with pytest.raises(
+        ValueError, match=r"'format', found \[1, 0\] for row b_1_0\..*by_turn=\('format',\)"
+    ):
+        RewardBatch.of(rows, GROUPS)
+
+
+def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue: Any) -> None:
+    rows = [*rows_of(), ("a_0_1", [1, 1], rows_of()[1][2])]
+    batch = put(queue, rows)
+    with pytest.raises(ValueError, match=r"credit=to_go: the session of row a_0_1 has several"):
+        trainer_for(recipe())._compute_advantage(batch, {})
+    trainer_for(recipe(credit="answer"))._compute_advantage(batch, {})
+
+
+def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queue: Any) -> None:
+    config = recipe()
+    with open_dict(config):
+        config.algorithm.rollout_correction = {
+            "rollout_is": None,
+            "rollout_rs": "token_k1",
+            "rollout_rs_threshold": "0.5_2.0",
+        }
+    batch = put(queue, rows_of())
+    # The last two tokens of a_0_0, its second turn, are too unlikely.
+    changed = torch.tensor([-0.5, -0.5, -0.5, -9.0, -9.0])
+    nested = torch.nested.as_nested_tensor([changed], layout=torch.jagged)
+    fields = TensorDict({"old_log_probs": nested}, batch_size=1)
+    queue.kv_batch_put(keys=["a_0_0"], partition_id="train", fields=fields)
+    trainer_for(config)._compute_advantage(batch, {})
+    tokens = [list(each) for each in TOKENS]
+    tokens[1] = [1, 0]
+    pure = advantages_of(INFOS, GROUPS, tokens)
+    expected = on_tokens(pure)
+    expected[1][3:] = [0.0, 0.0]
+    for row, own in zip(advantages(queue, batch), expected, strict=True):
+        assert row == pytest.approx(own, abs=1e-6)
+
+
+def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue: Any) -> None:
+    from gdpo_verl.plugin.replay_buffer import _silent_groups
+
+    rows = [
+        ("c_0_0", [1, 0, 1], info([1, 0], 1.0)),
+        ("c_1_0", [1, 0, 1], info([0, 1], 1.0)),
+        ("d_0_0", [1, 0, 1], info([1, 0], 1.0)),
+        ("d_1_0", [1, 0, 1], info([1, 0], 1.0)),
+    ]
+    batch = put(queue, rows_of(rows))
+    turns = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
+    answer = GdpoConfig(credit="answer").resolve(reward.components)  # type: ignore[attr-defined]
+    assert set(_silent_groups(batch.keys, "train", turns, 1)) == {"d"}
+    assert set(_silent_groups(batch.keys, "train", answer, 1)) == {"c", "d"}
+    assert [len(mask) for mask in response_masks(batch.keys, "train")] == [3] * 4
