@@ -198,7 +198,7 @@ def _about(source: Source, named: bool) -> Iterator[str]:
 def _add(result: Replay, source: Source, batch: Batch, out: TextIO | None) -> None:
     """Add a batch to the figures, and compare the advantages of its answers."""
     decomposition = result.recorded.setting.decompose(batch)
-    computed = result.recorded.setting.advantage(decomposition)
+    computed = result.recorded.setting.advantage(decomposition, batch)
     if source.score_column:
         computed, weighted = grpo_of_score(result.recorded.setting, batch, decomposition)
         if weighted is not None:
@@ -217,7 +217,7 @@ def _add(result: Replay, source: Source, batch: Batch, out: TextIO | None) -> No
     before = torch.where(known, stored, computed)
     result.recorded.add(decomposition, before)
     decomposition = result.asked.setting.decompose(batch)
-    after = result.asked.setting.advantage(decomposition)
+    after = result.asked.setting.advantage(decomposition, batch)
     result.asked.add(decomposition, after)
     result.rows += len(before)
     moved = (before * after < 0) & (torch.minimum(before.abs(), after.abs()) > _NO_SIGN)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import GDPO, Decomposition, decompose, group_normalize
+from gdpo_verl.advantage import GDPO, Decomposition, Turns, decompose, group_normalize
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import TOKENS, Component
+from gdpo_verl.config.components import BY_TURN, TOKENS, Component
 from gdpo_verl.lab.replay.sources import Batch, Source
-from gdpo_verl.reward_dicts import read_components
+from gdpo_verl.reward_dicts import decompose_by_turn, read_components
 
 ESTIMATORS = ("gdpo", "grpo")
 # What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.
@@ -59,7 +59,8 @@ class Setting:
         """The rewards of a batch under these settings; ValueError names file and line."""
         objective = self.objective
         places = [each.place for each in batch.answers]
-        raw = read_components([each.components for each in batch.answers], objective, places)
+        infos = [each.components | each.turns for each in batch.answers]
+        raw = _read(batch, infos, objective)
         tokens = torch.tensor([each.tokens for each in batch.answers], dtype=torch.float64)
         uncounted = tokens.isnan()
         if self.whiten == "token" and bool(uncounted.any()):
@@ -74,13 +75,49 @@ class Setting:
             **objective.settings_at(batch.step),
         )
 
-    def advantage(self, decomposition: Decomposition) -> Tensor:
-        """The advantage that trains: shape (B,)."""
-        return decomposition.advantage if self.estimator == "gdpo" else decomposition.grpo
+    def advantage(self, decomposition: Decomposition, batch: Batch | None = None) -> Tensor:
+        """The advantage that trains, by turn its mean over an answer's tokens: shape (B,).
+
+        Args:
+          batch: that was decomposed; without it each answer has the advantage of its sums.
+
+        Raises:
+          ValueError: the tokens of an answer's turns are not known; names file and line.
+        """
+        if self.estimator != "gdpo":
+            return decomposition.grpo
+        if batch is None or not self.objective.credits_turns:
+            return decomposition.advantage
+        places = [each.place for each in batch.answers]
+        tokens = [each.turns.get(f"{TOKENS}{BY_TURN}") for each in batch.answers]
+        if None in tokens:
+            raise ValueError(
+                f"{places[tokens.index(None)]}: expected {TOKENS}{BY_TURN}, found none. Take "
+                "algorithm.gdpo.credit=answer"
+            )
+        turns = Turns.of([each or [] for each in tokens])
+        infos = [each.components | each.turns for each in batch.answers]
+        by_turn = decompose_by_turn(decomposition, infos, self.objective, places, turns)
+        return turns.token_means(by_turn.advantage)
 
     def terms(self, decomposition: Decomposition) -> Tensor:
         """The terms that are added for it, before the batch step: shape (B, K)."""
         return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
+
+
+def _read(batch: Batch, infos: Sequence[Mapping[str, Any]], objective: Objective) -> Tensor:
+    """The components of a batch: shape (B, K).
+
+    A derived component that the rows hold is read as any other, and else computed.
+    """
+    config = objective.config
+    held = {key for info in infos for key in info}
+    derived = {name: each for name, each in config.derived.items() if name not in held}
+    objective = replace(objective, config=replace(config, derived=derived))
+    raw = read_components(infos, objective, [each.place for each in batch.answers])
+    tokens = [each.tokens for each in batch.answers]
+    lengths = [None if count != count else int(count) for count in tokens]
+    return objective.with_derived(raw, infos, lengths, batch.groups)
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -149,10 +186,16 @@ def setting_of(
     if over == "token" and not source.counts_tokens:
         config = replace(config, whiten="sequence")
     known = {each.name: each for each in declared}
-    components = [known.get(name, Component(name)) for name in source.components]
+    # The rows hold the derived components of their training, which no reward returned.
+    returned = [name for name in source.components if name not in config.derived]
+    components = [known.get(name, _component(name, source)) for name in returned]
     if config.reward_keys is not None:
         components = [each for each in components if each.name in config.reward_keys]
-    return Setting(config.resolve(components, source.components), str(estimator))
+    return Setting(config.resolve(components, returned), str(estimator))
+
+
+def _component(name: str, source: Source) -> Component:
+    return Component(name, by_turn=f"{name}{BY_TURN}" in source.columns)
 
 
 def closest_of_trl(source: Source, batch: Batch, weights: Mapping[str, float]) -> Setting:
@@ -163,7 +206,7 @@ def closest_of_trl(source: Source, batch: Batch, weights: Mapping[str, float]) -
     logged = torch.tensor([each.recorded for each in batch.answers], dtype=torch.float64)
 
     def difference(setting: Setting) -> float:
-        found = setting.advantage(setting.decompose(batch))
+        found = setting.advantage(setting.decompose(batch), batch)
         return float((found - logged).abs().nan_to_num(0.0).max())
 
     weighted = [each | {"gdpo_reward_weights": weights} for each in _TRLS]

@@ -18,7 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.config.components import ADVANTAGE, MINI_BATCH, RESERVED, TOKENS
+from gdpo_verl.config.components import ADVANTAGE, BY_TURN, MINI_BATCH, RESERVED, TOKENS
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.dumps import (
@@ -48,6 +48,7 @@ class Answer:
 
     Attributes:
       components: what the reward returned.
+      turns: the lists of components by turn, and of the tokens, by their columns.
       score, recorded, tokens: NaN where not there.
     """
 
@@ -57,6 +58,7 @@ class Answer:
     prompt: str
     output: str
     components: dict[str, Any]
+    turns: dict[str, list[Any]]
     score: float
     recorded: float
     tokens: float
@@ -189,6 +191,10 @@ class Source:
                 found = _algorithm_of(config)
         return found
 
+    @cached_property
+    def _lists(self) -> list[str]:
+        return [f"{name}{BY_TURN}" for name in (*self.components, TOKENS)]
+
     def check_columns(self, option: str, names: Sequence[str]) -> None:
         """Raise ValueError where a name is no column."""
         for name in names:
@@ -259,6 +265,7 @@ class Source:
             prompt=str(row.get("input", "")),
             output=str(row.get("output", "")),
             components={key: returned[key] for key in self.components if key in returned},
+            turns={key: row[key] for key in self._lists if row.get(key) is not None},
             score=_number(row, self.score_column, place),
             recorded=_number(row, self.recorded, place),
             tokens=self.count(row) if self.count else _number(row, TOKENS, place),
