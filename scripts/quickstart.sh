@@ -66,7 +66,7 @@ $gdpo doctor
 if [ -n "$making" ]; then wait "$making"; making=; fi
 
 # The number and the seconds of each step in a run's metrics; those of earlier starts come first.
-step_times() { sed -nE 's/^\{"step": ([0-9]+),.*"timing_s\/step": ([0-9.]+).*/\1 \2/p' "$1"/metrics*.jsonl 2>/dev/null || true; }
+step_times() { sed -nE 's/^\{"step": ?([0-9]+),.*"timing_s\/step": ?([0-9.]+).*/\1 \2/p' "$1"/metrics*.jsonl 2>/dev/null || true; }
 
 # Once GDPO has taken three steps: how long both trainings will still take, by these steps and by
 # the time until the first of them, which GRPO needs as well.

@@ -188,7 +188,8 @@ def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take
 
     def line(step: int, seconds: float) -> str:
         data = {"val-core/format": 0.5, "timing_s/step": seconds, "timing_s/gen": 2.0}
-        return json.dumps({"step": step, "data": data}) + "\n"
+        # As verl's file logger writes it: without spaces.
+        return json.dumps({"step": step, "data": data}, separators=(",", ":")) + "\n"
 
     if before:
         metrics.write_text("".join(line(step, 500.0) for step in range(1, before + 1)))
