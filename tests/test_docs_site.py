@@ -167,7 +167,8 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("width", [pytest.param(1300, marks=pytest.mark.slow), 390])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1300, 390])
 def test_a_browser_opens_every_page_and_asks_no_other_host(
     browser: Any, site: Path, address: str, width: int
 ) -> None:

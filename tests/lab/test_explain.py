@@ -199,6 +199,7 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_the_page_fits_its_reader(browser, server):
     view = opened(browser, server.address)
     page = view.page
@@ -223,6 +224,7 @@ def test_the_page_fits_its_reader(browser, server):
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server):
     view = opened(browser, server.address)
     press(view.page, "seeds", "ArrowRight", 6)

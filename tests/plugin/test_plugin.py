@@ -93,25 +93,29 @@ def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed() -> None
     assert "setup.sh cpu" in doctor._device(nothing, {"version": "0.24.0", "device": ""}).remedy
 
 
-@pytest.mark.real
-def test_doctor_is_content_here_and_names_what_is_missing() -> None:
-    def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "gdpo_verl.lab.cli", "doctor"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | environment,
-        )
+def run_doctor(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gdpo_verl.lab.cli", "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"VERL_PLATFORM": "cpu"} | environment,
+    )
 
-    well = doctor(VERL_PLATFORM="cpu")
+
+@pytest.mark.real
+def test_doctor_is_content_here() -> None:
+    well = run_doctor()
     assert well.returncode == 0, well.stdout + well.stderr
     assert "gdpo_verl.plugin.estimator.gdpo" in well.stdout
     assert "starts and runs a task" in well.stdout
 
-    # And with a TRL, which test.sh lays there, that verl cannot build models with.
-    trl = Path(sys.prefix) / "trl"
-    ill = doctor(VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu", PYTHONPATH=str(trl))
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_with() -> None:
+    trl = Path(sys.prefix) / "trl"  # test.sh lays it there
+    ill = run_doctor(VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu", PYTHONPATH=str(trl))
     assert ill.returncode == 1
     assert "FAIL  adv_estimator=gdpo" in ill.stdout
     assert "FAIL  trainer seam" in ill.stdout

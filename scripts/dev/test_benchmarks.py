@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import benchmark
+import benchmark_training
 import pytest
 import torch
 from waiting import HANGS
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-sys.path[:0] = [str(SCRIPTS / "dev"), str(SCRIPTS / "studies")]
-
-import benchmark  # noqa: E402
-import benchmark_training  # noqa: E402
-import cards  # noqa: E402
-import page  # noqa: E402
+pytestmark = pytest.mark.slow
 
 
 def test_a_positive_share_of_bad_answers_is_one_at_least() -> None:
@@ -36,10 +31,9 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
 
 
 @pytest.mark.real
-@pytest.mark.slow
 def test_the_seam_is_timed_on_a_real_queue() -> None:
     process = subprocess.run(
-        [sys.executable, SCRIPTS / "dev/benchmark.py", "seam", "--size", "16x8", "--turns", "2"],
+        [sys.executable, benchmark.__file__, "seam", "--size", "16x8", "--turns", "2"],
         capture_output=True,
         text=True,
         check=False,
@@ -84,23 +78,3 @@ def test_sides_that_trained_on_other_prompts_are_not_compared() -> None:
     benchmark_training.same_work({"ours": side(4, 20, 60), "TRL": side(4, 25, 65)})
     with pytest.raises(SystemExit, match="same rollouts and prompt tokens"):
         benchmark_training.same_work({"ours": side(4, 20, 60), "TRL": side(4, 20, 61)})
-
-
-def test_a_reward_card_counts_what_each_rule_judges_the_other_way() -> None:
-    rules = {"equal": lambda a: a.text == a.truth, "all": lambda a: True, "none": lambda a: False}
-    made = cards.Card("Ours", rules)
-    made.count(True, "these", [cards.Answer("1", "1"), cards.Answer("2", "1")])
-    made.count(False, "the others", iter([cards.Answer("3", "4")]))
-    made.count(False, "nothing", [])
-    text = cards.tables(made.rows)
-    assert "| right answers refused | of | equal | all | none |" in text
-    assert "| these | 2 | 1 | 0 | 2 |" in text
-    assert "**Wrong answers paid**: 0 of 1 kinds (1 answers)." in text
-
-
-def test_the_page_of_reward_cards_follows_from_the_committed_counts() -> None:
-    rows = page.read_rows(SCRIPTS.parent / "docs/evidence/reward_cards.csv")
-    text = (SCRIPTS.parent / "docs/reward_cards.md").read_text(encoding="utf-8")
-    for title in {row["reward"] for row in rows}:
-        own = cards.tables([row for row in rows if row["reward"] == title])
-        assert f"<!-- {title} -->\n\n{own}\n\n<!-- /{title} -->" in text

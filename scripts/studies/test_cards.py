@@ -1,0 +1,32 @@
+"""The page of reward cards: what is counted, and that it follows from the kept counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cards
+import page
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def test_a_reward_card_counts_what_each_rule_judges_the_other_way() -> None:
+    rules = {"equal": lambda a: a.text == a.truth, "all": lambda a: True, "none": lambda a: False}
+    made = cards.Card("Ours", rules)
+    made.count(True, "these", [cards.Answer("1", "1"), cards.Answer("2", "1")])
+    made.count(False, "the others", iter([cards.Answer("3", "4")]))
+    made.count(False, "nothing", [])
+    text = cards.tables(made.rows)
+    assert "| right answers refused | of | equal | all | none |" in text
+    assert "| these | 2 | 1 | 0 | 2 |" in text
+    assert "**Wrong answers paid**: 0 of 1 kinds (1 answers)." in text
+
+
+def test_the_page_of_reward_cards_follows_from_the_committed_counts() -> None:
+    rows = page.read_rows(ROOT / "docs/evidence/reward_cards.csv")
+    text = (ROOT / "docs/reward_cards.md").read_text(encoding="utf-8")
+    for title in {row["reward"] for row in rows}:
+        own = cards.tables([row for row in rows if row["reward"] == title])
+        assert f"<!-- {title} -->\n\n{own}\n\n<!-- /{title} -->" in text
