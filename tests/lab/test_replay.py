@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl import advantages_of, gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
@@ -324,6 +324,39 @@ def test_the_last_output_of_a_session_stands_for_all(
     mixed = sorted([*earlier, *rows], key=lambda row: row["uid"])
     found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: mixed}))
     assert [line["asked"] for line in found["lines"]] == pytest.approx(by_sequence(rows))
+
+
+def test_components_by_turn_and_derived_ones_are_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = drawn(3, two_rewards)
+    rng = random.Random(1)
+    rewards: list[Row] = []
+    tokens: list[list[int]] = []
+    for row in rows:
+        calls = [float(rng.random() < 0.5) for _ in range(rng.randint(1, 3))]
+        tokens.append([rng.randint(1, 9) for _ in calls])
+        rewards.append({"correctness": row["correctness"], "call_ok": calls})
+        row |= {"call_ok": sum(calls), "call_ok_by_turn": calls}
+        row |= {"response_tokens": sum(tokens[-1]), "response_tokens_by_turn": tokens[-1]}
+    groups = [row["input"] for row in rows]
+    shorter = {"function": "pkg://gdpo_verl.rewards.derived:relative_length", "outcome": KEYS[0]}
+    expected = advantages_of(
+        rewards, groups, token_counts=tokens, config={"gdpo": {"derived": {"shorter": shorter}}}
+    )
+    settings = "{function: 'pkg://gdpo_verl.rewards.derived:relative_length', outcome: correctness}"
+    found = replayed(
+        capsys,
+        tmp_path,
+        dump(tmp_path / "dumps", {1: rows}),
+        "--components",
+        "correctness,call_ok",
+        f"+algorithm.gdpo.derived.shorter={settings}",
+    )
+    for line, turns, counts in zip(found["lines"], expected, tokens, strict=True):
+        mean = sum(a * n for a, n in zip(turns, counts, strict=True)) / sum(counts)
+        assert line["asked"] == pytest.approx(mean, abs=1e-9)
+    assert set(found["components"]) == {"correctness", "call_ok", "shorter"}
 
 
 def test_a_prompt_of_two_steps_is_two_groups(

@@ -35,6 +35,7 @@ from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
 from gdpo_verl.lab.replay import Request, replay
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
+from gdpo_verl.rewards.derived import rank, relative_length
 
 TRL = Path(sys.prefix) / "trl"
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,9 @@ SETTINGS = {
 }
 SEQUENCE = {"gdpo": {"whiten": "sequence", "epsilon": 1e-4}}
 
+DERIVED = "pkg://gdpo_verl.rewards.derived"
+PASSES: dict[str, Any] = {"outcome": KEYS[0], "at_least": 1.0}
+
 
 def step(gdpo: dict[str, Any] | None = None, rewards: Any = ROWS, **config: Any) -> dict[str, Any]:
     return {"rewards": rewards, "group_size": 4, "config": config, "gdpo": gdpo or {}}
@@ -131,6 +135,17 @@ STEPS = {
         num_generations_eval=1,
     ),
     "conditions": step({"gdpo": {"conditions": CONDITION}, "gdpo_reward_weights": {KEYS[1]: 0.5}}),
+    "derived": step(
+        {
+            "gdpo": {
+                "derived": {
+                    "brevity": {"function": f"{DERIVED}:relative_length", **PASSES},
+                    "rank": {"function": f"{DERIVED}:rank", "of": KEYS[1]},
+                }
+            },
+            "gdpo_reward_weights": {"rank": 0.5},
+        }
+    ),
     "infinite": step(rewards=[[1.0, -math.inf, 1.0], *ROWS[1:]]),
     "whole node": step(VERLS | {"adv_estimator": "gdpo"}),
     "weights twice": step({"gdpo_reward_weights": {KEYS[0]: 2.0}}, reward_weights=WEIGHTS),
@@ -257,6 +272,25 @@ def test_it_trains_with_the_advantages_of_the_pure_function(
     results: Path, name: str, options: dict[str, Any]
 ) -> None:
     check(results, name, **options)
+
+
+def test_derived_components_are_those_of_the_whole_group(results: Path) -> None:
+    rewards, mask, logged, _ = read(results, "derived")
+    infos = [dict(zip(KEYS, row, strict=True)) for row in rewards.tolist()]
+    lengths = mask.sum(dim=1).tolist()
+    columns: list[list[float | None]] = []
+    for first in range(0, len(infos), 4):
+        group = slice(first, first + 4)
+        brevity = relative_length(infos[group], lengths[group], **PASSES)
+        ranks = rank(infos[group], lengths[group], of=KEYS[1])
+        columns += [list(pair) for pair in zip(brevity, ranks, strict=True)]
+    derived = tensor(columns)
+    assert len(derived[:, 0].nan_to_num(-1.0).unique()) == 3  # 0, 1 and not scored
+    groups = [row // 4 for row in range(len(rewards))]
+    weights = [1.0, 1.0, 1.0, 1.0, 0.5]
+    expected = gdpo_advantages(torch.cat([rewards, derived], 1), groups, mask, weights=weights)
+    torch.testing.assert_close(logged, expected[:, 0], rtol=0, atol=1e-12)
+    assert set(read_run(results / "derived").components) == {*KEYS, "brevity", "rank"}
 
 
 @pytest.mark.slow
