@@ -7,19 +7,20 @@
 vectors.json holds rewards, groups, tokens, weights and settings with the advantages to expect, in
 float64, and what each vector is about; schema.json describes it. A profile names the choices in
 which implementations may differ: the epsilons, where the sum is whitened, and what an unscored
-reward is. scripts/dev/conformance.py writes the file by arithmetic that shares nothing with ours.
+reward is. Vectors of a feature are for who says that it has it. scripts/dev/conformance.py writes
+the file by arithmetic that shares nothing with ours.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-Advantages = Callable[..., Sequence[float]]
+Advantages = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Result:
 
     Attributes:
       vector: its entry in vectors.json.
-      expected: B advantages.
+      expected: B advantages, with credit by turn one for each turn of the B responses.
       found: the function's; None where it raised NotImplementedError.
       conforms: each of them lies within the tolerance, or there are none.
     """
@@ -47,7 +48,10 @@ def vectors() -> dict[str, Any]:
 
 
 def check(
-    function: Advantages, profile: str = "tokens", tolerance: float = 0.0
+    function: Advantages,
+    profile: str = "tokens",
+    tolerance: float = 0.0,
+    features: Collection[str] = (),
 ) -> Iterator[Result]:
     """Try every vector of a profile.
 
@@ -58,6 +62,11 @@ def check(
         NotImplementedError for what it does not have.
       profile: of vectors.json.
       tolerance: of an advantage, where it is larger than the vector's: 1e-5, say, for float32.
+      features: that the function has. "derived": of the mapping `derived` in the settings it makes
+        one more component, the last, of each whole group: `function` is relative_length or rank
+        (`gdpo_verl.rewards.derived`) and the others its arguments, components by their column.
+        "by_turn": a reward may be a list, one a turn; then the tokens are lists, too, and so is
+        what it returns; `credit` is to_go or turn. Vectors of other features are left out.
 
     Raises:
       ValueError: there is no such profile.
@@ -67,11 +76,12 @@ def check(
         raise ValueError(f"profile: expected one of {sorted(known)}, found {profile!r}")
     for vector in vectors()["vectors"]:
         expected = vector["expected"].get(profile)
-        if expected is None:
+        if expected is None or not {vector.get("feature")} <= {None, *features}:
             continue
+        expected = _flat(expected)
         given = [vector[key] for key in ("rewards", "groups", "token_counts", "weights")]
         try:
-            found = [float(value) for value in function(*given, **vector["settings"])]
+            found = _flat(function(*given, **vector["settings"]))
         except NotImplementedError:
             # Who has no conditions or variants may still conform in what they have.
             yield Result(vector, expected, None, True)
@@ -82,9 +92,23 @@ def check(
         yield Result(vector, expected, found, len(found) == len(expected) and all(near))
 
 
-def assert_conforms(function: Advantages, profile: str = "tokens", tolerance: float = 0.0) -> None:
+def _flat(advantages: Sequence[Any]) -> list[float]:
+    """Those of all turns one after the other."""
+    found: list[float] = []
+    for value in advantages:
+        found += map(float, value if isinstance(value, list) else [value])
+    return found
+
+
+def assert_conforms(
+    function: Advantages,
+    profile: str = "tokens",
+    tolerance: float = 0.0,
+    features: Collection[str] = (),
+) -> None:
     """Raise AssertionError, which names each vector that a function fails; see `check`."""
-    failed = [each for each in check(function, profile, tolerance) if not each.conforms]
+    results = check(function, profile, tolerance, features)
+    failed = [each for each in results if not each.conforms]
     lines = (
         f"{each.vector['name']} ({each.vector['about']}): "
         f"expected {each.expected}, found {each.found}"

@@ -77,8 +77,77 @@ def spread(sums: list[Any], shares: list[Any]) -> tuple[Any, Any]:
     return mean, square / (n - 1) if n > 1 else Decimal(0)
 
 
-def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[float]:
+def brevity(vector: dict[str, Any], row: int, outcome: int, at_least: float) -> Any:
+    """(longest - own) / (longest - shortest) of the group's rows that pass; else None."""
+    passing = [
+        tokens
+        for tokens, rewards, group in zip(
+            vector["token_counts"], vector["rewards"], vector["groups"], strict=True
+        )
+        if group == vector["groups"][row] and rewards[outcome] >= at_least
+    ]
+    if len(passing) < 2 or vector["rewards"][row][outcome] < at_least:
+        return None
+    longest = Decimal(max(passing))
+    return (longest - vector["token_counts"][row]) / (longest - min(passing))
+
+
+def rank(vector: dict[str, Any], row: int, of: int) -> Any:
+    """The share of the other scored rows of the group that lie below, equal ones half."""
+    own = vector["rewards"][row][of]
+    others = [
+        rewards[of]
+        for place, rewards in enumerate(vector["rewards"])
+        if place != row and vector["groups"][place] == vector["groups"][row]
+    ]
+    others = [other for other in others if other is not None]
+    if own is None or not others:
+        return None
+    below = [other for other in others if other < own]
+    return (len(below) + Decimal(others.count(own)) / 2) / len(others)
+
+
+def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
+    """The sums of every turn: a column with lists in groups of (group, turn), others copied."""
+    credit, weights = vector["settings"]["credit"], vector["weights"]
+    lists = [isinstance(reward, list) for reward in vector["rewards"][0]]
+    turns = [(i, t) for i, own in enumerate(vector["token_counts"]) for t in range(len(own))]
+    entries: Rows = []
+    for i, t in turns:
+        entry: list[Any] = []
+        for reward, is_list in zip(vector["rewards"][i], lists, strict=True):
+            left = [x for x in reward[t:] if x is not None] if is_list else []
+            if is_list and credit == "turn":
+                entry.append(reward[t])
+            else:
+                entry.append(float(sum(Decimal(str(x)) for x in left)) if left else None)
+        entries.append(entry)
+    reached = [100 * vector["groups"][i] + t for i, t in turns]
+    of_turns = combined(entries, reached, weights, epsilon)
+    plain: Rows = [
+        [None if is_list else reward for reward, is_list in zip(row, lists, strict=True)]
+        for row in vector["rewards"]
+    ]
+    of_rows = combined(plain, vector["groups"], weights, epsilon)
+    sums: list[Any] = []
+    for (i, _), own in zip(turns, of_turns, strict=True):
+        parts = [part for part in (of_rows[i], own) if part is not None]
+        sums.append(sum(parts) if parts else None)
+    return sums
+
+
+def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
+    if vector.get("feature") == "by_turn":
+        shares = [count for own in vector["token_counts"] for count in own]
+        sums = by_turn(vector, Decimal(choices["epsilon"]))
+        flat = iter(whitened(sums, shares, choices))
+        return [[next(flat) for _ in own] for own in vector["token_counts"]]
     rewards = [[*row] for row in vector["rewards"]]
+    if vector.get("feature") == "derived":
+        arguments = dict(vector["settings"]["derived"])
+        derive = {"relative_length": brevity, "rank": rank}[arguments.pop("function")]
+        for place, row in enumerate(rewards):
+            row.append(derive(vector, place, **arguments))
     for condition in vector["settings"].get("conditions", ()):  # Eq. 8
         for row in rewards:
             if row[condition["on"]] < condition["at_least"]:
@@ -92,6 +161,10 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[float]:
     if spread(combined(rewards, vector["groups"], weights, Decimal(0)), shares)[1] < TINY:
         return [0.0] * len(rewards)
     sums = combined(rewards, vector["groups"], weights, Decimal(choices["epsilon"]))
+    return whitened(sums, shares, choices)
+
+
+def whitened(sums: list[Any], shares: list[Any], choices: dict[str, Any]) -> list[float]:
     mean, variance = spread(sums, shares)
     form, last = choices["last"][0], Decimal(choices["last"][1])
     size = (variance + last).sqrt() if form == "root" else variance.sqrt() + last
@@ -104,7 +177,12 @@ def write(path: Path = VECTORS) -> None:
     profiles, vectors = content["profiles"], content.pop("vectors")
     for vector in vectors:
         if "variant" not in vector["settings"]:
-            vector["expected"] = {name: advantages(vector, c) for name, c in profiles.items()}
+            vector["expected"] = {
+                name: advantages(vector, choices)
+                for name, choices in profiles.items()
+                # By turn, whitening over sequences is not defined.
+                if vector.get("feature") != "by_turn" or choices["whiten"] == "token"
+            }
     # A vector a line, so that a change shows as a line in a diff.
     body = ",\n  ".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
     head = json.dumps(content, indent=1)[:-2]
@@ -126,8 +204,23 @@ def ours(
 ) -> list[float]:
     import torch
 
-    from gdpo_verl import apply_conditions, gdpo_advantages
+    from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages
 
+    if "credit" in settings or "derived" in settings:
+        rows = [{f"r{k}": reward for k, reward in enumerate(row)} for row in rewards]
+        names = [*rows[0]]
+        if "derived" in settings:
+            arguments = dict(settings["derived"])
+            arguments["function"] = f"pkg://gdpo_verl.rewards.derived:{arguments['function']}"
+            for key in arguments.keys() & {"outcome", "of"}:
+                arguments[key] = names[arguments[key]]
+            settings["derived"] = {"derived": arguments}
+            names.append("derived")
+        config = {
+            "gdpo_reward_weights": dict(zip(names, weights, strict=True)),
+            "gdpo": settings | ({"whiten": whiten} if whiten else {}),
+        }
+        return advantages_of(rows, groups, token_counts, config=config)
     wanted = {each["reward"]: {k: each[k] for k in ("on", "at_least")} for each in conditions}
     # The vectors name a component by its column.
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)

@@ -61,11 +61,50 @@ def test_our_row_of_the_page_is_what_ours_gives(name: str) -> None:
     assert set(line.split(" | ")[2:]) == {"✔"}
 
 
-def test_ours_conforms_with_each_variant() -> None:
-    assert_conforms(conformance.ours)
-    assert_conforms(partial(conformance.ours, whiten="sequence"), "sequences")
-    tried = [each for each in check(conformance.ours) if each.found is not None]
+FEATURES = ("derived", "by_turn")
+
+
+def test_ours_conforms_with_each_variant_and_feature() -> None:
+    pytest.importorskip("omegaconf")
+    assert_conforms(conformance.ours, features=FEATURES)
+    assert_conforms(partial(conformance.ours, whiten="sequence"), "sequences", features=["derived"])
+    results = check(conformance.ours, features=FEATURES)
+    tried = [each for each in results if each.found is not None]
     assert len(tried) == len(vectors()["vectors"])
+
+
+def test_who_does_not_say_that_it_has_a_feature_is_not_asked() -> None:
+    asked = [each.vector for each in check(conformance.ours)]
+    assert len(asked) == len(vectors()["vectors"]) - 4
+    assert not any("feature" in vector for vector in asked)
+
+
+def test_normalising_what_each_turn_earned_is_no_return_to_go() -> None:
+    pytest.importorskip("omegaconf")
+
+    def own_turns(*given: Any, **settings: Any) -> Any:
+        if "credit" in settings:
+            settings["credit"] = "turn"
+        return conformance.ours(*given, **settings)
+
+    with pytest.raises(AssertionError, match=r"1 vectors .*\ncredit to_go"):
+        assert_conforms(own_turns, features=["by_turn"])
+
+
+def test_credit_to_go_by_hand() -> None:
+    """One group, one reward by turn; 0 then 1, .6 at once, 0 then .5.
+
+    Returns to go at turn 1: 1, .6, .5, mean .7, deviation sqrt(.07) = .26458; at turn 2: 1 and .5,
+    z = ±.70711. Sums 1.13389 .70711 | -.37796 | -.75593 -.70711, which are whitened over the five
+    turns of a token each: mean 0, variance (1.28571 + .5 + .14286 + .57143 + .5) / 4 = .75.
+    """
+    vector = {"rewards": [[[0.0, 1.0]], [[0.6]], [[0.0, 0.5]]], "groups": [0, 0, 0]}
+    vector |= {"token_counts": [[1, 1], [1], [1, 1]], "weights": [1.0], "feature": "by_turn"}
+    vector |= {"settings": {"credit": "to_go"}}
+    found = conformance.advantages(vector, vectors()["profiles"]["tokens"])
+    expected = [[1.30931, 0.81650], [-0.43644], [-0.87287, -0.81650]]
+    for own, by_hand in zip(found, expected, strict=True):
+        assert own == pytest.approx(by_hand, abs=6e-6)
 
 
 def test_what_does_not_conform_is_named_with_its_digits() -> None:
