@@ -19,6 +19,8 @@ scripts/setup.sh cpu test data || {
 
 # Ray would run its workers at niceness 15, and the tests beside a training would starve it.
 export RAY_worker_niceness=0
+# A node that waits for a core is not dead, which Ray would take it for after 10 seconds.
+export RAY_health_check_timeout_ms=60000
 # PyTorch's threads would spin while they wait for one that another test keeps from its core.
 export OMP_WAIT_POLICY=passive
 
