@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 Advantages = Callable[..., Sequence[Any]]
@@ -69,35 +70,46 @@ def check(
         what it returns; `credit` is to_go or turn. Vectors of other features are left out.
 
     Raises:
-      ValueError: there is no such profile.
+      ValueError: there is no such profile, or it has no vectors of a feature.
     """
     known = vectors()["profiles"]
     if profile not in known:
         raise ValueError(f"profile: expected one of {sorted(known)}, found {profile!r}")
-    for vector in vectors()["vectors"]:
-        expected = vector["expected"].get(profile)
-        if expected is None or not {vector.get("feature")} <= {None, *features}:
+    of_profile = [each for each in vectors()["vectors"] if profile in each["expected"]]
+    offered = {each["feature"] for each in of_profile if "feature" in each}
+    if isinstance(features, str) or not offered.issuperset(features):
+        raise ValueError(
+            f"features: expected a list of those of profile {profile!r}, {sorted(offered)}, "
+            f"found {features!r}"
+        )
+    for vector in of_profile:
+        expected = vector["expected"][profile]
+        if not {vector.get("feature")} <= {None, *features}:
             continue
-        expected = _flat(expected)
+        wanted = _by_response(expected)
         given = [vector[key] for key in ("rewards", "groups", "token_counts", "weights")]
         try:
-            found = _flat(function(*given, **vector["settings"]))
+            returned = _by_response(function(*given, **vector["settings"]))
         except NotImplementedError:
             # Who has no conditions or variants may still conform in what they have.
-            yield Result(vector, expected, None, True)
+            yield Result(vector, list(chain(*wanted)), None, True)
             continue
         most = max(tolerance, vector["tolerance"])
+        expected = list(chain(*wanted))
+        found = list(chain(*returned))
         # Never abs(a - b) > most: a NaN is not within it.
         near = (abs(a - b) <= most for a, b in zip(found, expected, strict=False))
-        yield Result(vector, expected, found, len(found) == len(expected) and all(near))
+        alike = [len(each) for each in returned] == [len(each) for each in wanted]
+        yield Result(vector, expected, found, alike and all(near))
 
 
-def _flat(advantages: Sequence[Any]) -> list[float]:
-    """Those of all turns one after the other."""
-    found: list[float] = []
+def _by_response(advantages: Sequence[Any]) -> list[list[float]]:
+    """The advantages of each response, of one without turns alone."""
+    responses: list[list[float]] = []
     for value in advantages:
-        found += map(float, value if isinstance(value, list) else [value])
-    return found
+        turns = value if isinstance(value, Sequence) else [value]
+        responses.append([float(turn) for turn in turns])
+    return responses
 
 
 def assert_conforms(

@@ -91,6 +91,31 @@ def test_normalising_what_each_turn_earned_is_no_return_to_go() -> None:
         assert_conforms(own_turns, features=["by_turn"])
 
 
+@pytest.mark.parametrize(
+    ("profile", "features"),
+    [("tokens", ["by-turn"]), ("tokens", "by_turn"), ("sequences", ["by_turn"])],
+)
+def test_a_feature_without_vectors_is_refused(profile: str, features: Any) -> None:
+    with pytest.raises(ValueError, match=r"features: expected a list of those of profile"):
+        assert_conforms(conformance.ours, profile, features=features)
+
+
+def test_turns_belong_to_their_responses() -> None:
+    pytest.importorskip("omegaconf")
+
+    def flat(*given: Any, **settings: Any) -> Any:
+        found = conformance.ours(*given, **settings)
+        return [value for turns in found for value in turns] if "credit" in settings else found
+
+    def tuples(*given: Any, **settings: Any) -> Any:
+        found = conformance.ours(*given, **settings)
+        return [tuple(turns) for turns in found] if "credit" in settings else found
+
+    assert_conforms(tuples, features=["by_turn"])
+    with pytest.raises(AssertionError, match="2 vectors"):
+        assert_conforms(flat, features=["by_turn"])
+
+
 def test_credit_to_go_by_hand() -> None:
     """One group, one reward by turn; 0 then 1, .6 at once, 0 then .5.
 
