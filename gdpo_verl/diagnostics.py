@@ -139,7 +139,7 @@ def component_metrics(
 
 
 def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str, float]:
-    """How much a component by turn differs from turn to turn: `names.TURN_SPREAD`.
+    """The spread of a component from turn to turn: `names.TURN_SPREAD`.
 
     Absent where no response has two turns that are scored.
 

@@ -346,7 +346,7 @@ class Objective:
             derived.try_out(info, ends)
 
     def conditioned_turns(self, credit: Tensor, sums: Tensor) -> Tensor:
-        """What turns are credited with after the conditions, which look at the sums.
+        """The credit of each turn after the conditions, which look at the sums.
 
         Args:
           credit: shape (E, K), read in the columns of the components by turn.

@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What is said of the answer to a program."""
+        """The answer for a program: where it stands, its texts and components."""
         names = ("line", "group", "prompt", "output", "components")
         return {"file": str(self.file)} | {name: getattr(self, name) for name in names}
 

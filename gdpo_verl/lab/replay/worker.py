@@ -82,7 +82,7 @@ def _score(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """What JSON cannot hold, such as numpy's numbers."""
+    """Turn into text what JSON cannot hold, such as numpy's numbers."""
     try:
         return float(value)
     except (TypeError, ValueError):
