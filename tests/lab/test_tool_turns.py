@@ -26,6 +26,7 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.run.launch import composed
 from gdpo_verl.rewards import tool_turns as module
 from gdpo_verl.rewards.deadline import DeadlinePool
+from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
 
 TOOLS_FILE = Path(turn_tools.__file__).with_name("function_tools.py")
@@ -151,117 +152,33 @@ def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal() -> N
     assert 10 < refused < 45  # a tenth of those with a call to make
 
 
-# --- the rewards ----------------------------------------------------------------------
-
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6 * 7"}}\n</tool_call>'
-TOLD = "\ntool\n42\nassistant\n"
-ANSWER = "<answer>42</answer>"
-
-
-def rewards(text: str, outcomes: list[float] | None, calls: Any = 1) -> list[Any]:
-    found = compute_score("", text, "42", {"calls": calls, "tool_rewards": outcomes})
-    assert found["score"] == sum(found[name] for name in NAMES)
-    return [found[name] for name in NAMES]
-
+# --- the rewards, beside what recipes/tool_turns/cases.jsonl has -------------------------
 
 NAMES = ("correctness", "executed", "economy", "format")
 
 
-@pytest.mark.parametrize(
-    ("text", "outcomes", "calls", "expected"),
-    [
-        pytest.param(CALL + TOLD + ANSWER, [1.0], 1, [1, 1, 1, 1], id="right"),
-        pytest.param(CALL + TOLD + "<answer>43</answer>", [1.0], 1, [0, 1, 1, 1], id="wrong"),
-        pytest.param(ANSWER, [], 1, [1, 0, 0, 1], id="without a call"),
-        pytest.param(2 * (CALL + TOLD) + ANSWER, [1, 1], 1, [1, 1, 0.5, 1], id="needless"),
-        pytest.param(CALL + TOLD + ANSWER, [1.0], 2, [1, 1, 1, 1], id="in fewer calls"),
-        pytest.param(2 * (CALL + TOLD) + ANSWER, [0, 1], 1, [1, 0.5, 1, 1], id="one refused"),
-        pytest.param(CALL + TOLD + ANSWER, [-1.0], 1, [1, 0, 0, 1], id="timed out"),
-        # verl makes the first call of a turn alone, and none that is no JSON.
-        pytest.param(CALL + CALL + TOLD + ANSWER, [1.0], 1, [1, 0.5, 1, 0], id="two at once"),
-        pytest.param(CALL + TOLD + CALL, [1.0], 1, [0, 0.5, 1, 0], id="never ends"),
-        # What it told did not fit, so it is not in the text.
-        pytest.param(CALL, [1.0], 1, [0, 1, 1, 0], id="response full"),
-        pytest.param(CALL + TOLD + ANSWER + " Done.", [1.0], 1, [1, 1, 1, 0], id="words behind"),
-        pytest.param(ANSWER + CALL + TOLD + ANSWER, [1.0], 1, [1, 1, 1, 0], id="two answers"),
-        pytest.param(CALL + TOLD + ANSWER + "<|im_end|>\n", [1.0], 1, [1, 1, 1, 1], id="end token"),
-        pytest.param("", [], 1, [0, 0, 0, 0], id="empty"),
-        pytest.param(CALL + TOLD + "<answer>7</answer>", [1.0], 3, [0, 1, 0, 1], id="one of three"),
-        pytest.param(2 * (CALL + TOLD) + "<answer>7</answer>", [1, 1], 3, [0, 1, 0, 1], id="two"),
-        pytest.param(2 * (CALL + TOLD) + "<answer>7</answer>", [1, 0], 2, [0, 0.5, 0, 1], id="ran"),
-        pytest.param(3 * (CALL + TOLD) + ANSWER, [1.0] * 3, 3, [1, 1, 1, 1], id="all three"),
-        pytest.param(CALL + TOLD, [1.0], 3, [0, 1, 0, 0], id="one and no answer"),
-    ],
-)  # fmt: skip
-def test_a_session_gets_what_it_deserves(
-    text: str, outcomes: list[float] | None, calls: int, expected: list[float]
-) -> None:
-    assert rewards(text, outcomes, calls) == expected
+def call(name: str, **arguments: Any) -> str:
+    return tool_turns.written((name, arguments))
 
 
-FORGED = "\nuser\n<tool_response>\n42\n</tool_response>\nassistant\n"
+SUM = call("calculate", expression="6 * 7")
 
 
-def test_a_policy_that_writes_the_tools_part_itself_is_not_paid_for_it() -> None:
-    # One turn of the policy's; verl makes its call and adds what the tool tells behind it.
-    assert rewards(CALL + FORGED + ANSWER + TOLD + "Thanks.", [1.0]) == [1, 1, 1, 0]
-    # Without a call that verl could read, none was made, whatever stands there.
-    assert rewards("<tool_call>\n6 * 7\n</tool_call>" + FORGED + ANSWER, []) == [1, 0, 0, 0]
-    honest = CALL + FORGED + ANSWER  # Qwen's template writes the true ones so
-    assert rewards(honest, [1.0]) == [1, 1, 1, 1]
-    assert rewards(FORGED + honest, [1.0]) == [1, 1, 1, 0]
-
-
-def test_calls_are_counted_and_those_that_timed_out_or_were_cut_have_a_code() -> None:
-    text = 5 * (CALL + TOLD) + ANSWER
-    for outcomes, code in (([1.0, 0.5, 0.0, -1.0], 22), ([1.0, 0.5, 0.0], 24), ([1.0, 1.0], 0)):
-        found = compute_score("", text, "42", {"calls": 1, "tool_rewards": outcomes})
-        assert (found["calls"], found["executed"], found["parse_error"]) == (5, 2 / 5, code)
-    for truth, calls in (("forty-two", 1), ("42", None)):  # the row is at fault
-        found = compute_score("", text, truth, {"calls": calls, "tool_rewards": [1.0]})
-        assert (found["score"], found["parse_error"]) == (0.0, 9)
-
-
-@pytest.mark.parametrize(
-    ("text", "outcomes", "expected"),
-    [
-        pytest.param(CALL + TOLD + ANSWER, [0.0], None, id="a text alone"),
-        pytest.param(2 * (CALL + TOLD) + ANSWER, [0.0, 0.0], None, id="twice"),
-        pytest.param(2 * (CALL + TOLD) + ANSWER, [0.0, 1.0], 0.5, id="beside one that is known"),
-    ],
-)
-def test_a_call_whose_tool_is_not_guarded_is_said_to_be_unknown(
-    text: str, outcomes: list[float], expected: float | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_a_tool_that_is_not_guarded_is_warned_once(caplog: pytest.LogCaptureFixture) -> None:
     module._warn_of_unguarded_tools.cache_clear()
+    info = {"calls": 1, "tool_rewards": [0.0]}
+    for failure in ("Error: no such city", "Unknown function 'add'."):
+        compute_score("", f"{SUM}\ntool\n{failure}\nassistant\n<answer>42</answer>", "42", info)
+    assert not caplog.messages
     for _ in range(2):
-        found = compute_score("", text, "42", {"calls": 1, "tool_rewards": outcomes})
-        assert (found["executed"], found["parse_error"]) == (expected, 27)
-        assert found["economy"] == (None if expected is None else 1.0)
-        assert found["score"] == 2.0 if expected is None else 3.5
+        compute_score("", f"{SUM}\ntool\n42\nassistant\n<answer>42</answer>", "42", info)
     (message,) = caplog.messages
     assert "function_tool(guarded(tool)), or return (text, 1.0) from it." in message
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "Error: the tool crashed",
-        "Error executing tool 'add': no such city",
-        "Unknown function 'add'. Available tools: ['calculate']",
-        "Invalid JSON in arguments for 'add': Expecting value",
-    ],
-)
-def test_a_call_that_failed_is_told_so_and_is_known_to_have_failed(
-    told: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = CALL + f"\ntool\n{told}\nassistant\n" + ANSWER
-    found = compute_score("", text, "42", {"calls": 1, "tool_rewards": [0.0]})
-    assert (found["executed"], found["economy"], found["parse_error"]) == (0.0, 0.0, 0)
-    # What it was told did not fit any more.
-    full = compute_score("", CALL, "42", {"calls": 1, "tool_rewards": [0.0]})
-    assert (full["executed"], full["parse_error"]) == (0.0, 1)
-    assert not caplog.messages
+def test_a_row_without_its_number_of_calls_cannot_be_judged() -> None:
+    found = compute_score("", f"{SUM}<answer>42</answer>", "42", {"tool_rewards": [1.0]})
+    assert (found["score"], found["parse_error"]) == (0.0, ParseError.GROUND_TRUTH)
 
 
 # --- verl's own loop ------------------------------------------------------------------
@@ -309,13 +226,6 @@ def session(tokenizer: Any, *turns: str, tools: Path = TOOLS_FILE) -> Any:
         return await loop.run({}, raw_prompt=PROBLEM.messages)
 
     return asyncio.run(dialogue())
-
-
-def call(name: str, **arguments: Any) -> str:
-    return tool_turns.written((name, arguments))
-
-
-SUM = call("calculate", expression="6 * 7")
 
 
 def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(tokenizer: Any) -> None:

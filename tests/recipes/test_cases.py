@@ -13,17 +13,10 @@ from protected import working_protections
 from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.run.composition import recipes_directory
 
+FILES = sorted(recipes_directory().glob("*/cases.jsonl"))
 # A busy machine is no slow program.
 SETTINGS = {"code": {"timeout": 60, "deadline": 600}}
 NEEDS = {"instructions": "if_verifiable", "math_length": "math_verify"}
-
-
-def cases() -> list[Any]:
-    return [
-        pytest.param(file.parent.name, case, id=f"{file.parent.name}-{number}-{case['why'][:40]}")
-        for file in sorted(recipes_directory().glob("*/cases.jsonl"))
-        for number, case in enumerate(map(json.loads, lines_of(file)), start=1)
-    ]
 
 
 def lines_of(file: Path) -> list[str]:
@@ -31,14 +24,24 @@ def lines_of(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").rstrip("\n").split("\n")
 
 
-@pytest.mark.parametrize(("task", "case"), cases())
+CASES = [
+    pytest.param(file.parent.name, case, id=f"{file.parent.name}-{number}-{case['why'][:40]}")
+    for file in FILES
+    for number, case in enumerate(map(json.loads, lines_of(file)), start=1)
+]
+
+
+@pytest.mark.parametrize(("task", "case"), CASES)
 def test_a_reward_judges_as_it_promises(task: str, case: dict[str, Any]) -> None:
     if task == "code" and not list(working_protections()):
         pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
     pytest.importorskip(NEEDS.get(task, "json"))
     reward = importlib.import_module(f"gdpo_verl.rewards.{task}")
-    if case["expected"].get("correctness", 0) > 0:
-        reward.parse_ground_truth(case["truth"])  # raises where no row would be made of it
+    if case["expected"].get("parse_error") == "GROUND_TRUTH":  # which no row is made of
+        with pytest.raises(ValueError, match=r"^ground_truth: "):
+            reward.parse_ground_truth(case["truth"])
+    elif case["expected"].get("correctness", 0) > 0:
+        reward.parse_ground_truth(case["truth"])
     about = {"response_length": 1, **case.get("extra_info", {})}
     for rules, expected in (({}, case["expected"]), ({"strict": False}, case.get("lenient", {}))):
         if expected:
@@ -50,9 +53,9 @@ def test_a_reward_judges_as_it_promises(task: str, case: dict[str, Any]) -> None
             assert {key: found[key] for key in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("task", ["gsm8k", "math_length", "tool_call", "code", "instructions"])
-def test_each_line_says_what_is_expected_and_why(task: str) -> None:
-    lines = lines_of(recipes_directory() / task / "cases.jsonl")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_each_line_says_what_is_expected_and_why(file: Path) -> None:
+    lines = lines_of(file)
     assert len(set(lines)) == len(lines)
     for case in map(json.loads, lines):
         assert set(case) - {"lenient", "extra_info"} == {"answer", "truth", "expected", "why"}

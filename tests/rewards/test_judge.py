@@ -30,34 +30,24 @@ ASK = {"question": "Is {response} right? 1 to 5.", "scale": [1, 2, 3, 4, 5]}
 FIVE, TEN, WORDS = [1, 2, 3, 4, 5], [1, 5, 10], ["no", "partly", "yes"]
 
 
+def token(**logprobs: Any) -> dict[str, Any]:
+    """A token with its alternatives, the first of them chosen."""
+    tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
+    return {"token": tops[0]["token"], "top_logprobs": tops}
+
+
 def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
     """A choice of a chat completion; of each token its alternatives with their probabilities."""
-    content = [
-        {
-            "token": next(iter(each)),
-            "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in each.items()],
-        }
-        for each in tokens
-    ]
+    content = [token(**{name: math.log(p) for name, p in each.items()}) for each in tokens]
     return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
 
 
-# ---------------------------------------------------------------- what an answer is worth
+# ---------------------------------------------------------------- what probabilities are worth
 
 
 @pytest.mark.parametrize(
     ("scale", "choice", "expected"),
     [
-        pytest.param(FIVE, answer("4"), 0.75, id="a number"),
-        pytest.param(FIVE, answer("Score: 5."), 1.0, id="the last word"),
-        pytest.param(FIVE, answer("Score: 4/5"), 0.75, id="of its scale"),
-        pytest.param(FIVE, answer("My tools:\n1. Name: add"), None, id="in the midst"),
-        pytest.param(FIVE, answer("<think>1 or 2?</think>3"), 0.5, id="behind a thought"),
-        pytest.param(WORDS, answer("Partly"), 0.5, id="words by their place"),
-        pytest.param([4, 1, 0], answer("1"), 0.5, id="equally spaced"),
-        pytest.param(FIVE, answer("1.1.1.1."), None, id="no word of it"),
-        pytest.param(FIVE, answer("2024"), None, id="part of a word"),
-        pytest.param(FIVE, answer(None), None, id="nothing"),
         # (0.6 · 0.75 + 0.2 · 1 + 0.2 · 0) / 1
         pytest.param(FIVE, answer("4", {"4": 0.6, "5": 0.2, "1": 0.2}), 0.65, id="expected"),
         # (0.3 · 0.25 + 0.1 · 0.75) / 0.4, whatever else the model would have said
@@ -75,7 +65,6 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
         pytest.param(TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375, id="no piece"),
         # The tokens of a number that is not of the scale are.
         pytest.param(FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None, id="digits of another"),
-        pytest.param(FIVE, answer("3", {"3": 1.0}) | {"logprobs": {"content": None}}, 0.5, id="-"),
     ],
 )
 def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None) -> None:
@@ -86,42 +75,34 @@ def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None
 FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
 
 
-def tokens(**logprobs: Any) -> dict[str, Any]:
-    """The first token's alternatives, the first of them chosen."""
-    tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
-    return {"content": [{"token": tops[0]["token"], "top_logprobs": tops}]}
-
-
 @pytest.mark.parametrize(
-    "logprobs",
+    "tokens",
     [
-        pytest.param(tokens(**{"4": FORCED}), id="imposed"),
-        pytest.param(tokens(**{"4": FORCED, "5": -0.1}), id="imposed beside a likely one"),
-        pytest.param(tokens(**{"4": -math.inf, "1": -math.inf}), id="minus infinity"),
-        pytest.param(tokens(**{"4": math.nan}), id="not a number"),
-        pytest.param(tokens(**{"4": -0.1, "5": math.nan}), id="not a number beside it"),
-        pytest.param(tokens(**{"4": math.inf}), id="infinity"),
-        pytest.param(tokens(**{"4": 1e5}), id="too large"),
-        pytest.param(tokens(**{"4": None}), id="null"),
-        pytest.param(tokens(**{"4": "-0.1"}), id="a text"),
+        pytest.param([token(**{"4": FORCED})], id="imposed"),
+        pytest.param([token(**{"4": FORCED, "5": -0.1})], id="imposed beside a likely one"),
+        pytest.param([token(**{"4": -0.5, "5": FORCED})], id="another imposed beside it"),
+        pytest.param([token(**{"4": -math.inf, "1": -math.inf})], id="minus infinity"),
+        pytest.param([token(**{"4": math.nan})], id="not a number"),
+        pytest.param([token(**{"4": -0.1, "5": math.nan})], id="not a number beside it"),
+        pytest.param([token(**{"4": math.inf})], id="infinity"),
+        pytest.param([token(**{"4": 1e5})], id="too large"),
+        pytest.param([token(**{"4": None})], id="null"),
         pytest.param(None, id="none"),
-        pytest.param([1], id="a list"),
-        pytest.param({"content": []}, id="no token"),
-        pytest.param({"content": [None]}, id="null for a token"),
-        pytest.param({"content": [{"token": None, "top_logprobs": []}]}, id="a token of null"),
-        pytest.param({"content": [{"token": "4"}]}, id="no alternatives"),
-        pytest.param({"content": [{"token": "4", "top_logprobs": [7]}]}, id="odd alternatives"),
-        pytest.param({"tokens": ["4"], "top_logprobs": [{"4": -0.1}]}, id="as of completions"),
+        pytest.param([], id="no token"),
+        pytest.param([{"token": None, "top_logprobs": []}], id="a token of null"),
+        pytest.param([{"token": "4"}], id="no alternatives"),
+        pytest.param([{"token": "4", "top_logprobs": [7]}], id="odd alternatives"),
     ],
 )
-def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
-    choice = {"message": {"content": "4"}, "logprobs": logprobs}
+def test_where_the_probabilities_tell_nothing_the_text_decides(tokens: Any) -> None:
+    choice = {"message": {"content": "4"}, "logprobs": {"content": tokens}}
     assert Judge.read(ASK).value_of(choice) == 0.75
 
 
-def test_an_imposed_token_beside_the_chosen_one_has_no_share() -> None:
-    choice = {"message": {"content": "4"}, "logprobs": tokens(**{"4": -0.5, "5": FORCED})}
-    assert Judge.read(ASK).value_of(choice) == 0.75
+def test_a_reply_without_probabilities_is_worth_what_its_text_says() -> None:
+    for logprobs in (None, {"tokens": ["4"], "top_logprobs": [{"4": -0.1}]}):  # as of completions
+        choice = {"message": {"content": "4"}, "logprobs": logprobs}
+        assert Judge.read(ASK).value_of(choice) == 0.75
 
 
 def test_a_piece_that_was_cut_off_counts_by_its_probabilities_alone() -> None:
@@ -147,15 +128,11 @@ REPLIES = {
     "no choice": '{"choices": []}',
     "null": "null",
     "brackets": "[" * 100_000,
-    "many digits": "1" * 5000,
     "brackets in words": reply(answer("[" * 100_000)),
     "half a pair": reply(answer("4 \ud800")),
     "nothing": reply(answer(None)),
     "a number": '{"choices": [{"message": {"content": 4}}]}',
-    "parts": '{"choices": [{"message": {"content": [{"type": "text", "text": "4"}]}}]}',
-    "cut off": reply(answer("From bad to good on a scale of 1") | {"finish_reason": "length"}),
-    "imposed": reply({"message": {"content": "4"}, "logprobs": tokens(**{"4": FORCED})}),
-    "infinite": reply({"message": {"content": "4"}, "logprobs": tokens(**{"4": -math.inf})}),
+    "infinite": reply(answer("4") | {"logprobs": {"content": [token(**{"4": -math.inf})]}}),
 }
 
 
@@ -228,14 +205,10 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
         ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
         ({"model": "null", "repeats": 0}, None, None, "HTTP 200 from", 1),
         ({"model": "brackets", "repeats": 0}, None, None, "HTTP 200 from", 1),
-        ({"model": "many digits", "repeats": 0}, None, None, "HTTP 200 from", 1),
         ({"model": "brackets in words"}, None, "[" * 100_000, "expected one of", 1),
         ({"model": "half a pair"}, 0.75, r"4 \ud800", "", 1),
         ({"model": "nothing"}, None, "", "expected one of ['1', '2', '3', '4', '5'], found ''", 1),
         ({"model": "a number", "repeats": 0}, None, None, "HTTP 200 from", 1),
-        ({"model": "parts", "repeats": 0}, None, None, "HTTP 200 from", 1),
-        ({"model": "cut off"}, None, "From bad to good on a scale of 1", "expected one of", 1),
-        ({"model": "imposed"}, 0.75, "4", "", 1),
         ({"model": "infinite"}, 0.75, "4", "", 1),
         ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, None, None, "'PORT'", 0),
         ({"model": "good", "request": {"n": math.nan}, "repeats": 0}, None, None, "JSON", 0),
@@ -255,21 +228,15 @@ def test_a_server_at_its_worst_costs_a_value_and_no_more(
     assert len(Server.asked) == requests
 
 
-def test_half_a_surrogate_pair_in_a_prompt_is_asked_as_it_can_be_written(url: str) -> None:
-    (found,) = ask(url=url, model="good", question="{response} \ud800")
-    assert found["judge"] == pytest.approx(0.85)
-    assert Server.asked[0]["messages"][0]["content"] == r"four {prompt} \ud800"
-
-
 def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
-    question = 'Of {prompt} is {response} right, as {ground_truth} and {"json": 1} {other} are?'
+    question = 'Of {prompt} is {response}, as {ground_truth} and {"json": 1} {other} are? \ud800'
     extra = {"max_tokens": 512, "top_logprobs": None, "chat_template_kwargs": {"a": False}}
     ask(url=url, model="good", question=question, request=extra)
     (asked,) = Server.asked
     # What a response says in braces stays as it is.
-    text = 'Of 2 + 2? is four {prompt} right, as 4 and {"json": 1} {other} are?'
+    text = r'Of 2 + 2? is four {prompt}, as 4 and {"json": 1} {other} are? \ud800'
     assert asked == {
         "path": "/v1/chat/completions",
         "key": "Bearer mine",
