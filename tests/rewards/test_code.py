@@ -33,21 +33,6 @@ def test_integers_of_any_size_are_compared() -> None:
 
 
 @HOLDS
-@pytest.mark.parametrize(
-    ("raised", "caught"),
-    [
-        ("raise ValueError('bad', 3)", "except ValueError as e: assert e.args == ('bad', 3)"),
-        ("raise KeyError('x')", "except KeyError as e: assert str(e) == repr('x')"),
-        (r"b'\xff'.decode()", "except UnicodeDecodeError as e: assert e.args[1] == b'\\xff'"),
-        ("class O(OSError): 0\n    raise O(object())", "except OSError as e: assert e.args == ()"),
-    ],
-)
-def test_a_test_sees_what_an_exception_says(raised, caught):
-    test = f"try:\n    f(1)\n{caught}\nelse:\n    assert False\n"
-    assert verdict(f"def f(x):\n    {raised}", of("f", test))[0] == 1
-
-
-@HOLDS
 @pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap alone gives a directory: apt install it"
 )
@@ -62,16 +47,6 @@ def test_a_test_sees_what_an_exception_says(raised, caught):
 def test_what_one_test_leaves_behind_the_next_does_not_find(leave):
     code = f"import os\nassert os.listdir('.') == []\nprint(1)\ntry: {leave}\nexcept OSError: pass"
     assert verdict(code, {"inputs": [""] * 3, "outputs": ["1"] * 3}) == (1, 1, 0)
-
-
-@HOLDS
-def test_what_verl_imports_is_no_answer():
-    truth = {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}
-    assert verdict("x = 1", truth, strict=False) == (0, 0, ParseError.NO_FUNCTION)
-    code = "def f(a: List[int]): return floor(a[0])"
-    truth |= {"fn_name": "f", "inputs": [[[2.5]]]}
-    assert verdict(code, truth) == (0, 0, ParseError.EXCEPTION)
-    assert verdict(code, truth, strict=False) == (1, 1, 0)
 
 
 # ---------------------------------------------------------------- cheats

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import subprocess
 import sys
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sandbox import HOLDS, verdict
@@ -17,61 +15,10 @@ from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.sandbox.child import encode
 
 
-@pytest.mark.parametrize(
-    ("printed", "expected", "strict", "published"),
-    [
-        pytest.param("a  b \n\n", "a b\n", 1, 0, id="white space"),
-        pytest.param("a\nb", "a b", 0, 0, id="lines are lines"),
-        pytest.param("a\n\nb", "a\nb", 0, 1, id="an empty line between"),
-        pytest.param("1_0.5", "10.5", 0, 1, id="digits grouped as in Python"),
-        pytest.param("3.0", "3", 0, 1, id="an integer is asked for"),
-        pytest.param("1000001", "1000000", 0, 0, id="integers are exact"),
-        # 1e-6 of 1000000.0 is 1.
-        pytest.param("1000001.0", "1000000.00", 1, 1, id="1e-6 of a large decimal"),
-        pytest.param("1000001.1", "1000000.0", 0, 1, id="more than 1e-6 of a large decimal"),
-        # 1e-6 of 0.0004 is 4e-10, less than the floor of 1e-9.
-        pytest.param("0.0004000009", "0.0004", 1, 1, id="the floor of 1e-9"),
-        pytest.param("0.0004000011", "0.0004", 0, 1, id="above the floor"),
-        pytest.param("5e-17", "0.0", 1, 1, id="nearly zero"),
-        pytest.param("0.0", "0.0000004", 0, 0, id="zero is not every small number"),
-        pytest.param("99999.99", "1e5", 1, 1, id="an exponent makes a decimal"),
-        pytest.param("1000000000.5", "1000000000", 0, 1, id="a decimal for an integer"),
-        pytest.param("inf", "1.0e999", 1, 1, id="infinity is infinity"),
-        pytest.param("nan", "nan", 1, 1, id="not a number is asked for"),
-    ],
-)
-def test_what_counts_as_the_same_output(printed, expected, strict, published):
-    assert same_text(printed, expected) == strict
-    assert same_lines(printed, expected) == published
-
-
-@pytest.mark.parametrize(
-    ("value", "expected", "passed"),
-    [
-        pytest.param((1, (2, 3)), [1, [2, 3]], 1, id="tuples are lists"),
-        pytest.param(5, [5], 1, id="a wrapped value"),
-        pytest.param({1: "a", None: 2}, {"1": "a", "null": 2}, 1, id="keys are texts"),
-        pytest.param("5", 5, 0, id="a text is no number"),
-        pytest.param([10**5000], [10**5000], 1, id="the same integer of many digits"),
-        pytest.param(-(10**5000), 10**5000, 0, id="an integer of many digits has a sign"),
-        pytest.param({10**700: 1}, {str(10**700): 1}, 1, id="an integer of many digits as key"),
-        pytest.param(1000000.9, 1e6, 1, id="1e-6 of a large decimal"),
-        pytest.param(1000001.1, 1e6, 0, id="more than 1e-6 of a large decimal"),
-        pytest.param(1000000000.0, 1000000000, 1, id="a decimal that is the integer"),
-        pytest.param(1000000500.0, 1000000000, 0, id="a decimal near the integer"),
-        pytest.param([1.0000001], [1], 0, id="a decimal near an integer in a list"),
-        pytest.param([1.0000001], [1.0], 1, id="a decimal near a decimal in a list"),
-        pytest.param({1: 2, "1": 2}, {"1": 2}, 0, id="two keys that JSON writes alike"),
-        pytest.param([[]] * 9, [[]], 0, id="more than was asked for"),
-        pytest.param([7], [[7]], 1, id="a list of one stands for what it holds"),
-        pytest.param(3, math.inf, 0, id="infinity is not every number"),
-        pytest.param(10**400, math.inf, 0, id="infinity is no integer"),
-        pytest.param(math.nan, math.nan, 1, id="not a number is asked for"),
-        pytest.param(0.0, math.nan, 0, id="a number where none is asked for"),
-    ],
-)
-def test_what_counts_as_the_same_value(value, expected, passed):
-    assert same_value(json.dumps(encode(value)), expected) == passed
+def test_integers_of_many_digits_are_compared() -> None:
+    many = 10**5000
+    assert same_value(json.dumps(encode([many])), [many])
+    assert not same_value(json.dumps(encode(-many)), many)
 
 
 # Runs each pair of an output and what is expected through verl's own comparison. It loads one file
@@ -121,49 +68,40 @@ def test_lenient_outputs_are_the_same_where_verl_says_so():
     assert differ == []
 
 
-# A value, what is expected, verl's verdict and the one of strict=False.
-VALUED = {
-    "a key that is a number": ("{1: 5}", '{"1": 5}', 1, 1),
-    "a key that is the text of a number": ("{'1': 5}", '{"1": 5}', 0, 1),
-    "a list of dicts": ("[{1: 5}, {2: 6}]", '[{"1": 5}, {"2": 6}]', 0, 1),
-    "the first of a list of dicts": ("[{1: 5}]", '[{"1": 5}, {"2": 6}]', 1, 0),
-    "the first of a list": ("5", "[5, 6]", 1, 0),
-    "tuples in a list": ("[(1, 2)]", "[[1, 2]]", 0, 1),
-    "wrapped tuples in a list": ("[(1, 2)]", "[[[1, 2]]]", 1, 1),
-    "a decimal nearly equal": ("0.1 + 0.2", "0.3", 0, 1),
-    "a decimal for an integer": ("3.0", "3", 1, 1),
-    "an integer of many digits": ("10**4299", "1" + "0" * 4299, 1, 1),
-    "none": ("None", "null", 1, 1),
-    "a set": ("{1}", "[1]", 0, 0),
-    "a fraction": ("__import__('fractions').Fraction(1, 2)", "0.5", 0, 0),
-}
-
-
-@HOLDS
-def test_lenient_values_are_the_same_as_verls_but_for_those_of_the_documentation():
-    rows = [({"fn_name": "f", "inputs": ["1"], "outputs": [expected]}, f"def f(x): return {value}")
-            for value, expected, _, _ in VALUED.values()]  # fmt: skip
-    assert dict(zip(VALUED, verls(rows), strict=True)) == {k: bool(v[2]) for k, v in VALUED.items()}
-    ours = [verdict(code, tests, strict=False)[0] for tests, code in rows]
-    assert dict(zip(VALUED, ours, strict=True)) == {k: v[3] for k, v in VALUED.items()}
-
-
-KEYED = [  # a program, its arguments, verl's verdict and the one of strict=True
-    ("def f(d): return d[1]", '{"1": 5}', 1, 0),
-    ("def f(d): return d['1']", '{"1": 5}', 0, 1),
-    ("def f(d): return d['a']", '{"a": 5, "1": 6}', 1, 1),
-    ("def f(d, k): return d[k]", '{"1": 5}\n1', 0, 0),  # verl drops the other arguments
-    ("def f(k, d): return d['1']", '1\n{"1": 5}', 1, 1),
+# A function, its arguments, what is expected; verl's verdict, that of strict=False, of strict=True.
+JUDGED = [
+    ("lambda x: {1: 5}", "1", '{"1": 5}', 1, 1, 1),
+    ("lambda x: {'1': 5}", "1", '{"1": 5}', 0, 1, 1),
+    ("lambda x: [{1: 5}, {2: 6}]", "1", '[{"1": 5}, {"2": 6}]', 0, 1, 1),
+    ("lambda x: [{1: 5}]", "1", '[{"1": 5}, {"2": 6}]', 1, 0, 0),
+    ("lambda x: 5", "1", "[5, 6]", 1, 0, 0),
+    ("lambda x: [(1, 2)]", "1", "[[1, 2]]", 0, 1, 1),
+    ("lambda x: [(1, 2)]", "1", "[[[1, 2]]]", 1, 1, 1),
+    ("lambda x: 0.1 + 0.2", "1", "0.3", 0, 1, 1),
+    ("lambda x: 3.0", "1", "3", 1, 1, 1),
+    ("lambda x: 10**4299", "1", "1" + "0" * 4299, 1, 1, 1),
+    ("lambda x: None", "1", "null", 1, 1, 1),
+    ("lambda x: {1}", "1", "[1]", 0, 0, 0),
+    ("lambda x: __import__('fractions').Fraction(1, 2)", "1", "0.5", 0, 0, 0),
+    # A dict as first argument has verl's keys.
+    ("lambda d: d[1]", '{"1": 5}', "5", 1, 1, 0),
+    ("lambda d: d['1']", '{"1": 5}', "5", 0, 0, 1),
+    ("lambda d: d['a']", '{"a": 5, "1": 6}', "5", 1, 1, 1),
+    ("lambda d, k: d[k]", '{"1": 5}\n1', "5", 0, 1, 0),  # verl drops the other arguments
+    ("lambda k, d: d['1']", '1\n{"1": 5}', "5", 1, 1, 1),
 ]
 
 
 @HOLDS
-def test_a_dict_as_first_argument_has_verls_keys():
-    rows = [({"fn_name": "f", "inputs": [x], "outputs": ["5"]}, code) for code, x, _, _ in KEYED]
-    assert verls(rows) == [bool(row[2]) for row in KEYED]
-    for (truth, code), (_, _, published, strict) in zip(rows, KEYED, strict=True):
-        assert verdict(code, truth)[0] == strict
-        assert verdict(code, truth, strict=False)[0] == (published or "d, k" in code)
+def test_lenient_values_are_the_same_as_verls_but_for_those_of_the_documentation():
+    rows = []
+    for function, given_, asked, *_ in JUDGED:
+        rows.append(({"fn_name": "f", "inputs": [given_], "outputs": [asked]}, f"f = {function}"))
+    published = verls(rows)
+    for (tests, code), judged, verl in zip(rows, JUDGED, published, strict=True):
+        lenient = verdict(code, tests, strict=False)[0]
+        strict = verdict(code, tests)[0]
+        assert (verl, lenient, strict) == judged[3:], code
 
 
 NUMBERS = st.sampled_from(["nan", "inf", "-1e999", "1e5", ".", "0.5", "9" * 400, "1_0", "\ud800"])

@@ -1,30 +1,13 @@
-"""The reading of an answer with tool calls: each text that counts and each that does not."""
+"""The reading of an answer with tool calls, at its limits and up to its special tokens."""
 
 import random
 
 import pytest
-from test_tool_call import (
-    ANSWER,
-    GOOD,
-    ONE,
-    THOUGHT,
-    bad,
-    block,
-    verdict,
-)
+from test_tool_call import ANSWER, GOOD, ONE, THOUGHT, bad, block, verdict
 
 from gdpo_verl.rewards import tool_text
 from gdpo_verl.rewards.thought import assistant_text
-from gdpo_verl.rewards.tool_call import (
-    ParseError,
-    format_reward,
-    parse_ground_truth,
-)
-
-
-def test_a_thought_with_nothing_behind_it_ends_at_its_last_tag():
-    assert format_reward("<think>after </think> comes nothing</think>", THOUGHT) == 1.0
-
+from gdpo_verl.rewards.tool_call import ParseError, parse_ground_truth
 
 DEEP = ["[" * 15_000, '{"name": "f", "arguments": "%s"}' % ("[" * 9999)]
 
