@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import Reading, read
 
@@ -74,40 +74,25 @@ def compute_score(
         accepted = truth["accepted"]
     except (ValueError, TypeError, KeyError) as failure:
         warn_of_ground_truth("bfcl", failure)
-        return scores(0.0, False, ParseError.GROUND_TRUTH)
+        return with_score({"format": 0.0, "correctness": 0.0}, ParseError.GROUND_TRUTH)
     reading = read(assistant_text(solution_str))
+    makes_calls = bool(reading.calls)
     asks_for_calls = "irrelevance" not in category
-    tidy = reading.tidy and (
-        not asks_for_calls or (bool(reading.calls) and not reading.has_response)
-    )
+    tidy = reading.tidy and (not asks_for_calls or (makes_calls and not reading.has_response))
     error = reading.error
-    if asks_for_calls and not error and not reading.calls:
-        error = ParseError.NO_CALL
+    if asks_for_calls and not makes_calls:
+        error = error or ParseError.NO_CALL
     if accepted is None:
-        valid = bool(reading.calls) == asks_for_calls
+        valid = makes_calls == asks_for_calls
     else:
-        valid = _accepts(category, functions, accepted, reading)
-    return scores(float(tidy), valid, error)
-
-
-def scores(tidy: float, valid: bool, error: ParseError) -> dict[str, float]:
-    """The dict that verl takes."""
-    correctness = float(valid)
-    return {
-        "score": tidy + correctness,
-        "format": tidy,
-        "correctness": correctness,
-        "parse_error": int(error),
-    }
+        valid = makes_calls and _accepts(category, functions, accepted, reading)
+    return with_score({"format": float(tidy), "correctness": float(valid)}, error)
 
 
 def _accepts(category: str, functions: Any, accepted: Any, reading: Reading) -> bool:
-    if not reading.calls:
-        return False
     checker = load_module("eval_checker.ast_eval.ast_checker")
-    language = checker.Language.PYTHON
-    if category in ("simple_java", "simple_javascript"):
-        language = checker.Language[category.removeprefix("simple_").upper()]
+    name = category.removeprefix("simple_").upper()
+    language = checker.Language[name if name in ("JAVA", "JAVASCRIPT") else "PYTHON"]
     output = [{call["name"]: call["parameters"]} for call in reading.calls]
     try:
         verdict = checker.ast_checker(functions, output, accepted, language, category, MODEL)

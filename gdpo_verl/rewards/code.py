@@ -10,15 +10,13 @@ that sandbox, and what comes out of it is compared here, as plain data.
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.arguments import ArgumentError
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.rewards.code_text import (
     PUBLISHED_IMPORTS,
@@ -28,8 +26,8 @@ from gdpo_verl.rewards.code_text import (
     parse_ground_truth,
 )
 from gdpo_verl.rewards.length import length_reward
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
-from gdpo_verl.sandbox import Limits, Sandbox, Status, best_protection, core_slot, slot_directory
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
+from gdpo_verl.sandbox import Limits, Sandbox, Status, best_protection, core_slot
 from gdpo_verl.sandbox.child import encode
 from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
 
@@ -37,8 +35,8 @@ __all__ = ["ParseError", "Tests", "compute_score", "find_code", "parse_ground_tr
 
 
 Verdict = tuple[bool, Status]
-# What judges one test: a `Sandbox`, or a service that stands in for it.
-Solver = Any
+Solver = Sandbox | FusionSandbox
+"""Runs the program of an answer."""
 
 
 @declares(Component("pass", 0, 1), Component("length", 0, 1), Component("bug_free", 0, 1))
@@ -52,7 +50,7 @@ def compute_score(
     limit: float = 4000,
     timeout: float = Limits.timeout,
     deadline: float = Limits.deadline,
-    memory_limit_mb: float = Limits.memory_mb,
+    memory_limit_mb: float = Limits.memory_limit_mb,
     site_packages: str | None = None,
     allow_unprotected: bool = False,
     sandbox_fusion_url: str | None = None,
@@ -85,38 +83,37 @@ def compute_score(
       ValueError: no `response_length`, or a setting out of range.
       Unprotected, SandboxError: nothing protects this machine; the sandbox does not work.
     """
-    limits = _limits(timeout, deadline, memory_limit_mb)
+    limits = Limits(timeout=timeout, deadline=deadline, memory_limit_mb=memory_limit_mb)
+    length = length_reward(extra_info, limit)
     if sandbox_fusion_url:
         check_service(sandbox_fusion_url)
-        solver: Callable[[], Solver] = functools.partial(
-            FusionSandbox, sandbox_fusion_url, limits, concurrent_semaphore
-        )
-    else:
-        protection = best_protection(
-            allow_unprotected=allow_unprotected, site_packages=site_packages
-        )
-        with slot_directory():
-            pass  # refused before the first rollout, with the empty answer, or not at all
-        solver = functools.partial(
-            Sandbox, protection, limits, imports=() if strict else PUBLISHED_IMPORTS
-        )
-    length = length_reward(extra_info, limit)
     try:
         tests = parse_ground_truth(ground_truth)
     except ValueError as error:
         warn_of_ground_truth("code", error)
         return _result(0.0, 0.0, 0.0, ParseError.GROUND_TRUTH)
-    if sandbox_fusion_url and tests.kind == "assert":
-        best_protection(allow_unprotected=allow_unprotected)  # the tests themselves run here
+    runs_here = not sandbox_fusion_url or tests.kind == "assert"
+    protection: Any = None
+    if runs_here:  # refused before the first rollout, with the empty answer, or not at all
+        protection = best_protection(
+            allow_unprotected=allow_unprotected, site_packages=site_packages
+        )
     code = find_code(solution_str, tests.name, strict=strict)
     if not code.strip():
         return _result(0.0, length, 0.0, ParseError.NO_CODE)
     if not strict:
         tests = _as_published(tests)
     with ExitStack() as stack:
-        if not sandbox_fusion_url or tests.kind == "assert":
+        if runs_here:
             stack.enter_context(core_slot())
-        verdicts = list(_judge(tests, code, stack, solver, strict, allow_unprotected))
+        if sandbox_fusion_url:
+            solver: Solver = FusionSandbox(sandbox_fusion_url, limits, concurrent_semaphore)
+        else:
+            imports = () if strict else PUBLISHED_IMPORTS
+            solver = stack.enter_context(Sandbox(protection, limits, imports))
+        # The tests are the data set's code and stay on this machine, away from the answer.
+        checker = stack.enter_context(Sandbox(protection, limits))
+        verdicts = list(_judge(tests, code, solver, checker, strict))
     # Where the test passed, it expected the exception.
     errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
     return _result(
@@ -127,24 +124,8 @@ def compute_score(
     )
 
 
-def _limits(timeout: float, deadline: float, memory_limit_mb: float) -> Limits:
-    """The sandbox's limits; ValueError by the names that the user knows."""
-    try:
-        return Limits(timeout=timeout, deadline=deadline, memory_mb=memory_limit_mb)
-    except ValueError as error:
-        limit, _, problem = str(error).partition(": ")
-        argument = "memory_limit_mb" if limit == "memory_mb" else limit
-        raise ArgumentError(argument, problem) from error
-
-
 def _result(passed: float, length: float, bug_free: float, error: ParseError) -> dict[str, float]:
-    return {
-        "score": passed + length + bug_free,
-        "pass": passed,
-        "length": length,
-        "bug_free": bug_free,
-        "parse_error": int(error),
-    }
+    return with_score({"pass": passed, "length": length, "bug_free": bug_free}, error)
 
 
 # ------------------------------------------------------------------ judging
@@ -167,28 +148,19 @@ def _number_keys(value: Any) -> Any:
 
 
 def _judge(
-    tests: Tests,
-    code: str,
-    stack: ExitStack,
-    start: Callable[[], Solver],
-    strict: bool,
-    allow_unprotected: bool,
+    tests: Tests, code: str, solver: Solver, checker: Sandbox, strict: bool
 ) -> Iterator[Verdict]:
-    solver = stack.enter_context(start())
     if tests.kind == "assert":
-        # The tests are the data set's code and stay on this machine, away from the answer.
-        protection = best_protection(allow_unprotected=allow_unprotected)
-        checker = stack.enter_context(Sandbox(protection, solver.limits))
         for test in tests.inputs:
             yield _run_assert(tests, test, code, solver, checker)
         return
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
-        if tests.kind == "script":
-            outcome = solver.run(code, given, setup=tests.setup)
-            same = same_text if strict else same_lines
-            yield outcome.status is Status.OK and same(outcome.text, expected), outcome.status
-        else:
+        if tests.kind == "call":
             yield _run_call(tests, given, expected, code, solver)
+            continue
+        outcome = solver.run(code, given, setup=tests.setup)
+        same = same_text if strict else same_lines
+        yield outcome.status is Status.OK and same(outcome.text, expected), outcome.status
 
 
 def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: Solver) -> Verdict:

@@ -17,12 +17,10 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
+from queue import LifoQueue
 from typing import Any
 
 from gdpo_verl.rewards.parse_error import ParseError
@@ -72,9 +70,11 @@ class DeadlinePool:
         atexit.register(self.close)
 
     def _start_afresh(self) -> None:
-        self._places = threading.BoundedSemaphore(self.size)
-        # The one used last comes first, so that workers are started only when they are needed.
-        self._idle: deque[ChildProcess] = deque()
+        # Of each worker's place the worker, or None before it is started. The one used last comes
+        # first, so that workers are started only when they are needed.
+        self._places: LifoQueue[ChildProcess | None] = LifoQueue()
+        for _ in range(self.size):
+            self._places.put(None)
 
     def ask(self, question: Any, deadline: float) -> Any:
         """The worker's answer.
@@ -88,35 +88,29 @@ class DeadlinePool:
           EOFError: two workers crashed while they were at work on it.
           RuntimeError: no worker can be started.
         """
-        with self._places:
-            try:
-                return self._ask_once(question, deadline)
-            except EOFError:  # of the question, or killed by anyone just before it
-                return self._ask_once(question, deadline)
+        try:
+            return self._ask_once(question, deadline)
+        except EOFError:  # of the question, or killed by anyone just before it
+            return self._ask_once(question, deadline)
 
     def _ask_once(self, question: Any, deadline: float) -> Any:
-        worker = self._take_idle() or _started(self.module)
+        worker = self._places.get()
         try:
-            reply = worker.ask([question, deadline], time.monotonic() + deadline)
+            if worker is None or worker.poll() is not None:
+                worker = _started(self.module)
+            return worker.ask([question, deadline], time.monotonic() + deadline)
         except BaseException:
-            worker.end()
-            raise
-        self._idle.append(worker)
-        return reply
-
-    def _take_idle(self) -> ChildProcess | None:
-        while self._idle:
-            with suppress(IndexError):  # another thread was quicker
-                worker = self._idle.pop()
-                if worker.poll() is None:
-                    return worker
+            if worker is not None:
                 worker.end()
-        return None
+            raise
+        finally:
+            self._places.put(worker)
 
     def close(self) -> None:
         """End the workers that wait. The next question starts new ones."""
-        while worker := self._take_idle():
-            worker.end()
+        for worker in self._places.queue:
+            if worker is not None:
+                worker.end()
 
 
 def _started(module: str) -> ChildProcess:

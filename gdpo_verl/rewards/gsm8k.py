@@ -18,7 +18,7 @@ import re
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
 from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text, behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
@@ -84,13 +84,8 @@ def compute_score(
         warn_of_ground_truth("gsm8k", fault)
         verdict = (False, False, False, ParseError.GROUND_TRUTH)
     correct, integer, form, error = verdict
-    return {
-        "score": float(correct + integer + form),
-        "correctness": float(correct),
-        "integer": float(integer),
-        "format": float(form),
-        "parse_error": int(error),
-    }
+    rewards = {"correctness": float(correct), "integer": float(integer), "format": float(form)}
+    return with_score(rewards, error)
 
 
 def parse_ground_truth(ground_truth: str) -> str:

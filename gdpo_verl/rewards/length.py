@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gdpo_verl.rewards.arguments import ArgumentError
+from gdpo_verl.config.arguments import check_positive
 
 
 def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
@@ -29,8 +29,8 @@ def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
     >>> [length_reward({"response_length": length}, limit=4000) for length in (4000, 4001)]
     [1.0, 0.0]
     """
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
-        raise ArgumentError("limit", f"expected a positive number of tokens, found {limit!r}")
+    if limit != math.inf:
+        check_positive("limit", limit, "tokens")
     length = (extra_info or {}).get("response_length")
     if isinstance(length, bool) or not isinstance(length, (int, float)) or math.isnan(length):
         raise ValueError(

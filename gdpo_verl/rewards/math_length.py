@@ -11,15 +11,14 @@ worker processes with a deadline.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
+from gdpo_verl.config.arguments import check_positive
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.arguments import ArgumentError
 from gdpo_verl.rewards.deadline import ask
 from gdpo_verl.rewards.length import length_reward
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
 from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
@@ -78,21 +77,12 @@ def compute_score(
     {'score': 2.0, 'correctness': 1.0, 'length': 1.0, 'parse_error': 0}
     """
     length = length_reward(extra_info, limit)
-    number = isinstance(deadline, (int, float)) and not isinstance(deadline, bool)
-    if not number or not 0 < deadline < math.inf:
-        raise ArgumentError(
-            "deadline", f"expected a positive number of seconds, found {deadline!r}"
-        )
+    check_positive("deadline", deadline, "seconds")
     question = str((extra_info or {}).get("question") or "")
     correct, error = _judge(solution_str, ground_truth, deadline, question if strict else None)
     if error is ParseError.GROUND_TRUTH:
         length = 0.0  # nothing is learned from a row at fault
-    return {
-        "score": correct + length,
-        "correctness": float(correct),
-        "length": length,
-        "parse_error": int(error),
-    }
+    return with_score({"correctness": float(correct), "length": length}, error)
 
 
 def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:

@@ -6,7 +6,9 @@ One table for all rewards, so that a run on several tasks may count them togethe
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 from gdpo_verl.names import PARSE_ERROR_CODE
 
@@ -41,6 +43,12 @@ class ParseError(IntEnum):
     NO_FUNCTION = 25  # the function that the tests call is not defined
     NOT_PLAIN = 26  # a returned value is not plain data
     NO_OUTCOME = 27  # of a call: its tool returned a text alone
+
+
+def with_score(rewards: Mapping[str, float | None], error: float) -> dict[str, Any]:
+    """The dict that verl takes: the rewards, after their sum, and what was wrong."""
+    score = sum(reward for reward in rewards.values() if reward is not None)
+    return {"score": score, **rewards, "parse_error": int(error)}
 
 
 def warn_of_ground_truth(reward: str, error: Exception) -> None:

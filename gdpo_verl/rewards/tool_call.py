@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_match import HIGHEST, LOWEST, match
 from gdpo_verl.rewards.tool_text import (
@@ -67,12 +67,7 @@ def compute_score(
     """
     judge = _judge_strictly if strict else _judge_as_published
     form, correctness, error = judge(assistant_text(solution_str), ground_truth)
-    return {
-        "score": form + correctness,
-        "format": form,
-        "correctness": correctness,
-        "parse_error": int(error),
-    }
+    return with_score({"format": form, "correctness": correctness}, error)
 
 
 def format_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:

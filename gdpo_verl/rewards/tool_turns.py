@@ -19,7 +19,7 @@ from gdpo_verl.config.components import Component, declares
 from gdpo_verl.names import PARSE_ERROR_CODE
 from gdpo_verl.rewards import gsm8k
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN, parse_ground_truth
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
 from gdpo_verl.rewards.thought import assistant_text
 
 __all__ = ["compute_score", "compute_score_by_turn", "parse_ground_truth"]
@@ -97,8 +97,7 @@ def compute_score(
             if not any(outcomes):
                 rewards["executed"] = None
                 rewards["economy"] = None
-    score = sum(value for value in rewards.values() if value is not None)
-    return {"score": score, **rewards, "calls": calls, "parse_error": int(error)}
+    return with_score(rewards, error) | {"calls": calls}
 
 
 @declares(*(Component(name, 0, 1) for name in _NAMES), by_turn=("executed",))

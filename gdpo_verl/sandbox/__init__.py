@@ -2,8 +2,8 @@
 
 from gdpo_verl.sandbox.probe import best_protection
 from gdpo_verl.sandbox.protection import Protection, Unprotected
-from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, Status
-from gdpo_verl.sandbox.slots import SandboxError, core_slot, slot_directory
+from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, SandboxError, Status
+from gdpo_verl.sandbox.slots import core_slot
 
 __all__ = ["Limits", "Outcome", "Protection", "Sandbox", "SandboxError", "Status", "Unprotected"]
-__all__ += ["best_protection", "core_slot", "slot_directory"]
+__all__ += ["best_protection", "core_slot"]

@@ -7,17 +7,17 @@ The server takes requests, one JSON object a line, from its standard input and a
 one line on its standard output:
 
     {"start": "script", "setup": str, "code": str, "stdin": str}    -> event "exit", with the output
-    {"start": "function", "setup": str, "code": str, "name": str}   -> event "reply" when loaded
-    {"start": "checks", "setup": str, "code": str, "name": str}     -> event "reply", a message
-    {"send": str}                                                   -> event "reply", a message
+    {"start": "function", "setup": str, "code": str, "name": str}   -> a message when loaded
+    {"start": "checks", "setup": str, "code": str, "name": str}     -> a message
+    {"send": str}                                                   -> a message
 
 A start also holds "wall", the seconds by the clock that the program has for all its messages.
 
 Every program gets its own fork, with the limits and the system call filter before its first
 line. The server passes on what a program wrote, unread and cut to the output limit.
 
-A function's messages are a first line, of no interest, and for each call `V` and the value as JSON
-of `encode`, or `E` and the built-in exception. A test's are `C` and a call's arguments as JSON of
+A function's messages are `V` when it is loaded, and for each call `V` and the value as JSON of
+`encode`, or `E` and the built-in exception. A test's are `C` and a call's arguments as JSON of
 `encode`, and at its end `P`, it passed, or `F` and the exception. Nobody has to trust any of them:
 no test's expected output is ever in this process's memory.
 """
@@ -185,7 +185,7 @@ class Program:
                 line, newline, rest = self.buffer.partition(b"\n")
                 if newline:
                     self.buffer = rest
-                    return {"event": "reply", "text": line.decode("utf-8", "replace")}
+                    return {"message": line.decode("utf-8", "replace")}
                 if len(self.buffer) > self.limit:
                     return self.end("output")
             elif self.handle in ready:
@@ -231,17 +231,12 @@ class Program:
 
 def _clean(scratch: str | None) -> None:
     """Empty the directory, or end: the host then starts another server for the next program."""
-    if not scratch:
+    if not scratch or not os.listdir(scratch):
         return
-    for name in os.listdir(scratch):
-        import shutil  # slow to load, and hardly ever needed
+    import shutil  # slow to load, and hardly ever needed
 
-        path = os.path.join(scratch, name)
-        with contextlib.suppress(OSError, RecursionError):
-            if os.path.islink(path) or os.path.isfile(path):
-                os.unlink(path)
-            else:
-                shutil.rmtree(path)
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(scratch, ignore_errors=True)  # not the directory itself, which is mounted
     if os.listdir(scratch):
         os._exit(0)
 
@@ -455,7 +450,7 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
     function = namespace.get(name) or getattr(namespace.get("Solution", object)(), name, None)
     if not callable(function):
         raise SystemExit(MISSING)
-    _write_all(reply, b"loaded\n")
+    _write_all(reply, b"V\n")
     for line in os.fdopen(command, "r"):
         arguments, keywords = decode(json.loads(line))
         try:

@@ -17,28 +17,19 @@ from typing import Any
 
 from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.protection import used
-from gdpo_verl.sandbox.session import Limits, Outcome, Status, read_reply
-from gdpo_verl.sandbox.slots import SandboxError
+from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_reply
 
-_ATTEMPTS = 3
-_BUSY = (429, 502, 503, 504)
+_PAUSES = (1, 2, 0)  # seconds behind each attempt
+_BUSY = (None, 429, 502, 503, 504)  # HTTP's code; none where it was never reached
 
 
 class ServiceError(SandboxError):
     """The service does not work, or there is none at the address."""
 
-    argument = "sandbox_fusion_url"  # under which it is given
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(url, problem)  # what pickle makes it from again
-        self.url = url
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.argument}={self.url}: {self.problem}"
+    argument = "sandbox_fusion_url"  # with which its text begins
 
 
-class FusionSandbox(AbstractContextManager["FusionSandbox"]):
+class FusionSandbox:
     """A service in the place of `Sandbox`.
 
     A function keeps no state from one call to the next: each is a separate program.
@@ -51,58 +42,69 @@ class FusionSandbox(AbstractContextManager["FusionSandbox"]):
         self.limits = limits
         self.semaphore = semaphore or contextlib.nullcontext()
         self.deadline = time.monotonic() + limits.deadline
-        self.function: dict[str, str] = {}
-
-    def __exit__(self, *exception: object) -> None:
-        pass
+        self.program = ""
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
         """Run a program from its first line to its end, behind `setup`."""
         # The service limits each program: the time for all of them is counted here.
         if time.monotonic() >= self.deadline:
             return Outcome(Status.DEADLINE)
-        answer = _post(
-            self.url,
+        answer = self._post(
             {
                 "code": f"{setup}\n{code}" if setup else code,
                 "stdin": stdin,
                 "language": "python",
                 "compile_timeout": self.limits.timeout,
                 "run_timeout": self.limits.timeout,
-                "memory_limit_MB": self.limits.memory_mb,
+                "memory_limit_MB": self.limits.memory_limit_mb,
                 "files": {},
                 "fetch_files": [],
-            },
-            self.semaphore,
+            }
         )
         result = answer.get("run_result") or answer.get("compile_result") or {}
         output = str(result.get("stdout") or "")
         if answer.get("status") == "SandboxError" or not result:
-            raise ServiceError(self.url, str(answer.get("message") or answer)[:300])
+            raise _fault(self.url, answer.get("message") or answer)
         if result.get("status") == "TimeLimitExceeded":
             return Outcome(Status.TIMEOUT)
         if len(output) > self.limits.output_bytes:
             return Outcome(Status.OUTPUT)
-        known: dict[Any, Status] = {
-            child.SYNTAX: Status.SYNTAX,
-            child.MISSING: Status.NO_FUNCTION,
-            0: Status.OK,
-        }
-        return Outcome(known.get(result.get("return_code"), Status.EXCEPTION), output)
+        return Outcome(Status(result.get("return_code")), output)
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
         """Remember the program: it is sent with every call."""
-        self.function = {"setup": setup, "code": code, "name": name}
+        function = {"setup": setup, "code": code, "name": name}
+        self.program = _caller() + f"_call_once({function!r})\n"
         return Outcome(Status.OK)
 
     def call(self, arguments: str) -> Outcome:
         """Run the program and call its function once."""
-        outcome = self.run(_caller() + f"_call_once({self.function!r})\n", arguments)
+        outcome = self.run(self.program, arguments)
         if outcome.status is not Status.OK:
             return outcome
         # Its last whole line: before it stands that the function is loaded.
         *_, reply = outcome.text.split("\n")[:-1] or [""]
         return read_reply(reply)
+
+    def _post(self, request: dict[str, Any]) -> dict[str, Any]:
+        body = json.dumps(request).encode()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        # Longer than the service may take: its own time-out says that the program was too slow.
+        patience = 10 + 2 * self.limits.timeout
+        for pause in _PAUSES:
+            try:
+                sent = urllib.request.Request(self.url, body, headers)
+                with self.semaphore, urllib.request.urlopen(sent, timeout=patience) as response:
+                    answer = json.load(response)
+                if not isinstance(answer, dict):
+                    raise ValueError(f"expected an object, found {answer!a:.200}")
+                return answer
+            except (OSError, ValueError) as error:
+                fault = _fault(self.url, f"{type(error).__name__}: {error}")
+                if getattr(error, "code", None) not in _BUSY:
+                    raise fault from error
+            time.sleep(pause)
+        raise fault
 
 
 @functools.cache
@@ -110,7 +112,7 @@ def check_service(url: str) -> None:
     """Run a program on the service, once; ServiceError where it does not work."""
     outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
     if outcome.text.strip() != "42":
-        raise ServiceError(url, f"print(6 * 7) gave {outcome}. Is it `…/run_code`?")
+        raise _fault(url, f"print(6 * 7) gave {outcome}. Is it `…/run_code`?")
     used.add(f"Sandbox Fusion at {url}")
 
 
@@ -126,28 +128,5 @@ def _caller() -> str:
     )
 
 
-def _post(
-    url: str, request: dict[str, Any], semaphore: AbstractContextManager[Any]
-) -> dict[str, Any]:
-    body = json.dumps(request).encode()
-    headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    # Longer than the service may take: its own time-out says that the program was too slow.
-    patience = 10 + 2 * request["run_timeout"]
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            with (
-                semaphore,
-                urllib.request.urlopen(
-                    urllib.request.Request(url, body, headers), timeout=patience
-                ) as response,
-            ):
-                answer = json.load(response)
-            if not isinstance(answer, dict):
-                raise ValueError(f"expected an object, found {answer!a}"[:200])
-            return answer
-        except (OSError, ValueError) as error:
-            code = getattr(error, "code", None)  # none where it was never reached
-            if attempt == _ATTEMPTS or (code is not None and code not in _BUSY):
-                raise ServiceError(url, f"{type(error).__name__}: {error}") from error
-            time.sleep(attempt)
-    raise AssertionError("unreachable")
+def _fault(url: str, problem: object) -> ServiceError:
+    return ServiceError(f"{ServiceError.argument}={url}: {str(problem)[:300]}")

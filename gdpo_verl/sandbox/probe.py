@@ -72,20 +72,20 @@ def best_protection(
         try:
             found = candidate()
             probe(found)
-            protection.used.add(found.name)
-            return found
+            break
         except (OSError, RuntimeError) as error:
             reasons.append(f"{name}: {error}")
-    why = "; ".join(reasons)
-    if not allow_unprotected:
-        raise Unprotected(
-            f"{Unprotected.argument}: false, and this machine gives no protection for running the "
-            f"answers' code ({why}). Install bubblewrap (Debian and Ubuntu: apt install "
-            "bubblewrap) or allow user namespaces in the container; or give the address of a "
-            "Sandbox Fusion service; or, on a machine with nothing to lose, set it to true."
-        )
-    text = "%s=true: the answers' code runs without protection (%s)"
-    logger.warning(text, Unprotected.argument, why)
-    found = protection.unprotected(site_packages)
+    else:  # none of them holds
+        why = "; ".join(reasons)
+        if not allow_unprotected:
+            raise Unprotected(
+                f"{Unprotected.argument}: false, and this machine gives no protection for running "
+                f"the answers' code ({why}). Install bubblewrap (Debian and Ubuntu: apt install "
+                "bubblewrap) or allow user namespaces in the container; or give the address of a "
+                "Sandbox Fusion service; or, on a machine with nothing to lose, set it to true."
+            )
+        text = "%s=true: the answers' code runs without protection (%s)"
+        logger.warning(text, Unprotected.argument, why)
+        found = protection.unprotected(site_packages)
     protection.used.add(found.name)
     return found

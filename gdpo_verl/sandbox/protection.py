@@ -18,7 +18,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,11 @@ class Protection:
 
 def candidates(site_packages: str | None) -> dict[str, Callable[[], Protection]]:
     """The ways to protect that this machine may give, by name, best first; each may raise."""
-    ways: dict[str, Callable[[], Protection]] = {
-        "bubblewrap as root": lambda: _bubblewrap(site_packages, as_root=True),
-        "bubblewrap": lambda: _bubblewrap(site_packages, as_root=False),
-        "landlock": lambda: _landlock(site_packages),
-    }
-    if os.geteuid() != 0:
-        del ways["bubblewrap as root"]
+    ways: dict[str, Callable[[], Protection]] = {}
+    if os.geteuid() == 0:
+        ways["bubblewrap as root"] = partial(_bubblewrap, site_packages, as_root=True)
+    ways["bubblewrap"] = partial(_bubblewrap, site_packages, as_root=False)
+    ways["landlock"] = partial(_landlock, site_packages)
     return ways
 
 
@@ -149,12 +148,4 @@ def _settings(
         "path": [site_packages] if site_packages else [],
         "landlock": None,
         "drop_capabilities": False,
-        "uid": None,
     }
-
-
-def with_user(found: Protection, number: int) -> Protection:
-    """This protection, run as a separate user if the system allows."""
-    # Above every range that a distribution gives out, and one a process and sandbox.
-    uid = (1 << 30) + (os.getpid() % (1 << 22)) * 128 + number % 128
-    return replace(found, settings=found.settings | {"uid": uid}) if found.own_user else found

@@ -31,11 +31,14 @@ def hidden(site_packages: str | None) -> list[str]:
     Every directory with the name that it has in the view and with its real one, but for what
     is part of `site_packages`.
     """
-    names = ("site-packages", "dist-packages")
-    beside = [os.path.join(STDLIB, name) for name in names]
-    system = [f"{library}/*/{name}" for library in _LIBRARIES for name in names]
-    found = [path for pattern in system for path in glob.glob(pattern)]
-    found = [path for path in [*beside, *found] if os.path.isdir(path)]
+    places = [glob.escape(STDLIB), *(f"{library}/*" for library in _LIBRARIES)]
+    found = [
+        path
+        for place in places
+        for name in ("site-packages", "dist-packages")
+        for path in glob.glob(f"{place}/{name}")
+        if os.path.isdir(path)
+    ]
     found += [os.path.realpath(path) for path in found]
     # No path begins with NUL.
     shown = os.path.join(os.path.realpath(site_packages), "") if site_packages else "\0"

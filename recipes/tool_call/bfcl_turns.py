@@ -28,8 +28,8 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.rewards.bfcl import MODEL, load_module, scores
-from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.rewards.bfcl import MODEL, load_module
+from gdpo_verl.rewards.parse_error import ParseError, with_score
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
 
@@ -159,7 +159,7 @@ def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
             log.warning("%s: the checker raised %r", entry["id"], failure)
             valid = False
     tidy = fmean(each.tidy for each in readings) if readings else 0.0
-    return scores(tidy, valid, error)
+    return with_score({"format": tidy, "correctness": float(valid)}, error)
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:

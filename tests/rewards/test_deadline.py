@@ -111,7 +111,7 @@ thread = threading.Thread(target=pool.ask, args=(["sleep", 0.2], 60), daemon=Tru
 thread.start()
 pool.ask(["sleep", 0.2], 60)
 thread.join()
-pids = [worker.pid for worker in pool._idle]
+pids = [worker.pid for worker in pool._places.queue]
 threading.Thread(target=pool.ask, args=(["hang"], 1.0), daemon=True).start()
 time.sleep(0.2)
 print(*pids, flush=True)

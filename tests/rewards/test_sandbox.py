@@ -22,7 +22,7 @@ HOLDS = pytest.mark.skipif(
     not FOUND, reason="neither bubblewrap nor Landlock works here: apt install bubblewrap"
 )
 # A busy machine is no slow program: only what never ends has a short limit.
-LIMITS = Limits(timeout=60, deadline=600, memory_mb=256, output_mb=1, processes=16)
+LIMITS = Limits(timeout=60, deadline=600, memory_limit_mb=256, output_mb=1, processes=16)
 SHORT = replace(LIMITS, timeout=1)
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from test_sandbox import FOUND, HOLDS, still_works
 from test_sandbox import sandbox as sandbox
 from waiting import HANGS, is_alive, wait_for
 
-from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, core_slot, slot_directory
+from gdpo_verl.sandbox import Limits, Sandbox, Status, core_slot
 from gdpo_verl.sandbox.protection import unprotected
 
 
@@ -113,23 +112,20 @@ def test_an_answer_has_one_deadline_for_all_its_tests():
 # ---------------------------------------------------------------- the places to run one in
 
 
-@pytest.fixture
-def path(monkeypatch, tmp_path):
-    """The directory of places, below a directory of temporary files of the test's own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"gdpo-verl-slots-{os.geteuid()}"
+NO_CORE = 1_000_000  # and above: cores on which nothing else runs a sandbox
 
 
-def test_no_more_sandboxes_run_at_once_than_there_are_places(path):
+def test_no_more_sandboxes_run_at_once_than_there_are_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {NO_CORE, NO_CORE + 1})
     running, most, lock, pair = 0, 0, threading.Lock(), threading.Barrier(2)
 
     def work(_):
         nonlocal running, most
-        with core_slot(2):
+        with core_slot():
             with lock:
                 running += 1
                 most = max(most, running)
-            pair.wait(HANGS)  # which needs a second place at the same time
+            pair.wait(HANGS)  # which needs a second core at the same time
             time.sleep(0.05)
             with lock:
                 running -= 1
@@ -140,26 +136,23 @@ def test_no_more_sandboxes_run_at_once_than_there_are_places(path):
     assert not pair.broken
 
 
-def test_a_directory_of_places_that_another_user_could_use_is_refused(path, tmp_path):
-    with core_slot(1):
-        assert [file.name for file in path.iterdir()] == ["0"]
-    path.chmod(0o777)
-    with pytest.raises(SandboxError, match=r"alone may write, found user .* with mode 0777\. "):
-        slot_directory().__enter__()
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SandboxError, match=f"{path}: expected a directory"), core_slot(1):
-        pass
+HOLDER = f"""
+import os, sys
+from gdpo_verl.sandbox import core_slot
+os.sched_getaffinity = lambda pid: {{{NO_CORE}}}
+with core_slot():
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's directory")
-def test_a_directory_of_places_that_another_user_made_is_refused(path, tmp_path):
-    path.mkdir(mode=0o700)
-    os.chown(path, 65534, 65534)
-    with pytest.raises(SandboxError, match="found user 65534's"), core_slot(1):
-        pass
-    os.chown(path, 0, 0)
-    (path / "0").symlink_to(tmp_path / "chosen by an attacker")
-    with pytest.raises(OSError, match="symbolic links"), core_slot(1):
-        pass
-    assert not (tmp_path / "chosen by an attacker").exists()
+def test_another_process_waits_for_a_core_until_it_is_free_however_its_holder_ended(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {NO_CORE})
+    command, pipe = [sys.executable, "-c", HOLDER], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"taken\n"
+        killer = threading.Timer(0.2, holder.kill)
+        killer.start()
+        with core_slot():
+            assert holder.wait(HANGS) == -signal.SIGKILL
