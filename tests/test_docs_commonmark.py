@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+from documents import PAGES, name_of, parse
 
-ROOT = Path(__file__).parents[1]
-LISTED = subprocess.run(
-    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
-).stdout.split()
-# Without Git, as in an archive of the sources, by their places.
-PAGES = [ROOT / name for name in LISTED] or sorted(
-    path for pattern in ("*.md", "docs/**/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
-)
 # In a block of code one "#" begins a comment; nothing in it begins with two, nor is a table.
 HEADING = re.compile(r" {0,3}(#{2,6})[ \t]+(.*?)[ \t#]*")
 BELOW_A_TABLE_S_HEAD = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)+\|?[ \t]*")
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*")
-
-
-def parse(text: str) -> list[Token]:
-    return MarkdownIt("commonmark").enable("table").parse(text)
 
 
 def faults(text: str) -> list[str]:
@@ -55,17 +41,9 @@ def faults(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_heading_and_table_of_a_page_is_one(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8")) == []
-
-
-def test_all_pages_are_looked_at() -> None:
-    names = {path.relative_to(ROOT).as_posix() for path in PAGES}
-    readmes = {f"recipes/{path.name}/README.md" for path in ROOT.glob("recipes/*/")}
-    absent = {"recipes/hardware/README.md", "recipes/__pycache__/README.md"}
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/rewards.md"} <= names
-    assert readmes - absent <= names
 
 
 WHOLE = "# A page\n\n```python\n# a comment\n```\n\n## A part\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n"

@@ -6,12 +6,12 @@ import doctest
 import importlib
 from pathlib import Path
 
+import documents
 import pytest
 
 import gdpo_verl
 
 PACKAGE = Path(gdpo_verl.__file__).parent
-ROOT = PACKAGE.parent
 
 
 def with_examples(files: list[Path]) -> list[Path]:
@@ -20,10 +20,10 @@ def with_examples(files: list[Path]) -> list[Path]:
 
 # By text, so that modules without examples, which may need verl, Ray or vLLM, are not imported.
 MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in with_examples([*PACKAGE.rglob("*.py")])
 ]
-PAGES = with_examples([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README.md")])
+PAGES = with_examples(documents.PAGES)
 
 
 def test_the_public_modules_have_examples() -> None:

@@ -17,18 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import PAGES, ROOT, parse
 from pages import browser as browser
 from pages import new_page
-from test_docs_commonmark import parse
 
 import gdpo_verl
 from gdpo_verl import rewards
 from gdpo_verl.lab import cli
 
-ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
-)
 REWARDS = ["tool_call", "gsm8k", "math_length", "code"]
 
 
@@ -81,24 +77,9 @@ def pages(site: Path) -> dict[str, Reader]:
     return {path.relative_to(site).as_posix(): Reader(path) for path in found}
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_to_files_of_the_repository(source: Path) -> None:
-    text = re.sub(r"<!-- on the site: .*? -->", "", source.read_text(encoding="utf-8"), flags=re.S)
-    links = re.findall(r"\]\(([^)\s#]+)", text)
-    local = [link for link in links if "://" not in link]
-    assert [link for link in local if not (source.parent / link).exists()] == []
-
-
-def test_every_page_of_the_repository_is_in_the_site(pages: dict[str, Reader]) -> None:
-    headings = {page.heading.strip() for page in pages.values()}
-    for source in SOURCES:
-        first = source.read_text(encoding="utf-8").splitlines()[0]
-        assert re.sub(r"[#`]", "", first).strip() in headings, source
-
-
-def test_every_heading_and_table_of_a_page_is_in_the_site(pages: dict[str, Reader]) -> None:
+def test_every_page_is_in_the_site_with_its_headings_and_tables(pages: dict[str, Reader]) -> None:
     by_heading = {page.heading.strip(): page.html for page in pages.values()}
-    for source in SOURCES:
+    for source in PAGES:
         text = source.read_text(encoding="utf-8")
         html = by_heading[re.sub(r"[#`]", "", text.splitlines()[0]).strip()]
         kinds = [token.type for token in parse(text)]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import PAGES, ROOT
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,7 +19,6 @@ if sys.version_info < (3, 11):
 else:
     import tomllib
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETS = [("cpu",), ("gpu",), ("cpu", "test", "data"), ("gpu", "test", "data")]
 
@@ -249,9 +249,8 @@ def test_a_script_without_an_environment_says_how_to_make_one(tmp_path: Path) ->
 
 
 def test_no_page_and_no_message_names_a_package_that_is_not_published() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md")]
     sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").rglob("*.sh")]
-    for path in pages + sources:
+    for path in PAGES + sources:
         found = re.search(r"\binstall (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
         assert not found, f"{path}: {found}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hydra
 import pytest
+from documents import PAGES, ROOT, name_of
 from omegaconf import OmegaConf
 from test_check_reward import check as check
 from test_check_reward import work as work
@@ -23,13 +24,7 @@ from gdpo_verl.lab.dry_run import dry_run
 from gdpo_verl.lab.run.composition import RecipeError, compose, hardware_of
 from gdpo_verl.lab.run.submit import absolute
 
-ROOT = Path(__file__).parents[2]
 DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
-
-
-PAGES = sorted(
-    path for pattern in ("*.md", "docs/**/*.md", "recipes/*/*.md") for path in ROOT.glob(pattern)
-)
 VERL = "python -m verl.trainer.main_ppo"
 
 
@@ -45,7 +40,7 @@ def printed(page: str, begin: str) -> list[str]:
     return [line for line in commands(ROOT / "docs" / page) if line.startswith(begin)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_printed_command_parses(page: Path) -> None:
     parser = _parser()
     for line in commands(page):

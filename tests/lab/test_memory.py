@@ -93,24 +93,16 @@ def test_no_estimate_of_memory_refuses_a_run(tmp_path: Path) -> None:
     assert not any(problem.startswith(f"{MODEL}.path") for problem in found.problems)
 
 
-def test_a_vocabulary_that_the_weights_do_not_have_is_a_problem(tmp_path: Path) -> None:
+def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path: Path) -> None:
     Qwen2Config(vocab_size=2, num_hidden_layers=1).save_pretrained(tmp_path)
     word_tokenizer("<eos>", "<unk>", "word").save_pretrained(tmp_path)
-    overrides = ["hardware=cpu", f"{MODEL}.path={tmp_path}"]
-    problems = dry_run.dry_run("toolbox/gdpo", tmp_path / "run", overrides).problems
-    (problem,) = [each for each in problems if each.startswith(MODEL)]
-    assert "expected weights for every token, found 2 rows" in problem
-
-
-def test_a_dry_run_divides_the_batch(tmp_path: Path) -> None:
-    actor = "actor_rollout_ref.actor"
-    overrides = ["hardware=cpu", f"{actor}.use_prefix_grouper=false"]
-    overrides += [f"{actor}.use_dynamic_bsz=false", f"{actor}.ppo_micro_batch_size_per_gpu=48"]
-    found = dry_run.dry_run("toolbox/grpo", tmp_path / "run", overrides).problems
-    (problem,) = [each for each in found if "micro_batch" in each]
-    assert problem == (
-        f"{actor}.ppo_micro_batch_size_per_gpu: expected a divisor of the 128 responses of a "
-        f"device, found 48. Take 16, or set {actor}.use_dynamic_bsz=true."
+    overrides = ["hardware=cpu", f"{MODEL}.path={tmp_path}", f"{ACTOR}.use_prefix_grouper=false"]
+    overrides += [f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=48"]
+    vocabulary, batch, *_ = dry_run.dry_run("toolbox/grpo", tmp_path / "run", overrides).problems
+    assert vocabulary.startswith(f"{MODEL}.path: expected weights for every token, found 2 rows")
+    assert batch == (
+        f"{ROWS}: expected a divisor of the 128 responses of a device, found 48. Take 16, or set "
+        f"{ACTOR}.use_dynamic_bsz=true."
     )
 
 

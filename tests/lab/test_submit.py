@@ -54,22 +54,6 @@ def test_python_of_a_job_that_has_no_ray_is_named(tmp_path: Path) -> None:
     assert "activate the environment that has gdpo-verl" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("recipe", "run", "env", "error", "message"),
-    [
-        ("gsm8k/gdpo", "run", [], submit.SubmitError, r"--run: 'run' is relative"),
-        ("gsm8k/gdpo", "/run", ["NOT_SET"], submit.SubmitError, r"--env: NOT_SET is not set"),
-        ("toolbox/gdpo", "/run", [], ValueError, r"model\.path: .*'~/models/.*verl's own default"),
-    ],
-    ids=["relative run", "variable", "no model"],
-)
-def test_job_that_cannot_be_submitted_is_refused(
-    recipe: str, run: str, env: list[str], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        submit.submit(recipe, Path(run), env=env)
-
-
 def test_job_checks_the_nodes_and_trains_with_what_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,14 +130,6 @@ def test_code_in_the_working_directory_keeps_its_relative_path(
     assert not any(each.startswith(f"{CODE}={tmp_path}") for each in overrides)
     with pytest.raises(submit.SubmitError, match=rf"{CODE}: 'no.py' is relative and not in .*sent"):
         submit.absolute("tool_call/gdpo", [f"{CODE}=no.py"], "sent")
-
-
-def test_options_of_another_command_are_not_passed_to_ray(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "toolbox/gdpo", "--", "--no-wait"])
-    assert "unrecognized arguments: -- --no-wait" in capsys.readouterr().err
 
 
 def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:

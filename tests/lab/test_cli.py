@@ -1,0 +1,39 @@
+"""Command lines that are refused: a sentence, a status, and nothing written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gdpo_verl.lab.cli import main
+
+REFUSED = {
+    "train toolbox/gdop": r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'",
+    "train toolbox/gdpo trainer.total_step=1": r"recipe toolbox/gdpo: .*total_step",
+    "train toolbox/gdpo --retries x": r"--retries: 'x' is not a number of starts: 0, 1, 2, …",
+    "train toolbox/gdpo --retry 3": r"unrecognized arguments: --retry 3",
+    "train toolbox/gdpo -- --no-wait": r"unrecognized arguments: -- --no-wait",
+    "submit gsm8k/gdpo --run run": r"--run: 'run' is relative",
+    "submit gsm8k/gdpo --run /run --env NOT_SET": r"--env: NOT_SET is not set",
+    "submit toolbox/gdpo --run /run": r"model\.path: .*'~/models/.*verl's own default",
+}
+
+
+@pytest.mark.parametrize(("command", "sentence"), REFUSED.items(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_with_a_sentence(
+    command: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(command.split())
+    except SystemExit as end:  # argparse's
+        status = end.code
+    assert status in (1, 2)
+    assert re.search(sentence, capsys.readouterr().err)
+    assert not any(tmp_path.iterdir())
