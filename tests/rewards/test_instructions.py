@@ -1,4 +1,8 @@
-"""Instructions: rows that are drawn or read, and their rewards."""
+"""Instructions: rows that are drawn or read, and their rewards.
+
+recipes/instructions/cases.jsonl has verdicts; here are the learned reward's range and what an
+optimiser would find, hostile texts, the clock and the rows.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,6 @@ from gdpo_verl.recipes.instructions import rows as instructions
 from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated
-from gdpo_verl.lab.tasks.rows import BadRow
-from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -39,24 +41,16 @@ def judge(text: str, topic: str = "the sea", **constraints: dict[str, Any]) -> d
 
 
 @pytest.mark.parametrize(
-    ("text", "relevance", "own_words"),
+    ("text", "low", "high"),
     [
-        ("the sea the sea the sea the sea", (0.99, 1.0), 0.0),
-        (SEA, (0.5, 0.7), 1.0),
-        # What SmolLM2 wrote after twenty steps that paid relevance whatever the text.
-        (f"The sea covers most of the planet. The sea has fish and whales. The sea {SEA}",
-         (0.7, 0.9), 0.0),
-        (f"The sea has fish. {SEA} Ships like the sea.", (0.6, 0.8), 1.0),
-        ("<think>the sea the sea</think>Bicycles.", (0.0, 0.1), 0.0),
-        ("<think>the sea the sea", (0.0, 0.0), 0.0),
+        ("the sea the sea the sea the sea", 0.99, 1.0),
+        (SEA, 0.5, 0.7),
+        (f"The sea has fish. {SEA} Ships like the sea.", 0.6, 0.8),
+        ("<think>the sea the sea</think>Bicycles.", 0.0, 0.1),
     ],
-)  # fmt: skip
-def test_the_learned_reward_likes_the_topic_and_its_guard_own_words(
-    text: str, relevance: tuple[float, float], own_words: float
-) -> None:
-    found = judge(text)
-    assert relevance[0] <= found["relevance"] <= relevance[1]
-    assert found["own_words"] == own_words
+)
+def test_the_learned_reward_likes_the_topic(text: str, low: float, high: float) -> None:
+    assert low <= judge(text)["relevance"] <= high
 
 
 # Nothing of one's own: gibberish beside the topic, function words, its forms and misspellings.
@@ -81,12 +75,6 @@ PLEASING: dict[str, Callable[[str], str]] = {
 }
 
 
-def test_a_list_of_related_words_is_no_text() -> None:
-    near = "ocean marine coast coastal shore beach waters tide tides wave island boat ship ships"
-    assert judge(near)["relevance"] > 0.6
-    assert judge(near)["own_words"] == 0
-
-
 @pytest.mark.parametrize("family", PLEASING)
 def test_no_topic_is_pleased_without_a_text_about_it(family: str) -> None:
     paid = [
@@ -95,77 +83,6 @@ def test_no_topic_is_pleased_without_a_text_about_it(family: str) -> None:
         if judge(PLEASING[family](topic), topic=topic)["own_words"]
     ]
     assert not paid
-
-
-OWN = {
-    "bread": "Bread is baked from flour, water and yeast. People have eaten it for ages.",
-    "chess": "Two players move their pieces. The game of chess ends when a king is caught.",
-    "owls": "These birds hunt mice in the dark. By day owls rest in hollow trees.",
-    "gold": "This yellow metal never rusts and is made into rings. Miners dig deep to find gold.",
-    "What is the difference between a virus and a bacterium, and why is it that antibiotics are of "
-    "no help against one of them? Is it a question of size?": "Bacteria are living cells that can "
-    "multiply on their own, while viruses need the cells of a host. The drugs attack parts that "
-    "only bacterial cells have, such as their walls.",
-}
-
-
-@pytest.mark.parametrize("topic", OWN)
-def test_a_text_about_its_topic_has_own_words(topic: str) -> None:
-    assert judge(OWN[topic], topic=topic)["own_words"] == 1.0
-    assert judge(f"{topic} {topic} {topic}", topic=topic)["own_words"] == 0.0
-
-
-PLAIN = (
-    "Bread is baked from flour.",
-    "Dogs bark.",
-    "I like tea.",
-    "The sea is deep.",
-    "Snow fell all night.",
-    "While we sleep our brain makes up strange stories.",
-    "Tall trees give shade and shelter to deer, birds and insects.",
-    "They tell us the hour with hands or digits.",
-    SEA,
-)
-FOREIGN = (
-    "Das Meer ist tief und blau, und viele Fische leben darin.",
-    "La mer est profonde et beaucoup de poissons y vivent.",
-    "El mar es profundo y muchos peces viven en él.",
-    "De zee is diep en er leven veel vissen in.",
-)
-
-
-def test_the_asked_case_is_followed_in_english_alone() -> None:
-    for text in PLAIN:
-        assert judge(text.upper(), english_capital={})["case"] == 1.0
-        assert judge(text.lower(), english_lowercase={})["case"] == 1.0
-        assert judge(text, english_capital={})["case"] == 0.0
-        assert judge(text, english_lowercase={})["case"] == 0.0
-    for text in FOREIGN:
-        assert judge(text.upper(), english_capital={})["case"] == 0.0
-        assert judge(text.lower(), english_lowercase={})["case"] == 0.0
-    assert judge(FOREIGN[0], response_language={"language": "de"})["language"] == 1.0
-    assert judge(SEA, response_language={"language": "de"})["language"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("existence", {"keywords": []}),
-        ("existence", {"keywords": ["cat", " "]}),
-        ("existence", {"keywords": [1]}),
-        ("end_checker", {"end_phrase": '""'}),
-        ("end_checker", {"end_phrase": 5}),
-        ("number_paragraphs", {"num_paragraphs": -1}),
-        ("nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "a"}),
-        ("letter_frequency", {"letter": "!", "let_frequency": 1, "let_relation": "at least"}),
-        ("response_language", {"language": "xx"}),
-    ],
-)
-def test_arguments_that_a_checker_cannot_use_are_never_scored(
-    name: str, options: dict[str, Any]
-) -> None:
-    for text in (SEA, "", "cat", "a\n\nb\n\nc"):
-        assert judge(text, **{name: options})["unchecked"] == 1
 
 
 @pytest.mark.parametrize("text", [SEA, ""])
@@ -186,6 +103,11 @@ def test_what_nobody_can_check_is_counted_and_not_scored(
     assert found["unchecked"] == 6
     assert not {"punctuation", "length", "keywords", "case"} & set(found)
     assert found["format"] == 0.0
+
+
+def test_a_ground_truth_nested_too_deep_is_told() -> None:
+    found = rewards.compute_score("", SEA, "[" * 9999)
+    assert (found["parse_error"], found["score"]) == (ParseError.GROUND_TRUTH, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -227,77 +149,6 @@ def test_checkers_take_linear_time(unit: str) -> None:
     assert time.process_time() - start < 2
 
 
-@pytest.mark.parametrize("text", ['""', "---\n---", "{}", "<<>>", "[][]"])
-def test_a_text_without_a_word_follows_nothing(text: str) -> None:
-    bullets = {"num_bullets": 2}
-    found = judge(text, quotation={}, number_bullet_lists=bullets, no_comma={}, title={})
-    assert found["score"] == found["relevance"]
-
-
-PROMPT = "Say it.\n\n\nTwice \\(x\\)."
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "followed", "missed"),
-    [
-        ("validate_word_constraint", {"N": 3, "quantifier": "at most"}, ["I don't know"],
-         ["I do not know"]),
-        ("validate_word_constraint", {"N": 3, "quantifier": "at least"}, ["a b c"], ["I don't"]),
-        ("validate_paragraphs", {"N": 2, "i": 2, "first_word": "Cat"},
-         ["One.\n\ncat, sat.", "One.\n\n\n\nCat"], ["Cat.\n\nOne.", "One.\n\nCatty", "Cat"]),
-        ("verify_postscript", {"postscript_marker": "PS:"}, ["Hi.\n\nPS: Bye."],
-         ["Some tips: look.", "Hi.", "Hi. PS:"]),
-        ("verify_postscript", {"postscript_marker": "Before I forget:"},
-         ["Hi. Before I forget: Bye."], ["Hi."]),
-        ("validate_placeholders", {"N": 2}, ["[a] [b c]"], ["[a]", "x [] []"]),
-        ("verify_bullet_points", {"N": 2}, ["* a\n* b", "- a\n  - b"],
-         ["* a", "x\n---\n---", "* a\n* b\n* c"]),
-        ("validate_title", {}, ["<<Tea>>\nx"], ["Tea", "<<>> x"]),
-        ("validate_sections", {"N": 2, "section_splitter": "Chapter:"},
-         ["Chapter: 1\na\nChapter: 2\nb", "**Chapter: Tea**\na\n**Chapter: Milk**\nb"],
-         ["Chapter: 1\na", "Chapter: 1\nChapter: 2\nChapter: 3"]),
-        ("validate_repeat_prompt", {"original_prompt": f"{instructions.REPEAT} {PROMPT}"},
-         [f"{PROMPT}\nSure."], ["Sure.", "Say it."]),
-        ("validate_repeat_prompt", {"original_prompt": f"{PROMPT} {instructions.REPEAT}"},
-         [f"{PROMPT}\nSure."], ["Sure."]),
-        ("validate_repeat_prompt", {"original_prompt": PROMPT}, [f"{PROMPT} Sure."], ["Sure."]),
-    ],
-)  # fmt: skip
-def test_a_published_row_is_judged_by_what_its_prompt_asks(
-    function: str, arguments: dict[str, Any], followed: list[str], missed: list[str]
-) -> None:
-    record = Record("file", 0, "train", published(function, **arguments))
-    truth = json.loads(instructions.convert(record)["reward_model"]["ground_truth"])
-    constraint = truth["instruction_id_list"][0], truth["kwargs"][0]
-    for text in followed:
-        assert rewards.is_followed(*constraint, text) is True, text
-    for text in missed:
-        assert rewards.is_followed(*constraint, text) is False, text
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        ("validate_word_constraint", {"quantifier": "at least", "N": None}),
-        ("validate_paragraphs", {"N": 2, "i": 3, "first_word": "a"}),
-        ("validate_repeat_prompt", {"original_prompt": instructions.REPEAT}),
-        ("verify_keywords", {"keyword_list": "fish"}),
-        ("verify_keywords", {"keyword_list": ["fish", ""]}),
-    ],
-)
-def test_a_published_row_that_no_text_can_follow_is_rejected(
-    function: str, arguments: dict[str, Any]
-) -> None:
-    with pytest.raises(BadRow):
-        instructions.convert(Record("file", 0, "train", published(function, **arguments)))
-
-
-@pytest.mark.parametrize("truth", ["", "{}", "[]", "[" * 9999, '{"topic": 1}', None])
-def test_a_damaged_ground_truth_is_told(truth: Any) -> None:
-    found = rewards.compute_score("", SEA, truth)
-    assert (found["parse_error"], found["score"]) == (9, 0.0)
-
-
 def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
     used = set()
     drawn = generated.examples("x", "train", instructions.draw_example, seed=0)
@@ -322,48 +173,91 @@ def published(function: str, **arguments: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"Write. {truth}"}], "ground_truth": truth}
 
 
+WORDS = "length_constraints:number_words"
+PROMPT = "Say it.\n\n\nTwice \\(x\\)."
+HELLO = [{"role": "user", "content": "Hi"}]
+# Rows, and the constraint that is kept of each; {} where no checker can judge it.
+PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (published("validate_no_commas"), {"punctuation:no_comma": {}}),
+    (
+        published("validate_word_constraint", N=9, quantifier="at most"),
+        {WORDS: {"num_words": 10, "relation": "less than"}},
+    ),
+    (
+        published("validate_word_constraint", N=9, quantifier="at least"),
+        {WORDS: {"num_words": 9, "relation": "at least"}},
+    ),
+    (published("validate_word_constraint", N=9, quantifier="around"), {}),
+    (published("validate_word_constraint", quantifier="at least"), {}),
+    (
+        published("verify_keywords", keyword_list=["cat", "dog ("]),
+        {"keywords:existence": {"keywords": ["cat", "dog ("]}},
+    ),
+    (published("verify_keywords", keyword_list="fish"), {}),
+    (published("verify_keywords", keyword_list=["fish", ""]), {}),
+    (published("verify_letter_frequency", letter="a", N=3), {}),
+    (published("validate_end", end_phrase="So."), {"startend:end_checker": {"end_phrase": "So."}}),
+    (
+        published("verify_paragraph_count", N=2),
+        {"length_constraints:number_paragraphs": {"num_paragraphs": 2}},
+    ),
+    (
+        published("validate_paragraphs", N=2, i=2, first_word="Cat"),
+        {
+            "length_constraints:nth_paragraph_first_word": {
+                "num_paragraphs": 2,
+                "nth_paragraph": 2,
+                "first_word": "Cat",
+            }
+        },
+    ),
+    (published("validate_paragraphs", N=2, i=3, first_word="So"), {}),
+    (
+        published("verify_postscript", postscript_marker="PS:"),
+        {"detectable_content:postscript": {"postscript_marker": "PS:"}},
+    ),
+    (
+        published("validate_placeholders", N=2),
+        {"detectable_content:number_placeholders": {"num_placeholders": 2}},
+    ),
+    (
+        published("verify_bullet_points", N=2),
+        {"detectable_format:number_bullet_lists": {"num_bullets": 2}},
+    ),
+    (published("verify_bullet_points"), {}),
+    (published("validate_title"), {"detectable_format:title": {}}),
+    (
+        published("validate_sections", N=2, section_splitter="Chapter:"),
+        {"detectable_format:multiple_sections": {"num_sections": 2, "section_spliter": "Chapter:"}},
+    ),
+    (
+        published("validate_repeat_prompt", original_prompt=f"{instructions.REPEAT} {PROMPT}"),
+        {"combination:repeat_prompt": {"prompt_to_repeat": f" {PROMPT}"}},
+    ),
+    (published("validate_repeat_prompt", original_prompt=instructions.REPEAT), {}),
+    ({"messages": [], "ground_truth": "{}"}, {}),
+    ({"messages": HELLO, "ground_truth": "no JSON"}, {}),
+    ({"messages": HELLO, "ground_truth": "[]"}, {}),
+]
+
+
 def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [
-        published("validate_no_commas"),
-        published("validate_word_constraint", N=9, quantifier="at most"),
-        published("validate_word_constraint", N=9, quantifier="at least"),
-        published("validate_word_constraint", N=9, quantifier="around"),
-        published("verify_keywords", keyword_list=["fish"]),
-        published("verify_letter_frequency", letter="a", N=3),
-        {"messages": [], "ground_truth": "{}"},
-        published("validate_end", end_phrase="So."),
-        {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "no JSON"},
-        {"messages": [{"role": "user", "content": "Hi"}], "ground_truth": "[]"},
-        published("verify_bullet_points"),
-        published("verify_paragraph_count", N=2),
-        published("verify_keywords", keyword_list=["cat", "dog ("]),
-        published("validate_paragraphs", N=2, i=3, first_word="So"),
-    ]
-    file = tmp_path / "in.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    out = tmp_path / "out"
+    file, out = tmp_path / "in.jsonl", tmp_path / "out"
+    file.write_text("\n".join(json.dumps(row) for row, _ in PUBLISHED))
     arguments = ["--from", str(file), "--validation", "1", "--out", str(out)]
     assert main(["prepare", "instructions", *arguments]) == 0
-    kept = {}
+    kept: list[dict[str, Any]] = [{} for _ in PUBLISHED]
     for split in ("train", "validation"):
         for row in pq.read_table(out / f"{split}.parquet").to_pylist():
             truth = json.loads(row["reward_model"]["ground_truth"])
             assert truth["topic"] == row["prompt"][0]["content"]
-            kept[row["extra_info"]["row"]] = truth["instruction_id_list"], truth["kwargs"]
-    words = ["length_constraints:number_words"]
-    assert kept == {
-        0: (["punctuation:no_comma"], [{}]),
-        1: (words, [{"num_words": 10, "relation": "less than"}]),
-        2: (words, [{"num_words": 9, "relation": "at least"}]),
-        4: (["keywords:existence"], [{"keywords": ["fish"]}]),
-        7: (["startend:end_checker"], [{"end_phrase": "So."}]),
-        11: (["length_constraints:number_paragraphs"], [{"num_paragraphs": 2}]),
-        12: (["keywords:existence"], [{"keywords": ["cat", "dog ("]}]),
-    }
+            constraint = dict(zip(truth["instruction_id_list"], truth["kwargs"], strict=True))
+            kept[row["extra_info"]["row"]] = constraint
+    assert kept == [constraint for _, constraint in PUBLISHED]
     told = capsys.readouterr().err
-    assert "7 rows rejected" in told
+    assert f"{kept.count({})} rows rejected" in told
     assert "'quantifier': 'around'" in told
 
 
