@@ -6,7 +6,7 @@
 
 The counts go to docs/evidence/reward_cards.csv, of which the tables of docs/reward_cards.md are
 made. A reward that is counted anew, by card_<reward>.py, loses the rows of every corpus that is
-not given.
+not given. The recipes' cases (card_cases.py) are counted every time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 
+PAGE = ROOT / "docs" / "reward_cards.md"
 REWARDS = ("code", "gsm8k", "math_length", "tool_call")
 REFUSED, PAID = "right answers refused", "wrong answers paid"
 FIELDS = ("reward", "counted", "answers", "of", "rule", "judged the other way")
@@ -129,7 +130,8 @@ def main() -> None:
     write_rows(data, FIELDS, sorted(rows, key=lambda row: row["reward"]))
     for title in dict.fromkeys(row["reward"] for row in rows):
         own = [row for row in rows if row["reward"] == title]
-        replace_block(ROOT / "docs/reward_cards.md", title, tables(own))
+        replace_block(PAGE, title, tables(own))
+    replace_block(PAGE, "Cases", importlib.import_module("card_cases").cases_text())
 
 
 if __name__ == "__main__":

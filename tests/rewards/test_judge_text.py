@@ -19,7 +19,7 @@ def value_of(scale: list[Any], text: str, finish_reason: str = "stop") -> float 
     return judge.value_of({"message": {"content": text}, "finish_reason": finish_reason})
 
 
-@pytest.mark.parametrize("line", CASES.read_text(encoding="utf-8").rstrip("\n").split("\n"))
+@pytest.mark.parametrize("line", CASES.open(encoding="utf-8"))
 def test_a_reply_has_the_value_that_a_person_would_take(line: str) -> None:
     case = json.loads(line)
     scale, word = case["scale"], case["expected"]
