@@ -19,11 +19,6 @@ _COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-
 EVERY = 3  # epochs from point to point: a third of the markup, and no eye sees the difference
 
 
-def figures(pictures: Iterable[Markup]) -> Markup:
-    """Pictures side by side where there is room."""
-    return Markup('<div class="figures">{}</div>').format(Markup().join(pictures))
-
-
 _STYLES: tuple[dict[str, Any], ...] = (
     {"linewidth": 2.2},
     {"linewidth": 1.6, "linestyle": "--"},
@@ -43,13 +38,20 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
     return found
 
 
-def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
+def figures(ylabel: str, pictures: Mapping[str, Mapping[Method, Tensor]]) -> Markup:
     """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
 
+    Pictures stand side by side where there is room.
+
     Args:
-      title, ylabel: together unlike any other picture's of the page.
-      lines: each method's values, shape (epochs, seeds).
+      ylabel: with a title unlike any other picture's of the page.
+      pictures: by title each method's values, shape (epochs, seeds).
     """
+    drawn = [_picture(title, ylabel, lines) for title, lines in pictures.items()]
+    return Markup('<div class="figures">{}</div>').format(Markup().join(drawn))
+
+
+def _picture(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
     with matplotlib.rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         axes = figure.subplots()

@@ -66,6 +66,21 @@ def row(widgets):
 
 
 @app.function
+def compared(rewards, keys, texts, *, why=(), **options):
+    """The parts on a group: its bars, why, and its ties; see `compare.decompose_group`."""
+    try:
+        found = compare.decompose_group(rewards, keys, **options)
+    except ValueError as error:  # as of weights that are all 0: for the reader, and no crash
+        return [f"No advantages: {error}"]
+    variant = options.get("variant", "gdpo")
+    third = None
+    if variant != "gdpo":
+        third = variant, dict(zip(texts, found.advantage.tolist(), strict=True))
+    group = compare.compare(list(texts), found)
+    return [charts.bars(group, texts=texts, third=third), *why, charts.ties(group, keys)]
+
+
+@app.function
 def slider(low, high, step, value, label, *, slow=False):
     """A slider that answers while it is moved, or when it is let go: something is trained then."""
     return mo.ui.slider(low, high, step, value=value, label=label, show_value=True, debounce=slow)
@@ -76,10 +91,10 @@ def slider(low, high, step, value, label, *, slow=False):
 
 @app.cell
 def answers_form():
-    answers_names = [str(i) for i in range(1, len(examples.ANSWERS) + 1)]
+    answers_texts = {str(_i): _text for _i, _text in enumerate(examples.ANSWERS, 1)}
     _verdicts = {
         f"{_key} {_name}": mo.ui.checkbox(value=bool(_value), label=_key)
-        for _name, _answer in zip(answers_names, examples.ANSWERS, strict=True)
+        for _name, _answer in answers_texts.items()
         for _key, _value in zip(examples.KEYS, examples.score(_answer), strict=True)
     }
     # One dictionary a section: the cell that shows it runs again when any part of it moves.
@@ -105,7 +120,7 @@ def answers_form():
         }
     )
     _answers = [mo.Html(charts.STYLE)]  # the page's own style does not reach into an accordion
-    for _name, _text in zip(answers_names, examples.ANSWERS, strict=True):
+    for _name, _text in answers_texts.items():
         _shown = charts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
         _answers += [
             show(f"answer-{_name}", _shown),
@@ -130,47 +145,40 @@ def answers_form():
             row(_others),
         ],
     )
-    return answers_chosen, answers_names
+    return answers_chosen, answers_texts
 
 
 @app.cell
-def answers_shown(answers_chosen, answers_names):
+def answers_shown(answers_chosen, answers_texts):
     _chosen = answers_chosen.value
     _worth = _chosen["worth"]
     _rewards = torch.tensor(
         [
             [_chosen["verdicts"][f"{_key} {_name}"] * _worth[_key] for _key in examples.KEYS]
-            for _name in answers_names
+            for _name in answers_texts
         ],
         dtype=torch.float64,
     )
     # In the units of the page, as conditions are read before weights.
     _on = {"on": "correctness", "at_least": _worth["correctness"]}
-    _options = {
-        "weights": list(_chosen["weights"].values()),
-        "conditions": {_key: _on for _key, _asked in _chosen["conditions"].items() if _asked},
-        "whiten": _chosen["whiten"],
-        "variant": _chosen["variant"],
-        "highest": list(_worth.values()),
-    }
-    try:
-        _found = compare.decompose_group(_rewards, examples.KEYS, **_options)
-        _group = compare.compare(answers_names, _found)
-        _others = dict(zip(answers_names, _found.advantage.tolist(), strict=True))
-    except ValueError as _error:  # as of weights that are all 0: for the reader, and no crash
-        _parts = [f"No advantages: {_error}"]
-    else:
-        _third = None if _chosen["variant"] == "gdpo" else (_chosen["variant"], _others)
-        _texts = dict(zip(answers_names, examples.ANSWERS, strict=True))
-        _parts = [
-            charts.bars(_group, texts=_texts, third=_third),
-            charts.heading(3, "Why, for one pair of each tie"),
-            "GRPO adds first: equal sums get one advantage, whatever the rest of the group does. "
-            "GDPO divides each reward by its own deviation in the group before it adds, so that "
-            "the two sums differ, unless what one rollout wins on one reward weighs as much as "
-            "what the other wins on another.",
-            charts.ties(_group, examples.KEYS),
-        ]
+    _why = [
+        charts.heading(3, "Why, for one pair of each tie"),
+        "GRPO adds first: equal sums get one advantage, whatever the rest of the group does. "
+        "GDPO divides each reward by its own deviation in the group before it adds, so that "
+        "the two sums differ, unless what one rollout wins on one reward weighs as much as "
+        "what the other wins on another.",
+    ]
+    _parts = compared(
+        _rewards,
+        examples.KEYS,
+        answers_texts,
+        why=_why,
+        weights=list(_chosen["weights"].values()),
+        conditions={_key: _on for _key, _asked in _chosen["conditions"].items() if _asked},
+        whiten=_chosen["whiten"],
+        variant=_chosen["variant"],
+        highest=list(_worth.values()),
+    )
     show("answers", *_parts)
     return
 
@@ -202,15 +210,8 @@ def calls_form():
 @app.cell
 def calls_shown(calls_chosen):
     _texts = {str(_i): _answer for _i, _answer in enumerate(calls.ANSWERS, 1)}
-    _weights = [calls_chosen.value[_key] for _key in calls.KEYS]
-    try:
-        _found = compare.decompose_group(calls.rewards(), calls.KEYS, weights=_weights)
-        _group = compare.compare(list(_texts), _found)
-    except ValueError as _error:
-        _parts = [f"No advantages: {_error}"]
-    else:
-        _parts = [charts.bars(_group, texts=_texts), charts.ties(_group, calls.KEYS)]
-    show("calls", *_parts)
+    _weights = list(calls_chosen.value.values())
+    show("calls", *compared(calls.rewards(), calls.KEYS, _texts, weights=_weights))
     return
 
 
@@ -337,16 +338,13 @@ def skills_form():
 @app.cell
 def skills_shown(skills_chosen):
     cases = study.study_all(**skills_chosen.value)
-    _slowest = [
-        curves.curves(
-            _case.name, "slowest skill", {_m: _t.slowest for _m, _t in _case.trainings.items()}
-        )
-        for _case in cases
-    ]
+    _slowest = {
+        _case.name: {_m: _t.slowest for _m, _t in _case.trainings.items()} for _case in cases
+    }
     # `cases` goes on to section 7, which would train all of it again.
     show(
         "toy",
-        curves.figures(_slowest),
+        curves.figures("slowest skill", _slowest),
         charts.folded("All numbers", charts.table(*study.case_table(cases))),
         charts.heading(3, "The gap that whitening closes"),
         "A page known for explaining GDPO trains this very policy on independent rewards and "
@@ -417,13 +415,13 @@ def units_shown(units_chosen):
     _unit, _both = units_chosen.value["unit"], (toy.GRPO, toy.GDPO)
     _methods = (*_both, units.weighted(units_chosen.value["weight"]))
     _found = {_m: units.training(_unit, _m) for _m in _methods}
-    _pictures = [
-        curves.curves(_title, "success", {_m: _t.each(_k) for _m, _t in _found.items()})
+    _pictures = {
+        _title: {_m: _t.each(_k) for _m, _t in _found.items()}
         for _k, _title in enumerate(("First skill", "Other skill"))
-    ]
+    }
     show(
         "units",
-        curves.figures(_pictures),
+        curves.figures("success", _pictures),
         charts.table(*units.table([_unit], _methods)),
         charts.folded("Every unit in numbers", charts.table(*units.table(units.UNITS, _both))),
     )
@@ -494,11 +492,12 @@ def phantoms_form():
 @app.cell
 def phantoms_shown(phantoms_chosen):
     _found = phantom.trainings(**phantoms_chosen.value)
-    _pictures = [
-        curves.curves(_title, "probability", {_m: _t.each(_k) for _m, _t in _found.items()})
+    _pictures = {
+        _title: {_m: _t.each(_k) for _m, _t in _found.items()}
         for _k, _title in enumerate(("Correctness", "Brevity"))
-    ]
-    show("phantoms", curves.figures(_pictures), charts.table(*phantom.table(_found)))
+    }
+    _table = charts.table(*phantom.table(_found))
+    show("phantoms", curves.figures("probability", _pictures), _table)
     return
 
 
