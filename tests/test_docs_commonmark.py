@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from documents import PAGES, name_of, parse
@@ -42,7 +41,7 @@ def faults(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_heading_and_table_of_a_page_is_one(page: Path) -> None:
+def test_every_heading_and_table_of_a_page_is_one(page):
     assert faults(page.read_text(encoding="utf-8")) == []
 
 
@@ -62,7 +61,7 @@ WHOLE = "# A page\n\n```python\n# a comment\n```\n\n## A part\n\n| a | b |\n|---
         (WHOLE.replace("## A part", "    ## A part"), []),  # a block of code by its indentation
     ],
 )
-def test_a_fault_of_a_page_is_found(broken: str, expected: list[str]) -> None:
+def test_a_fault_of_a_page_is_found(broken, expected):
     assert faults(WHOLE) == []
     found = "\n".join(faults(broken))
     assert [text for text in expected if text not in found] == []

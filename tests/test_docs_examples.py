@@ -26,19 +26,19 @@ MODULES = [
 PAGES = with_examples(documents.PAGES)
 
 
-def test_the_public_modules_have_examples() -> None:
+def test_the_public_modules_have_examples():
     assert {"gdpo_verl.advantage.gdpo", "gdpo_verl.config.components"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_are_true(name: str) -> None:
+def test_examples_in_docstrings_are_true(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0, "'>>> ' stands in the file, but in no docstring"
     assert result.failed == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_in_docs_are_true(page: Path) -> None:
+def test_examples_in_docs_are_true(page):
     result = doctest.testfile(str(page), module_relative=False)
     assert result.attempted > 0
     assert result.failed == 0

@@ -77,7 +77,7 @@ def pages(site: Path) -> dict[str, Reader]:
     return {path.relative_to(site).as_posix(): Reader(path) for path in found}
 
 
-def test_every_page_is_in_the_site_with_its_headings_and_tables(pages: dict[str, Reader]) -> None:
+def test_every_page_is_in_the_site_with_its_headings_and_tables(pages):
     by_heading = {page.heading.strip(): page.html for page in pages.values()}
     for source in PAGES:
         text = source.read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def test_every_page_is_in_the_site_with_its_headings_and_tables(pages: dict[str,
         assert "<p>```" not in html, source
 
 
-def test_every_public_function_has_its_docstring_on_the_page(pages: dict[str, Reader]) -> None:
+def test_every_public_function_has_its_docstring_on_the_page(pages):
     page = pages["api.html"]
     public = set(gdpo_verl.__all__) - {"__version__", "advantages_of"}
     names = {f"gdpo_verl.advantage.{name}" for name in public}
@@ -103,9 +103,7 @@ def test_every_public_function_has_its_docstring_on_the_page(pages: dict[str, Re
     assert "False leaves out the division by the groups' standard deviations" in page.text
 
 
-def test_every_command_is_on_the_page(
-    pages: dict[str, Reader], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_is_on_the_page(pages, capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     commands = re.findall(r"^    ([a-z][a-z-]*)(?:\s|$)", capsys.readouterr().out, re.MULTILINE)
@@ -114,17 +112,17 @@ def test_every_command_is_on_the_page(
     assert [command for command in commands if f"gdpo-verl {command}\n" not in text] == []
 
 
-def test_every_equation_is_mathml(pages: dict[str, Reader]) -> None:
+def test_every_equation_is_mathml(pages):
     equations = (ROOT / "docs" / "method.md").read_text(encoding="utf-8").count("```math")
     assert pages["method.html"].html.count("<math") == equations > 0
 
 
-def test_examples_are_code_and_not_quotations(pages: dict[str, Reader]) -> None:
+def test_examples_are_code_and_not_quotations(pages):
     assert ">>> rewards = torch.tensor" in pages["api.html"].text
     assert [n for n, page in pages.items() if "<blockquote>\n<blockquote>" in page.html] == []
 
 
-def test_no_page_names_another_host_to_fetch_from(site: Path, pages: dict[str, Reader]) -> None:
+def test_no_page_names_another_host_to_fetch_from(site, pages):
     for name, page in pages.items():
         assert [url for url in page.fetched if re.match(r"(https?:)?//", url)] == [], name
         # Material's script would fetch a library for such diagrams.
@@ -150,9 +148,7 @@ def address(site: Path) -> Iterator[str]:
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1300, 390])
-def test_a_browser_opens_every_page_and_asks_no_other_host(
-    browser: Any, site: Path, address: str, width: int
-) -> None:
+def test_a_browser_opens_every_page_and_asks_no_other_host(browser, site, address, width):
     page = new_page(browser, viewport={"width": width, "height": 800}, service_workers="block")
     requests: list[str] = []
     errors: list[str] = []

@@ -80,6 +80,6 @@ def faults_of(path: Path) -> Iterator[tuple[str, str]]:
             yield place, f"line {line}: {fault}"
 
 
-def test_code_is_plain() -> None:
+def test_code_is_plain():
     found = [fault for path in FILES for fault in faults_of(path)]
     assert not found

@@ -60,7 +60,7 @@ def wanted(*extras: str) -> list[Requirement]:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
 @pytest.mark.parametrize("locks", SETS, ids="+".join)
-def test_locks_hold_what_pyproject_asks_for(locks: tuple[str], python: str, machine: str) -> None:
+def test_locks_hold_what_pyproject_asks_for(locks, python, machine):
     found: dict[str, str] = {}
     for lock in locks:
         for name, version in pins(lock, python, machine).items():
@@ -73,7 +73,7 @@ def test_locks_hold_what_pyproject_asks_for(locks: tuple[str], python: str, mach
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
-def test_no_lock_names_a_host_and_the_cpus_names_nothing_for_cuda() -> None:
+def test_no_lock_names_a_host_and_the_cpus_names_nothing_for_cuda():
     for lock in (ROOT / "requirements").glob("*.lock"):
         assert not re.search(r"://|^\s*[-/.]| @ ", lock.read_text(), re.MULTILINE), lock
     found = pins("cpu", "3.11")
@@ -155,8 +155,8 @@ def machine(tmp_path: Path, made: Path) -> Machine:
 
 
 def test_everything_is_resolved_before_anything_is_installed_and_the_second_time_nothing_is_done(
-    machine: Machine,
-) -> None:
+    machine,
+):
     done = machine.setup("cpu", "test", PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     assert f"Next: source {machine.venv}/bin/activate" in done.stdout
@@ -170,8 +170,8 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
 
 
 def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had(
-    machine: Machine,
-) -> None:
+    machine,
+):
     machine.program("nvidia-smi", GPU)
     driver = {"DRIVER": "580.65.06"}
     assert machine.setup("cpu", **driver).returncode == 0
@@ -189,9 +189,7 @@ def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had
 
 
 @pytest.mark.parametrize("end", [{"INSTALLS": "1"}, {"KILLS": "-KILL"}, {"KILLS": "-TERM"}])
-def test_an_installation_that_ended_halfway_is_made_anew(
-    machine: Machine, end: dict[str, str]
-) -> None:
+def test_an_installation_that_ended_halfway_is_made_anew(machine, end):
     assert machine.setup("cpu").returncode == 0
     assert machine.setup("cpu", "test", **end).returncode != 0
     half = machine.venv / "half"
@@ -216,8 +214,8 @@ def test_an_installation_that_ended_halfway_is_made_anew(
     ],
 )
 def test_what_cannot_work_is_said_and_leaves_nothing_behind(
-    machine: Machine, arguments: list[str], environment: dict[str, str], message: str
-) -> None:
+    machine, arguments, environment, message
+):
     if "DRIVER" in environment:
         machine.program("nvidia-smi", GPU)
     done = machine.setup(*arguments, **environment)
@@ -227,8 +225,8 @@ def test_what_cannot_work_is_said_and_leaves_nothing_behind(
 
 
 def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(
-    machine: Machine,
-) -> None:
+    machine,
+):
     missing = "there is no version of torch==2.13.0+cpu"
     assert machine.setup("cpu", RESOLVES="1", RESOLVED=missing).returncode == 1
     first, second = machine.asked
@@ -236,7 +234,7 @@ def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_e
     assert "--index https://download.pytorch.org/whl/cpu" in second
 
 
-def test_a_script_without_an_environment_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_script_without_an_environment_says_how_to_make_one(tmp_path):
     done = subprocess.run(
         ["bash", str(ROOT / "scripts/train.sh"), "toolbox/gdpo"],
         capture_output=True,
@@ -248,14 +246,14 @@ def test_a_script_without_an_environment_says_how_to_make_one(tmp_path: Path) ->
     assert f"expected gdpo-verl in {tmp_path}, found none: run scripts/setup.sh" in done.stderr
 
 
-def test_no_page_and_no_message_names_a_package_that_is_not_published() -> None:
+def test_no_page_and_no_message_names_a_package_that_is_not_published():
     sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").rglob("*.sh")]
     for path in PAGES + sources:
         found = re.search(r"\binstall (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
         assert not found, f"{path}: {found}"
 
 
-def test_a_version_that_the_package_names_is_the_one_of_pyproject() -> None:
+def test_a_version_that_the_package_names_is_the_one_of_pyproject():
     lists = [*PROJECT["project"]["optional-dependencies"].values()]
     lists += PROJECT["dependency-groups"].values()
     asked = {line.partition(";")[0].strip() for lines in lists for line in lines}

@@ -66,11 +66,11 @@ def rooms_imported(path: Path) -> Iterator[str]:
             yield "lab" if inner[0] == "recipes" else inner[0]
 
 
-def test_each_file_is_in_a_room() -> None:
+def test_each_file_is_in_a_room():
     assert {room_of(path) for path in FILES} == {*ROOMS, "__init__"}
 
 
-def test_no_room_imports_from_a_later_one() -> None:
+def test_no_room_imports_from_a_later_one():
     place = {room: number for number, room in enumerate(ROOMS)}
     # The package itself hands out the public functions when they are asked for.
     wrong = [
@@ -83,7 +83,7 @@ def test_no_room_imports_from_a_later_one() -> None:
     assert not wrong
 
 
-def test_files_import_each_other_in_no_circle() -> None:
+def test_files_import_each_other_in_no_circle():
     module = {
         ".".join(("gdpo_verl", *place_of(path).with_suffix("").parts)): path for path in FILES
     }
@@ -99,7 +99,7 @@ def test_files_import_each_other_in_no_circle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
-def test_what_runs_outside_verl_knows_nothing_of_the_stack() -> None:
+def test_what_runs_outside_verl_knows_nothing_of_the_stack():
     wrong = [
         f"{place_of(path)} imports {name}"
         for path in FILES
@@ -110,7 +110,7 @@ def test_what_runs_outside_verl_knows_nothing_of_the_stack() -> None:
     assert not wrong
 
 
-def test_conformance_needs_the_standard_library_alone() -> None:
+def test_conformance_needs_the_standard_library_alone():
     known = {*sys.stdlib_module_names, "gdpo_verl"}
     names = [name for path in FILES if room_of(path) == "conformance" for name in imports(path)]
     assert {name.split(".")[0] for name in names} <= known

@@ -13,14 +13,14 @@ from waiting import HANGS
 pytestmark = pytest.mark.slow
 
 
-def test_a_positive_share_of_bad_answers_is_one_at_least() -> None:
+def test_a_positive_share_of_bad_answers_is_one_at_least():
     for answers, share, expected in ((24, 0.01, 1), (512, 0.05, 26), (8, 0.0, 0)):
         asked = benchmark.questions("slow-answers", answers, share)
         assert sum(answer in benchmark.BAD["slow-answers"] for answer, _ in asked) == expected
         assert len(asked) == answers
 
 
-def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None:
+def test_memory_of_a_result_counts_although_its_pages_were_used_before():
     benchmark.keep_pages()
     for _ in range(3):
         torch.ones(2048, 1024)  # freed, and kept by the allocator
@@ -29,7 +29,7 @@ def test_memory_of_a_result_counts_although_its_pages_were_used_before() -> None
 
 
 @pytest.mark.real
-def test_the_seam_is_timed_on_a_real_queue() -> None:
+def test_the_seam_is_timed_on_a_real_queue():
     process = subprocess.run(
         [sys.executable, benchmark.__file__, "seam", "--size", "16x8", "--turns", "2"],
         capture_output=True,

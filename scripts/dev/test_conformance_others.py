@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
         "ms-swift 4.6.0",
     ],
 )
-def test_the_pages_row_is_what_the_implementation_gives(name: str, tmp_path: Path) -> None:
+def test_the_pages_row_is_what_the_implementation_gives(name, tmp_path):
     wheel = None
     if name.startswith("ms-swift"):
         project = name.replace(" ", "==")

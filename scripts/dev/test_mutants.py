@@ -58,14 +58,14 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return mutants
 
 
-def test_each_mutant_changes_one_thing_that_runs(script: ModuleType) -> None:
+def test_each_mutant_changes_one_thing_that_runs(script):
     made = script.mutants_of_module("small")
     assert sorted((mutant.before, mutant.after) for mutant in made) == sorted(CHANGES)
     for mutant in made:
         compile(mutant.source, "small.py", "exec")
 
 
-def test_a_survivor_fails_the_run_unless_it_is_explained(script: ModuleType) -> None:
+def test_a_survivor_fails_the_run_unless_it_is_explained(script):
     known = [list(mutant.key) for mutant in script.mutants_of_module("small")]
     stale = ["small.py", "x", "y"]
     for explained, status in ((known, 0), (known[1:], 1), ([*known, stale], 1)):
@@ -73,9 +73,7 @@ def test_a_survivor_fails_the_run_unless_it_is_explained(script: ModuleType) -> 
         assert script.main() == status
 
 
-def test_the_tests_of_a_module_are_asked_about_each_mutant(
-    script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tests_of_a_module_are_asked_about_each_mutant(script, capsys):
     code = "def f(x):\n    if x < 1:\n        return 5\n    return x * 2\n"
     (script.PACKAGE / "small.py").write_text(code)
     script.EQUIVALENT.touch()

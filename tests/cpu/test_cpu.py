@@ -160,7 +160,7 @@ ANSWERS = {
 }
 
 
-def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> None:
+def test_departures_are_applied_on_the_cpu_platform(applied):
     expected = {name: answer for name, (answer, _) in ANSWERS.items()}
     expected |= {"platform": "cpu", "engine_device": "cuda", "pinned": False, "sockets": 2}
     expected |= {"niceness of workers": "0"}
@@ -169,9 +169,7 @@ def test_departures_are_applied_on_the_cpu_platform(applied: dict[str, Any]) -> 
 
 
 @pytest.mark.slow
-def test_upstream_still_needs_each_departure(
-    applied: dict[str, Any], upstream: dict[str, Any]
-) -> None:
+def test_upstream_still_needs_each_departure(applied, upstream):
     for name, (answer, departure) in ANSWERS.items():
         assert upstream[name] != answer, f"{departure} can go"
     assert upstream["forks draw alike"], "leave_rays_generator_unseeded can go"
@@ -218,9 +216,7 @@ if "-c" in sys.orig_argv:  # the driver; workers ask for their node, too
 @pytest.mark.slow
 @pytest.mark.parametrize("plugins", ["auto", "none"])
 @pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER], ids=["agents", "answer"])
-def test_ray_starts_when_its_processes_take_longer_than_it_waits(
-    slow: str, plugins: str, tmp_path: Path
-) -> None:
+def test_ray_starts_when_its_processes_take_longer_than_it_waits(slow, plugins, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(slow)
     environment = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
     process = subprocess.run(
@@ -241,8 +237,8 @@ SOCKET = "/tmp/rl-colocate-zmq-{job_id}-replica-"  # after Ray's job alone
 
 
 def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     port = unused_port()
     assert port < 32_768  # the first of net.ipv4.ip_local_port_range
     with socket.socket() as taken:
@@ -264,12 +260,12 @@ def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile
         ),
     ],
 )
-def test_verls_source_still_needs_a_departure(file: str, text: str, departure: str) -> None:
+def test_verls_source_still_needs_a_departure(file, text, departure):
     source = (Path(verl.__file__).parent / "workers" / file).read_text()
     assert text in source, f"{departure} can go"
 
 
-def test_verl_has_no_fsdp_engine_for_the_cpu_and_counts_gpus_and_npus_alone() -> None:
+def test_verl_has_no_fsdp_engine_for_the_cpu_and_counts_gpus_and_npus_alone():
     from verl.single_controller.ray.base import ResourcePoolManager
     from verl.workers.engine import EngineRegistry
 
@@ -282,14 +278,14 @@ def test_verl_has_no_fsdp_engine_for_the_cpu_and_counts_gpus_and_npus_alone() ->
     assert "get_platform" not in source, "PlatformCPU.ray_resource_name may be CPU"
 
 
-def test_torch_refuses_a_device_named_twice_and_pins_no_memory_without_an_accelerator() -> None:
+def test_torch_refuses_a_device_named_twice_and_pins_no_memory_without_an_accelerator():
     with pytest.raises(ValueError, match="cpu"):
         BackendConfig("cpu:gloo,cpu:gloo")
     with pytest.raises(RuntimeError, match="accelerator"):
         torch.zeros(1).pin_memory()
 
 
-def test_gloo_engine_brings_every_weight_unchanged_to_every_replica() -> None:
+def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
     Engine = checkpoint_engine.GlooCheckpointEngine
     weights = {
         "transposed": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).T,
@@ -335,8 +331,8 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica() -> None:
 
 
 def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(checkpoint_engine, "TIMEOUT", timedelta(seconds=1))
     sender = checkpoint_engine.GlooCheckpointEngine(bucket_size=1, is_master=True)
     address = sender.prepare()

@@ -46,7 +46,7 @@ def lines_of(driver: str, directory: Path, **files: str) -> list[str]:
     return subprocess.check_output(command, cwd=directory, text=True).splitlines()
 
 
-def test_workers_share_imports_and_nothing_else(tmp_path: Path) -> None:
+def test_workers_share_imports_and_nothing_else(tmp_path):
     slow = "import os\nPROCESS = os.getpid()\n"
     address, *lines, statuses = lines_of(DRIVER, tmp_path, worker=WORKER, slow_to_import=slow)
     assert json.loads(statuses) == [0, 7]
@@ -87,9 +87,7 @@ assert [worker.wait() for worker in started] == [0, 0]
 """
 
 
-def test_workers_draw_different_ids_in_each_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_draw_different_ids_in_each_thread(tmp_path, monkeypatch):
     """Two agent loops that name their calls alike end the engine that they call."""
     pytest.importorskip("verl")
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
@@ -164,8 +162,8 @@ if __name__ == "__main__":
 
 
 def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     _, *lines, _ = lines_of(DRIVER, tmp_path, worker=SPAWNING, slow_to_import="")
     answers = [json.loads(line) for line in lines]
     assert {about[2] for about, *_ in answers} == {"a", "b"}
@@ -176,7 +174,7 @@ def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
 
 
 @pytest.mark.real
-def test_rays_workers_are_forks_of_one_process_and_end_as_others_do() -> None:
+def test_rays_workers_are_forks_of_one_process_and_end_as_others_do():
     job, first, second, left = in_fresh_process(RAY, PYTHONPATH=str(Path(__file__).parents[1]))
     assert first == second
     assert first[1:] == ["job", "actor", job, "ray::Actor.about"]

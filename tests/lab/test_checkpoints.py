@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,9 +50,7 @@ def cut(file: Path) -> None:
     ],
     ids=["no place in the data", "shard cut", "shard missing", "weights removed"],
 )
-def test_checkpoint_cut_short_is_not_resumed_from(
-    tmp_path: Path, damage: Callable[[Path], Any], problem: str
-) -> None:
+def test_checkpoint_cut_short_is_not_resumed_from(tmp_path, damage, problem):
     write_checkpoint(tmp_path, 2, workers=2)
     damage(write_checkpoint(tmp_path, 4, workers=2))
 
@@ -67,7 +64,7 @@ def test_checkpoint_cut_short_is_not_resumed_from(
     assert checkpoints.select_checkpoint(tmp_path) == (2, [])
 
 
-def test_checkpoint_counts_once_verl_has_noted_it(tmp_path: Path) -> None:
+def test_checkpoint_counts_once_verl_has_noted_it(tmp_path):
     for step in (2, 4):
         write_checkpoint(tmp_path, step)
     (tmp_path / checkpoints.TRACKER).write_text("")  # emptied before the number is written
@@ -81,7 +78,7 @@ def test_checkpoint_counts_once_verl_has_noted_it(tmp_path: Path) -> None:
         assert said.startswith("global_step_4 was cut short and is skipped: its save did not end")
 
 
-def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path: Path) -> None:
+def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path):
     cut(write_checkpoint(tmp_path, 2) / "data.pt")
     with pytest.raises(CheckpointError, match=r"no checkpoint is whole \(global_step_2: data.pt"):
         checkpoints.select_checkpoint(tmp_path)
@@ -93,14 +90,14 @@ def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path: 
     assert checkpoints.select_checkpoint(tmp_path / "none") == (0, [])
 
 
-def test_files_of_another_engine_count_as_verl_noted_them(tmp_path: Path) -> None:
+def test_files_of_another_engine_count_as_verl_noted_them(tmp_path):
     folder = write_checkpoint(tmp_path, 2)
     for file in (folder / "actor").iterdir():
         file.rename(file.with_suffix(".distcp"))
     assert checkpoints.last_complete(tmp_path) == (2, {})
 
 
-def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:
+def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path):
     limits = {"max_actor_ckpt_to_keep": 1, "max_critic_ckpt_to_keep": None}
     config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), **limits}})
     trainer = SimpleNamespace(config=config, global_steps=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -23,12 +22,12 @@ REFUSED = {
 
 @pytest.mark.parametrize(("command", "sentence"), REFUSED.items(), ids=REFUSED)
 def test_what_cannot_be_done_is_refused_with_a_sentence(
-    command: str,
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command,
+    sentence,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     try:
         status = main(command.split())

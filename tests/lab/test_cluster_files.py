@@ -38,9 +38,7 @@ def training(command: str) -> tuple[Path, list[str], DictConfig]:
     return options.run, arguments, composed(options.recipe, options.run, overrides)[0]
 
 
-def test_rayjob_starts_a_recipe_that_passes_the_dry_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rayjob_starts_a_recipe_that_passes_the_dry_run(tmp_path, capsys):
     (tmp_path / "config.json").touch()  # of a model; no test asks the hub
     _, arguments, _ = training(rayjob()["entrypoint"])
     here = [f"data.{name}_files=/tmp/none.parquet" for name in ("train", "val")]
@@ -51,7 +49,7 @@ def test_rayjob_starts_a_recipe_that_passes_the_dry_run(
     assert "data.train_files: '/tmp/none.parquet' does not exist here" in problems[0]
 
 
-def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names() -> None:
+def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names():
     spec = rayjob()
     run, _, config = training(spec["entrypoint"])
     variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
@@ -75,7 +73,7 @@ def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names()
     assert f"++{QUEUE_NODES}=CPU" in _EXISTING_CLUSTER
 
 
-def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path: Path) -> None:
+def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path):
     task = yaml.safe_load((PLACE / "skypilot.yaml").read_text())
     subprocess.run(["bash", "-n"], input=task["setup"], text=True, check=True)
     for script in re.findall(r"scripts/\S+", task["setup"] + task["run"]):
@@ -105,7 +103,7 @@ def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path: Pa
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_what_the_dockerfile_copies_is_enough_to_install_and_to_train(tmp_path: Path) -> None:
+def test_what_the_dockerfile_copies_is_enough_to_install_and_to_train(tmp_path):
     lines = (PLACE / "Dockerfile").read_text().splitlines()
     instructions = [line.partition(" ")[::2] for line in lines]
     (install,) = (rest for word, rest in instructions if word == "RUN" and "setup.sh" in rest)

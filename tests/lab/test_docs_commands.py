@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -41,7 +40,7 @@ def printed(page: str, begin: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_printed_command_parses(page: Path) -> None:
+def test_every_printed_command_parses(page):
     parser = _parser()
     for line in commands(page):
         line = re.sub(r"^(\w+=\S+ )+|^for .* do |; done$", "", line.strip())
@@ -59,7 +58,7 @@ def test_every_printed_command_parses(page: Path) -> None:
         assert not [word for word in rest if word.startswith("--")], line
 
 
-def test_verls_own_command_composes_and_its_settings_are_known() -> None:
+def test_verls_own_command_composes_and_its_settings_are_known():
     lines = [line for page in PAGES for line in commands(page) if VERL in line]
     lines = [line for line in lines if "--config-" not in line]
     assert len(lines) > 3  # README, the settings, the quickstart, the page on CPUs
@@ -86,9 +85,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "conf"
 
 
-def test_commands_of_the_pages_compose_and_name_a_model(
-    conf: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_the_pages_compose_and_name_a_model(conf, capsys):
     lines = printed("recipes.md", "gdpo-verl train") + printed("cpu.md", "gdpo-verl train")
     lines += printed("variants.md", "scripts/train.sh")
     assert len(lines) > 5
@@ -100,7 +97,7 @@ def test_commands_of_the_pages_compose_and_name_a_model(
         assert config.actor_rollout_ref.model.path != DEFAULT, line
 
 
-def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf: Path) -> None:
+def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf):
     task = conf / "mine" / "task.yaml"
     task.write_text(task.read_text().replace("train_batch_size: 32", "train_batch_size: 64"))
     with hydra.initialize_config_dir(str(conf), version_base=None):  # as verl's own command does
@@ -122,7 +119,7 @@ def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf
         compose("mine/gdop", directory=conf)
 
 
-def test_recipe_that_names_other_places_keeps_them(conf: Path) -> None:
+def test_recipe_that_names_other_places_keeps_them(conf):
     own = conf / "mine" / "gdpo.yaml"
     (conf.parent / "more" / "hardware").mkdir(parents=True)
     (conf.parent / "more" / "hardware" / "mine.yaml").write_text(
@@ -134,9 +131,7 @@ def test_recipe_that_names_other_places_keeps_them(conf: Path) -> None:
     assert config.trainer.n_gpus_per_node == 3
 
 
-def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(
-    check: Callable, work: Path
-) -> None:
+def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(check, work):
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
     (work / "mine").mkdir()
     head = "# @package _global_\ndefaults: [/ppo_trainer, /hardware: cpu, _self_]\n"
@@ -153,7 +148,7 @@ def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(
     )
 
 
-def test_the_quickstarts_policies_and_data_are_known_by_their_names() -> None:
+def test_the_quickstarts_policies_and_data_are_known_by_their_names():
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     policies = re.findall(r"make_policy=(\w+)", script)
     assert policies == ["tiny", "smollm2"]
@@ -174,8 +169,8 @@ def test_the_quickstarts_policies_and_data_are_known_by_their_names() -> None:
     ],
 )
 def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take(
-    steps: int, before: int, rest: str, tmp_path: Path
-) -> None:
+    steps, before, rest, tmp_path
+):
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     # A function is one line, or ends with a brace that stands alone.
     functions = "\n".join(re.findall(r"^\w+\(\) \{(?: .*\}|\n[\s\S]*?\n\})$", script, re.MULTILINE))

@@ -41,7 +41,7 @@ def test_a_tie_of_rewards_that_vary_equally_is_one_for_gdpo_too():
 
 
 @pytest.mark.parametrize("variant", ["gdpo", "dvao", "gd2po", "saw"])
-def test_the_advantages_of_a_group_are_the_library_s(variant: str) -> None:
+def test_the_advantages_of_a_group_are_the_library_s(variant):
     rewards = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.float64)
     found = compare.decompose_group(rewards, ["a", "b", "c"], variant=variant, highest=[1.0] * 3)
     groups, mask = [0] * 4, torch.ones(4, 1)

@@ -54,7 +54,7 @@ SCIENCE = [
 ]
 
 
-def test_only_what_is_not_science_may_change_between_two_starts(tmp_path: Path) -> None:
+def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
     started(tmp_path)
     with lock_run(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, MAY_CHANGE)):
         pass
@@ -66,7 +66,7 @@ def test_only_what_is_not_science_may_change_between_two_starts(tmp_path: Path) 
         started(tmp_path, "toolbox/grpo")
 
 
-def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
+def test_steps_are_science_where_the_learning_rate_depends_on_them():
     constant = [
         "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
         "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0",
@@ -80,14 +80,14 @@ def test_steps_are_science_where_the_learning_rate_depends_on_them() -> None:
         assert list(changed_science(short, long)) == changed
 
 
-def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has() -> None:
+def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has():
     config = compose("toolbox/gdpo")
     keys = [key for key, _ in flattened("", OmegaConf.to_container(config, resolve=False))]
     unknown = [p for p in NOT_SCIENCE if not any(fnmatchcase(key, p) for key in keys)]
     assert unknown == []
 
 
-def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path):
     started(tmp_path)
     write_checkpoint(tmp_path / "checkpoints", 2)
     expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
@@ -95,7 +95,7 @@ def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path: Path)
         started(tmp_path, "toolbox/gdpo", "trainer.nnodes=2")
 
 
-def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path: Path) -> None:
+def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path):
     started(tmp_path)
     (tmp_path / "done").touch()
     launch.train("toolbox/gdpo", tmp_path)
@@ -105,7 +105,7 @@ def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path: Pa
     assert not is_finished(tmp_path, longer)
 
 
-def test_another_policy_of_the_same_name_is_noticed(tmp_path: Path) -> None:
+def test_another_policy_of_the_same_name_is_noticed(tmp_path):
     weights = tmp_path / "model" / "model.safetensors"
     weights.parent.mkdir()
     override = f"actor_rollout_ref.model.path={weights.parent}"
@@ -117,7 +117,7 @@ def test_another_policy_of_the_same_name_is_noticed(tmp_path: Path) -> None:
         started(tmp_path / "run", "toolbox/gdpo", override)
 
 
-def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
+def test_directory_in_which_a_training_runs_is_refused(tmp_path):
     config = composed("toolbox/gdpo", tmp_path, [])
     with (
         lock_run(tmp_path, "toolbox/gdpo", config),
@@ -126,9 +126,7 @@ def test_directory_in_which_a_training_runs_is_refused(tmp_path: Path) -> None:
         launch.train("toolbox/gdpo", tmp_path)
 
 
-def test_the_driver_s_platform_is_its_workers_unless_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     on_cpu, on_gpus = (compose("toolbox/gdpo", [f"hardware={name}"]) for name in ("cpu", "gpu8"))
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "cpu"
@@ -137,7 +135,7 @@ def test_the_driver_s_platform_is_its_workers_unless_it_is_given(
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
 
 
-def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given() -> None:
+def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():
     overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
     config = composed("code/gdpo", Path("/run"), overrides)
     assert config.reward.num_workers == 5
@@ -145,7 +143,7 @@ def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given() -> None:
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units == 32
 
 
-def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch):
     # As the configuration of a verl after 0.9.1 has it, and as a recipe may.
     def without_storage_units(*arguments: Any) -> Any:
         config = compose(*arguments)
@@ -158,9 +156,7 @@ def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch: pytest.MonkeyPatc
     assert config.reward.num_workers == 2 * compose("code/gdpo").reward.num_workers
 
 
-def test_flash_attn_is_taken_on_gpus_where_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attn_is_taken_on_gpus_where_it_is_installed(tmp_path, monkeypatch):
     def chosen(*overrides: str) -> list[str]:
         return launch.composed("tool_call/gdpo", Path("/run"), overrides)[1]
 
@@ -173,9 +169,7 @@ def test_flash_attn_is_taken_on_gpus_where_it_is_installed(
     assert chosen("hardware=cpu") == ["hardware=cpu"]
 
 
-def test_configuration_is_printed_as_hydra_prints_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_configuration_is_printed_as_hydra_prints_it(tmp_path, capsys):
     overrides = ["trainer.total_training_steps=3"]
     assert main(["train", "toolbox/gdpo", "--run", str(tmp_path), "--cfg", "job", *overrides]) == 0
     printed = capsys.readouterr().out
@@ -189,8 +183,8 @@ def test_configuration_is_printed_as_hydra_prints_it(
 
 @pytest.mark.real
 def test_failing_training_ends_with_its_reason_after_two_starts_without_a_new_step(
-    toolbox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    toolbox, tmp_path, capsys
+):
     (tmp_path / "config.json").touch()  # of a model
     command = ["train", "toolbox/gdpo", "--run", str(tmp_path), "--retries", "3"]
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "+algorithm.gdpo.whitten=token"]
@@ -233,18 +227,14 @@ def failure(run: Path, program: str, hang_after: float = 600.0) -> str | None:
         ),
     ],
 )
-def test_failure_is_named_with_its_cause(
-    log: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_is_named_with_its_cause(log, said, tmp_path, monkeypatch):
     (tmp_path / "train.log").write_text("RuntimeError: a reward worker died: earlier\n")
     (tmp_path / "said").write_text(f"KeyError: 'first'\n{log}\nsome other line\n")
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     assert (failure(tmp_path, "cat said; exit 1") or "").endswith(said)
 
 
-def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     assert failure(tmp_path, "true") is None
     killed = failure(tmp_path, "kill -9 $$") or ""

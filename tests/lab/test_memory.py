@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -40,9 +38,7 @@ INFERS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
         ),
     ],
 )
-def test_state_of_a_billion_weights(
-    hardware: str, overrides: list[str], expected: list[float]
-) -> None:
+def test_state_of_a_billion_weights(hardware, overrides, expected):
     config = compose("tool_call/gdpo", [f"hardware={hardware}", *overrides])
     *state, _ = [size / 1e9 for _, size in needs(config, BILLION)]
     assert state == pytest.approx(expected)
@@ -59,14 +55,14 @@ def test_state_of_a_billion_weights(
     ],
     ids=["update", "log-probabilities", "rows"],
 )
-def test_logits_of_one_micro_batch(overrides: list[str], tokens: int, key: str) -> None:
+def test_logits_of_one_micro_batch(overrides, tokens, key):
     config = compose("tool_call/gdpo", ["hardware=gpu1", *overrides])
     *_, (what, size) = needs(config, BILLION)
     assert f"{tokens:,} tokens by actor_rollout_ref.{key}" in what
     assert size == tokens * 150_000 * 4
 
 
-def test_shape_is_told_from_the_configuration_alone(tmp_path: Path) -> None:
+def test_shape_is_told_from_the_configuration_alone(tmp_path):
     sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
     Qwen2Config(**sizes, **heads, num_hidden_layers=2).save_pretrained(tmp_path)
@@ -78,7 +74,7 @@ def test_shape_is_told_from_the_configuration_alone(tmp_path: Path) -> None:
     assert load_shape(OmegaConf.create({"path": str(tmp_path / "none")})) is None
 
 
-def test_no_estimate_of_memory_refuses_a_run(tmp_path: Path) -> None:
+def test_no_estimate_of_memory_refuses_a_run(tmp_path):
     huge = Qwen2Config(vocab_size=10**9, hidden_size=4096, num_hidden_layers=1)
     huge.save_pretrained(tmp_path / "huge")
     data = tmp_path / "data.parquet"
@@ -93,7 +89,7 @@ def test_no_estimate_of_memory_refuses_a_run(tmp_path: Path) -> None:
     assert not any(problem.startswith(f"{MODEL}.path") for problem in found.problems)
 
 
-def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path: Path) -> None:
+def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path):
     Qwen2Config(vocab_size=2, num_hidden_layers=1).save_pretrained(tmp_path)
     word_tokenizer("<eos>", "<unk>", "word").save_pretrained(tmp_path)
     overrides = ["hardware=cpu", f"{MODEL}.path={tmp_path}", f"{ACTOR}.use_prefix_grouper=false"]
@@ -117,5 +113,5 @@ def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_of_memory_have_a_remedy_with_its_key(error: str, key: str) -> None:
+def test_errors_of_memory_have_a_remedy_with_its_key(error, key):
     assert key in (remedy_for(error) or "")

@@ -15,9 +15,7 @@ from gdpo_verl.lab.run.preflight import check_data_files, check_machine
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
-def test_files_without_a_row_are_refused(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_without_a_row_are_refused(key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"data_source": ["toolbox"]}), "rows.parquet")
     pq.write_table(pa.table({"data_source": pa.array([], pa.string())}), "no_rows.parquet")
@@ -46,7 +44,7 @@ def training(device: str, devices: int, num_gpus: int | None = None) -> DictConf
     )
 
 
-def test_missing_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_vllm_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(ValueError, match=r"^actor_rollout_ref\.rollout\.name: vllm is not inst"):
@@ -54,7 +52,7 @@ def test_missing_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_devices_that_verl_would_wait_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_verl_would_wait_for_are_refused(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     with pytest.raises(ValueError, match=r"n_gpus_per_node: 8, but torch finds no GPU.*=cpu"):
         check_machine(training("cuda", 8))

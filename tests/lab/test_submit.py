@@ -31,18 +31,18 @@ HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
     ],
     ids=["missing", "other verl", "no verl", "not loaded", "file", "silent"],
 )
-def test_node_with_other_software_is_told_the_remedy(found: dict, problem: str) -> None:
+def test_node_with_other_software_is_told_the_remedy(found, problem):
     assert cluster_nodes.problems(HEALTHY, "0.1.0", "0.9.1") == []
     (text,) = cluster_nodes.problems({**HEALTHY, **found}, "0.1.0", "0.9.1")
     assert problem in text
 
 
-def test_node_is_asked_for_files(tmp_path: Path) -> None:
+def test_node_is_asked_for_files(tmp_path):
     here, absent = f"data.val_files={tmp_path}", f"data.train_files={tmp_path}/a=b.parquet"
     assert cluster_nodes.inspect_node([here, absent])["absent"] == [absent]
 
 
-def test_python_of_a_job_that_has_no_ray_is_named(tmp_path: Path) -> None:
+def test_python_of_a_job_that_has_no_ray_is_named(tmp_path):
     # The system's, where Ray was started without activating its environment.
     bare = [sys.executable, "-S", cluster_nodes.__file__]
     done = subprocess.run([*bare, __version__], capture_output=True, text=True, check=False)
@@ -54,9 +54,7 @@ def test_python_of_a_job_that_has_no_ray_is_named(tmp_path: Path) -> None:
     assert "activate the environment that has gdpo-verl" in done.stdout
 
 
-def test_job_checks_the_nodes_and_trains_with_what_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatch):
     seen: list[str] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -93,9 +91,7 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(
     assert train.startswith(f"{start} ++ray_kwargs.ray_init.num_gpus=null ")
 
 
-def test_relative_paths_are_made_absolute_when_submitting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_are_made_absolute_when_submitting(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my models").mkdir()
     (tmp_path / "my models" / "config.json").touch()
@@ -113,9 +109,7 @@ def test_relative_paths_are_made_absolute_when_submitting(
     assert not any("model.path" in each for each in submit.absolute("tool_call/gdpo", []))
 
 
-def test_code_in_the_working_directory_keeps_its_relative_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_in_the_working_directory_keeps_its_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sent").mkdir()
     for place in ("sent/mine.py", "here.py"):
@@ -132,7 +126,7 @@ def test_code_in_the_working_directory_keeps_its_relative_path(
         submit.absolute("tool_call/gdpo", [f"{CODE}=no.py"], "sent")
 
 
-def test_dry_run_of_a_submission_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_a_submission_asks_no_cluster(capsys):
     command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
     command += ["hardware=cluster", "trainer.nnodes=4"]
     command += ["data.train_files=/shared/none.parquet", "--", "--address", "http://127.0.0.1:9"]

@@ -96,7 +96,7 @@ def victim(
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_training_survives_ten_kills_and_a_stop(victim: OnTwoNodes, policy: Path) -> None:
+def test_training_survives_ten_kills_and_a_stop(victim, policy):
     chance = random.Random(SEED)
     print(f"CHAOS_SEED={SEED}")
     victim.steps = 60  # more than all starts can make before their faults

@@ -235,8 +235,8 @@ def cluster(bare: str) -> Iterator[Cluster]:
 @pytest.mark.real
 @pytest.mark.slow
 def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
-    cluster: Cluster, bare: str, toolbox: Path, policy: Path, tmp_path: Path
-) -> None:
+    cluster, bare, toolbox, policy, tmp_path
+):
     run, steps = tmp_path / "run", 8
     # The second node has no gdpo-verl: the job brings it, with its entry points.
     arguments = ["--upload", *inputs(toolbox, policy), f"trainer.total_training_steps={steps}"]
@@ -292,13 +292,13 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_job_without_the_token_and_nodes_without_software_or_a_file_are_refused(
-    cluster: Cluster,
-    bare: str,
-    toolbox: Path,
-    policy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster,
+    bare,
+    toolbox,
+    policy,
+    tmp_path,
+    monkeypatch,
+):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "environment", cluster.environment | {"RAY_AUTH_TOKEN": "0" * 64})
@@ -358,9 +358,7 @@ def compute_score(*arguments, **named):
     subprocess.run([*APART, "true"], capture_output=True, check=False).returncode != 0,
     reason="process namespaces are not allowed here",
 )
-def test_a_job_trains_beside_a_head_without_cpus(
-    toolbox: Path, policy: Path, tmp_path: Path
-) -> None:
+def test_a_job_trains_beside_a_head_without_cpus(toolbox, policy, tmp_path):
     (tmp_path / "code" / "rewards").mkdir(parents=True)
     (tmp_path / "code" / "rewards" / "mine.py").write_text(REWARD)
     (tmp_path / "code" / "seen_in_the_working_directory").touch()

@@ -22,8 +22,8 @@ from gdpo_verl.rewards import tool_call
 
 @pytest.mark.real
 def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     import ray
 
     from gdpo_verl.plugin import liveness
@@ -113,8 +113,8 @@ def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Any:
 
 @pytest.mark.real
 def test_engine_that_is_killed_is_named_and_the_retry_goes_on_past_half_a_checkpoint(
-    victim: Victim, policy: Path
-) -> None:
+    victim, policy
+):
     victim.start("--retries", "1")
     # Two steps before the next checkpoint, which a late kill must not meet.
     wait_for(lambda: 4 in steps_of(victim.run) or not victim.running())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from test_training import components, groups, weight_change
-from trainings import Training
 
 from gdpo_verl import gdpo_advantages
 
@@ -24,8 +21,8 @@ VERSIONS_BEHIND = "training/off_policy/trajectory_staleness_worst/max"
 
 @pytest.mark.slow
 def test_colocate_async_gives_the_advantages_of_the_pure_function(
-    train: Callable[..., Training],
-) -> None:
+    train,
+):
     run = train(
         "toolbox/gdpo",
         *SETTINGS,
@@ -46,9 +43,7 @@ def test_colocate_async_gives_the_advantages_of_the_pure_function(
 
 
 @pytest.mark.slow
-def test_separate_async_sends_every_update_and_whitens_over_mini_batches(
-    train: Callable[..., Training], policy: Path
-) -> None:
+def test_separate_async_sends_every_update_and_whitens_over_mini_batches(train, policy):
     rollout = "actor_rollout_ref.rollout"
     run = train(
         "toolbox/gdpo",

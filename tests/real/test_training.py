@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from processes import run_cli
-from trainings import STOCK, Training
+from trainings import STOCK
 
 from gdpo_verl.advantage import VARIANTS, decompose
 from gdpo_verl.diagnostics import groups_that_vary
@@ -39,8 +38,8 @@ def groups(rows: list[dict]) -> list[str]:
 
 
 def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does_not_divide(
-    train: Callable[..., Training], policy: Path, tmp_path: Path
-) -> None:
+    train, policy, tmp_path
+):
     reward = tmp_path / "my_reward.py"
     reward.write_text(USERS_REWARD)
     # 6 prompts x 3 responses = 18 rows; mini-batches of 4 x 3 = 12 make verl add 6 padding rows.
@@ -116,9 +115,7 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     assert metrics["critic/advantages/min"] == pytest.approx(float(dumped.min()), abs=1e-5)
 
 
-def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(
-    train: Callable[..., Training], tmp_path: Path
-) -> None:
+def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(train, tmp_path):
     (tmp_path / "my_reward.py").write_text(USERS_REWARD.replace('"short"', '"output"'))
     run = train(
         STOCK,
@@ -133,8 +130,8 @@ def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(
 
 @pytest.mark.slow
 def test_legacy_trainer_gives_the_same_advantages_and_metrics(
-    train: Callable[..., Training],
-) -> None:
+    train,
+):
     run = train(
         "toolbox/gdpo",
         "trainer.use_v1=false",
@@ -181,8 +178,8 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
 
 
 def test_a_variant_on_two_data_sources_with_an_async_reward_and_failing_sessions(
-    train: Callable[..., Training], toolbox: Path, tmp_path: Path
-) -> None:
+    train, toolbox, tmp_path
+):
     pytest.importorskip("bfcl_eval")
     reward, bfcl = tmp_path / "my_reward.py", tmp_path / "bfcl"
     reward.write_text(MIXED_REWARD)

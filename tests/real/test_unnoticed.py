@@ -108,7 +108,7 @@ def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -
     }
 
 
-def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> None:
+def test_both_sides_really_take_the_step(sides):
     without, with_plugin = sides["none"], sides["auto"]
     assert "gdpo_verl.plugin.hooks" in with_plugin["modules: imported"]
     loaded = {name.split(".")[0] for name in without["modules: in the end"]}
@@ -124,9 +124,7 @@ def test_both_sides_really_take_the_step(sides: dict[str, dict[str, Any]]) -> No
         assert len(raised) == len([name for name in side if name.startswith("raises: ")]) == 20
 
 
-def test_a_stock_dump_is_replayed_with_its_reward(
-    sides: dict[str, dict[str, Any]], directory: Path, tmp_path: Path
-) -> None:
+def test_a_stock_dump_is_replayed_with_its_reward(sides, directory, tmp_path):
     dump = tmp_path / "rollouts/1.jsonl"
     dump.parent.mkdir()
     dump.write_text(sides["none"]["file rollouts/1.jsonl"])
@@ -145,8 +143,8 @@ def test_a_stock_dump_is_replayed_with_its_reward(
 
 
 def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(
-    sides: dict[str, dict[str, Any]],
-) -> None:
+    sides,
+):
     for moment in ("registries", "registries in the end"):
         without, with_plugin = sides["none"][moment], sides["auto"][moment]
         for table, name in OURS.items():
@@ -156,7 +154,7 @@ def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(
     assert not differing(sides, lambda name: name.startswith("registries"))
 
 
-def test_only_the_plugin_itself_is_imported_besides(sides: dict[str, dict[str, Any]]) -> None:
+def test_only_the_plugin_itself_is_imported_besides(sides):
     moments = [name for name in sides["none"] if name.startswith("modules: ")]
     assert len(moments) == 5  # two of them in verl's workers
     for moment in moments:
@@ -175,12 +173,12 @@ def test_only_the_plugin_itself_is_imported_besides(sides: dict[str, dict[str, A
         "raises",  # what goes wrong, as verl raises it
     ],
 )
-def test_the_step_leaves_the_same(sides: dict[str, dict[str, Any]], what: str) -> None:
+def test_the_step_leaves_the_same(sides, what):
     assert not differing(sides, lambda name: name.split()[0].rstrip(":") == what)
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_a_plugin_that_wraps_the_same_methods_gets_along(directory: Path, where: str) -> None:
+def test_a_plugin_that_wraps_the_same_methods_gets_along(directory, where):
     from neighbours import METHODS
 
     found = findings("neighbours.py", where, directory=directory, policy="auto")

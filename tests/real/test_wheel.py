@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(wheel: Path) -> None:
+def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(wheel):
     run(sys.executable, "-m", "twine", "check", "--strict", *wheel.parent.iterdir())
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = run("git", "ls-files", "gdpo_verl", "recipes", cwd=ROOT).split()
@@ -50,8 +50,8 @@ def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(whe
 
 
 def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
-    wheel: Path, toolbox: Path, policy: Path, tmp_path: Path
-) -> None:
+    wheel, toolbox, policy, tmp_path
+):
     python = environment_without(re.compile("gdpo_verl"), tmp_path / "environment")
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel)
     directory = tmp_path / "elsewhere"
