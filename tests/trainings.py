@@ -24,6 +24,15 @@ from gdpo_verl.plugin.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STOCK = "verl's own configuration"
+SMALL_STEPS = {
+    "data.train_batch_size": 8,
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+    "trainer.val_before_train": "false",
+    "trainer.test_freq": -1,
+}
 
 
 @dataclass
@@ -79,6 +88,10 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy() -> Path:
     """The tiny policy of `gdpo-verl make-policy`, from where it is kept for the studies."""
     return RECIPES.parent / "docs/evidence/policies/toolbox"
+
+
+def overrides_of(settings: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def inputs(toolbox: Path, policy: Path) -> list[str]:
@@ -142,7 +155,7 @@ def driver(
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         directory.mkdir(exist_ok=True)
-        settings = {
+        settings = SMALL_STEPS | {
             "data.train_files": toolbox / "train.parquet",
             "data.val_files": toolbox / "validation.parquet",
             "data.val_max_samples": 16,
@@ -150,21 +163,14 @@ def driver(
             "trainer.default_local_dir": directory / "checkpoints",
             "trainer.rollout_data_dir": directory / "rollouts",
             "trainer.save_freq": -1,
-            "trainer.test_freq": -1,
-            "trainer.val_before_train": "false",
             "trainer.total_training_steps": 2,
-            "data.train_batch_size": 8,
-            "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
-            "actor_rollout_ref.rollout.n": 4,
             "hydra.run.dir": directory,
         }
         chosen = ["--config-dir", str(RECIPES), "--config-name", config]
         command = [
             *[sys.executable, "-m", "verl.trainer.main_ppo"],
             *(stock_overrides() if config == STOCK else chosen),
-            *[f"{key}={value}" for key, value in settings.items()],
+            *overrides_of(settings),
             *overrides,
         ]
         log = (directory / "train.log").open("ab")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from processes import processes_of, run_cli, session
-from trainings import Training, inputs
+from trainings import SMALL_STEPS, Training, inputs, overrides_of
 from waiting import HANGS, start_ray, wait_for
 
 from gdpo_verl.rewards import tool_call
@@ -69,17 +69,16 @@ class Victim:
 
     def start(self, *options: str) -> None:
         command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", "toolbox/gdpo"]
-        settings = [
-            *["data.train_batch_size=8", f"trainer.total_training_steps={self.steps}"],
-            *["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"],
-            *["trainer.val_before_train=false", "trainer.test_freq=15", "trainer.save_freq=3"],
-            *["data.val_max_samples=16", "actor_rollout_ref.actor.optim.lr=1e-3"],
-            "reward.num_workers=2",
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
-        ]
+        settings = SMALL_STEPS | {
+            "trainer.total_training_steps": self.steps,
+            "trainer.test_freq": 15,
+            "trainer.save_freq": 3,
+            "data.val_max_samples": 16,
+            "actor_rollout_ref.actor.optim.lr": 1e-3,
+            "reward.num_workers": 2,
+        }
         self.launcher = subprocess.Popen(
-            [*command, "--run", str(self.run), *self.overrides, *settings, *options],
+            [*command, "--run", str(self.run), *self.overrides, *overrides_of(settings), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

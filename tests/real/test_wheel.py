@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import environment_without
-from trainings import Training, inputs
+from trainings import SMALL_STEPS, Training, inputs, overrides_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,13 +60,7 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
         *[Path(python).with_name("gdpo-verl"), "train", "toolbox/gdpo", "--run", "run"],
         "hardware=cpu",
         *inputs(toolbox, policy),
-        "data.train_batch_size=8",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
+        *overrides_of(SMALL_STEPS),
         "trainer.save_freq=2",
     ]
     two = "trainer.total_training_steps=2"
