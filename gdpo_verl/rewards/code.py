@@ -169,7 +169,7 @@ def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: 
         outcome = solver.call(json.dumps(encode([given, {}])))
     try:
         return outcome.status is Status.OK and same_value(outcome.text, expected), outcome.status
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return False, Status.NOT_PLAIN
 
 

@@ -13,7 +13,7 @@ import json
 import math
 from typing import Any
 
-from gdpo_verl.sandbox.child import encode
+from gdpo_verl.sandbox.child import KINDS, decode, encode
 
 
 def same_text(found: str, expected: str) -> bool:
@@ -74,12 +74,12 @@ def same_value(text: str, expected: Any) -> bool:
 
     Args:
       text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything: raises
-        ValueError, TypeError, AttributeError or RecursionError where it is none.
+        ValueError, TypeError, LookupError or RecursionError where it is none.
       expected: a JSON value; a list of one may stand for what it holds, as in some data sets.
     """
     if _size(text) > _size(json.dumps(encode(expected))):
         return False
-    found = _as_json(json.loads(text))
+    found = decode(json.loads(text), _JSON_KINDS)
     wrapped = isinstance(expected, list) and len(expected) == 1 and _same(found, expected[0])
     return wrapped or _same(found, expected)
 
@@ -89,23 +89,12 @@ def _size(text: str) -> int:
     return text.count("[") + text.count(",")
 
 
-def _as_json(value: Any) -> Any:
-    """Convert what `child.encode` wrote to JSON's types: tuples are lists, keys are texts.
+def _with_text_keys(items: list[Any]) -> dict[str, Any]:
+    """A dict as JSON has it: nobody can foresee a text's hash, so none is slow on purpose."""
+    return {key if isinstance(key, str) else json.dumps(key): value for key, value in items}
 
-    Keys stay texts, whose hashes nobody can foresee, so that no dict is slow on purpose.
-    """
-    if isinstance(value, list):
-        return [_as_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, items),) = value.items()
-    if kind == "int":
-        return int(items, 16)
-    if kind == "tuple":
-        return [_as_json(item) for item in items]
-    if kind != "dict":
-        raise ValueError(f"{kind} is not JSON")
-    return {k if isinstance(k, str) else json.dumps(_as_json(k)): _as_json(v) for k, v in items}
+
+_JSON_KINDS = {"int": KINDS["int"], "tuple": list, "dict": _with_text_keys}
 
 
 def _same(found: Any, expected: Any) -> bool:

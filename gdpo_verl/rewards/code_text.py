@@ -221,10 +221,7 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
 
 def _parse(ground_truth: Any) -> Tests:
     if isinstance(ground_truth, str):
-        try:
-            ground_truth = json.loads(ground_truth, parse_int=_integer)
-        except ValueError as error:
-            raise ValueError(f"ground_truth: expected a JSON object: {error}") from error
+        ground_truth = _loads(ground_truth)
     if not isinstance(ground_truth, dict):
         raise ValueError(f"ground_truth: expected an object, found {ground_truth!a:.200}")
     if "entry_point" in ground_truth:
@@ -265,6 +262,13 @@ def _asserting(truth: dict[str, Any]) -> Tests:
     return Tests("assert", tests, name=name, setup=setup)
 
 
+def _loads(text: Any) -> Any:
+    try:
+        return json.loads(text, parse_int=_integer)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"ground_truth: expected JSON: {error}, found {text!a:.200}") from error
+
+
 def _integer(digits: str) -> int:
     """An integer of any size: int() itself takes no more than 4,300 digits."""
     return int(Decimal(digits))
@@ -284,14 +288,8 @@ def _as_text(lines: Any) -> str:
 
 def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
     if isinstance(arguments, str):
-        try:
-            lines = filter(str.strip, arguments.split("\n"))
-            arguments = [json.loads(line, parse_int=_integer) for line in lines]
-            value = json.loads(value, parse_int=_integer)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"ground_truth: expected JSON in the input and output of a call: {error}"
-            ) from error
+        arguments = [_loads(line) for line in arguments.split("\n") if line.strip()]
+        value = _loads(value)
     if not isinstance(arguments, list):
         raise ValueError(f"ground_truth: expected a list of arguments, found {arguments!a:.200}")
     try:

@@ -40,15 +40,11 @@ def relative_length(
         return [None] * len(lengths)
     longest = max(known)
     width = longest - min(known)
-    values: list[float | None] = []
-    for length, passes in zip(lengths, passing, strict=True):
-        if not passes:
-            values.append(None)
-        elif width == 0:
-            values.append(1.0)
-        else:
-            values.append((longest - length) / width)
-    return values
+
+    def value(length: int) -> float:
+        return (longest - length) / width if width else 1.0
+
+    return [value(each) if passes else None for each, passes in zip(lengths, passing, strict=True)]
 
 
 def rank(
@@ -69,15 +65,14 @@ def rank(
     """
     values = [_value(info, of) for info in rewards]
     scored = [value for value in values if value is not None]
-    ranks: list[float | None] = []
-    for value in values:
-        if value is None or len(scored) < 2:
-            ranks.append(None)
-            continue
+    others = len(scored) - 1
+
+    def place(value: float) -> float:
         below = sum(other < value for other in scored)
         same = sum(other == value for other in scored) - 1
-        ranks.append((below + same / 2) / (len(scored) - 1))
-    return ranks
+        return (below + same / 2) / others
+
+    return [None if value is None or not others else place(value) for value in values]
 
 
 def _value(info: Mapping[str, Any], name: str) -> float | None:

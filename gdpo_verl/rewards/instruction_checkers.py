@@ -140,19 +140,6 @@ def _literal(key: str, value: Any) -> Any:
     return value
 
 
-def _is_capital(options: Mapping[str, Any], text: str) -> bool:
-    # langdetect knows words in capitals worse.
-    return text.isupper() and reads_as("en", text.lower())
-
-
-def _is_lowercase(options: Mapping[str, Any], text: str) -> bool:
-    return text.islower() and reads_as("en", text)
-
-
-def _is_in_language(options: Mapping[str, Any], text: str) -> bool:
-    return reads_as(options["language"], text)
-
-
 def _is_without_words(options: Mapping[str, Any], text: str) -> bool:
     # As the checker, but a word may begin or end with a sign: C++.
     return not any(
@@ -161,29 +148,11 @@ def _is_without_words(options: Mapping[str, Any], text: str) -> bool:
     )
 
 
-# The checkers of the next four take quadratic time on repeats of one sign, and are pleased by signs
-# without a word. These are linear.
-
-
-def _has_placeholders(options: Mapping[str, Any], text: str) -> bool:
-    found = re.findall(r"\[[^\w\[\]\n]*\w[^\[\]\n]*\]", text)
-    return bool(len(found) >= options["num_placeholders"])
-
-
-def _has_bullets(options: Mapping[str, Any], text: str) -> bool:
-    found = re.findall(r"(?m)^[^\S\n]*[*-] .*\w", text)
-    return bool(len(found) == options["num_bullets"])
-
-
 def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
     # "P. S." is "P.S.".
     pattern = re.escape(options["postscript_marker"].strip()).replace(r"\.", r"\.\s?")
     parts = re.split(rf"(?<!\w){pattern}", text, flags=re.IGNORECASE)  # PS: is not in tips:
     return len(parts) > 1 and _has_word(parts[-1])
-
-
-def _has_title(options: Mapping[str, Any], text: str) -> bool:
-    return any(map(_has_word, re.findall("(?m)^(?:(?!<<).)*<<(.*)>>", text)))
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:
@@ -198,16 +167,24 @@ def _has_word(text: str) -> bool:
     return re.search(r"\w", text) is not None
 
 
+# In place of checkers that know words in capitals worse, see parts of words, or take quadratic time
+# on repeats of one sign and are pleased by signs without a word.
 _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
-    "change_case:english_capital": _is_capital,
-    "change_case:english_lowercase": _is_lowercase,
-    "detectable_content:number_placeholders": _has_placeholders,
+    "change_case:english_capital": lambda _, text: text.isupper() and reads_as("en", text.lower()),
+    "change_case:english_lowercase": lambda _, text: text.islower() and reads_as("en", text),
+    "language:response_language": lambda options, text: reads_as(options["language"], text),
+    "keywords:forbidden_words": _is_without_words,
+    "detectable_content:number_placeholders": lambda options, text: (
+        len(re.findall(r"\[[^\w\[\]\n]*\w[^\[\]\n]*\]", text)) >= options["num_placeholders"]
+    ),
+    "detectable_format:number_bullet_lists": lambda options, text: (
+        len(re.findall(r"(?m)^[^\S\n]*[*-] .*\w", text)) == options["num_bullets"]
+    ),
+    "detectable_format:title": lambda _, text: any(
+        map(_has_word, re.findall("(?m)^(?:(?!<<).)*<<(.*)>>", text))
+    ),
     "detectable_content:postscript": _has_postscript,
     "detectable_format:multiple_sections": _has_sections,
-    "detectable_format:number_bullet_lists": _has_bullets,
-    "detectable_format:title": _has_title,
-    "keywords:forbidden_words": _is_without_words,
-    "language:response_language": _is_in_language,
 }
 
 

@@ -19,6 +19,7 @@ import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
@@ -30,7 +31,7 @@ from gdpo_verl.rewards.instruction_checkers import (
     registry,
     verdicts,
 )
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
 __all__ = ["KINDS", "compute_score", "is_followed", "parse_ground_truth", "registry"]
@@ -91,34 +92,26 @@ def compute_score(
       unchecked, the constraints that no checker knows or that lacks its data;
       parse_error. An empty text gets 0 for all.
     """
-    found: dict[str, float | None] = dict.fromkeys([*KINDS.values(), "unchecked"])
-    error, by_kind, unchecked = ParseError.NONE, defaultdict(list), 0
-    relevance = own_words = 0.0
+    rewards: dict[str, float | None] = dict.fromkeys(KINDS.values())
+    rewards |= {"relevance": 0.0, "own_words": 0.0}
     text = behind_thought(assistant_text(solution_str))
-    if text is None:
-        text, error = "", ParseError.UNCLOSED
-    text = plain_text(text)
+    error = ParseError.UNCLOSED if text is None else ParseError.NONE
+    text = plain_text(text or "")
     try:
         wanted = parse_ground_truth(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("instructions", fault)
-        error = ParseError.GROUND_TRUTH
-    else:
-        followed, late = _followed(wanted, text)
-        error = error or late
-        for name, verdict in zip(wanted["instruction_id_list"], followed, strict=True):
-            if verdict is None:
-                unchecked += 1
-            else:
-                by_kind[KINDS[name.partition(":")[0]]].append(verdict)
-        if text:
-            topic = wanted["topic"]
-            relevance = _relevance(topic, text)
-            own_words = float(_is_own(text, topic))
-    found |= {kind: sum(each) / len(each) for kind, each in by_kind.items()}
-    found |= {"relevance": relevance, "own_words": own_words}
-    score = sum(value for value in found.values() if value is not None)
-    return {"score": score, **found, "unchecked": unchecked, "parse_error": int(error)}
+        return with_score(rewards, ParseError.GROUND_TRUTH) | {"unchecked": 0}
+    followed, late = _followed(wanted, text)
+    by_kind = defaultdict(list)
+    for name, verdict in zip(wanted["instruction_id_list"], followed, strict=True):
+        if verdict is not None:
+            by_kind[KINDS[name.partition(":")[0]]].append(verdict)
+    rewards |= {kind: fmean(verdicts) for kind, verdicts in by_kind.items()}
+    if text:
+        rewards["relevance"] = _relevance(wanted["topic"], text)
+        rewards["own_words"] = float(_is_own(text, wanted["topic"]))
+    return with_score(rewards, error or late) | {"unchecked": followed.count(None)}
 
 
 def parse_ground_truth(ground_truth: str) -> dict[str, Any]:

@@ -183,18 +183,18 @@ class Judge:
         if shares.get(word, 0) > 0 and math.isfinite(total):
             return sum(share * values[each] for each, share in shares.items()) / total
         # All that it said before it was cut off may be the beginning of another.
-        whole = cut and spelled(text.strip()) == word
+        whole = cut and spelled(text) == word
         longer = any(each.startswith(word) and each != word for each in values)
         return None if whole and longer else values[word]
 
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
         """The probability of each word of the scale as the first token, where that is `word`."""
         first: Any = next((token for token in tokens if token["token"].strip()), None)
-        if spelled(first["token"].strip()) != word:
+        if spelled(first["token"]) != word:
             return {}
         shares: dict[str, float] = {}
         for token in first["top_logprobs"]:
-            other = spelled(token["token"].strip())
+            other = spelled(token["token"])
             if other in self.values:
                 shares[other] = shares.get(other, 0.0) + math.exp(token["logprob"])
         missing = self.values.keys() - shares.keys()

@@ -64,13 +64,13 @@ _NAMED = (
 def spelled(word: str) -> str:
     """A word of a scale or a reply as both are compared: in lower case, and 4.0 as 4.
 
-    >>> spelled("Yes"), spelled("4.0")
+    >>> spelled(" Yes"), spelled("4.0")
     ('yes', '4')
     """
     try:
         return f"{float(word):.12g}"
     except ValueError:
-        return word.casefold()
+        return word.strip().casefold()
 
 
 def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:

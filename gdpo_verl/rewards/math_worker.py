@@ -70,10 +70,9 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     found = _read(answer)
     if found is None:
         return False, ParseError.UNREADABLE
-    if not _agree(wanted, found):
-        return False, ParseError.NONE
-    if question is None:
-        return True, ParseError.NONE
+    equal = _agree(wanted, found)
+    if question is None or not equal:
+        return equal, ParseError.NONE
     # Equal for math-verify, which multiplies letters and rounds to six places.
     if differ(truth, answer) or _apart(wanted, found):
         return False, ParseError.NONE

@@ -10,9 +10,10 @@ from typing import Any
 
 LOWEST, HIGHEST = -3.0, 3.0
 
-Same = Callable[[Any, Any], bool]
-Pairs = list[tuple[int, int, float]]
-"""Pairs of a call asked for and a call made, with their similarity."""
+Gains = list[list[float]]
+"""The similarity of each call asked for, a row, and each call made."""
+Pairs = list[tuple[int, int]]
+"""Of a call asked for and a call made, by their numbers."""
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
@@ -26,13 +27,14 @@ def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
 
     Raises TypeError, KeyError or AttributeError for what is no call, RecursionError for depth.
     """
-    same, choose = (identical, _best_pairs) if strict else (eq, _pairs_in_turn)
+    same = identical if strict else eq
     if same(wanted, found):
         return HIGHEST
     score = _jaccard([call["name"] for call in wanted], [call["name"] for call in found])
     highest = 1.0 + sum(1.0 + len(call["parameters"]) for call in wanted)
-    pairs = choose(wanted, found, same)
-    score += sum(similarity for _, _, similarity in pairs)
+    gains = [[_similarity(call, other, same) for other in found] for call in wanted]
+    pairs = _best_pairs(gains) if strict else _pairs_in_turn(gains)
+    score += sum(gains[row][column] for row, column in pairs)
     if strict:
         highest += _junk(wanted, found, pairs)
     return (HIGHEST - LOWEST) * score / highest + LOWEST
@@ -59,7 +61,7 @@ def _jaccard(a: list[Any], b: list[Any]) -> float:
     return shared / (len(a) + len(b) - shared)
 
 
-def _similarity(wanted: Any, found: Any, same: Same) -> float:
+def _similarity(wanted: Any, found: Any, same: Callable[[Any, Any], bool]) -> float:
     """J(parameter names) + the number of equal parameters; 0 for calls of other names."""
     if wanted["name"] != found["name"]:
         return 0.0
@@ -70,30 +72,28 @@ def _similarity(wanted: Any, found: Any, same: Same) -> float:
     return (len(shared) / union if union else 1.0) + equal
 
 
-def _pairs_in_turn(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
-    unused = dict(enumerate(found))
+def _pairs_in_turn(gains: Gains) -> Pairs:
+    unused = list(range(len(gains[0])))
     pairs = []
-    for row, call in enumerate(wanted):
-        likeness = {column: _similarity(call, other, same) for column, other in unused.items()}
-        best = max(likeness, key=likeness.__getitem__, default=-1)
-        if best >= 0 and likeness[best] > 0:  # with nothing in common it stays free
-            pairs.append((row, best, likeness[best]))
-            del unused[best]
+    for row, gain in enumerate(gains):
+        best = max(unused, key=gain.__getitem__, default=-1)
+        if best >= 0 and gain[best] > 0:  # with nothing in common it stays free
+            pairs.append((row, best))
+            unused.remove(best)
     return pairs
 
 
-def _best_pairs(wanted: list[Any], found: list[Any], same: Same) -> Pairs:
+def _best_pairs(gains: Gains) -> Pairs:
     """The pairs of the largest sum, so that mending one call cannot take another's from it."""
-    rows = [[_similarity(call, other, same) for other in found] for call in wanted]
-    # Whatever the others take, one of a call's best len(wanted) is left for it.
-    best = (sorted(range(len(found)), key=lambda j: -row[j])[: len(rows)] for row in rows)
+    # Whatever the others take, one of a call's best len(gains) is left for it.
+    best = (sorted(range(len(row)), key=lambda j: -row[j])[: len(gains)] for row in gains)
     kept = sorted(set().union(*best))
-    chosen = _assign([[row[j] for j in kept] for row in rows])
+    chosen = _assign([[row[j] for j in kept] for row in gains])
     # A pair with nothing in common uses no call up, which then counts as sprayed.
-    return [(i, kept[j], rows[i][kept[j]]) for i, j in chosen if rows[i][kept[j]] > 0]
+    return [(i, kept[j]) for i, j in chosen if gains[i][kept[j]] > 0]
 
 
-def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
+def _assign(gains: Gains) -> Pairs:
     """Pairs of row and column with the largest sum, by the Hungarian method.
 
     Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
@@ -133,11 +133,11 @@ def _assign(gains: list[list[float]]) -> list[tuple[int, int]]:
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:
     """The penalty of surplus: 1 + its parameters for each unmatched call beyond the number
     asked for, and 1 for each parameter of a match beyond twice the number asked for."""
-    used = {column for _, column, _ in pairs}
+    used = {column for _, column in pairs}
     unused = [call for column, call in enumerate(found) if column not in used]
     sprayed = unused[len(wanted) - len(used) :]
     junk = sum(1 + len(call["parameters"]) for call in sprayed)
-    for row, column, _ in pairs:
+    for row, column in pairs:
         asked, given = wanted[row]["parameters"], found[column]["parameters"]
         junk += max(0, len(given) - 2 * len(asked))
     return float(junk)

@@ -60,7 +60,10 @@ class ChildProcess(subprocess.Popen[bytes]):
             if not ready:
                 raise TimeoutError
             if sink in ready:
-                unsent = unsent[_write(sink, unsent) :]
+                try:
+                    unsent = unsent[os.write(sink, unsent) :]
+                except BrokenPipeError:
+                    raise EOFError from None
                 if not unsent:
                     poll.unregister(sink)
             if source in ready:
@@ -82,10 +85,3 @@ class ChildProcess(subprocess.Popen[bytes]):
         for pipe in (self.stdin, self.stdout):
             assert pipe
             pipe.close()
-
-
-def _write(pipe: int, data: memoryview) -> int:
-    try:
-        return os.write(pipe, data)
-    except BrokenPipeError:
-        raise EOFError from None

@@ -5,14 +5,14 @@ One POST to its `run_code` for every program and call: code and inputs, and no e
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import json
 import time
 import urllib.error
 import urllib.request
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from gdpo_verl.sandbox import child
@@ -29,20 +29,20 @@ class ServiceError(SandboxError):
     argument = "sandbox_fusion_url"  # with which its text begins
 
 
+@dataclass
 class FusionSandbox:
     """A service in the place of `Sandbox`.
 
     A function keeps no state from one call to the next: each is a separate program.
     """
 
-    def __init__(
-        self, url: str, limits: Limits, semaphore: AbstractContextManager[Any] | None = None
-    ) -> None:
-        self.url = url
-        self.limits = limits
-        self.semaphore = semaphore or contextlib.nullcontext()
-        self.deadline = time.monotonic() + limits.deadline
-        self.program = ""
+    url: str
+    limits: Limits
+    semaphore: AbstractContextManager[Any] | None = None  # held during a request
+    program: str = ""  # which `call` sends
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.limits.deadline
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
         """Run a program from its first line to its end, behind `setup`."""
@@ -94,7 +94,10 @@ class FusionSandbox:
         for pause in _PAUSES:
             try:
                 sent = urllib.request.Request(self.url, body, headers)
-                with self.semaphore, urllib.request.urlopen(sent, timeout=patience) as response:
+                with (
+                    self.semaphore or nullcontext(),
+                    urllib.request.urlopen(sent, timeout=patience) as response,
+                ):
                     answer = json.load(response)
                 if not isinstance(answer, dict):
                     raise ValueError(f"expected an object, found {answer!a:.200}")

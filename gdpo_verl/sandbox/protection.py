@@ -28,7 +28,7 @@ from gdpo_verl.sandbox import filters, visible_paths
 used: set[str] = set()
 """The protection of this process's programs: names of protections, or a service's URL."""
 
-_SERVER = [visible_paths.PYTHON, "-I", "-S", "-X", "utf8", visible_paths.SERVER]
+_SERVER = (visible_paths.PYTHON, "-I", "-S", "-X", "utf8", visible_paths.SERVER)
 
 # Not /tmp: Python itself may be installed below it.
 _SCRATCH = "/.scratch"
@@ -124,13 +124,13 @@ def _landlock(site_packages: str | None) -> Protection:
     ]
     rules = list(dict.fromkeys(rules))  # /lib may be /usr/lib
     settings |= {"landlock": rules, "drop_capabilities": root}
-    return Protection("landlock", tuple(_SERVER), settings, own_user)
+    return Protection("landlock", _SERVER, settings, own_user)
 
 
 def unprotected(site_packages: str | None) -> Protection:
     """Limits alone, and the system call filter where it works."""
     settings = _settings(threads=True, scratch=None, site_packages=site_packages, optional=True)
-    return Protection("unprotected", tuple(_SERVER), settings)
+    return Protection("unprotected", _SERVER, settings)
 
 
 def _settings(

@@ -83,6 +83,7 @@ class Limits:
         return max(1, math.ceil(self.timeout))
 
 
+@dataclass
 class Sandbox(AbstractContextManager["Sandbox"]):
     """A running sandbox; a context manager, not shared between threads.
 
@@ -90,12 +91,13 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     `imports` are modules that are loaded once, for programs that all need them.
     """
 
-    def __init__(self, protection: Protection, limits: Limits, imports: Sequence[str] = ()) -> None:
-        self.limits = limits
-        self.protection = protection
-        self.imports = list(imports)
-        self.deadline = time.monotonic() + limits.deadline
-        self.process: ChildProcess | None = None
+    protection: Protection
+    limits: Limits
+    imports: Sequence[str] = ()
+    process: ChildProcess | None = None
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.limits.deadline
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -110,7 +112,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
         `setup` runs first in the same module, as a prompt's imports; its `name` is forgotten.
         """
-        return self._call({"start": "function", "setup": setup, "code": code, "name": name})
+        request = {"start": "function", "setup": setup, "code": code, "name": name}
+        outcome = self._call(request)
+        return Outcome(Status.OK) if outcome.status is Status.NOT_PLAIN else outcome
 
     def call(self, arguments: str) -> Outcome:
         """Call the loaded function; `arguments` is JSON of `child.encode([args, kwargs])`."""
