@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from gdpo_verl.sandbox import Protection
 from gdpo_verl.sandbox import protection as protections
-from gdpo_verl.sandbox.probe import probe
 
 
-def working_protections(site_packages: str | None = None) -> Iterator[protections.Protection]:
+def working_protections(site_packages: str | None = None) -> Iterator[Protection]:
     """Every protection that holds here, best first."""
     for candidate in protections.candidates(site_packages).values():
         with contextlib.suppress(OSError, RuntimeError):
             found = candidate()
-            probe(found)
+            protections.probe(found)
             yield found

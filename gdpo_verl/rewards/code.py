@@ -84,14 +84,14 @@ def compute_score(
       Unprotected, SandboxError: nothing protects this machine; the sandbox does not work.
     """
     limits = Limits(timeout=timeout, deadline=deadline, memory_limit_mb=memory_limit_mb)
-    length = length_reward(extra_info, limit)
+    rewards = {"pass": 0.0, "length": length_reward(extra_info, limit), "bug_free": 0.0}
     if sandbox_fusion_url:
         check_service(sandbox_fusion_url)
     try:
         tests = parse_ground_truth(ground_truth)
     except ValueError as error:
         warn_of_ground_truth("code", error)
-        return _result(0.0, 0.0, 0.0, ParseError.GROUND_TRUTH)
+        return with_score(dict.fromkeys(rewards, 0.0), ParseError.GROUND_TRUTH)
     runs_here = not sandbox_fusion_url or tests.kind == "assert"
     protection: Any = None
     if runs_here:  # refused before the first rollout, with the empty answer, or not at all
@@ -100,7 +100,7 @@ def compute_score(
         )
     code = find_code(solution_str, tests.name, strict=strict)
     if not code.strip():
-        return _result(0.0, length, 0.0, ParseError.NO_CODE)
+        return with_score(rewards, ParseError.NO_CODE)
     if not strict:
         tests = _as_published(tests)
     with ExitStack() as stack:
@@ -116,16 +116,9 @@ def compute_score(
         verdicts = list(_judge(tests, code, solver, checker, strict))
     # Where the test passed, it expected the exception.
     errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
-    return _result(
-        sum(passed for passed, _ in verdicts) / len(verdicts),
-        length,
-        float(not errors),
-        ParseError[errors[0].name] if errors else ParseError.NONE,
-    )
-
-
-def _result(passed: float, length: float, bug_free: float, error: ParseError) -> dict[str, float]:
-    return with_score({"pass": passed, "length": length, "bug_free": bug_free}, error)
+    rewards["pass"] = sum(passed for passed, _ in verdicts) / len(verdicts)
+    rewards["bug_free"] = float(not errors)
+    return with_score(rewards, ParseError[errors[0].name] if errors else ParseError.NONE)
 
 
 # ------------------------------------------------------------------ judging

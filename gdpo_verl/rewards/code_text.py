@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from keyword import iskeyword
@@ -109,88 +110,68 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
 
 def _blocks(text: str) -> list[Block] | None:
     """The fenced blocks behind the thought; None when that is open."""
-    reader = _BlockReader()
-    for line in text.split("\n"):
-        reader.read(line)
-    return reader.result()
+    blocks: list[Block] = []
+    before_thought = 0  # blocks, which are no part of it
+    thinking = False
+    for piece in _pieces(text):
+        if isinstance(piece, tuple):
+            blocks.append(piece)
+            continue
+        for tag in _TAG.findall(_SPAN.sub("", piece)):
+            if tag == END_THINK:  # what was fenced in the thought is no answer
+                del blocks[before_thought:]
+            if not thinking:
+                before_thought = len(blocks)
+            thinking = tag == THINK
+    return None if thinking else blocks
 
 
-class _BlockReader:
-    """Read fenced blocks line by line.
+def _pieces(text: str) -> Iterator[str | Block]:
+    """The fenced blocks of a text, and the lines with tags outside them.
 
     A fence closes a block by CommonMark's rules: it is at least as long as the opening one, and
     indented by less than four more. Tags may follow it, and text may stand before an opening one.
     """
-
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self.fence = ""  # of the last block, while that is open
-        self.margin = 0  # columns in front of it
-        self.thinking = False
-        self.before_thought = 0  # blocks, which are no part of it
-        self.thought_ended = False  # perhaps, within the open block
-
-    def read(self, line: str) -> None:
-        """Take the next line."""
-        if self.fence:
-            behind = self._behind_fence(line)
-            if behind is None:
-                self.thought_ended = self.thought_ended or line.rstrip().endswith(END_THINK)
-                self.blocks[-1][1].append(line)
-                return
-            self.fence = ""
-            self.thought_ended = False
-            line = behind
+    fence = ""  # of a block, while that is open
+    label = ""
+    margin = 0
+    lines: list[str] = []
+    thought_ended = False  # perhaps, within the block
+    for line in text.split("\n"):
+        if fence:
+            again = line.startswith("```") and _PYTHON.match(line.lstrip("`"))
+            closing = _CLOSING.match(line) if fence in line else None
+            if again and thought_ended:  # behind a thought that left a fence open
+                yield END_THINK
+            elif again and not lines:
+                pass  # opened twice
+            elif closing and closing[2].startswith(fence) and _width(closing[1]) < margin + 4:
+                yield label, [*lines, ""]
+                line = line[closing.end() :]
+            else:
+                lines.append(line)
+                thought_ended = thought_ended or line.rstrip().endswith(END_THINK)
+                continue
+            fence = ""
         if "think>" in line:
-            self._read_tags(line)
+            yield line
             line = line.rpartition("think>")[2]
-        if "```" in line or "~~~" in line:
-            self._read_opening(line)
+        opening = _OPENING.match(line) if "```" in line or "~~~" in line else None
+        if opening:
+            marker, before, run, label = opening.groups()
+            label = label.strip()
+            # Behind text, where a fence may be talked about, it is Python's or it is announced.
+            if not before or _PYTHON.fullmatch(label) or before.rstrip()[-1] in ":>":
+                fence = run
+                margin = _width(marker)
+                lines = []
+                thought_ended = False
+    if fence:  # cut off, or closed where no line begins
+        yield label, _BEHIND_CODE.split("\n".join(lines), 1)[:1]
 
-    def result(self) -> list[Block] | None:
-        """The blocks; None within a thought."""
-        if self.fence:  # cut off, or closed where no line begins
-            lines = self.blocks[-1][1]
-            lines[:] = _BEHIND_CODE.split("\n".join(lines), 1)[:1]
-        return None if self.thinking else self.blocks
 
-    def _behind_fence(self, line: str) -> str | None:
-        """Close the open block at a line that does so; return what is left of the line."""
-        again = line.startswith("```") and _PYTHON.match(line.lstrip("`"))
-        if again and self.thought_ended:  # behind a thought that left a fence open
-            del self.blocks[self.before_thought :]
-            self.thinking = False
-            return line
-        if again and not self.blocks[-1][1]:  # opened twice
-            del self.blocks[-1]
-            return line
-        closing = _CLOSING.match(line) if self.fence in line else None
-        if closing is None or not closing[2].startswith(self.fence):
-            return None
-        if len(closing[1].expandtabs(4)) >= self.margin + 4:
-            return None
-        self.blocks[-1][1].append("")
-        return line[closing.end() :]
-
-    def _read_tags(self, line: str) -> None:
-        for tag in _TAG.findall(_SPAN.sub("", line)):
-            if tag == END_THINK:  # what was fenced in the thought is no answer
-                del self.blocks[self.before_thought :]
-            if not self.thinking:
-                self.before_thought = len(self.blocks)
-            self.thinking = tag == THINK
-
-    def _read_opening(self, line: str) -> None:
-        opening = _OPENING.match(line)
-        if opening is None:
-            return
-        marker, before, run, label = opening.groups()
-        label = label.strip()
-        # Behind text, where a fence may be talked about, it is Python's or it is announced.
-        if not before or _PYTHON.fullmatch(label) or before.rstrip()[-1] in ":>":
-            self.fence = run
-            self.margin = len(marker.expandtabs(4))
-            self.blocks.append((label, []))
+def _width(space: str) -> int:
+    return len(space.expandtabs(4))
 
 
 def _dedented(lines: list[str]) -> str:

@@ -23,6 +23,7 @@ from queue import LifoQueue
 from typing import Any
 
 from gdpo_verl.rewards.parse_error import ParseError
+from gdpo_verl.sandbox.child import lower_limit
 from gdpo_verl.sandbox.child_process import ChildProcess
 
 WORKERS = 4  # processes of a module at most, in each process that computes rewards
@@ -132,9 +133,7 @@ def serve(answer: Callable[[Any], Any], *, memory: int = MEMORY_BYTES) -> None:
     Args:
       memory: the address space that the worker may take, in bytes.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    lower_limit(resource.RLIMIT_AS, memory)
     # By default the alarm kills, inside C code and without a parent, too.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])

@@ -14,7 +14,7 @@ from gdpo_verl.names import PARSE_ERROR_CODE
 
 logger = logging.getLogger(__name__)
 
-_warned: set[str] = set()
+_warned: set[tuple[str, ParseError]] = set()
 
 
 class ParseError(IntEnum):
@@ -52,16 +52,17 @@ def with_score(rewards: Mapping[str, float | None], error: float) -> dict[str, A
 
 
 def warn_of_ground_truth(reward: str, error: Exception) -> None:
-    """Log a ground truth at fault: the first that a reward meets in this process.
+    """Log a ground truth at fault: the first that a reward meets in this process."""
+    fault = f"a row gets the minimum, because its ground truth cannot be read: {error}"
+    warn_once(reward, ParseError.GROUND_TRUTH, fault)
 
-    The rows themselves are counted by `parse_error`.
+
+def warn_once(reward: str, code: ParseError, fault: str) -> None:
+    """Log the first of a reward's faults of a kind in this process.
+
+    They are counted by `parse_error`.
     """
-    if reward not in _warned:
-        _warned.add(reward)
-        logger.warning(
-            "%s: a row gets the minimum, because its ground truth cannot be read, and so will "
-            "others like it (metric %s). %s",
-            reward,
-            PARSE_ERROR_CODE.of(int(ParseError.GROUND_TRUTH)),
-            error,
-        )
+    if (reward, code) not in _warned:
+        _warned.add((reward, code))
+        text = "%s: %s. Others like it are counted in %s."
+        logger.warning(text, reward, fault, PARSE_ERROR_CODE.of(int(code)))

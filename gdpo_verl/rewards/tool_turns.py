@@ -10,21 +10,16 @@ policy can write that itself. What became of its calls is therefore read from ve
 
 from __future__ import annotations
 
-import functools
-import logging
 import re
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.names import PARSE_ERROR_CODE
 from gdpo_verl.rewards import gsm8k
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN, parse_ground_truth
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
+from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, warn_once, with_score
 from gdpo_verl.rewards.thought import assistant_text
 
 __all__ = ["compute_score", "compute_score_by_turn", "parse_ground_truth"]
-
-logger = logging.getLogger(__name__)
 
 # What a tool returns beside its text. verl itself gives 0 to a call that raises, names no tool or
 # has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
@@ -33,6 +28,12 @@ CALL, END_CALL, TOLD = "<tool_call>", "</tool_call>", "<tool_response>"
 # What a policy is told of a call that failed, by `guarded` and by verl; or nothing fitted any more.
 _FAILURE = re.compile(
     r"Error: |Error executing tool|Unknown function|Invalid JSON in arguments|</tool_call>\Z"
+)
+# verl gives 0 to a text alone, as to a call that raised.
+_UNGUARDED = (
+    "a tool returned a text alone, so nobody knows whether its call ran. It counts as failed "
+    "beside others; with none, executed and economy are not scored. Register it as "
+    f"function_tool(guarded(tool)), or return (text, {EXECUTED}) from it"
 )
 _NAMES = ("correctness", "executed", "economy", "format")
 
@@ -92,8 +93,8 @@ def compute_score(
         elif CUT in outcomes:
             error = ParseError.OUTPUT
         elif outcomes.count(RAISED) > len(_FAILURE.findall(text)):
-            _warn_of_unguarded_tools()
             error = ParseError.NO_OUTCOME
+            warn_once("tool_turns", error, _UNGUARDED)
             if not any(outcomes):
                 rewards["executed"] = None
                 rewards["economy"] = None
@@ -139,19 +140,6 @@ def compute_score_by_turn(
         shares = [each / scored["calls"] if each else 0.0 for each in ran]
         scored["executed"] = shares + [0.0] * (turns - len(ran))
     return scored
-
-
-@functools.cache
-def _warn_of_unguarded_tools() -> None:
-    """Warn once in this process: verl gives 0 to a text alone, as to a call that raised."""
-    logger.warning(
-        "tool_turns: a tool returned a text alone, so nobody knows whether its call ran. It counts "
-        "as failed beside others; with none, executed and economy are not scored (metric %s). "
-        "Register it as function_tool(guarded(tool)), or return "
-        "(text, %s) from it.",
-        PARSE_ERROR_CODE.of(int(ParseError.NO_OUTCOME)),
-        EXECUTED,
-    )
 
 
 def _has_form(text: str, given: int) -> bool:

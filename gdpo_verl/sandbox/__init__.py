@@ -1,8 +1,7 @@
 """Run code that nobody trusts. Knows nothing of rewards, and nothing of verl."""
 
-from gdpo_verl.sandbox.probe import best_protection
-from gdpo_verl.sandbox.protection import Protection, Unprotected
-from gdpo_verl.sandbox.session import Limits, Outcome, Sandbox, SandboxError, Status
+from gdpo_verl.sandbox.protection import Unprotected, best_protection
+from gdpo_verl.sandbox.session import Limits, Outcome, Protection, Sandbox, SandboxError, Status
 from gdpo_verl.sandbox.slots import core_slot
 
 __all__ = ["Limits", "Outcome", "Protection", "Sandbox", "SandboxError", "Status", "Unprotected"]

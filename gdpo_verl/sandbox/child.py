@@ -315,27 +315,31 @@ class _Program(ctypes.Structure):
 
 
 def _limit(settings: dict[str, Any]) -> None:
-    megabyte = 1 << 20
     limits = {
         resource.RLIMIT_CPU: settings["cpu"],
         resource.RLIMIT_FSIZE: settings["output"],
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_STACK: 64 * megabyte,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_NPROC: settings["processes"],
         resource.RLIMIT_AS: settings["memory"],
     }
     for limit, value in limits.items():
-        _, hard = resource.getrlimit(limit)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # Programs that recurse deeply raise it themselves; RLIMIT_AS counts the stack too.
-        most = hard if limit == resource.RLIMIT_STACK else value
-        resource.setrlimit(limit, (value, most))
+        lower_limit(limit, value)
+    # Programs that recurse deeply raise it themselves; RLIMIT_AS counts the stack too.
+    lower_limit(resource.RLIMIT_STACK, 64 << 20, for_good=False)
     if settings["filter"]:
         code = bytes.fromhex(settings["filter"])
         program = _Program(len(code) // 8, code)
         _checked(_libc.prctl(22, 2, ctypes.byref(program), 0, 0), "seccomp")
+
+
+def lower_limit(limit: int, value: int, *, for_good: bool = True) -> None:
+    """Lower one of this process's limits, where it is higher."""
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value if for_good else hard))
 
 
 def _checked(result: int, what: str) -> int:

@@ -1,4 +1,4 @@
-"""The protections that this machine can give, found by trying, to start a sandbox with.
+"""The protections that this machine can give, to start a sandbox with; the best is found by trying.
 
 Tried in this order; the first whose probe finds every door shut is taken, once a process:
 
@@ -13,17 +13,21 @@ In each the server (`child`) adds limits and the system call filter (`filters`) 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.sandbox import filters, visible_paths
+from gdpo_verl.sandbox.session import Limits, Protection, Sandbox
+
+logger = logging.getLogger(__name__)
 
 used: set[str] = set()
 """The protection of this process's programs: names of protections, or a service's URL."""
@@ -40,16 +44,81 @@ class Unprotected(RuntimeError):
     argument = "allow_unprotected"  # under which it is allowed
 
 
-@dataclass(frozen=True)
-class Protection:
-    """A way to start a sandbox."""
+# Prints the name of every door that it finds open.
+_PROBE = """
+import os, socket, _thread, threading
+import decimal  # a library that is loaded late
+secret, here, parent = {secret!r}, {here!r}, {parent}
+def door(name, *actions):
+    for action in actions:
+        try:
+            action()
+        except Exception:
+            continue
+        print(name)
+        return
+door("reads files", lambda: open(secret).read(), lambda: os.listdir(here))
+door("writes files", lambda: open(here + "/probe", "w"), lambda: os.unlink(secret))
+door("opens sockets", lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX))
+door("starts processes", lambda: os.fork() or os._exit(0), lambda: os.execv("/bin/true", ["true"]))
+door("sends signals", lambda: os.kill(parent, 0), lambda: os.kill(os.getppid(), 0))
+lock = _thread.allocate_lock()
+lock.acquire()
+try:
+    for _ in range(300):
+        _thread.start_new_thread(lock.acquire, ())
+    print("starts any number of threads")
+except RuntimeError:
+    pass
+print("done", flush=True)
+os._exit(0)
+"""
 
-    name: str  # bubblewrap (as root or not), landlock or unprotected
-    command: tuple[str, ...]  # starts the server
-    settings: dict[str, Any]  # what the server must know of it (`child.confine`)
-    # The server becomes a user that no other process has; then its threads can be limited although
-    # this process is root's.
-    own_user: bool = False
+
+def probe(found: Protection) -> None:
+    """Raise RuntimeError unless a program in this sandbox finds every door shut."""
+    with tempfile.TemporaryDirectory() as here:
+        secret = os.path.join(here, "secret")
+        Path(secret).write_text("secret")
+        for path in (here, secret):
+            os.chmod(path, 0o777)  # so that nothing but the sandbox keeps the program out
+        with Sandbox(found, Limits(timeout=5, deadline=30)) as sandbox:
+            outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
+    if outcome.text != "done\n":  # without its last word it did not try every door
+        doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
+        raise RuntimeError(f"the probe found a door open: {doors}")
+
+
+@lru_cache(maxsize=8)
+def best_protection(
+    *, allow_unprotected: bool = False, site_packages: str | None = None
+) -> Protection:
+    """The best protection, under which programs may read the packages in `site_packages`.
+
+    Raises Unprotected where neither bubblewrap nor Landlock works, unless that is allowed.
+    """
+    reasons = []
+    for name, candidate in candidates(site_packages).items():
+        try:
+            found = candidate()
+            probe(found)
+            break
+        except (OSError, RuntimeError) as error:
+            reasons.append(f"{name}: {error}")
+    else:  # none of them holds
+        why = "; ".join(reasons)
+        if not allow_unprotected:
+            raise Unprotected(
+                f"{Unprotected.argument}: false, and this machine gives no protection for running "
+                f"the answers' code ({why}). Install bubblewrap (Debian and Ubuntu: apt install "
+                "bubblewrap) or allow user namespaces in the container; or give the address of a "
+                "Sandbox Fusion service; or, on a machine with nothing to lose, set it to true."
+            )
+        text = "%s=true: the answers' code runs without protection (%s)"
+        logger.warning(text, Unprotected.argument, why)
+        found = unprotected(site_packages)
+    used.add(found.name)
+    return found
 
 
 def candidates(site_packages: str | None) -> dict[str, Callable[[], Protection]]:

@@ -17,7 +17,6 @@ from typing import Any
 from gdpo_verl.config.arguments import check_positive
 from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.child_process import ChildProcess
-from gdpo_verl.sandbox.protection import Protection
 
 _MEGABYTE = 1 << 20
 _numbers = itertools.count()
@@ -81,6 +80,18 @@ class Limits:
     def cpu_seconds(self) -> int:
         """The time-out in whole seconds, as the kernel takes it."""
         return max(1, math.ceil(self.timeout))
+
+
+@dataclass(frozen=True)
+class Protection:
+    """A way to start a sandbox."""
+
+    name: str  # bubblewrap (as root or not), landlock or unprotected
+    command: tuple[str, ...]  # starts the server
+    settings: dict[str, Any]  # what the server must know of it (`child.confine`)
+    # The server becomes a user that no other process has; then its threads can be limited although
+    # this process is root's.
+    own_user: bool = False
 
 
 @dataclass

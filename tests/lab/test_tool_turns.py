@@ -24,7 +24,7 @@ from gdpo_verl.lab.policy.demonstrations import next_turn
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.run.launch import composed
-from gdpo_verl.rewards import tool_turns as module
+from gdpo_verl.rewards import parse_error
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
@@ -164,8 +164,10 @@ def call(name: str, **arguments: Any) -> str:
 SUM = call("calculate", expression="6 * 7")
 
 
-def test_of_a_tool_that_is_not_guarded_is_warned_once(caplog: pytest.LogCaptureFixture) -> None:
-    module._warn_of_unguarded_tools.cache_clear()
+def test_of_a_tool_that_is_not_guarded_is_warned_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parse_error, "_warned", set())
     info = {"calls": 1, "tool_rewards": [0.0]}
     for failure in ("Error: no such city", "Unknown function 'add'."):
         compute_score("", f"{SUM}\ntool\n{failure}\nassistant\n<answer>42</answer>", "42", info)

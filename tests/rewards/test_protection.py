@@ -15,10 +15,15 @@ from test_sandbox import sandbox as sandbox
 
 from gdpo_verl.lab import doctor
 from gdpo_verl.plugin.reward_function import in_configuration
-from gdpo_verl.sandbox import Sandbox, Status, Unprotected, best_protection, visible_paths
+from gdpo_verl.sandbox import (
+    Protection,
+    Sandbox,
+    Status,
+    Unprotected,
+    best_protection,
+    visible_paths,
+)
 from gdpo_verl.sandbox import protection as protections
-from gdpo_verl.sandbox.probe import probe
-from gdpo_verl.sandbox.protection import Protection
 
 VERSION = f"python3.{sys.version_info.minor}"
 # Those of Debian's Python, of Fedora's, of this one, and of the environment that runs this.
@@ -107,7 +112,7 @@ def test_a_sandbox_with_an_open_door_is_not_taken():
     open_door = protections.unprotected(None)
     without_filter = Protection("open", open_door.command, open_door.settings | {"filter": ""})
     with pytest.raises(RuntimeError, match="reads files, writes files, opens sockets, starts"):
-        probe(without_filter)
+        protections.probe(without_filter)
 
 
 @HOLDS
