@@ -15,7 +15,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from gdpo_verl import __version__
-from gdpo_verl.cpu.settings import check_memory
+from gdpo_verl.cpu.settings import check_memory, memory
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.composition import hardware_of, listed
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs
@@ -186,7 +186,7 @@ def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None)
 
     total: float
     if config.trainer.device == "cpu":
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = memory()
         source = f"this machine, for {config.trainer.n_gpus_per_node} device(s)"
     elif card is not None:
         total = card * _GIB

@@ -7,6 +7,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 _SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
@@ -166,10 +167,7 @@ def _check_reward(options: argparse.Namespace) -> int:
         step_seconds=options.step_seconds,
     )
     print(to_text(report))
-    if options.json:
-        text = json.dumps(report, indent=1, ensure_ascii=False, default=str) + "\n"
-        # Half of a surrogate pair, which UTF-8 cannot hold, as JSON writes it.
-        options.json.write_text(text, encoding="utf-8", errors="backslashreplace")
+    _write_json(options.json, report)
     return int(bool(report["problems"]))
 
 
@@ -189,9 +187,7 @@ def _replay(options: argparse.Namespace) -> None:
     )
     result = replay(request, options.rows)
     print(output.to_text(result))
-    if options.json:
-        text = json.dumps(output.to_json(result), indent=1, ensure_ascii=False, default=str) + "\n"
-        options.json.write_text(text, encoding="utf-8", errors="backslashreplace")
+    _write_json(options.json, output.to_json(result))
     if options.out:
         print(output.write_page(result, options.out))
 
@@ -215,7 +211,6 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     from gdpo_verl.lab.evaluate.compare import compare, to_text
-    from gdpo_verl.lab.evaluate.result import to_json
 
     files = options.evaluations
     other = options.to
@@ -228,8 +223,14 @@ def _compare(options: argparse.Namespace) -> None:
         files, other = files[:1], files[1:]
     found = compare(files, other)
     print(to_text(found))
-    if options.json:
-        options.json.write_text(to_json(found), encoding="utf-8")
+    _write_json(options.json, found)
+
+
+def _write_json(path: Path | None, record: Any) -> None:
+    if path:
+        text = json.dumps(record, indent=1, ensure_ascii=False, default=str) + "\n"
+        # Half of a surrogate pair, which UTF-8 cannot hold, as JSON writes it.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _report(options: argparse.Namespace) -> None:
