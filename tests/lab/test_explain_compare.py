@@ -149,7 +149,7 @@ def test_bars_are_as_long_as_the_advantages_and_a_third_shares_their_scale():
         compare.Rollout(name, (), 0.0, (), 2.0 * sign, 1.0 * sign)
         for name, sign in (("a", 1), ("b", -1))
     ]
-    lengths = charts.bars(group, third=("third", {"a": 4.0}))
+    lengths = charts.PARTS.bars(group, third=("third", {"a": 4.0}))
     bars = [(50, 25), (50, 12.5), (50, 50), (25, 25), (37.5, 12.5)]
     for left, width in bars:
         assert f"left:{left:.2f}%;width:{width:.2f}%" in lengths

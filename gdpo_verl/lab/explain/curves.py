@@ -38,20 +38,13 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
     return found
 
 
-def figures(ylabel: str, pictures: Mapping[str, Mapping[Method, Tensor]]) -> Markup:
+def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
     """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
 
-    Pictures stand side by side where there is room.
-
     Args:
-      ylabel: with a title unlike any other picture's of the page.
-      pictures: by title each method's values, shape (epochs, seeds).
+      title, ylabel: together unlike any other picture's of the page.
+      lines: each method's values, shape (epochs, seeds).
     """
-    drawn = [_picture(title, ylabel, lines) for title, lines in pictures.items()]
-    return Markup('<div class="figures">{}</div>').format(Markup().join(drawn))
-
-
-def _picture(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
     with matplotlib.rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         axes = figure.subplots()
@@ -70,4 +63,4 @@ def _picture(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
         axes.set_ylim(0, 1)  # one scale for all pictures: they stand side by side
         axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
-        return Markup(f"<div>{inline_svg(figure, f'{title}, {ylabel}', _COLORS)}</div>")
+        return Markup(inline_svg(figure, f"{title}, {ylabel}", _COLORS))

@@ -123,10 +123,10 @@ def table(result: Replay) -> list[Sequence[str]]:
 
 def write_page(result: Replay, folder: Path) -> Path:
     """Write index.html, which needs no other file; returns its path."""
-    from gdpo_verl.lab.report.page import templates
+    from gdpo_verl.lab.templates import templates
 
     page = (
-        templates()
+        templates("gdpo_verl.lab.report")
         .get_template("replay.html.j2")
         .render(
             result=result,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
@@ -33,6 +32,7 @@ from gdpo_verl.lab.report.tables import (
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
+from gdpo_verl.lab.templates import templates
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     differences = config_differences(found)
     notes = [*missing, *mixed_versions(found)]
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
-    pages = templates()
+    pages = templates("gdpo_verl.lab.report")
     script = pages.get_template("browser.js.j2").render()
     page = pages.get_template("page.html.j2").render(
         runs=found,
@@ -110,17 +110,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     write_text(out_dir / "summary.md", "\n".join(filter(None, parts)))
     write_text(out_dir / "index.html", page)
     return out_dir / "index.html"
-
-
-def templates() -> Environment:
-    """The templates of pages."""
-    return Environment(
-        loader=PackageLoader("gdpo_verl.lab.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def follow_report(
