@@ -65,6 +65,27 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable) -
     ) in report["problems"]
 
 
+def test_under_its_condition_repeating_the_topic_is_paid_nothing(
+    recipe: Callable, work: Path
+) -> None:
+    pytest.importorskip("if_verifiable")
+    pytest.importorskip("wordllama")
+    truth = {
+        "topic": "the sea",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{}],
+    }
+    own = "The ocean covers most of the planet. Fish and whales live in it as ships cross it."
+    write_answers(work, own, "the sea " * 8)
+    options = ("--answers", "answers.jsonl")
+    name = "instructions/gdpo_conditioned"
+    _, _, report = recipe(name, [json.dumps(truth)] * 3, *options)
+    text, topic = report["answers"]
+    assert topic["returned"]["relevance"] > 0.9
+    assert topic["score"] == 1.0
+    assert text["score"] == pytest.approx(1.0 + text["returned"]["relevance"])
+
+
 @pytest.mark.skipif(
     next(working_protections(), None) is None,
     reason="no sandbox works here: apt install bubblewrap",

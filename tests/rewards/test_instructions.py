@@ -16,14 +16,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from processes import run_cli
 
 pytest.importorskip("if_verifiable")
 pytest.importorskip("wordllama")
 
 from gdpo_verl.recipes.instructions import rows as instructions
 
-from gdpo_verl.config.components import declared_components
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated
 from gdpo_verl.rewards import instructions as rewards
@@ -116,9 +114,6 @@ def test_a_ground_truth_nested_too_deep_is_told() -> None:
 def test_hostile_texts_are_judged(text: str) -> None:
     bullets = {"num_bullets": 2}
     found = judge(text, json_format={}, title={}, no_comma={}, number_bullet_lists=bullets)
-    assert {component.name for component in declared_components(rewards.compute_score)} >= {
-        key for key in found if key not in ("score", "unchecked", "parse_error")
-    }
     assert 0 <= found["score"] <= 4
 
 
@@ -259,25 +254,6 @@ def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
     told = capsys.readouterr().err
     assert f"{kept.count({})} rows rejected" in told
     assert "'quantifier': 'around'" in told
-
-
-def test_check_reward_shows_that_repeating_the_topic_is_paid_nothing(tmp_path: Path) -> None:
-    run_cli("prepare", "instructions", "--out", str(tmp_path))
-    rows, answers, report = (tmp_path / name for name in ("train.parquet", "answers", "report"))
-    truths = [row["reward_model"]["ground_truth"] for row in pq.read_table(rows).to_pylist()]
-    index = [json.loads(truth)["topic"] for truth in truths].index("the sea")
-    lines = [json.dumps({"index": index, "answer": text}) for text in (SEA, "the sea " * 8)]
-    answers.write_text("\n".join(lines))
-    files = ["--data", str(rows), "--answers", str(answers), "--json", str(report)]
-    recipe = ("--recipe", "instructions/gdpo_conditioned", "actor_rollout_ref.model.path=null")
-    run_cli("check-reward", *files, *recipe)
-    found = json.loads(report.read_text())
-    assert found["problems"] == []
-    own, topic = ({**each["returned"], "score": each["score"]} for each in found["answers"])
-    for answer, paid in ((own, own["relevance"]), (topic, 0.0)):
-        kinds = [answer[kind] for kind in rewards.KINDS.values() if answer[kind] is not None]
-        assert answer["score"] == pytest.approx(sum(kinds) + paid)
-    assert topic["relevance"] > 0.9 > own["relevance"] > 0
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,64 +45,62 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
 # ---------------------------------------------------------------- what probabilities are worth
 
 
-@pytest.mark.parametrize(
-    ("scale", "choice", "expected"),
-    [
-        # (0.6 · 0.75 + 0.2 · 1 + 0.2 · 0) / 1
-        pytest.param(FIVE, answer("4", {"4": 0.6, "5": 0.2, "1": 0.2}), 0.65, id="expected"),
-        # (0.3 · 0.25 + 0.1 · 0.75) / 0.4, whatever else the model would have said
-        pytest.param(FIVE, answer("2", {"2": 0.3, "The": 0.6, "4": 0.1}), 0.375, id="of the scale"),
-        # " yes", "Yes" and "yes" are one word: (0.5 · 1 + 0.25 · 0) / 0.75
-        pytest.param(
-            WORDS, answer("Yes", {"Yes": 0.25, " yes": 0.25, "no": 0.25}), 2 / 3, id="spellings"
-        ),
-        pytest.param(FIVE, answer("\n4", {"\n": 0.9}, {"4": 0.5, "5": 0.5}), 0.875, id="a newline"),
-        pytest.param(FIVE, answer("Score: 4", {"Score": 0.9, "1": 0.1}), 0.75, id="in a sentence"),
-        # A tokenizer that writes 10 as 1 and 0 ...
-        pytest.param(TEN, answer("10", {"1": 0.9, "5": 0.1}, {"0": 1.0}), 1.0, id="in two pieces"),
-        pytest.param(TEN, answer("1", {"1": 0.9, "5": 0.1}), 0.0, id="perhaps a piece"),
-        # ... and one that has it as a token: (0.5 · 0 + 0.25 · 0.5 + 0.25 · 1) / 1
-        pytest.param(TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375, id="no piece"),
-        # The tokens of a number that is not of the scale are.
-        pytest.param(FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None, id="digits of another"),
-    ],
-)
+EXPECTED = {
+    # (0.6 · 0.75 + 0.2 · 1 + 0.2 · 0) / 1
+    "all of the scale": (FIVE, answer("4", {"4": 0.6, "5": 0.2, "1": 0.2}), 0.65),
+    # (0.3 · 0.25 + 0.1 · 0.75) / 0.4, whatever else the model would have said
+    "some of the scale": (FIVE, answer("2", {"2": 0.3, "The": 0.6, "4": 0.1}), 0.375),
+    # " yes", "Yes" and "yes" are one word: (0.5 · 1 + 0.25 · 0) / 0.75
+    "spellings": (WORDS, answer("Yes", {"Yes": 0.25, " yes": 0.25, "no": 0.25}), 2 / 3),
+    "a newline": (FIVE, answer("\n4", {"\n": 0.9}, {"4": 0.5, "5": 0.5}), 0.875),
+    "in a sentence": (FIVE, answer("Score: 4", {"Score": 0.9, "1": 0.1}), 0.75),
+    # A tokenizer that writes 10 as 1 and 0 ...
+    "in two pieces": (TEN, answer("10", {"1": 0.9, "5": 0.1}, {"0": 1.0}), 1.0),
+    "perhaps a piece": (TEN, answer("1", {"1": 0.9, "5": 0.1}), 0.0),
+    # ... and one that has it as a token: (0.5 · 0 + 0.25 · 0.5 + 0.25 · 1) / 1
+    "no piece": (TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375),
+    # The tokens of a number that is not of the scale are.
+    "digits of another": (FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None),
+}
+
+
+@pytest.mark.parametrize(("scale", "choice", "expected"), EXPECTED.values(), ids=EXPECTED)
 def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None) -> None:
     found = Judge.read(ASK | {"scale": scale}).value_of(choice)
     assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
 FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
+ODD = [
+    {"4": FORCED},
+    {"4": FORCED, "5": -0.1},
+    {"4": -0.5, "5": FORCED},
+    {"4": -math.inf, "1": -math.inf},
+    {"4": math.nan},
+    {"4": -0.1, "5": math.nan},
+    {"4": math.inf},
+    {"4": 1e5},
+    {"4": None},
+]
 
 
 @pytest.mark.parametrize(
-    "tokens",
+    "logprobs",
     [
-        pytest.param([token(**{"4": FORCED})], id="imposed"),
-        pytest.param([token(**{"4": FORCED, "5": -0.1})], id="imposed beside a likely one"),
-        pytest.param([token(**{"4": -0.5, "5": FORCED})], id="another imposed beside it"),
-        pytest.param([token(**{"4": -math.inf, "1": -math.inf})], id="minus infinity"),
-        pytest.param([token(**{"4": math.nan})], id="not a number"),
-        pytest.param([token(**{"4": -0.1, "5": math.nan})], id="not a number beside it"),
-        pytest.param([token(**{"4": math.inf})], id="infinity"),
-        pytest.param([token(**{"4": 1e5})], id="too large"),
-        pytest.param([token(**{"4": None})], id="null"),
-        pytest.param(None, id="none"),
-        pytest.param([], id="no token"),
-        pytest.param([{"token": None, "top_logprobs": []}], id="a token of null"),
-        pytest.param([{"token": "4"}], id="no alternatives"),
-        pytest.param([{"token": "4", "top_logprobs": [7]}], id="odd alternatives"),
+        *({"content": [token(**logprobs)]} for logprobs in ODD),
+        {"content": []},
+        {"content": [{"token": None, "top_logprobs": []}]},
+        {"content": [{"token": "4"}]},
+        {"content": [{"token": "4", "top_logprobs": [7]}]},
+        {"content": None},
+        {"tokens": ["4"], "top_logprobs": [{"4": -0.1}]},  # as of completions
+        None,
     ],
+    ids=str,
 )
-def test_where_the_probabilities_tell_nothing_the_text_decides(tokens: Any) -> None:
-    choice = {"message": {"content": "4"}, "logprobs": {"content": tokens}}
+def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
+    choice = {"message": {"content": "4"}, "logprobs": logprobs}
     assert Judge.read(ASK).value_of(choice) == 0.75
-
-
-def test_a_reply_without_probabilities_is_worth_what_its_text_says() -> None:
-    for logprobs in (None, {"tokens": ["4"], "top_logprobs": [{"4": -0.1}]}):  # as of completions
-        choice = {"message": {"content": "4"}, "logprobs": logprobs}
-        assert Judge.read(ASK).value_of(choice) == 0.75
 
 
 def test_a_piece_that_was_cut_off_counts_by_its_probabilities_alone() -> None:
@@ -120,25 +118,13 @@ def reply(choice: dict[str, Any]) -> str:
     return json.dumps({"choices": [choice]})
 
 
-DOWN = "http://127.0.0.1:9/v1"
 GOOD = reply(answer("4", {"4": 0.6, "5": 0.4}))
-REPLIES = {
-    "nonsense": reply(answer("As a model I like all answers.")),
-    "no json": "<html>busy</html>",
-    "no choice": '{"choices": []}',
-    "null": "null",
-    "brackets": "[" * 100_000,
-    "brackets in words": reply(answer("[" * 100_000)),
-    "half a pair": reply(answer("4 \ud800")),
-    "nothing": reply(answer(None)),
-    "a number": '{"choices": [{"message": {"content": 4}}]}',
-    "infinite": reply(answer("4") | {"logprobs": {"content": [token(**{"4": -math.inf})]}}),
-}
 
 
 class Server(BaseHTTPRequestHandler):
     """A judge that behaves as its model's name says, and writes down what it was asked."""
 
+    text = GOOD
     asked: ClassVar[list[dict[str, Any]]] = []
     at_once, most_at_once = 0, 0
     lock = threading.Lock()
@@ -150,9 +136,9 @@ class Server(BaseHTTPRequestHandler):
             Server.at_once += 1
             Server.most_at_once = max(Server.most_at_once, Server.at_once)
         model = body["model"]
-        time.sleep({"slow": 1.0, "measured": 0.05}.get(model, 0))
+        time.sleep({"slow": 1.0, "measured": 0.1}.get(model, 0))
         failing = len(Server.asked) <= 2 if model == "recovers" else model == "fails"
-        text = "out of memory" if failing else REPLIES.get(model, GOOD)
+        text = "out of memory" if failing else Server.text
         with self.lock:
             Server.at_once -= 1
         self.send_response(500 if failing else 200)
@@ -174,7 +160,7 @@ class Server(BaseHTTPRequestHandler):
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(module, "BACKOFF", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    Server.asked, Server.most_at_once = [], 0
+    Server.asked, Server.most_at_once, Server.text = [], 0, GOOD
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -192,39 +178,57 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
     return asyncio.run(all_at_once())
 
 
-@pytest.mark.parametrize(
-    ("settings", "value", "said", "error", "requests"),
-    [
-        ({"model": "good"}, 0.85, "4", "", 1),  # 0.6 · 0.75 + 0.4 · 1
-        ({"model": "nonsense"}, None, "As a model I like all answers.", "expected one of ['1',", 1),
-        ({"model": "recovers"}, 0.85, "4", "", 3),
-        ({"model": "fails"}, None, None, "'out of memory'", 3),
-        ({"model": "slow", "seconds": 0.1, "repeats": 1}, None, None, "within 0.1 s: TimeoutE", 2),
-        ({"model": "drips", "seconds": 0.3, "repeats": 0}, None, None, "within 0.3 s: Time", 1),
-        ({"model": "no json"}, None, None, "'<html>busy</html>'", 3),
-        ({"model": "no choice"}, None, None, "HTTP 200 from", 3),
-        ({"model": "null", "repeats": 0}, None, None, "HTTP 200 from", 1),
-        ({"model": "brackets", "repeats": 0}, None, None, "HTTP 200 from", 1),
-        ({"model": "brackets in words"}, None, "[" * 100_000, "expected one of", 1),
-        ({"model": "half a pair"}, 0.75, r"4 \ud800", "", 1),
-        ({"model": "nothing"}, None, "", "expected one of ['1', '2', '3', '4', '5'], found ''", 1),
-        ({"model": "a number", "repeats": 0}, None, None, "HTTP 200 from", 1),
-        ({"model": "infinite"}, 0.75, "4", "", 1),
-        ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, None, None, "'PORT'", 0),
-        ({"model": "good", "request": {"n": math.nan}, "repeats": 0}, None, None, "JSON", 0),
-        ({"model": "down", "url": DOWN, "repeats": 0}, None, None, f"{DOWN} within 60.0 s: All", 0),
-    ],
-    ids=lambda each: each["model"] if isinstance(each, dict) else None,
-)
-def test_a_server_at_its_worst_costs_a_value_and_no_more(
-    url: str, settings: dict, value: float | None, said: str | None, error: str, requests: int
+INFINITE = {"logprobs": {"content": [token(**{"4": -math.inf})]}}
+REPLIES = {
+    "good": (GOOD, 0.85, "4", ""),  # 0.6 · 0.75 + 0.4 · 1
+    "no value": (reply(answer("Fine.")), None, "Fine.", "expected one of ['1',"),
+    "nothing": (reply(answer(None)), None, "", "'3', '4', '5'], found ''"),
+    "long": (reply(answer("[" * 100_000)), None, "[" * 100_000, "expected one of"),
+    "half a pair": (reply(answer("4 \ud800")), 0.75, r"4 \ud800", ""),
+    "infinity": (reply(answer("4") | INFINITE), 0.75, "4", ""),
+    "no JSON": ("<html>busy</html>", None, None, "'<html>busy</html>'"),
+    "no choice": ('{"choices": []}', None, None, "HTTP 200 from"),
+    "null": ("null", None, None, "HTTP 200 from"),
+    "nested without end": ("[" * 100_000, None, None, "HTTP 200 from"),
+    "a number": ('{"choices": [{"message": {"content": 4}}]}', None, None, "HTTP 200 from"),
+}
+
+
+@pytest.mark.parametrize(("text", "value", "said", "error"), REPLIES.values(), ids=REPLIES)
+def test_a_reply_of_any_shape_is_a_value_or_an_error(
+    url: str, text: str, value: float | None, said: str | None, error: str
 ) -> None:
-    (found,) = ask(**{"url": url, "name": "helpful", **settings})
+    Server.text = text
+    (found,) = ask(url=url, model="any", name="helpful", repeats=0)
     assert found["helpful"] == (None if value is None else pytest.approx(value))
     assert found["helpful_said"] == said
     assert error in found["helpful_error"]
-    assert len(found["helpful_error"]) < 400
     assert bool(error) == bool(found["helpful_error"])
+    assert len(found["helpful_error"]) < 400
+
+
+DOWN = "http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "requests"),
+    [
+        ({"model": "recovers"}, "", 3),
+        ({"model": "fails"}, "'out of memory'", 3),
+        ({"model": "slow", "seconds": 0.1, "repeats": 1}, "within 0.1 s: TimeoutE", 2),
+        ({"model": "drips", "seconds": 0.3, "repeats": 0}, "within 0.3 s: Time", 1),
+        ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, "'PORT'", 0),
+        ({"model": "m", "request": {"n": math.nan}, "repeats": 0}, "JSON", 0),
+        ({"model": "m", "url": DOWN, "repeats": 0}, f"{DOWN} within 60.0 s: All", 0),
+    ],
+    ids=str,
+)
+def test_a_server_at_its_worst_costs_a_value_and_no_more(
+    url: str, settings: dict, error: str, requests: int
+) -> None:
+    (found,) = ask(**{"url": url, **settings})
+    assert found["judge"] == (None if error else pytest.approx(0.85))
+    assert error in found["judge_error"]
     assert len(Server.asked) == requests
 
 
@@ -250,7 +254,7 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) -> None:
-    found = ask(36, url=url, model="measured", requests=3, seconds=0.5)
+    found = ask(36, url=url, model="measured", requests=3, seconds=1)
     assert [each["judge_error"] for each in found] == [""] * 36
     assert (len(Server.asked), Server.most_at_once) == (36, 3)
 
@@ -294,7 +298,7 @@ def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
     (tmp_path / "rewards.py").write_text(REWARDS)
 
     def build(
-        function: str, reward: dict[str, Any] | None = None, algorithm: Any = None, **judge: Any
+        function: str = "one", *, reward: Any = None, algorithm: Any = None, **judge: Any
     ) -> Any:
         config = copy.deepcopy(recipe)
         OmegaConf.set_struct(config, False)
@@ -313,7 +317,7 @@ def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
 
 
 def test_a_judge_is_declared_beside_the_functions_components(configured: Callable) -> None:
-    config = configured("one", name="helpful", most_failed=0.25)
+    config = configured(name="helpful", most_failed=0.25)
     declared = declared_reward(config)
     assert declared == (Component("short", 0, 1), Component("helpful", 0, 1, most_unscored=0.25))
     assert unnamed_arguments(config) == []
@@ -322,38 +326,41 @@ def test_a_judge_is_declared_beside_the_functions_components(configured: Callabl
 
 
 def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> None:
-    config = configured("own", NAIVE, scale="anything")
+    config = configured("own", reward=NAIVE, scale="anything")
     assert declared_reward(config) == (Component("short"),)
     assert unnamed_arguments(config) == []
 
 
 @pytest.mark.parametrize(
-    ("function", "judge", "reward", "message"),
+    ("changes", "message"),
     [
-        ("one", {"question": "Is it?"}, {}, r"\.question: expected a text with {response}"),
-        ("one", {"scale": [3]}, {}, r"\.scale: .*, found \[3\]"),
-        ("one", {"scale": ["No", "no"]}, {}, r"\.scale: "),
-        ("one", {"scale": [False, True]}, {}, r"\.scale: "),
-        ("one", {"scale": ["bad", "very good"]}, {}, r"\.scale: "),
-        ("one", {"url": "a.host:8000"}, {}, r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
-        ("one", {"model": None}, {}, r"\.model: expected a name with url, none without"),
-        ("one", {"url": None, "model": None}, {}, r"\.url: not set, and verl serves no model"),
-        ("one", {"url": None, "model": None}, SERVED, r"\.url: .*\.enable_resource_pool to true"),
-        ("one", {"secods": 3}, {}, r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
-        ("one", {"seconds": 0}, {}, r"\.seconds: expected a number from 0.001 to .*, found 0"),
-        ("one", {"repeats": "2"}, {}, r"\.repeats: expected a number from 0 to 16, found '2'"),
-        ("one", {"request": ["a"]}, {}, r"\.request: expected a mapping"),
-        ("one", {"name": "score"}, {}, r"\.name: 'score' cannot be the name of a component"),
-        ("two", {}, {}, r"\.name: expected distinct names of components"),
-        ("undeclared", {}, {}, r": the reward function declares no components beside the judge's"),
-        ("one", {}, NAIVE, r": .*=naive asks none\. Set it to gdpo"),
+        ({"question": "Is it?"}, r"\.question: expected a text with {response}"),
+        ({"scale": [3]}, r"\.scale: .*, found \[3\]"),
+        ({"scale": ["No", "no"]}, r"\.scale: "),
+        ({"scale": [False, True]}, r"\.scale: "),
+        ({"scale": ["bad", "very good"]}, r"\.scale: "),
+        ({"url": "a.host:8000"}, r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
+        ({"model": None}, r"\.model: expected a name with url, none without"),
+        ({"url": None, "model": None}, r"\.url: not set, and verl serves no model"),
+        (
+            {"url": None, "model": None, "reward": SERVED},
+            r"\.url: .*enable_resource_pool to",
+        ),
+        ({"secods": 3}, r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
+        ({"seconds": 0}, r"\.seconds: expected a number from 0.001 to .*, found 0"),
+        ({"repeats": "2"}, r"\.repeats: expected a number from 0 to 16, found '2'"),
+        ({"request": ["a"]}, r"\.request: expected a mapping"),
+        ({"name": "score"}, r"\.name: 'score' cannot be the name of a component"),
+        ({"function": "two"}, r"\.name: expected distinct names of components"),
+        ({"function": "undeclared"}, r": the reward function declares no components beside the"),
+        ({"reward": NAIVE}, r": .*=naive asks none\. Set it to gdpo"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key(
-    configured: Callable, function: str, judge: dict, reward: dict, message: str
+    configured: Callable, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
-        declared_reward(configured(function, reward, **judge))
+        declared_reward(configured(**changes))
 
 
 # ---------------------------------------------------------------- in verl's reward manager
@@ -380,7 +387,7 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
     question = "{prompt} {ground_truth}: {response}?"
     weights = {"gdpo_reward_weights": {"judge": 2.0}}
     settings = {"url": url, "model": "good", "question": question}
-    info = scored(configured("one", algorithm=weights, **settings))
+    info = scored(configured(algorithm=weights, **settings))
     assert info.pop("judge") == pytest.approx(0.85)
     assert info.pop("score") == pytest.approx(1.0 + 2 * 0.85)
     assert info == {"short": 1.0, "judge_said": "4", "judge_error": ""}
@@ -389,7 +396,7 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
 
 def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:
     pool = {"reward_model.enable_resource_pool": True, "reward_model.model_path": "served"}
-    config = configured("one", SERVED | pool, url=None, model=None)
+    config = configured(reward=SERVED | pool, url=None, model=None)
     address = url.removeprefix("http://").removesuffix("/v1")
     info = scored(config, reward_router_address=address, reward_model_tokenizer=None)
     assert info["judge"] == pytest.approx(0.85)
@@ -399,7 +406,8 @@ def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: 
 def test_a_failing_judge_is_not_scored_and_warned_of_once(
     configured: Callable, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    info = scored(configured("one", url=url, model="nonsense"))
+    Server.text = reply(answer("As a model I like all answers."))
+    info = scored(configured(url=url, model="m"))
     assert (info["judge"], info["short"], info["score"]) == (None, 1.0, 1.0)
     (message,) = caplog.messages
     assert message.startswith(f"{KEY}: a response is not scored, others are counted in gdpo/judge")
@@ -416,7 +424,7 @@ def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable,
 
 
 def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: Callable) -> None:
-    config, row = configured("one"), {"score": 1.0, "short": 1.0, "judge": None}
+    config, row = configured(), {"score": 1.0, "short": 1.0, "judge": None}
     silent = row | {"judge_said": None, "judge_error": "no answer from http://a.host/v1"}
     with pytest.raises(ValueError, match=rf"^{KEY}: row 0: no answer from http://a.host/v1$"):
         objective_of(config, {"0": silent})

@@ -1,4 +1,4 @@
-"""The tool-calling rewards: by property, on the clock."""
+"""The tool-calling rewards by property."""
 
 import importlib.util
 import json
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear import assert_linear, filled, long, seconds
 
-from gdpo_verl.rewards import parse_error, tool_call, tool_text
+from gdpo_verl.rewards import parse_error, tool_call
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, parse_ground_truth
 
 ROOT = Path(__file__).parents[2]
@@ -178,59 +177,3 @@ def test_values_nested_to_the_limit_are_counted_and_never_raise():
         line = f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}'
         for strict in (True, False):
             assert_declared(calling(line), block(line), strict)
-
-
-# ---------------------------------------------------------------- on the clock
-
-START, END = f"{THOUGHT}\n<tool_call>\n", "\n</tool_call>"
-# What regular expressions, or a walk from each tag to the end, would be slow on.
-WORST = {
-    "unclosed calls": filled("<tool_call>"),
-    "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>"),
-    "seams": filled("</think>\n<tool_call>\n", "<think>", END),
-    "responses": filled("<response>", f"{THOUGHT}\n"),
-    "opening brackets": filled("<"),
-    "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
-    "special tokens": filled("<|im_end|> ", "x"),
-    "special tokens and a letter": filled("<|im_end|> ", "x", "x</s>"),
-    "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
-    "ends before calls": filled("</think>x<tool_call>", "<think>"),
-    "ends before calls that begin": filled('</think>\n<tool_call>\n{"name": "', "<think>"),
-    "ends before responses": filled("</think>x<response>", "<think>"),
-    "ends on lines before responses": filled("</think>\n<response>", "<think>"),
-    "ends before calls in a text": filled("</think>x<tool_call>", '<think></think>\n<tool_call>["'),
-    "ends and calls": filled(f"</think>x<tool_call>{ONE}</tool_call>", "<think>"),
-    "ends and lists": filled('</think> <tool_call>[" <tool_call>[', "<think>"),
-    "ends of the prompt's thought": filled("x</think>\n<tool_call>", "<tool_call>"),
-    "arguments as text": filled('{"name":"f","arguments":"{}"}', "<think>x</think><tool_call>"),
-}
-ASKED_AND_TOLD = f"{block(*[call(city='Paris', days=days) for days in range(5)])}\n{RESPONSE}"
-
-
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("text", WORST.values(), ids=WORST)
-def test_the_time_is_linear_in_the_text(text, strict):
-    assert_linear(lambda each: compute_score("rlla", each, ASKED_AND_TOLD, strict=strict), text)
-
-
-# Calls are as slow as they get at the length up to which they are read.
-NEAR = '{"name": "weather", "parameters": {"city": %d, "days": 7}}'
-SHARED = '{"name": "weather", "parameters": {"city": %d}}'
-DEEP = '{"name": "weather", "parameters": {"city": [%s1]}}'
-LONGEST = {
-    "near": [NEAR % i for i in range(1600)],
-    "one key": [SHARED % i for i in range(1900)],
-    "shortest": ['{"name":"","parameters":{}}'] * 3500,
-    "900 deep": [DEEP % (("[" * 900 + "]" * 900 + ",") * 55)],
-    "no calls": ["5"] * 49_900,
-    # Numbers of one hash for names, which the published rules take.
-    "names of one hash": [f'{{"name":{(2**61 - 1) * (i + 1)}}}' for i in range(3000)],
-}
-
-
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
-@pytest.mark.parametrize("calls", LONGEST.values(), ids=LONGEST)
-def test_the_longest_calls_that_are_read_take_no_longer(calls, strict):
-    answer, asked = calling(*calls), block(*[call(city=i, days=i) for i in range(20)])
-    assert tool_text.LONGEST * 0.9 < len(answer) < tool_text.LONGEST
-    assert seconds(lambda: compute_score("rlla", answer, asked, strict=strict)) < long()
