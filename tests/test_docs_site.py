@@ -8,11 +8,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 from documents import PAGES, ROOT, parse
 from pages import browser as browser
 from pages import new_page
+from servers import serving
 
 import gdpo_verl
 from gdpo_verl import rewards
@@ -138,11 +138,8 @@ def address(site: Path) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    with serving(functools.partial(Quiet, directory=str(site))) as address:
+        yield f"{address}/"
 
 
 @pytest.mark.real

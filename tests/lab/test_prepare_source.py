@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +13,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from servers import Handler, serving
 
 from gdpo_verl.lab.tasks.source import Record, open_source, split_of
 
@@ -127,7 +126,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "datasets/openai/gsm8k"
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """As much of the hub's protocol as one public data set needs."""
 
     pages: ClassVar = {}
@@ -147,9 +146,6 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body or b"")
 
     do_HEAD = do_GET
-
-    def log_message(self, format, *args):
-        pass
 
 
 @pytest.fixture
@@ -172,13 +168,8 @@ def hub(tmp_path):
     Hub.pages = {f"/{REPO}/resolve/{COMMIT}/{name}": body for name, body in files.items()}
     for place, content in (("", info), (f"/revision/{COMMIT}", info), (f"/tree/{COMMIT}", tree)):
         Hub.pages[f"/api/{REPO}{place}"] = json.dumps(content).encode()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Hub) as address:
+        yield address
 
 
 def prepare(tmp_path, *arguments, endpoint, **environment):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from servers import Handler, serving
 from test_sandbox import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
 
 from gdpo_verl.plugin.reward_function import in_configuration
@@ -16,18 +16,18 @@ from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protec
 from gdpo_verl.sandbox.fusion import check_service
 
 
-class Service(BaseHTTPRequestHandler):
+class Service(Handler):
     """Speaks the protocol of Sandbox Fusion's `run_code`, and really runs the program."""
 
     failures = 0
     seen: list[dict] = []  # noqa: RUF012
 
     def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = self.request_body()
         Service.seen.append(request)
         if Service.failures:
             Service.failures -= 1
-            self.send_error(504)
+            self.answer("", 504)
             return
         limits = Limits(request["run_timeout"], 600, int(request["memory_limit_MB"]))
         with Sandbox(best_protection(), limits) as sandbox:
@@ -37,27 +37,15 @@ class Service(BaseHTTPRequestHandler):
         ended = "TimeLimitExceeded" if late else "Finished"
         result = {"status": ended, "return_code": status, "stdout": outcome.text, "stderr": ""}
         body = {"status": "Success" if passed else "Failed", "message": "", "run_result": result}
-        data = json.dumps(body | {"compile_result": None}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments):
-        pass
+        self.answer(json.dumps(body | {"compile_result": None}))
 
 
 @pytest.fixture
 def service():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
     Service.seen.clear()
     Service.failures = 0
-    yield f"http://127.0.0.1:{server.server_port}/run_code"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Service) as address:
+        yield f"{address}/run_code"
 
 
 @HOLDS

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from fake_verl import compose, word_tokenizer
 from omegaconf import OmegaConf
+from servers import Handler, serving
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -121,7 +122,7 @@ def reply(choice: dict[str, Any]) -> str:
 GOOD = reply(answer("4", {"4": 0.6, "5": 0.4}))
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Handler):
     """A judge that behaves as its model's name says, and writes down what it was asked."""
 
     text = GOOD
@@ -130,7 +131,7 @@ class Server(BaseHTTPRequestHandler):
     lock = threading.Lock()
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.request_body()
         with self.lock:
             Server.asked.append(body | {"path": self.path, "key": self.headers["Authorization"]})
             Server.at_once += 1
@@ -141,19 +142,18 @@ class Server(BaseHTTPRequestHandler):
         text = "out of memory" if failing else Server.text
         with self.lock:
             Server.at_once -= 1
-        self.send_response(500 if failing else 200)
-        self.send_header("Content-Length", str(len(text) + 1000 * (model == "drips")))
-        self.end_headers()
-        while model == "drips":  # as gateways do that keep a connection alive
-            time.sleep(0.05)
-            try:
-                self.wfile.write(b"\n")
-            except OSError:
-                return
-        self.wfile.write(text.encode())
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            if model == "drips":
+                self.drip()
+            self.answer(text, 500 if failing else 200)
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def drip(self) -> None:
+        """Keep the connection alive and never answer, as gateways do."""
+        self.send_response(200)
+        self.end_headers()
+        while True:
+            time.sleep(0.05)
+            self.wfile.write(b"\n")
 
 
 @pytest.fixture
@@ -161,11 +161,8 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(module, "BACKOFF", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     Server.asked, Server.most_at_once, Server.text = [], 0, GOOD
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+    with serving(Server) as address:
+        yield f"{address}/v1"
 
 
 def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
