@@ -63,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def _write_explain_page() -> None:
     """Write the explaining page unless it is newer than all that it shows."""
-    sources = (ROOT / "gdpo_verl").rglob("*.py")
+    sources = [path for kind in ("*.py", "*.j2") for path in (ROOT / "gdpo_verl").rglob(kind)]
     newest = max(path.stat().st_mtime for path in sources)
     if EXPLAIN.exists() and EXPLAIN.stat().st_mtime > newest:
         return

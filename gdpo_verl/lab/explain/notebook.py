@@ -118,9 +118,8 @@ def answers_form():
             ),
         }
     )
-    _answers = [
-        mo.Html(str(parts.style()))
-    ]  # the page's own style does not reach into an accordion
+    # The page's own style does not reach into an accordion.
+    _answers = [mo.Html(str(parts.style()))]
     for _name, _text in answers_texts.items():
         _shown = parts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
         _answers += [
