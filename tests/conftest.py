@@ -22,13 +22,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # pytest's workers begin with the files that take longest.
 LONGEST = (
-    *("test_wheel.py", "test_chaos.py", "test_faults.py"),
-    # The first that needs the policy makes it; the next ones would only wait.
-    *("test_training.py", "test_pretrained.py", "test_explain.py", "test_recipes.py"),
+    "test_wheel.py",
+    "test_chaos.py",
+    "test_faults.py",
+    "test_training.py",
+    "test_pretrained.py",
+    "test_explain.py",
+    "test_recipes.py",
     "test_modes.py",
-    *("test_unnoticed.py", "test_docs_site.py", "test_check_reward.py", "test_launch.py"),
-    *("test_code.py", "test_plugin.py", "test_cpu.py"),
-    *("test_trl.py", "test_submit.py", "test_child.py", "test_contract.py"),
+    "test_unnoticed.py",
+    "test_docs_site.py",
+    "test_check_reward.py",
+    "test_launch.py",
+    "test_code.py",
+    "test_plugin.py",
+    "test_cpu.py",
+    "test_trl.py",
+    "test_submit.py",
+    "test_child.py",
+    "test_contract.py",
 )
 
 

@@ -168,7 +168,9 @@ def driver(
         }
         chosen = ["--config-dir", str(RECIPES), "--config-name", config]
         command = [
-            *[sys.executable, "-m", "verl.trainer.main_ppo"],
+            sys.executable,
+            "-m",
+            "verl.trainer.main_ppo",
             *(stock_overrides() if config == STOCK else chosen),
             *overrides_of(settings),
             *overrides,

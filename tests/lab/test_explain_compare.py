@@ -63,8 +63,18 @@ def test_the_advantages_of_a_group_are_the_library_s(variant):
 def test_the_answers_are_scored_by_the_rewards():
     scores = [tuple(map(int, examples.score(answer))) for answer in examples.ANSWERS]
     assert scores == [
-        *[(1, 1, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (0, 1, 1), (0, 1, 0)],
-        *[(0, 1, 0), (0, 1, 1), (0, 1, 0), (1, 1, 0), (0, 0, 1), (0, 0, 0)],
+        (1, 1, 1),
+        (1, 1, 0),
+        (1, 0, 1),
+        (0, 1, 1),
+        (0, 1, 1),
+        (0, 1, 0),
+        (0, 1, 0),
+        (0, 1, 1),
+        (0, 1, 0),
+        (1, 1, 0),
+        (0, 0, 1),
+        (0, 0, 0),
     ]
 
 

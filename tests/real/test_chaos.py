@@ -28,9 +28,15 @@ HANG_MINUTES = 10  # several times a start, also on a busy machine
 # By what ps shows of them; vLLM's engine and its worker are no actors of Ray's.
 NODE = "raylet/raylet .+ --node_ip_address=127.0.0.2 "
 PARTS = (
-    *(NODE, "verl.trainer.main_ppo", "ray::TaskRunner", "ray::WorkerDict"),
-    *("ray::AgentLoopWorker", "ray::RewardLoopWorker", "ray::vLLMHttpServer"),
-    *("VLLM::EngineCore", "VLLM::Worker"),
+    NODE,
+    "verl.trainer.main_ppo",
+    "ray::TaskRunner",
+    "ray::WorkerDict",
+    "ray::AgentLoopWorker",
+    "ray::RewardLoopWorker",
+    "ray::vLLMHttpServer",
+    "VLLM::EngineCore",
+    "VLLM::Worker",
 )
 MAY_STOP = ("ray::WorkerDict", "ray::AgentLoopWorker", "VLLM::EngineCore", "VLLM::Worker")
 

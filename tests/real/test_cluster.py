@@ -91,13 +91,19 @@ class Cluster:
         path = f"{Path(python).parent}:{os.environ['PATH']}"
         command = [
             *(APART if apart else []),
-            *[python, "-m", "ray.scripts.scripts", "start", *options],
+            python,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            *options,
             # Nodes with one directory would delete each other's copies of a job's files.
             f"--temp-dir={self.directory / f'ray{number}'}",
-            *[f"--num-gpus={devices[0]}", f"--num-cpus={devices[1]}"],
-            *[f"--node-ip-address=127.0.0.{number}"],
-            *["--min-worker-port=0", "--max-worker-port=0"],
-            *[f"--dashboard-agent-listen-port={free_port()}"],
+            f"--num-gpus={devices[0]}",
+            f"--num-cpus={devices[1]}",
+            f"--node-ip-address=127.0.0.{number}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            f"--dashboard-agent-listen-port={free_port()}",
         ]
         # Ray gives up after 30 s, within which a busy machine may not start a raylet.
         for _ in range(10):

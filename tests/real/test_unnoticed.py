@@ -167,7 +167,12 @@ def test_only_the_plugin_itself_is_imported_besides(sides):
 @pytest.mark.parametrize(
     "what",
     [
-        *("settings", "process", "queue", "metrics", "file", "validation"),
+        "settings",
+        "process",
+        "queue",
+        "metrics",
+        "file",
+        "validation",
         "names",  # the members of verl's modules and classes
         "start",  # with a reward file that seeds or exits: in verl's workers alone
         "raises",  # what goes wrong, as verl raises it

@@ -57,7 +57,11 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
     directory = tmp_path / "elsewhere"
     directory.mkdir()
     train = [
-        *[Path(python).with_name("gdpo-verl"), "train", "toolbox/gdpo", "--run", "run"],
+        Path(python).with_name("gdpo-verl"),
+        "train",
+        "toolbox/gdpo",
+        "--run",
+        "run",
         "hardware=cpu",
         *inputs(toolbox, policy),
         *overrides_of(SMALL_STEPS),
