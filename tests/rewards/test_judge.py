@@ -60,6 +60,11 @@ EXPECTED = {
     "perhaps a piece": (TEN, answer("1", {"1": 0.9, "5": 0.1}), 0.0),
     # ... and one that has it as a token: (0.5 · 0 + 0.25 · 0.5 + 0.25 · 1) / 1
     "no piece": (TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375),
+    "no piece, and cut off": (
+        TEN,
+        answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}) | {"finish_reason": "length"},
+        0.375,
+    ),
     # The tokens of a number that is not of the scale are.
     "digits of another": (FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None),
 }
@@ -102,14 +107,6 @@ ODD = [
 def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
     choice = {"message": {"content": "4"}, "logprobs": logprobs}
     assert Judge.read(ASK).value_of(choice) == 0.75
-
-
-def test_a_piece_that_was_cut_off_counts_by_its_probabilities_alone() -> None:
-    judge = Judge.read(ASK | {"scale": TEN})
-    cut = {"finish_reason": "length"}
-    assert judge.value_of(answer("1") | cut) is None
-    known = answer("1", {"1": 0.5, "5": 0.25, "10": 0.25})
-    assert judge.value_of(known | cut) == pytest.approx(0.375)
 
 
 # ---------------------------------------------------------------- its server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class Reward:
         return result
 
 
+LONG = [tool_calls.ASKED, tool_calls.ONE, "<|im_end|>", "[" * 2000, "9" * 5000, "\0", "\\"]
 REWARDS = {
     "gsm8k": Reward(
         gsm8k,
@@ -74,15 +76,7 @@ REWARDS = {
         tool_calls.calling,
         right=tool_calls.ONE,
         truths=[*tool_calls.OWN_ROWS, tool_calls.block("not json"), "", "<response>"],
-        pieces=[
-            *(
-                *tool_calls.SNIPPETS,
-                *tool_calls.OWN_ROWS,
-                tool_calls.ASKED,
-                tool_calls.ONE,
-            ),
-            *("<|im_end|>", "[" * 2000, "9" * 5000, "\0", '"', "\\"),
-        ],
+        pieces=tool_calls.SNIPPETS + tool_calls.OWN_ROWS + LONG,
         examples=700,
         graded="correctness",
     ),
@@ -124,6 +118,23 @@ def test_any_text_gives_the_declared_keys_in_range(name):
                 assert result.get("length", can_be_judged) == can_be_judged
 
     judge()
+
+
+@given(st.lists(tool_calls.JSON, min_size=1, max_size=3), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_json_in_a_call_gives_the_declared_keys_in_range(values, strict):
+    calls = (json.dumps({"name": "f", "parameters": value}) for value in values)
+    answer = tool_calls.calling(*calls)
+    for truth in (tool_calls.ASKED, answer):
+        for text in (answer, tool_calls.calling(json.dumps(values))):
+            REWARDS["tool_call"](text, truth, strict=strict)
+
+
+@pytest.mark.parametrize("depth", [100, 300, 400, 450, 490, 900, 980, 990])
+def test_values_nested_to_the_limit_are_counted_and_never_raise(depth):
+    line = f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}'
+    for strict in (True, False):
+        REWARDS["tool_call"](tool_calls.calling(line), tool_calls.block(line), strict=strict)
 
 
 # ---------------------------------------------------------------- bad ground truths

@@ -1,8 +1,6 @@
 """The tool-calling rewards by property."""
 
-import importlib.util
 import json
-import math
 import os
 from pathlib import Path
 
@@ -61,24 +59,11 @@ TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</r
 WORDS = ["true", "1", "1.0", "null", "NaN", "1e999", '"name"', '"parameters"', '"arguments"']
 SIGNS = ["{", "}", "[", "]", ",", ":", '"', "\\u2028", "\u2028", "\ud800", "\n", " ", ""]
 SNIPPETS = [*TAGS, *WORDS, *SIGNS]
-
-
-def mutated(text, rng):
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        at = rng.randrange(rng.choice((0, max(0, text.rfind("<tool_call>")))), len(text) + 1)
-        lines = text.split("\n")
-        line = rng.randrange(len(lines))
-        changes = (
-            text[:at] + rng.choice(SNIPPETS) + text[at:],
-            text[:at] + text[at + rng.randrange(1, 12) :],
-            text[:at],
-            "\n".join(lines[: line + 1] + lines[line:]),
-            "\n".join(lines[:line] + lines[line + 1 :]),
-            "\n".join(rng.sample(lines, len(lines))),
-            text.replace(rng.choice(TAGS + WORDS), rng.choice(SNIPPETS), 1),
-        )
-        text = rng.choice(changes)
-    return text
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
 
 
 def real_rows():
@@ -87,35 +72,6 @@ def real_rows():
     if not path.is_file():
         pytest.skip("ToolRL's dialogues are not here; GDPO_VERL_TOOLRL names their file")
     return [row["output"] for row in json.loads(path.read_text())]
-
-
-@pytest.fixture(scope="module")
-def published():
-    """verl's own copy of the published rules, and the minimum where it crashes.
-
-    Loaded from its file: importing verl itself takes seconds, and the rules need none of it.
-    """
-    verl = importlib.util.find_spec("verl")
-    if verl is None or verl.origin is None:
-        pytest.skip("verl, whose copy of the published rules is the reference, is not installed")
-    path = Path(verl.origin).with_name("utils") / "reward_score" / "rlla.py"
-    spec = importlib.util.spec_from_file_location("published_rlla", path)
-    rlla = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rlla)
-
-    def judge(response, ground_truth):
-        messages, truths = [[{"content": response.strip()}]], [ground_truth]
-        form = rlla.customize_format_reward_func(messages, truths, 0, 1.0, 0.0, False)[0]
-        try:
-            rule = rlla.customize_correctness_reward_tool
-            return form, rule(messages, truths, 0, 3.0, -3.0, False)[0]
-        except (ValueError, RecursionError):
-            return form, -3.0
-
-    return judge
-
-
-# ---------------------------------------------------------------- the ground truth
 
 
 def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
@@ -139,41 +95,8 @@ def test_every_right_answer_earns_everything_under_strict(rows):
         assert verdict(row, row) == (1.0, correctness, ParseError.NONE)
 
 
-# ---------------------------------------------------------------- any text at all
-
-
-def assert_declared(text, ground_truth, strict):
-    form, correctness, _ = verdict(text, ground_truth, strict)
-    assert form in (0.0, 1.0)
-    assert math.isfinite(correctness)
-    assert -3.0 <= correctness <= 3.0
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(JSON, min_size=1, max_size=3), st.booleans())
-def test_any_json_between_the_tags_gives_the_declared_keys_in_range(values, strict):
-    answer = calling(*(json.dumps({"name": "f", "parameters": value}) for value in values))
-    for ground_truth in (ASKED, answer):
-        assert_declared(answer, ground_truth, strict)
-        assert_declared(calling(json.dumps(values)), ground_truth, strict)
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.text(max_size=9), st.text() | st.integers(-9, 9)), st.text())
 def test_a_well_formed_answer_always_earns_everything(parameters, name):
     line = json.dumps({"name": name, "parameters": parameters}, ensure_ascii=False)
     assert verdict(calling(line), block(line)) == GOOD
-
-
-def test_values_nested_to_the_limit_are_counted_and_never_raise():
-    for depth in (100, 300, 400, 450, 490, 900, 980, 990):
-        line = f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}'
-        for strict in (True, False):
-            assert_declared(calling(line), block(line), strict)

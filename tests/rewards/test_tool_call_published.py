@@ -1,11 +1,64 @@
 """`strict=False` of the tool-calling rewards against verl's copy of the published rules."""
 
+import importlib.util
 import itertools
 import random
+import runpy
+from pathlib import Path
 
 import pytest
-from test_tool_call import OWN_ROWS, THOUGHT, block, calling, mutated, real_rows, verdict
-from test_tool_call import published as published
+from test_tool_call import (
+    OWN_ROWS,
+    SNIPPETS,
+    TAGS,
+    THOUGHT,
+    WORDS,
+    block,
+    calling,
+    real_rows,
+    verdict,
+)
+
+
+def mutated(text, rng):
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at = rng.randrange(rng.choice((0, max(0, text.rfind("<tool_call>")))), len(text) + 1)
+        lines = text.split("\n")
+        line = rng.randrange(len(lines))
+        changes = (
+            text[:at] + rng.choice(SNIPPETS) + text[at:],
+            text[:at] + text[at + rng.randrange(1, 12) :],
+            text[:at],
+            "\n".join(lines[: line + 1] + lines[line:]),
+            "\n".join(lines[:line] + lines[line + 1 :]),
+            "\n".join(rng.sample(lines, len(lines))),
+            text.replace(rng.choice(TAGS + WORDS), rng.choice(SNIPPETS), 1),
+        )
+        text = rng.choice(changes)
+    return text
+
+
+@pytest.fixture(scope="module")
+def published():
+    """verl's own copy of the published rules, and the minimum where it crashes.
+
+    Loaded from its file: importing verl itself takes seconds, and the rules need none of it.
+    """
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        pytest.skip("verl, whose copy of the published rules is the reference, is not installed")
+    rules = runpy.run_path(str(Path(verl.origin).with_name("utils") / "reward_score" / "rlla.py"))
+
+    def judge(response, ground_truth):
+        messages, truths = [[{"content": response.strip()}]], [ground_truth]
+        form = rules["customize_format_reward_func"](messages, truths, 0, 1.0, 0.0, False)[0]
+        try:
+            rule = rules["customize_correctness_reward_tool"]
+            return form, rule(messages, truths, 0, 3.0, -3.0, False)[0]
+        except (ValueError, RecursionError):
+            return form, -3.0
+
+    return judge
 
 
 def assert_agreement(published, rows, per_row):
