@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,3 +182,12 @@ def did_you_mean(word: Any, known: Iterable[Any]) -> str:
     """' Did you mean …?' when a known word is close, else the empty string."""
     close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def refuse_unknown(given: Iterable[Any], known: Sequence[str], where: str) -> None:
+    """Raise ValueError for the first key of the section `where` that is none of those known."""
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{where}.{key}: unknown key; known are {list(known)}.{did_you_mean(key, known)}"
+            )

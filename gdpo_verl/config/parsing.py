@@ -14,7 +14,7 @@ from gdpo_verl.advantage.variants import OWN, own_name
 from gdpo_verl.config.components import check_distinct, check_names
 from gdpo_verl.config.derived import Derived
 from gdpo_verl.config.wording import VERL, Wording
-from gdpo_verl.names import did_you_mean
+from gdpo_verl.names import did_you_mean, refuse_unknown
 
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
 """Under `algorithm`; no other may begin with gdpo."""
@@ -211,7 +211,7 @@ def gate(node: Any, section: str) -> dict[str, Any] | None:
     if node is None:
         return None
     given = {"when": "constant", **_with_on(mapping(where, node, "{on: component}"))}
-    _refuse_unknown(given, ("on", "when"), where)
+    refuse_unknown(given, ("on", "when"), where)
     known = list(get_args(When))
     _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
     _expect(given["when"] in known, f"{where}.when", f"one of {known}", given["when"])
@@ -285,7 +285,7 @@ def check_schedules(
 def _schedule(given: Any, where: str) -> Schedule:
     _expect(isinstance(given, Mapping), where, "{from, to, steps}", given)
     listed = "weights" in given
-    _refuse_unknown(given, _LIST if listed else _RAMP, where)
+    refuse_unknown(given, _LIST if listed else _RAMP, where)
     return _list_schedule(given, where) if listed else _ramp_schedule(given, where)
 
 
@@ -361,14 +361,6 @@ def mapping(where: str, node: Any, wanted: str = "a mapping") -> Mapping[str, An
     found = {} if node is None else node
     _expect(isinstance(found, Mapping), where, wanted, found)
     return found
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise ValueError(
-                f"{where}.{key}: unknown key; known are {list(known)}.{did_you_mean(key, known)}"
-            )
 
 
 def _with_on(node: Any) -> Any:

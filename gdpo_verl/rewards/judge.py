@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from gdpo_verl.names import did_you_mean
+from gdpo_verl.names import refuse_unknown
 from gdpo_verl.rewards.judge_text import named_word, spelled
 
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
@@ -68,10 +68,7 @@ class Judge:
         known = [each.name for each in fields(cls)]
         if not isinstance(node, Mapping):
             raise ValueError(f"{where}: expected a mapping of {known}, found {node!r}")
-        for key in node:
-            if key not in known:
-                near = did_you_mean(key, known)
-                raise ValueError(f"{where}.{key}: unknown key; known are {known}.{near}")
+        refuse_unknown(node, known, where)
         judge = cls(**node)
         asks = isinstance(judge.question, str) and "{response}" in judge.question
         checks: list[tuple[str, Any, str]] = [
@@ -81,8 +78,13 @@ class Judge:
             ("model", bool(judge.model) == bool(judge.url), "a name with url, none without"),
             ("request", isinstance(judge.request, Mapping), "a mapping"),
         ]
-        limits = {"requests": (1, 4096), "seconds": (0.001, 86_400), "repeats": (0, 16)}
-        for key, (low, high) in {**limits, "most_failed": (0, 1)}.items():
+        limits = {
+            "requests": (1, 4096),
+            "seconds": (0.001, 86_400),
+            "repeats": (0, 16),
+            "most_failed": (0, 1),
+        }
+        for key, (low, high) in limits.items():
             number = getattr(judge, key)
             fits = type(number) in (int, float) and low <= number <= high
             checks.append((key, fits, f"a number from {low} to {high}"))
@@ -117,7 +119,26 @@ class Judge:
         messages = [{"role": "user", "content": _encodable(question)}]
         body = {"model": self.model, "messages": messages, **_REQUEST, **self.request}
         body = {key: value for key, value in body.items() if value is not None}
-        value, said, error = await self._answer(body)
+        value = said = None
+        error = ""
+        for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
+            await asyncio.sleep(seconds)
+            try:
+                async with self._slots:  # the wait for one is not of the request's seconds
+                    asked = self._client.post("chat/completions", json=body)
+                    reply = await asyncio.wait_for(asked, self.seconds)
+            except Exception as failure:  # of any server, address or setting: it gave no value
+                reason = str(failure) or type(failure).__name__
+                error = f"no answer from {self.url} within {self.seconds} s: {reason}"
+                continue
+            error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
+            with contextlib.suppress(*_ODD):
+                choice = reply.json()["choices"][0]
+                value = self.value_of(choice)
+                said = _encodable(choice["message"]["content"] or "")
+                unknown = f"expected one of {[*self.values]}, found {said[:200]!r}"
+                error = unknown if value is None else ""
+                break
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
     @cached_property
@@ -137,28 +158,6 @@ class Judge:
             timeout=None,
             trust_env=url.startswith("https"),  # a proxy is for what lies outside the cluster
         )
-
-    async def _answer(self, body: dict[str, Any]) -> tuple[float | None, str | None, str]:
-        """The value, the text and the error that `ask` returns."""
-        error = ""
-        for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
-            await asyncio.sleep(seconds)
-            try:
-                async with self._slots:  # the wait for one is not of the request's seconds
-                    asked = self._client.post("chat/completions", json=body)
-                    reply = await asyncio.wait_for(asked, self.seconds)
-            except Exception as failure:  # of any server, address or setting: it gave no value
-                reason = str(failure) or type(failure).__name__
-                error = f"no answer from {self.url} within {self.seconds} s: {reason}"
-                continue
-            error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
-            with contextlib.suppress(*_ODD):
-                choice = reply.json()["choices"][0]
-                value = self.value_of(choice)
-                said = _encodable(choice["message"]["content"] or "")
-                unknown = f"expected one of {[*self.values]}, found {said[:200]!r}"
-                return value, said, unknown if value is None else ""
-        return None, None, error
 
     def value_of(self, choice: Mapping[str, Any]) -> float | None:
         """The value of a reply; None where it names no word of the scale.

@@ -79,9 +79,11 @@ def compute_score(
     length = length_reward(extra_info, limit)
     check_positive("deadline", deadline, "seconds")
     question = str((extra_info or {}).get("question") or "")
-    correct, error = _judge(solution_str, ground_truth, deadline, question if strict else None)
-    if error is ParseError.GROUND_TRUTH:
-        length = 0.0  # nothing is learned from a row at fault
+    try:
+        correct, error = _judge(solution_str, ground_truth, deadline, question if strict else None)
+    except ValueError as fault:
+        warn_of_ground_truth("math_length", fault)
+        return with_score({"correctness": 0.0, "length": 0.0}, ParseError.GROUND_TRUTH)
     return with_score({"correctness": float(correct), "length": length}, error)
 
 
@@ -124,18 +126,14 @@ def _judge(
     text: str, ground_truth: str, deadline: float, question: str | None
 ) -> tuple[bool, ParseError]:
     """Judge an answer, and say what is wrong with it; not strictly without a question."""
-    try:
-        wanted = _formula(ground_truth)
-    except ValueError as fault:
-        warn_of_ground_truth("math_length", fault)
-        return False, ParseError.GROUND_TRUTH
+    wanted = _formula(ground_truth)
     behind = text if question is None else behind_thought(text)  # math-verify knows no thought
     answer, error = ("", ParseError.UNCLOSED) if behind is None else _last_box(behind)
     if error:
         return False, error
     correct, error = _compare(wanted, answer, question, deadline)
     if error is ParseError.GROUND_TRUTH:
-        warn_of_ground_truth("math_length", ValueError(f"math-verify cannot read {wanted!a}"))
+        raise ValueError(f"ground_truth: math-verify cannot read {wanted!a}")
     return correct, error
 
 

@@ -172,22 +172,23 @@ class Program:
 
     def wait(self) -> dict[str, Any]:
         """The program's next line, or how it ended."""
-        poll = select.poll()
-        poll.register(self.handle, select.POLLIN)
-        poll.register(self.host, 0)
+        listening = [self.host, self.handle]
         if not self.script:
-            poll.register(self.reply, select.POLLIN)
-        if self.unsent:
-            poll.register(self.command, select.POLLOUT)
+            listening.append(self.reply)
         while self.over is None:
-            ready = dict(poll.poll(max(0.0, self.deadline - time.monotonic()) * 1000))
+            writing = [self.command] if self.unsent else []
+            left = max(0.0, self.deadline - time.monotonic())
+            ready, writable, _ = select.select(listening, writing, [], left)
             if self.host in ready:
                 self.end()
                 os._exit(0)  # nobody listens any more
-            if self.command in ready and not self._send_more():
-                poll.unregister(self.command)
-            if ready.get(self.reply, 0) & select.POLLIN:
-                self.buffer += os.read(self.reply, 1 << 16)
+            if writable:
+                self._send_more()
+            if self.reply in ready:
+                received = os.read(self.reply, 1 << 16)
+                if not received:
+                    listening.remove(self.reply)
+                self.buffer += received
                 line, newline, rest = self.buffer.partition(b"\n")
                 if newline:
                     self.buffer = rest
@@ -196,18 +197,15 @@ class Program:
                     return self.end("output")
             elif self.handle in ready:
                 return self.end("exit")
-            elif self.reply in ready:
-                poll.unregister(self.reply)
             elif time.monotonic() >= self.deadline:
                 return self.end("timeout")
         return self.over
 
-    def _send_more(self) -> bool:
+    def _send_more(self) -> None:
         try:
             self.unsent = self.unsent[os.write(self.command, self.unsent) :]
         except OSError:  # it listens no more: what follows says how it ended
             self.unsent = b""
-        return bool(self.unsent)
 
     def end(self, event: str = "end") -> dict[str, Any]:
         """Kill it if it still runs, and say how it ended."""

@@ -54,11 +54,8 @@ class FusionSandbox:
                 "code": f"{setup}\n{code}" if setup else code,
                 "stdin": stdin,
                 "language": "python",
-                "compile_timeout": self.limits.timeout,
                 "run_timeout": self.limits.timeout,
                 "memory_limit_MB": self.limits.memory_limit_mb,
-                "files": {},
-                "fetch_files": [],
             }
         )
         result = answer.get("run_result") or answer.get("compile_result") or {}

@@ -13,6 +13,7 @@ In each the server (`child`) adds limits and the system call filter (`filters`) 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -162,7 +163,8 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
     command += ["--remount-ro", "/", "--", *_SERVER]
     # Root's processes are never counted against a limit, unless the server changes the user.
     threads = as_root or os.geteuid() != 0
-    settings = _settings(threads=threads, scratch=scratch, site_packages=site_packages)
+    code = filters.compiled(threads=threads, own_files=bool(scratch))
+    settings = _settings(code, site_packages) | {"scratch": scratch}
     name = "bubblewrap as root" if as_root else "bubblewrap"
     return Protection(name, tuple(command), settings, own_user=as_root)
 
@@ -183,7 +185,7 @@ def _bubblewrap_version(program: str) -> tuple[int, ...]:
 def _landlock(site_packages: str | None) -> Protection:
     root = os.geteuid() == 0
     own_user = root and visible_paths.readable_by_all(visible_paths.STDLIB)
-    settings = _settings(threads=own_user, scratch=None, site_packages=site_packages)
+    code = filters.compiled(threads=own_user, own_files=False)
     hidden = visible_paths.hidden(site_packages)
     readable = visible_paths.readable() + ([site_packages] if site_packages else [])
     rules = [
@@ -192,29 +194,23 @@ def _landlock(site_packages: str | None) -> Protection:
         for rule in visible_paths.landlock_rules(os.path.realpath(path), hidden)
     ]
     rules = list(dict.fromkeys(rules))  # /lib may be /usr/lib
-    settings |= {"landlock": rules, "drop_capabilities": root}
+    settings = _settings(code, site_packages) | {"landlock": rules, "drop_capabilities": root}
     return Protection("landlock", _SERVER, settings, own_user)
 
 
 def unprotected(site_packages: str | None) -> Protection:
     """Limits alone, and the system call filter where it works."""
-    settings = _settings(threads=True, scratch=None, site_packages=site_packages, optional=True)
-    return Protection("unprotected", _SERVER, settings)
+    code = b""
+    with contextlib.suppress(RuntimeError):
+        code = filters.compiled(threads=True, own_files=True)
+    return Protection("unprotected", _SERVER, _settings(code, site_packages))
 
 
-def _settings(
-    *, threads: bool, scratch: str | None, site_packages: str | None, optional: bool = False
-) -> dict[str, Any]:
-    code = ""
-    try:
-        code = filters.compiled(threads=threads, own_files=bool(scratch) or optional).hex()
-    except RuntimeError:
-        if not optional:
-            raise
+def _settings(code: bytes, site_packages: str | None) -> dict[str, Any]:
     return {
-        "filter": code,
-        "scratch": scratch,
+        "filter": code.hex(),
         "path": [site_packages] if site_packages else [],
+        "scratch": None,
         "landlock": None,
         "drop_capabilities": False,
     }

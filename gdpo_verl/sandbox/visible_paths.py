@@ -40,13 +40,10 @@ def hidden(site_packages: str | None) -> list[str]:
         if os.path.isdir(path)
     ]
     found += [os.path.realpath(path) for path in found]
-    # No path begins with NUL.
-    shown = os.path.join(os.path.realpath(site_packages), "") if site_packages else "\0"
-    return [
-        path
-        for path in dict.fromkeys(found)
-        if not os.path.join(os.path.realpath(path), "").startswith(shown)
-    ]
+    if site_packages:
+        shown = Path(site_packages).resolve()
+        found = [path for path in found if not Path(path).resolve().is_relative_to(shown)]
+    return list(dict.fromkeys(found))
 
 
 def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
