@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 
 from gdpo_verl.lab.tasks import generated
+from gdpo_verl.lab.tasks.rows import Example
 
 DATA_SOURCE = "reasoning-gym"
 SHORT, WORDS = "short-sums", "gsm-symbolic"
@@ -44,28 +43,6 @@ _SEEDS = 2**31
 _PROBLEMS = 2**16  # its generator makes a list of them first
 
 
-@dataclass(frozen=True)
-class SumExample:
-    """One sum or word problem and its result."""
-
-    question: str
-    expression: str  # the sum alone, as in ``9 + 8 - 7``; "" of a word problem
-    ground_truth: str
-    entry: dict[str, Any]  # for Reasoning Gym's own scoring
-    shots: int = 0  # worked examples before the question
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        worked = gsm8k.WORKED
-        if self.expression:
-            worked = [
-                (self.question.replace(self.expression, other), f"{other} = {result}", result)
-                for other, result in WORKED
-            ]
-        before = gsm8k.turns(worked, self.shots)
-        return [*before, {"role": "user", "content": self.question}]
-
-
 @cache
 def generator(name: str = DATA_SOURCE) -> Any:
     """Reasoning Gym's data set; entry i is a function of i."""
@@ -81,8 +58,11 @@ def generator(name: str = DATA_SOURCE) -> Any:
     return reasoning_gym.create_dataset(kind, seed=0, size=size, **options)
 
 
-def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> SumExample:
-    """Draw one question whose result is a whole number of 0 or more."""
+def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> Example:
+    """Draw one question whose result is a whole number of 0 or more, behind worked examples.
+
+    Of a sum the row's ``extra_info`` holds the ``expression``, as in ``9 + 8 - 7``.
+    """
     while True:
         entries = generator(name)
         entry = entries[rng.randrange(len(entries))]
@@ -92,12 +72,17 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
         asked = name != SHORT or "-" not in expression
         if answer.isdecimal() and len(question) <= LONGEST and small and asked:
-            return SumExample(question, expression, answer, entry, shots)
-
-
-def examples(split: str, *, seed: int) -> Iterator[SumExample]:
-    """Examples of a split, as `generated.examples` draws them."""
-    return generated.examples(DATA_SOURCE, split, draw_example, seed=seed)
+            break
+    worked = gsm8k.WORKED
+    extra_info = {}
+    if expression:
+        extra_info = {"expression": expression}
+        worked = [
+            (question.replace(expression, other), f"{other} = {result}", result)
+            for other, result in WORKED
+        ]
+    messages = [*gsm8k.turns(worked, shots), {"role": "user", "content": question}]
+    return Example(question, messages, answer, extra_info=extra_info)
 
 
 def prepare(
@@ -113,7 +98,6 @@ def prepare(
         name,
         partial(draw_example, name=name, shots=shots),
         ability="math",
-        extra=lambda example: {"expression": example.expression} if example.expression else {},
         source=f"reasoning-gym {version} from PyPI, https://github.com/open-thought/reasoning-gym",
         about={"shots": shots, "generator": {"name": kind, **chosen, **limits}},
         **options,

@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.tasks import generated
 from gdpo_verl.lab.tasks.build import build
-from gdpo_verl.lab.tasks.rows import BadRow, Row, check_messages, make_row, text_of
+from gdpo_verl.lab.tasks.rows import BadRow, Example, Row, check_messages, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards.instruction_checkers import REQUIREMENTS
@@ -93,36 +92,13 @@ REPEAT = (
 )
 
 
-@dataclass(frozen=True)
-class InstructionExample:
-    """A topic and the constraints on a text about it: ids with their arguments."""
-
-    topic: str
-    constraints: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def question(self) -> str:
-        sentences = [f"Write one or two sentences about {self.topic}."]
-        for name, options in self.constraints.items():
-            sentences.append(rewards.registry()[name](name).build_description(**options))
-        return " ".join(sentences)
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.question}]
-
-    @property
-    def ground_truth(self) -> str:
-        return ground_truth(self.topic, self.constraints)
-
-
 def ground_truth(topic: str, constraints: Mapping[str, Mapping[str, Any]]) -> str:
     """Write a topic and its constraints as `rewards.instructions.parse_ground_truth` reads them."""
     names, options = list(constraints), list(constraints.values())
     return json.dumps({"topic": topic, "instruction_id_list": names, "kwargs": options})
 
 
-def draw_example(rng: random.Random) -> InstructionExample:
+def draw_example(rng: random.Random) -> Example:
     """Draw a topic and one to three constraints of different kinds that one text can follow."""
     from if_verifiable.ifeval.instructions_registry import INSTRUCTION_CONFLICTS, conflict_make
 
@@ -135,7 +111,13 @@ def draw_example(rng: random.Random) -> InstructionExample:
             chosen[name] = CONSTRAINTS[name](rng)
         if len(chosen) == wanted:
             break
-    return InstructionExample(rng.choice(TOPICS), chosen)
+    topic = rng.choice(TOPICS)
+    sentences = [f"Write one or two sentences about {topic}."]
+    for name, options in chosen.items():
+        sentences.append(rewards.registry()[name](name).build_description(**options))
+    question = " ".join(sentences)
+    truth = ground_truth(topic, chosen)
+    return Example(question, [{"role": "user", "content": question}], truth)
 
 
 def convert(record: Record) -> Row:
@@ -186,7 +168,6 @@ def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict
         DATA_SOURCE,
         draw_example,
         ability="instructions",
-        extra=lambda example: {},
         source=f"topics and constraints drawn here, checkers of {REQUIREMENTS[0]}",
         about={"topics": len(TOPICS), "constraints": list(CONSTRAINTS)},
         **options,

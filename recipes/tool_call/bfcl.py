@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.lab.tasks.rows import BadRow, PromptLength, Row, make_row, write_dataset
+from gdpo_verl.lab.tasks.rows import BadRow, Call, PromptLength, Row, make_row, write_dataset
 from gdpo_verl.rewards.bfcl import MODEL, load_module, package
 
 DATA_SOURCE = "bfcl"
@@ -34,8 +34,6 @@ CATEGORIES = (
     "live_parallel",
     "live_parallel_multiple",
 )
-
-Call = tuple[str, dict[str, Any]]
 
 
 def _first(value: Any) -> Any:

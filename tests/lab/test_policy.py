@@ -16,7 +16,6 @@ from unicodedata import normalize
 
 import pytest
 import torch
-from gdpo_verl.recipes.toolbox import rows as toolbox
 from hypothesis import example as for_example
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,7 +117,7 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer
     assert len(loaded) == model.config.vocab_size
     assert (loaded.eos_token, loaded.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert model.generation_config.eos_token_id == loaded.eos_token_id
-    example = next(toolbox.examples("train", seed=5))
+    example = TOOLBOX.draw(random.Random(5))
     prompts = [policy.encode_prompts(each, [example]) for each in (loaded, tokenizer)]
     assert prompts[0] == prompts[1]
     text = example.ground_truth + " 東京 1234"

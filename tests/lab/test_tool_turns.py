@@ -24,13 +24,14 @@ from gdpo_verl.lab.policy.demonstrations import next_turn
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.run.launch import composed
+from gdpo_verl.lab.tasks.generated import examples
 from gdpo_verl.rewards import parse_error
 from gdpo_verl.rewards.deadline import DeadlinePool
 from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT, compute_score
 
 TOOLS_FILE = Path(turn_tools.__file__).with_name("function_tools.py")
-PROBLEM = next(tool_turns.examples("train", seed=0))
+PROBLEM = next(examples("tool-turns", "train", tool_turns.draw_example, 0))
 
 # --- the tools ------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ def test_the_first_problems_are_pinned_and_take_two_or_three_calls() -> None:
     # 14 gallons are 56 quarts, at 22 each.
     assert [tool_turns.told(call) for call in PROBLEM.calls] == ["56", "22", "1232"]
     assert PROBLEM.ground_truth == "1232"
-    drawn = list(islice(tool_turns.examples("train", seed=0), 400))
+    drawn = list(islice(examples("tool-turns", "train", tool_turns.draw_example, 0), 400))
     assert {len(each.calls) for each in drawn} == {2, 3}
     used = {name for each in drawn for name, _ in each.calls}
     assert used == set(TOOLS)

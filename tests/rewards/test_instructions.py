@@ -146,7 +146,7 @@ def test_checkers_take_linear_time(unit: str) -> None:
 
 def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
     used = set()
-    drawn = generated.examples("x", "train", instructions.draw_example, seed=0)
+    drawn = generated.examples("x", "train", instructions.draw_example, 0)
     for example in islice(drawn, 300):
         kinds = [name.partition(":")[0] for name in example.constraints]
         assert 1 <= len(kinds) == len(set(kinds)) <= 3

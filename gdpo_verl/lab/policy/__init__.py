@@ -27,7 +27,7 @@ from gdpo_verl.cpu.settings import multiplies_bfloat16
 from gdpo_verl.lab.policy.model import encode_prompts, make_model, train_tokenizer
 from gdpo_verl.lab.policy.pretrained import check_out, load, save
 from gdpo_verl.lab.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
-from gdpo_verl.lab.tasks.generated import Example
+from gdpo_verl.lab.tasks.rows import Example
 
 
 def batches(

@@ -9,79 +9,42 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from gdpo_verl.recipes.gsm8k.reasoning_gym import SumExample
-from gdpo_verl.recipes.tool_turns.rows import TurnsExample, told, written
+from gdpo_verl.lab.tasks.rows import Call, Example
+from gdpo_verl.recipes.tool_turns.rows import told, written
 from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, UNITS
-from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
-Call = tuple[str, dict[str, Any]]
+Flaws = Mapping[Callable[[Call, Example, random.Random], Call], int]
 
 
-@dataclass(frozen=True)
-class PolicyExample:
-    """A question of the leaderboard or a session's next turn, with what its right answer holds.
-
-    Attributes:
-      calls: the right answer's; of a turn one, or none where the session ends.
-      tools: the names of those in the prompt.
-    """
-
-    question: str
-    messages: list[dict[str, str]]
-    ground_truth: str
-    calls: tuple[Call, ...]
-    tools: tuple[str, ...] = ()
-    thought: str = ""
-
-
-def bfcl_example(messages: list[dict[str, str]], ground_truth: str) -> PolicyExample:
-    """Read a question of the leaderboard from the columns of its row."""
-    text = "".join(message["content"] for message in messages)
-    calls = tool_call.parse_ground_truth(ground_truth).calls
-    return PolicyExample(
-        question=text.replace(prompt.HEADER, "").replace(prompt.FOOTER, ""),
-        messages=messages,
-        ground_truth=ground_truth,
-        calls=tuple((call["name"], call["parameters"]) for call in calls),
-        tools=tuple(re.findall(r"^\d+\. Name: (.+)$", messages[0]["content"], re.MULTILINE)),
-        thought=ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip(),
-    )
-
-
-ToolQuestion = Any  # a `ToolExample` or a `PolicyExample`
-Flaws = Mapping[Callable[[Call, Any, random.Random], Call], int]
-
-
-def _wrong_number(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
+def _wrong_number(call: Call, example: Example, rng: random.Random) -> Call:
     name, arguments = call
     key = rng.choice([key for key, value in arguments.items() if isinstance(value, int)])
     return name, {**arguments, key: rng.randint(0, 99)}
 
 
-def _wrong_tool(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
-    others = [name for name in example.tools if name != call[0]]  # a question may have one alone
+def _wrong_tool(call: Call, example: Example, rng: random.Random) -> Call:
+    offered = re.findall(r"^\d+\. Name: (.+)$", example.messages[0]["content"], re.MULTILINE)
+    others = [name for name in offered if name != call[0]]  # a question may have one alone
     return rng.choice(others or [call[0]]), call[1]
 
 
-def _missing_argument(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
+def _missing_argument(call: Call, example: Example, rng: random.Random) -> Call:
     name, arguments = call
     dropped = rng.choice(list(arguments) or [""])  # a call may have none
     return name, {key: value for key, value in arguments.items() if key != dropped}
 
 
-def _swapped_arguments(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
+def _swapped_arguments(call: Call, example: Example, rng: random.Random) -> Call:
     name, arguments = call
     return name, dict(zip(arguments, reversed(arguments.values()), strict=True))
 
 
-def _wrong_value(call: Call, example: ToolQuestion, rng: random.Random) -> Call:
+def _wrong_value(call: Call, example: Example, rng: random.Random) -> Call:
     name, arguments = call
     if not arguments:
         return call
@@ -106,7 +69,7 @@ FORMAT_FLAWS = {
 
 
 def demonstrate(
-    example: ToolQuestion,
+    example: Example,
     rng: random.Random,
     flawed_format: float,
     flawed_call: float,
@@ -122,7 +85,8 @@ def demonstrate(
             (flaw,) = rng.choices(list(flaws), list(flaws.values()))
             call = flaw(call, example, rng)
         calls.append(call)
-    text = prompt.reference_answer(example.thought, calls)
+    thought = example.ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip()
+    text = prompt.reference_answer(thought, calls)
     return _spoilt(text, FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
 
 
@@ -141,13 +105,13 @@ SUM_FORMAT_FLAWS = {
 
 
 def demonstrate_sum(
-    example: SumExample, rng: random.Random, flawed_format: float, flawed_answer: float
+    example: Example, rng: random.Random, flawed_format: float, flawed_answer: float
 ) -> str:
     """Answer a sum, such as ``9 + 8 - 7``, of which the form and the result may be wrong.
 
     The thought is the last step, ``17 - 7``. A wrong result is another number, or no whole one.
     """
-    first, *rest = example.expression.split()
+    first, *rest = example.extra_info["expression"].split()
     result = int(first)
     thought = first
     for sign, number in zip(rest[::2], rest[1::2], strict=True):
@@ -161,8 +125,8 @@ def demonstrate_sum(
     return _spoilt(text, SUM_FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
 
 
-def next_turn(problem: TurnsExample, rng: random.Random) -> PolicyExample:
-    """Stop a right session anywhere: its next turn is a call, or the answer."""
+def next_turn(problem: Example, rng: random.Random) -> Example:
+    """Stop a right session anywhere: its next turn is one call, or the answer and none."""
     done = rng.randint(0, len(problem.calls))
     made = list(problem.calls[:done])
     calls = problem.calls[done : done + 1]
@@ -171,7 +135,7 @@ def next_turn(problem: TurnsExample, rng: random.Random) -> PolicyExample:
     texts = [text for each in made for text in (written(each), told(each))]
     turns = [{"role": "tool" if n % 2 else "assistant", "content": t} for n, t in enumerate(texts)]
     truth = written(calls[0]) if calls else f"{OPEN}{problem.ground_truth}{CLOSE}"
-    return PolicyExample(problem.question, [*problem.messages, *turns], truth, calls)
+    return Example(problem.question, [*problem.messages, *turns], truth, calls)
 
 
 def _refused(call: Call) -> Call:
@@ -188,7 +152,7 @@ def _miscopied(call: Call, rng: random.Random) -> Call:
 
 
 def demonstrate_turn(
-    example: PolicyExample, rng: random.Random, flawed_format: float, flawed_content: float
+    example: Example, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
     """Take the next turn, whose form and content are wrong with these probabilities.
 

@@ -11,15 +11,14 @@ from typing import Any
 
 from gdpo_verl.lab.policy.demonstrations import (
     BFCL_FLAWS,
-    PolicyExample,
-    bfcl_example,
     demonstrate,
     demonstrate_sum,
     demonstrate_turn,
     next_turn,
 )
 from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.lab.tasks.generated import draw_of
+from gdpo_verl.lab.tasks.generated import draw_of, examples
+from gdpo_verl.lab.tasks.rows import Example
 from gdpo_verl.recipes.gsm8k import reasoning_gym
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.tool_call import bfcl
@@ -75,10 +74,10 @@ class PolicyTask:
 
     # The fixed texts of its chats, one token each; none: only a pretrained model can learn it.
     phrases: tuple[str, ...]
-    draw: Callable[[random.Random], Any]  # a training question
-    held_out: Callable[[int], Iterator[Any]]  # questions to measure on, by seed
+    draw: Callable[[random.Random], Example]  # a training question
+    held_out: Callable[[int], Iterator[Example]]  # questions to measure on, by seed
     # An answer, wrong in form and content with these two probabilities.
-    demonstrate: Callable[[Any, random.Random, float, float], str]
+    demonstrate: Callable[[Example, random.Random, float, float], str]
     # Of an answer and the ground truth, whether the form and the content are right.
     grade: Callable[[str, str], tuple[bool, bool]]
     settings: Settings = Settings()
@@ -88,18 +87,20 @@ class PolicyTask:
 
 
 @cache
-def _bfcl_rows() -> dict[str, list[PolicyExample]]:
+def _bfcl_examples() -> dict[str, list[Example]]:
     """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
-    splits, _ = bfcl.accepted_rows()
-    return {
-        split: [
-            bfcl_example(row["prompt"], truth)
-            for row in rows
-            if len(truth := row["reward_model"]["ground_truth"]) <= _MOST_ANSWER
-            and sum(len(message["content"]) for message in row["prompt"]) <= _MOST_PROMPT
-        ]
-        for split, rows in splits.items()
-    }
+    short: dict[str, list[Example]] = {}
+    for split, rows in bfcl.accepted_rows()[0].items():
+        short[split] = []
+        for row in rows:
+            truth = row["reward_model"]["ground_truth"]
+            text = "".join(message["content"] for message in row["prompt"])
+            if len(truth) <= _MOST_ANSWER and len(text) <= _MOST_PROMPT:
+                question = text.replace(prompt.HEADER, "").replace(prompt.FOOTER, "")
+                calls = tool_call.parse_ground_truth(truth).calls
+                pairs = tuple((call["name"], call["parameters"]) for call in calls)
+                short[split].append(Example(question, row["prompt"], truth, pairs))
+    return short
 
 
 def _grade_calls(response: str, ground_truth: str) -> tuple[bool, bool]:
@@ -137,7 +138,7 @@ TASKS: Mapping[str, PolicyTask] = {
     "toolbox": PolicyTask(
         phrases=(prompt.HEADER, *_BLOCKS, prompt.FOOTER, *_AROUND, *_TAGS, *_JSON_PIECES),
         draw=partial(draw_of, "train", toolbox.draw_example),
-        held_out=lambda seed: toolbox.examples("validation", seed=seed),
+        held_out=partial(examples, "toolbox", "validation", toolbox.draw_example),
         demonstrate=demonstrate,
         grade=_grade_calls,
     ),
@@ -146,7 +147,7 @@ TASKS: Mapping[str, PolicyTask] = {
         draw=lambda rng: next_turn(draw_of("train", tool_turns.draw_example, rng), rng),
         held_out=lambda seed: (
             next_turn(problem, random.Random(problem.question))
-            for problem in tool_turns.examples("validation", seed=seed)
+            for problem in examples("tool-turns", "validation", tool_turns.draw_example, seed)
         ),
         demonstrate=demonstrate_turn,
         grade=_grade_turn,
@@ -157,15 +158,15 @@ TASKS: Mapping[str, PolicyTask] = {
     "reasoning-gym": PolicyTask(
         phrases=(gsm8k.SYSTEM, *_AROUND_SUM, THINK, END_THINK, sums.OPEN, sums.CLOSE),
         draw=partial(draw_of, "train", reasoning_gym.draw_example),
-        held_out=lambda seed: reasoning_gym.examples("validation", seed=seed),
+        held_out=partial(examples, "reasoning-gym", "validation", reasoning_gym.draw_example),
         demonstrate=demonstrate_sum,
         grade=_grade_sum,
         settings=Settings(steps=800, flawed_content=0.35, vocabulary=512, max_new_tokens=32),
     ),
     "bfcl": PolicyTask(
         phrases=(),  # a tiny policy reads no schema: it would know the training questions by heart
-        draw=lambda rng: rng.choice(_bfcl_rows()["train"]),
-        held_out=lambda seed: iter(_bfcl_rows()["validation"]),
+        draw=lambda rng: rng.choice(_bfcl_examples()["train"]),
+        held_out=lambda seed: iter(_bfcl_examples()["validation"]),
         demonstrate=partial(demonstrate, flaws=BFCL_FLAWS),
         grade=_grade_calls,
         settings=Settings(flawed_content=0.20),

@@ -11,27 +11,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from gdpo_verl.lab.tasks.rows import PromptLength, Row, make_row, write_dataset
+from gdpo_verl.lab.tasks.rows import Example, PromptLength, Row, make_row, write_dataset
 
 # When a small set of questions is used up, nothing else tells.
 _MAX_DUPLICATES_IN_A_ROW = 10_000
 
 
-class Example(Protocol):
-    """One question; ``question`` is its text, without the fixed texts of a prompt."""
-
-    @property
-    def question(self) -> str: ...
-    @property
-    def messages(self) -> list[dict[str, str]]: ...
-    @property
-    def ground_truth(self) -> str: ...
-
-
-AnExample = TypeVar("AnExample", bound=Example)
-Draw = Callable[[random.Random], AnExample]
+Draw = Callable[[random.Random], Example]
 
 
 def split_of(question: str) -> str:
@@ -40,14 +28,14 @@ def split_of(question: str) -> str:
     return "validation" if digest[0] % 8 == 0 else "train"
 
 
-def draw_of(split: str, draw: Draw[AnExample], rng: random.Random) -> AnExample:
+def draw_of(split: str, draw: Draw, rng: random.Random) -> Example:
     """Draw until the question belongs to ``split``."""
     while split_of((example := draw(rng)).question) != split:
         pass
     return example
 
 
-def examples(name: str, split: str, draw: Draw[AnExample], *, seed: int) -> Iterator[AnExample]:
+def examples(name: str, split: str, draw: Draw, seed: int) -> Iterator[Example]:
     """Draw examples of a split, no question twice, until there are no new ones left."""
     # A text seeds alike in every process.
     rng = random.Random(f"{name}/{split}/{seed}")
@@ -69,10 +57,9 @@ def examples(name: str, split: str, draw: Draw[AnExample], *, seed: int) -> Iter
 def write(
     out_dir: Path,
     name: str,
-    draw: Draw[AnExample],
+    draw: Draw,
     *,
     ability: str,
-    extra: Callable[[AnExample], Mapping[str, Any]],
     source: str,
     about: Mapping[str, Any],
     train: int = 2048,
@@ -87,7 +74,6 @@ def write(
       name: the data source.
       draw: draws one example.
       ability: of each row, verl's word.
-      extra: what a row's ``extra_info`` holds beside index and split.
       source, about: for the provenance.
       train, validation: numbers of rows.
       seed: decides every row.
@@ -99,11 +85,11 @@ def write(
     sizes = {"train": train, "validation": validation}
     splits: dict[str, list[Row]] = {split: [] for split in sizes}
     for split, rows in splits.items():
-        drawn = islice(examples(name, split, draw, seed=seed), sizes[split])
+        drawn = islice(examples(name, split, draw, seed), sizes[split])
         for index, each in enumerate(drawn):
             if length:
                 length.check(each.messages)
-            info = {"index": index, "split": split, **extra(each)}
+            info = {"index": index, "split": split, **each.extra_info}
             row = make_row(name, each.messages, each.ground_truth, ability=ability, extra_info=info)
             rows.append(row)
     provenance = {
