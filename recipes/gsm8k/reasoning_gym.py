@@ -20,7 +20,7 @@ from typing import Any
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 
 from gdpo_verl.lab.tasks import generated
-from gdpo_verl.lab.tasks.rows import Example
+from gdpo_verl.lab.tasks.examples import Example
 
 DATA_SOURCE = "reasoning-gym"
 SHORT, WORDS = "short-sums", "gsm-symbolic"

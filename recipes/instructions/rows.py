@@ -18,7 +18,8 @@ from typing import Any
 
 from gdpo_verl.lab.tasks import generated
 from gdpo_verl.lab.tasks.build import build
-from gdpo_verl.lab.tasks.rows import BadRow, Example, Row, check_messages, make_row, text_of
+from gdpo_verl.lab.tasks.examples import Example
+from gdpo_verl.lab.tasks.rows import BadRow, Row, check_messages, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards.instruction_checkers import REQUIREMENTS

@@ -15,7 +15,7 @@ from typing import Any
 
 from gdpo_verl.recipes.math_length.rows import REQUEST
 
-from gdpo_verl.lab.tasks.build import Splits, build
+from gdpo_verl.lab.tasks.build import build
 from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards.math_length import parse_ground_truth
@@ -90,17 +90,6 @@ def prepare(
         open_source(source or hub, config=config),
         lambda record: convert(name, record),
         about={"data_source": name, "published": f"{hub} on the hub"},
-        split_rows=_test_alone,
+        trained=False,
         **options,
     )
-
-
-def _test_alone(
-    by_split: dict[str | None, list[Row]], validation: int, seed: int
-) -> tuple[Splits, dict[str, str]]:
-    if "test" in by_split:
-        return {"test": by_split.pop("test")}, {"test": "test"}
-    rows = [row for split in by_split.values() for row in split]
-    origin = " and ".join(split or "no split" for split in by_split)
-    by_split.clear()
-    return {"test": rows}, {"test": f"all rows, of {origin}"}

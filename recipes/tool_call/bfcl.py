@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.lab.tasks.rows import BadRow, Call, PromptLength, Row, make_row, write_dataset
+from gdpo_verl.lab.tasks.build import build
+from gdpo_verl.lab.tasks.examples import Call
+from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row
+from gdpo_verl.lab.tasks.source import Record, RecordSource
 from gdpo_verl.rewards.bfcl import MODEL, load_module, package
 
 DATA_SOURCE = "bfcl"
+REPOSITORY = "https://github.com/ShishirPatil/gorilla"
 VALIDATION_SHARE = 0.1
 CATEGORIES = (
     "simple_python",
@@ -64,67 +68,55 @@ def tool_block(function: Mapping[str, Any]) -> str:
     return prompt.tool_block(function["name"], function["description"], parameters)
 
 
-def read_questions(category: str) -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
-    """Read (file name, question, accepted answers) of each question in a category."""
-    name = f"BFCL_v4_{category}.json"
+def questions(seed: int = 0) -> Iterator[Record]:
+    """Read every question with its category and accepted answers, split nine to one by ``seed``."""
     data = package() / "data"
-    questions = (data / name).read_text(encoding="utf-8").splitlines()
-    answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
-    accepted = {answer["id"]: answer["ground_truth"] for answer in map(json.loads, answers)}
-    for question in map(json.loads, questions):
-        yield name, question, accepted[question["id"]]
-
-
-def accepted_rows(
-    *, seed: int = 0, length: PromptLength | None = None
-) -> tuple[dict[str, list[Row]], list[dict[str, Any]]]:
-    """Make the rows of train and validation, and list the rejected questions."""
-    checker = load_module("eval_checker.ast_eval.ast_checker")
-    splits: dict[str, list[Row]] = {"train": [], "validation": []}
-    rejected: list[dict[str, Any]] = []
     for category in CATEGORIES:
-        for file, question, accepted in read_questions(category):
-            calls = first_answer(accepted)
-            output = [{name: arguments} for name, arguments in calls]
-            language = checker.Language.PYTHON
-            # Of the answers that are listed first it refuses a few; none of them could be rewarded.
-            verdict = checker.ast_checker(
-                question["function"], output, accepted, language, category, MODEL
-            )
-            turns = [(turn["role"], turn["content"]) for turn in question["question"][0]]
-            messages = prompt.messages([tool_block(f) for f in question["function"]], turns)
-            try:
-                if not verdict["valid"]:
-                    raise BadRow("checker", "; ".join(map(str, verdict["error"])))
-                if length:
-                    length.check(messages)
-            except BadRow as error:
-                reason = {"kind": error.kind, "reason": str(error)}
-                rejected.append({"file": file, "row": question["id"], **reason})
-                continue
-            # By its text, so that the same text never stands in both.
-            text = "\n".join(text for _, text in turns)
+        name = f"BFCL_v4_{category}.json"
+        asked = (data / name).read_text(encoding="utf-8").splitlines()
+        answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
+        accepted = {answer["id"]: answer["ground_truth"] for answer in map(json.loads, answers)}
+        for question in map(json.loads, asked):
+            # By its text, so that the same text never stands in both splits.
+            text = "\n".join(turn["content"] for turn in question["question"][0])
             digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
             share = int.from_bytes(digest[:8], "big") / 2**64
             split = "validation" if share < VALIDATION_SHARE else "train"
-            names = " and ".join(dict.fromkeys(name for name, _ in calls))
-            truth = prompt.reference_answer(f"use {names}", calls)
-            info = {"index": len(splits[split]), "split": split}
-            info |= {"id": question["id"], "category": category}
-            row = make_row(DATA_SOURCE, messages, truth, ability="tool_call", extra_info=info)
-            splits[split].append(row)
-    return splits, rejected
+            values = {"category": category, "accepted": accepted[question["id"]], **question}
+            yield Record(name, question["id"], split, values)
 
 
-def prepare(out_dir: Path, *, seed: int = 0, length: PromptLength | None = None) -> dict[str, Any]:
-    """Write the accepted questions, split nine to one by ``seed``, and return their provenance."""
-    splits, rejected = accepted_rows(seed=seed, length=length)
-    version = importlib.metadata.version("bfcl-eval")
-    provenance = {
-        "data_source": DATA_SOURCE,
-        "source": f"bfcl-eval {version} from PyPI, https://github.com/ShishirPatil/gorilla",
-        "license": "Apache-2.0",
-        "settings": {"seed": seed, "validation_share": VALIDATION_SHARE},
-        "rejected": rejected,
-    }
-    return write_dataset(out_dir, splits, provenance)
+def convert(record: Record) -> Row:
+    """Convert to verl's columns; raises `BadRow` where the checker refuses the first answers."""
+    values = record.values
+    category = values["category"]
+    calls = first_answer(values["accepted"])
+    checker = load_module("eval_checker.ast_eval.ast_checker")
+    verdict = checker.ast_checker(
+        values["function"],
+        [{name: arguments} for name, arguments in calls],
+        values["accepted"],
+        checker.Language.PYTHON,
+        category,
+        MODEL,
+    )
+    if not verdict["valid"]:  # a few, and nothing could be rewarded
+        raise BadRow("checker", "; ".join(map(str, verdict["error"])))
+    history = [prompt.turn(turn["role"], turn["content"]) for turn in values["question"][0]]
+    names = " and ".join(dict.fromkeys(name for name, _ in calls))
+    return make_row(
+        DATA_SOURCE,
+        prompt.messages([tool_block(function) for function in values["function"]], history),
+        prompt.reference_answer(f"use {names}", calls),
+        ability="tool_call",
+        extra_info={"id": values["id"], "category": category},
+    )
+
+
+def prepare(out_dir: Path, *, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """Write the accepted questions and return their provenance; see `build` for the options."""
+    package()  # says how to install it
+    origin = f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, {REPOSITORY}"
+    source = RecordSource(questions(seed), {"package": origin})
+    about = {"data_source": DATA_SOURCE, "license": "Apache-2.0"}
+    return build(out_dir, source, convert, about=about, seed=seed, **options)

@@ -207,9 +207,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
 
     def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[Step, float]:
         assert self.ask is not None, "this handler was made to score"
-        chat = prompt.apply_frame(
-            self.frame, inference_data["tool_blocks"], inference_data["history"]
-        )
+        chat = prompt.messages(inference_data["tool_blocks"], inference_data["history"], self.frame)
         step = self.ask(chat)
         self.steps.append(step)
         return step, 0.0

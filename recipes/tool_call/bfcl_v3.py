@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from gdpo_verl.recipes.tool_call.bfcl import tool_block
+from gdpo_verl.recipes.tool_call.bfcl import REPOSITORY, tool_block
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.rows import PromptLength, Row, check_messages, make_row, write_dataset
@@ -69,8 +69,7 @@ def prepare(
     }
     provenance = {
         "data_source": "bfcl-v3",
-        "source": f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, "
-        "https://github.com/ShishirPatil/gorilla",
+        "source": f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, {REPOSITORY}",
         "license": "Apache-2.0",
         "prompt": source or "gdpo-verl prepare bfcl",
     }
@@ -94,7 +93,7 @@ def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
             truth = {"category": category, "entry": entry, "accepted": answers}
         row = make_row(
             category,
-            prompt.apply_frame(frame, blocks, history),
+            prompt.messages(blocks, history, frame),
             json.dumps(truth),
             ability="tool_call",
             extra_info={"index": index, "split": "test", "id": entry["id"]},

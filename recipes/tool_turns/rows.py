@@ -22,8 +22,8 @@ from typing import Any
 from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, MOST, TOOLS, UNITS, run
 
 from gdpo_verl.lab.tasks import generated
+from gdpo_verl.lab.tasks.examples import Call, Example
 from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN
-from gdpo_verl.lab.tasks.rows import Call, Example
 
 DATA_SOURCE = "tool-turns"
 # Where the chat template has a place for them, the tools' schemas stand in the prompt, too.

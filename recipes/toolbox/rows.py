@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.tasks import generated, prompt
-from gdpo_verl.lab.tasks.rows import Example
+from gdpo_verl.lab.tasks.examples import Example
 
 DATA_SOURCE = "toolbox"
 
@@ -132,7 +132,7 @@ def draw_example(rng: random.Random) -> Example:
     calls = ((needed, arguments),)
     return Example(
         question,
-        prompt.messages([TOOLS[name].block for name in listed], [("user", question)]),
+        prompt.messages([TOOLS[name].block for name in listed], [prompt.turn("user", question)]),
         prompt.reference_answer(f"use {needed}", calls),
         calls,
         extra_info={"question": question},

@@ -21,7 +21,8 @@ from test_prepare import problem, write_lines, written
 
 from gdpo_verl.lab.tasks import catalog, generated, prompt
 from gdpo_verl.lab.tasks import rows as dataset_rows
-from gdpo_verl.lab.tasks.rows import Example, make_row, write_dataset
+from gdpo_verl.lab.tasks.examples import Example
+from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 from gdpo_verl.rewards.tool_call import correctness_reward, format_reward
 
@@ -43,7 +44,7 @@ def assert_is_its_own_best_answer(truth):
 def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
     blocks = [prompt.tool_block("f", "Does\n  f.", {"x": {"type": "integer"}})]
     blocks.append(prompt.tool_block("g", "Does g.", {}))
-    system, user = prompt.messages(blocks, [("user", "Please f 3.")])
+    system, user = prompt.messages(blocks, [prompt.turn("user", "Please f 3.")])
     assert (
         '1. Name: f\nDescription: Does f.\nParameters: {"x": {"type": "integer"}}\n'
         "2. Name: g\nDescription: Does g.\nParameters: {}\n"
@@ -157,7 +158,7 @@ def test_more_rows_than_there_are_questions_are_refused(tmp_path):
 
 
 def tiny_row(index):
-    chat = prompt.messages([], [("user", "Hello.")])
+    chat = prompt.messages([], ["Hello."])
     info = {"index": index, "split": "train"}
     return make_row("toolbox", chat, "<think> a </think>", ability="x", extra_info=info)
 

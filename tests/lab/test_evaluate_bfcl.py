@@ -22,6 +22,7 @@ from processes import run_cli
 
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks.build import sort_rows
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import bfcl as reward
 from gdpo_verl.rewards.parse_error import ParseError
@@ -121,7 +122,8 @@ def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(
     everything = [row for rows in questions.values() for row in rows]
     assert len(everything) == 4441
     asked = {row["extra_info"]["id"]: row for row in everything}
-    for row in [row for split in bfcl_data.accepted_rows()[0].values() for row in split]:
+    splits = sort_rows(bfcl_data.questions(), bfcl_data.convert).by_split
+    for row in splits["train"] + splits["validation"]:
         question = asked[row["extra_info"]["id"]]
         assert question["prompt"] == row["prompt"]
         assert question["data_source"] == row["extra_info"]["category"]
@@ -138,7 +140,7 @@ def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(
 def test_the_prompt_is_that_of_the_training_rows(tmp_path):
     tools = [prompt.tool_block("add", "Adds.", {"a": {"type": "integer"}})] * 2
     frame = prompt.PromptFrame("Help.\n\nTools:\n", "\nThink, then call.")
-    row = training_row(prompt.apply_frame(frame, tools, ["<user> 1+1? </user>"]))
+    row = training_row(prompt.messages(tools, ["<user> 1+1? </user>"], frame))
     other = training_row([{"role": "user", "content": "1+1?"}])
     write_dataset(tmp_path / "own", {"train": [row, other]}, {})
     file = str(tmp_path / "own" / "train.parquet")
@@ -169,7 +171,7 @@ def test_training_rows_without_one_prompt_are_refused(tmp_path):
     assert "found 0" in refused("none", training_row([{"role": "user", "content": "1+1?"}]))
     tools = [prompt.tool_block("add", "Adds.", {})]
     frames = [prompt.PromptFrame(f"{name}\n", "\nCall.") for name in "ab"]
-    two = [training_row(prompt.apply_frame(frame, tools, ["a"])) for frame in frames]
+    two = [training_row(prompt.messages(tools, ["a"], frame)) for frame in frames]
     assert "found 2" in refused("two", *two)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import string
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.rundir.dumps import numbered_rows
+from gdpo_verl.lab.tasks.examples import Example, Finder, truth_text, words_of
 from gdpo_verl.plugin.row_key import uid_of
 from gdpo_verl.rewards.thought import THINK
 
@@ -58,9 +58,7 @@ class CheckedAnswer:
 def ground_truth(row: Mapping[str, Any]) -> str | None:
     """The row's ground truth as text, JSON where it is not text; None without one."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
-    if truth is None or isinstance(truth, str):
-        return truth
-    return json.dumps(truth, default=str, sort_keys=True)
+    return None if truth is None else truth_text(truth)
 
 
 def made_up(
@@ -105,18 +103,11 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
       ValueError: a line is neither, or refers to no row of the data; names the line.
     """
     answers: list[CheckedAnswer] = []
-    by_truth: dict[str, list[tuple[int, str]]] = {}
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
+    find: Finder | None = None
+    for number, line in numbered_rows(path):
         where = f"--answers {path}, line {number}"
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict):
-            raise ValueError(f"{where}: expected a JSON object, found {text[:60]!r}")
+        if line is None:
+            raise ValueError(f"{where}: expected a JSON object, found something else")
         if isinstance(line.get("answer"), str) and isinstance(line.get("index"), int):
             row = line["index"]
             if not 0 <= row < len(dataset):
@@ -126,18 +117,16 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
                 )
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
-            by_truth = by_truth or _rows_by_truth(dataset)  # it tokenizes every row's prompt
-            truth = ground_truth({"reward_model": {"ground_truth": line["gts"]}}) or ""
-            prompt = str(line["input"])  # a chat's text, in which the question is found
-            found = [row for row, question in by_truth.get(truth, []) if question in prompt]
-            if not found:
+            find = find or Finder(_examples(dataset))  # it tokenizes every row's prompt
+            found = find(line, by_truth_alone=False)
+            if found is None:
                 raise ValueError(
                     f"{where}: no row of data.train_files has this line's ground truth and prompt. "
                     "Give the files from which the dump was made with --data, for a validation "
                     "dump data.val_files."
                 )
-            group = uid_of(str(line.get("uid", found[0])))
-            answers.append(CheckedAnswer(found[0], path.name, line["output"], group))
+            group = uid_of(str(line.get("uid", found)))
+            answers.append(CheckedAnswer(found, path.name, line["output"], group))
         else:
             raise ValueError(
                 f'{where}: expected {{"index": row, "answer": text}} or a line of a rollout dump '
@@ -148,12 +137,11 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
     return answers
 
 
-def _rows_by_truth(dataset: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, str]]]:
-    """The number and the question of the rows with each ground truth."""
-    rows = defaultdict(list)
+def _examples(dataset: Sequence[Mapping[str, Any]]) -> list[Example]:
+    examples = []
     for number in range(len(dataset)):
         row = dataset[number]
         messages = list(row.get("raw_prompt") or [])
-        question = str(messages[-1]["content"]).strip() if messages else ""
-        rows[ground_truth(row) or ""].append((number, question))
-    return rows
+        truth = truth_text((row.get("reward_model") or {}).get("ground_truth"))
+        examples.append(Example(words_of(messages), messages, truth))
+    return examples

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
+from gdpo_verl.lab.generation import generate
 from gdpo_verl.plugin.reward import prompt_text
 
 PROMPTS_AT_ONCE = 8
@@ -30,7 +31,7 @@ def sample(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     path = config.actor_rollout_ref.model.path
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-    model.to(device).eval()
+    model.to(device)
     ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends)
     torch.manual_seed(0)  # reports differ only by what was changed
@@ -38,26 +39,20 @@ def sample(
     numbers = list(rows)
     for start in range(0, len(numbers), PROMPTS_AT_ONCE):
         chunk = numbers[start : start + PROMPTS_AT_ONCE]
-        batch = tokenizer(
-            [prompt_text(config, tokenizer, rows[number]) for number in chunk],
-            return_tensors="pt",
-            padding=True,
-            padding_side="left",  # all answers of the batch begin in one column
-            add_special_tokens=False,  # the template has written them
-        ).to(device)
-        with torch.inference_mode():
-            output = model.generate(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                max_new_tokens=int(config.data.max_response_length),
-                num_return_sequences=count,
-                do_sample=rollout.temperature > 0,
-                temperature=float(rollout.temperature) or None,
-                top_p=float(rollout.top_p),
-                top_k=max(int(rollout.top_k), 0),  # verl's -1 and transformers' 0 keep all
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        for place, ids in enumerate(output[:, batch["input_ids"].shape[1] :].tolist()):
+        prompts = [prompt_text(config, tokenizer, rows[number]) for number in chunk]
+        responses = generate(
+            model,
+            tokenizer,
+            # The template has written the special tokens.
+            tokenizer(prompts, add_special_tokens=False)["input_ids"],
+            max_new_tokens=int(config.data.max_response_length),
+            num_return_sequences=count,
+            do_sample=rollout.temperature > 0,
+            temperature=float(rollout.temperature) or None,
+            top_p=float(rollout.top_p),
+            top_k=max(int(rollout.top_k), 0),  # verl's -1 and transformers' 0 keep all
+        )
+        for place, ids in enumerate(responses):
             # Up to the first end token, which verl keeps.
             end = next((at for at, token in enumerate(ids) if token in ends), len(ids))
             ids = ids[: end + 1]

@@ -7,11 +7,9 @@ RUN/config.yaml               where it is there, the questions and the reward ar
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.lab.run.composition import named
-from gdpo_verl.lab.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.dumps import numbered_rows
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
+from gdpo_verl.lab.tasks.examples import Example, Finder, digest, truth_text, words_of
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.rewards.parse_error import ParseError
@@ -31,49 +30,30 @@ PARSE_ERROR = "parse_error"
 
 
 @dataclass(frozen=True)
-class Question:
-    """A row of data.val_files."""
-
-    place: str  # file and row, for people
-    source: str  # its data_source
-    messages: Sequence[Mapping[str, Any]]
-    truth: str
-
-    @property
-    def key(self) -> str:
-        """The same for the same question in any file."""
-        return _digest([self.source, [dict(each) for each in self.messages], self.truth])
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer to a question."""
-
-    question: str  # the key of its question
-    source: str
-    values: Mapping[str, float | None]  # each measure; None where it is not scored
-
-
-@dataclass(frozen=True)
 class Evaluation:
-    """The answers in a dump, and what is known of how they came about."""
+    """The answers in a dump, and what is known of how they came about.
+
+    Attributes:
+      config: empty where it was not kept.
+      questions: those of data.val_files; none where these cannot be read.
+      sources: the data_source of each question that was answered, by its key.
+      answers: to each of these the measures of every answer, None where one is not scored.
+      highest: the largest value of each component, as it is declared.
+      errors: how often each `parse_error`.
+    """
 
     dump: Path
-    config: DictConfig  # empty where it was not kept
-    questions: Sequence[Question]  # of data.val_files; none where these cannot be read
-    answers: Sequence[Answer]
-    highest: Mapping[str, float | None]  # the largest value of each component, as it is declared
-    errors: Mapping[str, int]  # how often each `parse_error`
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """The source of each question that was answered."""
-        return {answer.question: answer.source for answer in self.answers}
+    config: DictConfig
+    questions: Sequence[Example]
+    sources: Mapping[str, str]
+    answers: Mapping[str, Sequence[Mapping[str, float | None]]]
+    highest: Mapping[str, float | None]
+    errors: Mapping[str, int]
 
     @property
     def samples(self) -> int:
         """The answers to a question; the smallest number where they differ."""
-        return min(Counter(answer.question for answer in self.answers).values())
+        return min(map(len, self.answers.values()))
 
 
 def find_dump(path: Path) -> Path:
@@ -111,11 +91,17 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
     assert isinstance(loaded, DictConfig)
     questions = [] if by_text else questions_of(loaded)
     highest = _highest(loaded)
-    find = _Finder(questions)
-    answers: list[Answer] = []
+    find = Finder(questions)
+    sources: dict[str, str] = {}
+    answers: dict[str, list[dict[str, float | None]]] = defaultdict(list)
     errors: Counter[str] = Counter()
-    sessions: set[tuple[str, int]] = set()
-    for line in _lines(dump):
+    sessions: set[tuple[str, int] | None] = set()
+    for number, line in numbered_rows(dump):
+        if line is None or not {"input", "output", "gts", "score"} <= line.keys():
+            raise ValueError(
+                f"{dump}, line {number}: expected an answer of verl's validation dump (input, "
+                "output, gts, score), found something else. Was the file cut short?"
+            )
         # A session may have several outputs: the first begins with the question, and what the
         # session is worth stands beside each.
         session = _session(line)
@@ -123,69 +109,42 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
             continue
         if session is not None:
             sessions.add(session)
-        question = find(line)
-        key = question.key if question else _digest([line["input"], truth_text(line["gts"])])
-        answers.append(Answer(key, question.source if question else "", _values(line, highest)))
-        if isinstance(code := line.get(PARSE_ERROR), int) and code:
+        place = find(line)
+        if place is None:
+            key = digest([line["input"], truth_text(line["gts"])])
+            sources[key] = ""
+        else:
+            key = questions[place].key
+            sources[key] = questions[place].source
+        answers[key].append(_values(line, highest))
+        code = line.get(PARSE_ERROR)
+        if isinstance(code, int) and code:
             errors[_name_of(code)] += 1
     if not answers:
         raise ValueError(f"{dump}: expected a line for each answer, found none")
-    return Evaluation(dump, loaded, questions, answers, highest or {}, errors)
+    return Evaluation(dump, loaded, questions, sources, answers, highest or {}, errors)
 
 
-def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Question]:
+def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Example]:
     """The rows of the parquet files that a configuration names; none where one cannot be read."""
-    questions: list[Question] = []
+    questions: list[Example] = []
     try:
         for file in named(config, key):
             rows = pq.read_table(
                 Path(file).expanduser(), columns=["data_source", "prompt", "reward_model"]
             )
             for number, row in enumerate(rows.to_pylist()):
-                truth = truth_text((row["reward_model"] or {}).get("ground_truth"))
-                place = f"{file} row {number}"
-                questions.append(Question(place, row["data_source"], row["prompt"], truth))
+                question = Example(
+                    words_of(row["prompt"]),
+                    row["prompt"],
+                    truth_text((row["reward_model"] or {}).get("ground_truth")),
+                    source=row["data_source"],
+                    place=f"{file} row {number}",
+                )
+                questions.append(question)
     except (OSError, ValueError, TypeError, KeyError):  # Arrow's own are ValueErrors
         return []
     return questions
-
-
-def truth_text(truth: Any) -> str:
-    """A ground truth as a text, however the data hold it."""
-    return truth if isinstance(truth, str) else json.dumps(truth, sort_keys=True, default=str)
-
-
-class _Finder:
-    """Finds the question of a dump's line, which names none: by its truth, then by its words."""
-
-    def __init__(self, questions: Sequence[Question]) -> None:
-        self.by_truth: dict[str, list[tuple[str, Question]]] = defaultdict(list)
-        for question in questions:
-            words = str(question.messages[-1].get("content") or "").strip()
-            self.by_truth[question.truth].append((words, question))
-
-    def __call__(self, line: Mapping[str, Any]) -> Question | None:
-        candidates = self.by_truth.get(truth_text(line["gts"]), [])
-        if len(candidates) == 1:
-            return candidates[0][1]
-        fitting = [pair for pair in candidates if pair[0] in str(line["input"])]
-        # One question's words may begin another's.
-        return max(fitting, key=lambda pair: len(pair[0]))[1] if fitting else None
-
-
-def _lines(dump: Path) -> Iterator[dict[str, Any]]:
-    with dump.open("rb") as stream:
-        for number, text in enumerate(stream, start=1):
-            try:
-                line = parse_json(text)
-            except ValueError:
-                line = None
-            if not isinstance(line, dict) or not {"input", "output", "gts", "score"} <= line.keys():
-                raise ValueError(
-                    f"{dump}, line {number}: expected an answer of verl's validation dump (input, "
-                    "output, gts, score), found something else. Was the file cut short?"
-                )
-            yield line
 
 
 def _session(line: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -238,8 +197,3 @@ def _highest(config: DictConfig) -> dict[str, float | None] | None:
 
 def _name_of(code: int) -> str:
     return ParseError(code).name if code in set(ParseError) else str(code)
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

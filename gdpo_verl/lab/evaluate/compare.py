@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.evaluate.answers import Evaluation
-from gdpo_verl.lab.text import columns
 
 FEW = 30
 """Questions below which a bootstrap interval tends to be too narrow."""
@@ -118,8 +117,9 @@ def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
         )
         difference = {question: a[question] - b[question] for question in scored}
         for row, parts in groups.items():
-            rows[row][measure] = {
-                "a": result.estimate_row(a, sources, parts),
+            mean_a = result.estimate_row(a, sources, parts)
+            rows[row][measure] = mean_a and {
+                "a": mean_a,
                 "b": result.estimate_row(b, sources, parts),
                 "difference": result.estimate_row(difference, sources, parts, paired=True),
             }
@@ -151,21 +151,15 @@ def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:
         yield "CAUTION: two of the evaluations are the same"
 
 
+def _texts(cell: Mapping[str, Any]) -> list[str]:
+    difference = result.estimate_text(cell["difference"], signed=True)
+    return [result.estimate_text(cell["a"]), result.estimate_text(cell["b"]), difference]
+
+
 def to_text(comparison: Mapping[str, Any]) -> str:
     """Lay out what `compare` returned for a terminal."""
     lines = [f"{side.upper()}   {dump}" for side in "ab" for dump in comparison[side]]
-    table = [("", "questions", "measure", "A", "B", "A − B")]
-    for row, cells in comparison["rows"].items():
-        first = (row, str(cells["questions"]))
-        for measure in comparison["each_evaluation"]:
-            cell = cells[measure]
-            if cell["difference"] is None:
-                continue
-            values = result.estimate_text(cell["a"]), result.estimate_text(cell["b"])
-            difference = result.estimate_text(cell["difference"], signed=True)
-            table.append((*first, measure, *values, difference))
-            first = ("", "")
-    lines += ["", *columns(table)]
+    lines += ["", *result.table(comparison["rows"], ["A", "B", "A − B"], _texts)]
     if any(len(comparison[side]) > 1 for side in "ab"):
         lines.append("each evaluation, over all questions:")
         for measure, of_sides in comparison["each_evaluation"].items():

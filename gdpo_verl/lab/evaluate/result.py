@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -76,17 +75,16 @@ def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     value where that is not 1, and pass@k of whatever is right or wrong. What is not scored counts
     in nothing.
     """
-    by_question: dict[str, list[Mapping[str, float | None]]] = defaultdict(list)
-    for answer in evaluation.answers:
-        by_question[answer.question].append(answer.values)
-    names = dict.fromkeys(name for answer in evaluation.answers for name in answer.values)
+    names = dict.fromkeys(
+        name for answers in evaluation.answers.values() for each in answers for name in each
+    )
     values: dict[str, dict[str, float]] = {}
     for name in names:
-        given = {
-            question: [value for each in all_values if (value := each.get(name)) is not None]
-            for question, all_values in sorted(by_question.items())  # the bootstrap sees an order
-        }
-        scored = {question: numbers for question, numbers in given.items() if numbers}
+        scored: dict[str, list[float]] = {}
+        for question, answers in sorted(evaluation.answers.items()):  # the bootstrap sees an order
+            numbers = [value for each in answers if (value := each.get(name)) is not None]
+            if numbers:
+                scored[question] = numbers
         high = evaluation.highest.get(name)
         values |= _of_measure(name, scored, evaluation.samples)
         if high is not None and high != 1:
@@ -152,7 +150,7 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "dump": str(evaluation.dump),
         "questions": len(sources),
-        "answers": len(evaluation.answers),
+        "answers": sum(map(len, evaluation.answers.values())),
         "samples": evaluation.samples,
         "parse_errors": dict(evaluation.errors),
         "results": rows,
@@ -169,24 +167,31 @@ def to_json(record: Mapping[str, Any]) -> str:
 
 def to_text(record: Mapping[str, Any]) -> str:
     """The numbers for a terminal."""
-    table = [("", "questions", "measure", "mean")]
-    for row, cells in record["results"].items():
-        first = (row, str(cells["questions"]))
-        for measure, cell in cells.items():
-            if measure != "questions" and cell is not None:
-                table.append((*first, measure, estimate_text(cell)))
-                first = ("", "")
-    lines = columns(table)
+    lines = table(record["results"], ["mean"], lambda cell: [estimate_text(cell)])
     if record["parse_errors"]:
         counts = ", ".join(f"{name} {count}" for name, count in record["parse_errors"].items())
         lines.append(f"could not be read, or met with an error: {counts}")
     return "\n".join(lines)
 
 
-def estimate_text(cell: Mapping[str, Any] | None, *, signed: bool = False) -> str:
+def table(
+    rows: Mapping[str, Mapping[str, Any]],
+    headings: Sequence[str],
+    texts: Callable[[Any], Sequence[str]],
+) -> list[str]:
+    """Lay out rows of results, a line for each measure that has a cell; ``texts`` are a cell's."""
+    lines = [("", "questions", "measure", *headings)]
+    for row, cells in rows.items():
+        first = (row, str(cells["questions"]))
+        for measure, cell in cells.items():
+            if measure != "questions" and cell is not None:
+                lines.append((*first, measure, *texts(cell)))
+                first = ("", "")
+    return columns(lines)
+
+
+def estimate_text(cell: Mapping[str, Any], *, signed: bool = False) -> str:
     """A mean with its interval, ``0.715 (0.657 to 0.767)``, a difference ``+0.113 (…)``."""
-    if cell is None:
-        return "–"
     sign = "+" if signed else ""
     shown = f"{cell['mean']:{sign}.3f}"
     if cell["low"] is None:

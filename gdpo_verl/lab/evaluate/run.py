@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.lab.evaluate import answers, result
-from gdpo_verl.lab.evaluate.answers import Question
 from gdpo_verl.lab.evaluate.model import Model, find_model, model_of_run
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
 from gdpo_verl.lab.rundir.layout import CONFIG, DONE, LAUNCH, VALIDATION
+from gdpo_verl.lab.tasks.examples import Example
 
 NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
@@ -99,7 +99,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     return numbers
 
 
-def _count(questions: Sequence[Question], config: DictConfig) -> int | None:
+def _count(questions: Sequence[Example], config: DictConfig) -> int | None:
     """The number of questions that verl asks; None where their files cannot be read here."""
     most = int(config.data.get("val_max_samples") or -1)
     if not questions:
@@ -205,12 +205,12 @@ def _prompts_of_training(model: Model) -> set[str]:
     return {_prompt(each) for each in answers.questions_of(config, "data.train_files")}
 
 
-def _prompt(question: Question) -> str:
+def _prompt(question: Example) -> str:
     return "\n".join(str(message["content"]) for message in question.messages)
 
 
 def _seen(
-    questions: Sequence[Question], asked: dict[str, str], trained_on: set[str]
+    questions: Sequence[Example], asked: Mapping[str, str], trained_on: set[str]
 ) -> Iterator[str]:
     """Name the questions that were asked and trained on: on them a model is not measured."""
     seen = [
@@ -223,7 +223,7 @@ def _seen(
 
 
 def _unanswered(
-    questions: Sequence[Question], answered: dict[str, str], asked: int | None
+    questions: Sequence[Example], answered: Mapping[str, str], asked: int | None
 ) -> Iterator[str]:
     """Name the questions without an answer, which count in nothing."""
     distinct = {question.key: question.place for question in questions}

@@ -24,10 +24,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gdpo_verl.cpu.settings import multiplies_bfloat16
+from gdpo_verl.lab.generation import generate
 from gdpo_verl.lab.policy.model import encode_prompts, make_model, train_tokenizer
 from gdpo_verl.lab.policy.pretrained import check_out, load, save
 from gdpo_verl.lab.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
-from gdpo_verl.lab.tasks.rows import Example
+from gdpo_verl.lab.tasks.examples import Example
 
 
 def batches(
@@ -96,7 +97,7 @@ def train(
 
 def evaluate(
     task: PolicyTask,
-    model: Any,  # its stubs know generation only for a narrower self
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     settings: Settings,
@@ -104,14 +105,11 @@ def evaluate(
     sample: bool,
 ) -> dict[str, float]:
     """Shares of prompts answered right in form, and exactly right in content."""
-    batch = tokenizer.pad({"input_ids": encode_prompts(tokenizer, examples)}, return_tensors="pt")
     # Without top-k and top-p: the rollouts of a training are sampled so.
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     most = settings.max_new_tokens
-    model.eval()
-    with torch.inference_mode():
-        out = model.generate(**batch, max_new_tokens=most, do_sample=sample, **how)
-    responses = out[:, batch["input_ids"].shape[1] :]
+    prompts = encode_prompts(tokenizer, examples)
+    responses = generate(model, tokenizer, prompts, max_new_tokens=most, do_sample=sample, **how)
     answers = tokenizer.batch_decode(responses, skip_special_tokens=True)
     pairs = zip(answers, examples, strict=True)
     graded = [task.grade(answer, example.ground_truth) for answer, example in pairs]

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks.examples import Call, Example
 from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
-from gdpo_verl.lab.tasks.rows import Call, Example
 from gdpo_verl.recipes.tool_turns.rows import told, written
 from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, UNITS
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN

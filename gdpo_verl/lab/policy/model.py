@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from gdpo_verl.lab.policy.tasks import PolicyTask
-from gdpo_verl.lab.tasks.rows import Example
+from gdpo_verl.lab.tasks.examples import Example
 
 PAD = "<|endoftext|>"
 START = "<|im_start|>"

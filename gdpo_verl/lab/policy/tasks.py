@@ -17,8 +17,9 @@ from gdpo_verl.lab.policy.demonstrations import (
     next_turn,
 )
 from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.lab.tasks.build import sort_rows
+from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.generated import draw_of, examples
-from gdpo_verl.lab.tasks.rows import Example
 from gdpo_verl.recipes.gsm8k import reasoning_gym
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.tool_call import bfcl
@@ -87,10 +88,10 @@ class PolicyTask:
 
 
 @cache
-def _bfcl_examples() -> dict[str, list[Example]]:
+def _bfcl_examples() -> dict[str | None, list[Example]]:
     """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
-    short: dict[str, list[Example]] = {}
-    for split, rows in bfcl.accepted_rows()[0].items():
+    short: dict[str | None, list[Example]] = {}
+    for split, rows in sort_rows(bfcl.questions(), bfcl.convert).by_split.items():
         short[split] = []
         for row in rows:
             truth = row["reward_model"]["ground_truth"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,20 @@ VALIDATION_ROWS = 512
 MOST_REJECTED = 0.5
 """The share of rejected rows above which it is the source that is wrong."""
 
+BySplit = dict[str | None, list[Row]]
+"""The rows of each split that a file's name says, in their order; None where none does."""
 Splits = dict[str, list[Row]]
-SplitRows = Callable[[dict[str | None, list[Row]], int, int], tuple[Splits, dict[str, str]]]
-"""From the rows of each split to those to be written, and where each of these comes from."""
+"""The rows to be written."""
+
+
+@dataclass
+class Sorted:
+    """What became of the rows of a source."""
+
+    read: int = 0
+    by_split: BySplit = field(default_factory=dict)
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)  # rows of other tasks
 
 
 def build(
@@ -44,12 +56,12 @@ def build(
     length: PromptLength | None = None,
     validation: int = VALIDATION_ROWS,
     seed: int = 0,
-    split_rows: SplitRows | None = None,
+    trained: bool = True,
 ) -> dict[str, Any]:
     """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
 
     Args:
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
+      out_dir: gets train.parquet and validation.parquet, or test.parquet, and provenance.json.
       source: the rows.
       convert: gives the row in verl's columns; raises `BadRow`, or the ValueError of a
         reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
@@ -58,38 +70,25 @@ def build(
       length: the longest prompt, unchecked without it.
       validation: rows to hold out, at most a tenth.
       seed: decides which.
-      split_rows: gets the rows of each split of the source, ``validation`` and ``seed``, and
-        leaves what is not written. By default the source's validation split is kept, else its
-        test split takes that place, else rows are held out by the hash of their prompts.
+      trained: the source's validation split is kept, else its test split takes that place, else
+        rows are held out by the hash of their prompts. Otherwise its test split is all that is
+        written, or all rows where it has none.
 
     Raises:
       ValueError: no row of a split can be used, or more than half of all rows cannot.
     """
     if validation < 1:
         raise ValueError(f"--validation: expected at least 1 row, found {validation}")
-    by_split: dict[str | None, list[Row]] = {}
-    rejected: list[dict[str, Any]] = []
-    others: Counter[str] = Counter()
-    read = 0
-    for record in tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None):
-        read += 1
-        try:
-            row = _checked(convert(record), length)
-        except OtherTask as other:
-            others[str(other)] += 1
-        except ValueError as error:
-            kind = error.kind if isinstance(error, BadRow) else "ground_truth"
-            reason = {"kind": kind, "reason": str(error)}
-            rejected.append({"file": record.file, "row": record.row, **reason})
-            by_split.setdefault(record.split, [])  # a split without one good row is refused below
-        else:
-            by_split.setdefault(record.split, []).append(row)
-    meant = read - others.total()
-    kinds = Counter(row["kind"] for row in rejected)
-    most_are_bad = len(rejected) == meant or len(rejected) > MOST_REJECTED * meant
-    if most_are_bad or not all(by_split.values()):
-        raise ValueError(_refusal(source, read, rejected, kinds, others))
-    splits, origin = (split_rows or _train_and_validation)(by_split, validation, seed)
+    records = tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None)
+    found = sort_rows(records, convert, length)
+    meant = found.read - found.others.total()
+    bad = len(found.rejected)
+    if bad == meant or bad > MOST_REJECTED * meant or not all(found.by_split.values()):
+        raise ValueError(_refusal(source, found))
+    if trained:
+        splits, origin = _train_and_validation(found.by_split, validation, seed)
+    else:
+        splits, origin = _test_alone(found.by_split)
     for split, rows in splits.items():
         for index, row in enumerate(rows):  # rlla has its own index and split, which stay
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
@@ -104,44 +103,68 @@ def build(
             "max_prompt_length": length.most if length else None,
         },
         "counts": {
-            "read": read,
+            "read": found.read,
             "kept": sum(map(len, splits.values())),
-            "rejected": dict(sorted(kinds.items())),
-            "of_unused_splits": {str(split): len(rows) for split, rows in by_split.items()},
-            "other_tasks": dict(sorted(others.items())),
+            "rejected": dict(sorted(_kinds(found).items())),
+            "of_unused_splits": {str(split): len(rows) for split, rows in found.by_split.items()},
+            "other_tasks": dict(sorted(found.others.items())),
         },
-        "rejected": rejected,
+        "rejected": found.rejected,
     }
     return write_dataset(out_dir, splits, provenance)
 
 
-def _checked(row: Row, length: PromptLength | None) -> Row:
-    check_messages(row["prompt"])
-    if length:
-        length.check(row["prompt"])
-    return row
+def sort_rows(
+    records: Iterable[Record], convert: Callable[[Record], Row], length: PromptLength | None = None
+) -> Sorted:
+    """Convert the rows of a source; see `build`."""
+    found = Sorted()
+    for record in records:
+        found.read += 1
+        try:
+            row = convert(record)
+            check_messages(row["prompt"])
+            if length:
+                length.check(row["prompt"])
+        except OtherTask as other:
+            found.others[str(other)] += 1
+        except ValueError as error:
+            kind = error.kind if isinstance(error, BadRow) else "ground_truth"
+            reason = {"kind": kind, "reason": str(error)}
+            found.rejected.append({"file": record.file, "row": record.row, **reason})
+            found.by_split.setdefault(record.split, [])  # without one good row it is refused
+        else:
+            found.by_split.setdefault(record.split, []).append(row)
+    return found
 
 
-def _refusal(
-    source: RecordSource,
-    read: int,
-    rejected: list[dict[str, Any]],
-    kinds: Counter[str],
-    others: Counter[str],
-) -> str:
+def _kinds(found: Sorted) -> Counter[str]:
+    return Counter(row["kind"] for row in found.rejected)
+
+
+def _refusal(source: RecordSource, found: Sorted) -> str:
     where = source.provenance.get("path") or source.provenance.get("hub")
-    how = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-    elsewhere = f" and {others.total()} belong to another task" if others else ""
-    shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in rejected[:3]]
+    how = ", ".join(f"{count} {kind}" for kind, count in _kinds(found).items()) or "none"
+    elsewhere = f" and {found.others.total()} belong to another task" if found.others else ""
+    shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in found.rejected[:3]]
     return (
-        f"--from: {where!r}: of {read} rows {len(rejected)} cannot be used ({how}){elsewhere}; "
-        "more than half, or a whole split. Is it the right data? Nothing was written."
+        f"--from: {where!r}: of {found.read} rows {len(found.rejected)} cannot be used ({how})"
+        f"{elsewhere}; more than half, or a whole split. Is it the right data? Nothing was written."
         + "".join(shown)
     )
 
 
+def _test_alone(by_split: BySplit) -> tuple[Splits, dict[str, str]]:
+    if "test" in by_split:
+        return {"test": by_split.pop("test")}, {"test": "test"}
+    rows = [row for split in by_split.values() for row in split]
+    origin = " and ".join(split or "no split" for split in by_split)
+    by_split.clear()
+    return {"test": rows}, {"test": f"all rows, of {origin}"}
+
+
 def _train_and_validation(
-    by_split: dict[str | None, list[Row]], validation: int, seed: int
+    by_split: BySplit, validation: int, seed: int
 ) -> tuple[Splits, dict[str, str]]:
     # A single file's name says no split; all of its rows may be trained on.
     training = "train" if "train" in by_split else None

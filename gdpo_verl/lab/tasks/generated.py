@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.tasks.rows import Example, PromptLength, Row, make_row, write_dataset
+from gdpo_verl.lab.tasks.examples import Example
+from gdpo_verl.lab.tasks.rows import PromptLength, Row, make_row, write_dataset
 
 # When a small set of questions is used up, nothing else tells.
 _MAX_DUPLICATES_IN_A_ROW = 10_000

@@ -69,20 +69,15 @@ def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> st
     return f". Name: {name}\nDescription: {one_line}\nParameters: {schema}\n"
 
 
-def messages(tool_blocks: Sequence[str], turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """Build the chat of one row; ``turns`` is (role, text) of the dialogue so far."""
-    return apply_frame(PromptFrame(), tool_blocks, [turn(role, text) for role, text in turns])
-
-
 def turn(role: str, text: str) -> str:
     """Write a turn of the dialogue as the history lists it."""
     return f"<{role}> {text} </{role}>"
 
 
-def apply_frame(
-    frame: PromptFrame, tool_blocks: Sequence[str], history: Sequence[str]
+def messages(
+    tool_blocks: Sequence[str], history: Sequence[str], frame: PromptFrame = PromptFrame()
 ) -> list[dict[str, str]]:
-    """Build a chat with the fixed texts of ``frame``; ``history`` is its lines."""
+    """Build the chat of one row; ``history`` is the dialogue so far, such as `turn` writes it."""
     tools = "".join(f"{number}{block}" for number, block in enumerate(tool_blocks, start=1))
     return [
         {"role": "system", "content": f"{frame.header}{tools}{frame.footer}"},

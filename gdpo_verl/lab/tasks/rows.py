@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,13 @@ from jinja2 import TemplateError
 
 import gdpo_verl
 from gdpo_verl.lab.files import replacing, sha256
+from gdpo_verl.lab.tasks.examples import Messages
 from gdpo_verl.lab.text import first_line
 
 PROVENANCE = "provenance.json"
 _BATCH = 1000  # rows at once: an Arrow array of text ends at 2 GiB
 
 Row = dict[str, Any]
-Messages = Sequence[Mapping[str, Any]]
-Call = tuple[str, dict[str, Any]]
-"""A tool's name and its arguments."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """A prompt with its truth, as a task draws it or a file holds it.
-
-    Attributes:
-      question: the user's words, without the fixed texts of a prompt.
-      messages: the prompt.
-      ground_truth: as a text, which the task's reward reads.
-      calls: of the right answer, where it calls tools.
-      extra_info: what its row holds beside index and split.
-    """
-
-    question: str
-    messages: Messages
-    ground_truth: str
-    calls: tuple[Call, ...] = ()
-    extra_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class BadRow(ValueError):

@@ -40,7 +40,7 @@ class Record:
     """One row as its source holds it."""
 
     file: str  # relative to the source, or the hub's split
-    row: int  # its place there, from 0
+    row: int | str  # its place there, from 0, or its name
     split: str | None  # 'train', 'validation', 'test', or None where no name says so
     values: dict[str, Any]  # its columns
 
