@@ -68,9 +68,7 @@ exits = on_empty(lambda: os._exit(0))
 crashes = on_empty(lambda: ctypes.string_at(0))
 prints = changed(prints_and_leaves)
 by_chance = changed(lambda result, answer: one(random.random()))
-by_length = changed(lambda result, answer: one(len(answer) / 256))
 not_twice = changed(tires)
-inverted = changed(lambda result, answer: one(1 - result["right"]))
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
@@ -250,8 +248,6 @@ BROKEN = {
     "by_chance": "scored twice, in another order: 'score' 0.",
     "not_twice": "row 2 (empty): scored twice, in another order: the second time it ended its "
     "process with status 7",
-    "inverted": "the ground truth (ground truth) scores less than a wrong answer in 3 of 3 rows, "
-    "and in none of its forms more than every wrong answer in half of them: the reward is inverted",
     f"thoughtful +{MISSPELT}=false": f"{MISSPELT}: rewards.py:thoughtful names no such argument, "
     "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
@@ -283,13 +279,6 @@ def test_nested_components_are_what_the_training_makes_of_them(check: Callable) 
     # Our manager hands them on as columns.
     status, _, _ = check("nested", "reward.reward_manager.name=gdpo_components")
     assert status == 0
-
-
-def test_a_reward_that_does_not_prefer_the_truth_is_noted(check: Callable) -> None:
-    status, shown, _ = check("by_length")
-    assert status == 0
-    assert "and in none of its forms more than every wrong answer in half of them. If" in shown
-    assert "give real ones with --answers, or sample them with --model" in shown
 
 
 def test_a_template_that_opens_the_thought_is_named(check: Callable, work: Path) -> None:

@@ -137,7 +137,10 @@ def alike(*codes: int | None) -> list[RewardResult]:
         pytest.param(alike(0, 1, 1, 1), "22", "problems", SAME, id="alike: a truth is read"),
         pytest.param(alike(*[None] * 4), "22", "problems", SAME, id="alike: nobody says"),
         pytest.param(alike(*[None] * 4), '{"inputs": []}', "notes", SAME, id="alike: programs"),
-        pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows", id="inverted"),
+        pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows, and in none of its forms more "
+                     "than every wrong answer in half of them: the reward is inverted. If no made-"
+                     "up answer has the form that the reward asks for, give real ones with "
+                     "--answers, or sample them with --model", id="inverted"),
         pytest.param([UNCODED[0], UNCODED[0], UNCODED[2], UNCODED[2]], "22", "problems",
                      "does not order answers", id="unordered"),
         pytest.param([result(3.0, a=0.0, b=3.0), result(4.0, a=1.0, b=3.0)] * 2, "22", "problems",

@@ -17,7 +17,7 @@ from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.tool_call import bfcl
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.toolbox import rows as toolbox
-from test_prepare import problem, write_lines, written
+from test_prepare import problem, write, written
 
 from gdpo_verl.lab.tasks import catalog, generated, prompt
 from gdpo_verl.lab.tasks import rows as dataset_rows
@@ -69,7 +69,7 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
     ],
 )
 def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path, task, module):
-    source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(50)])
+    source = write(tmp_path / "in.jsonl", [problem(n) for n in range(50)])
     sizes = {"train": 640, "validation": 160}
     options = {"bfcl": {}, "gsm8k": {"source": source}}.get(task, sizes)
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
@@ -146,7 +146,7 @@ def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers
 
 def test_more_rows_than_there_are_questions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="'train' has no rows"):
-        toolbox.prepare(tmp_path, train=0)
+        write_dataset(tmp_path, {"train": []}, {})
     tea = Example("Tea?", [], "")
     split = generated.split_of("Tea?")
     with pytest.raises(ValueError, match=f"x: no new {split} question after 1"):
@@ -229,21 +229,6 @@ def assert_earns_everything(text, truth):
     for strict in (True, False):
         score = gsm8k_reward.compute_score("gsm8k", text, truth, strict=strict)
         assert (score["correctness"], score["integer"], score["format"]) == (1.0, 1.0, 1.0)
-
-
-@needs_sums
-def test_the_reward_agrees_with_reasoning_gyms_own_scoring():
-    entries = reasoning_gym.generator()
-    for entry in (entries[number] for number in range(100)):
-        truth = entry["answer"]
-        if not truth.isdecimal():  # of which no row is made
-            continue
-        for wrong_by in (0, 1):
-            answer = str(int(truth) + wrong_by)
-            theirs = entries.score_answer(answer, entry)
-            text = f"<think> so </think>\n<answer>{answer}</answer>"
-            ours = gsm8k_reward.compute_score("gsm8k", text, truth)["correctness"]
-            assert (theirs == 1.0) == (ours == 1.0) == (wrong_by == 0)
 
 
 @needs_sums

@@ -17,17 +17,19 @@ from gdpo_verl.lab.evaluate.model import Model
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 
-TOOLBOX_REWARD = {"path": "pkg://gdpo_verl.rewards.tool_call", "name": "compute_score"}
+TOOLBOX_REWARD = {
+    "custom_reward_function": {
+        "path": "pkg://gdpo_verl.rewards.tool_call", "name": "compute_score"
+    },
+    "reward_manager": {"name": "gdpo_components", "source": "register", "module": {}},
+}  # fmt: skip
 
 
-def line(question, truth, sample, **values):
+def line(question, sample=0, truth="t", output=0, **values):
     """An answer as verl dumps it; `question` is a prompt, its uid follows from it."""
-    uid = f"{question}_{sample}_0".replace("\n", " ")
-    return {"input": f"user\n{question}\nassistant\n", "output": "…", "gts": truth, "step": 0} | {
-        "score": sum(value or 0 for value in values.values()),
-        **values,
-        "uid": uid,
-    }
+    uid = f"{question}_{sample}_{output}"
+    known = {"input": f"user\n{question}\nassistant\n", "output": "…", "gts": truth, "uid": uid}
+    return {**known, "step": 0, "score": 1.0, **values}
 
 
 def evaluation(directory, lines, **config):
@@ -47,12 +49,10 @@ def means(directory, row="all"):
 
 def prepared(path, *rows):
     """A file of (source, question, truth)."""
-    made = [
-        make_row(
-            source, [{"role": "user", "content": words}], truth, ability="", extra_info={"index": 0}
-        )
-        for source, words, truth in rows
-    ]
+    made = []
+    for source, words, truth in rows:
+        asked = [{"role": "user", "content": words}]
+        made.append(make_row(source, asked, truth, ability="", extra_info={"index": 0}))
     write_dataset(path, {"test": made}, {})
     return str(path / "test.parquet")
 
@@ -63,17 +63,14 @@ def prepared(path, *rows):
 def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
     right = {"a": [1, 0, 0, 0], "b": [1, 1, 1, 1]}
     lines = [
-        line(name, "t", sample, correctness=float(one), depth=2.0, parse_error=4 - 4 * one)
+        line(name, sample, correctness=float(one), depth=2.0, parse_error=4 - 4 * one)
         for name, verdicts in right.items()
         for sample, one in enumerate(verdicts)
     ]
-    found = means(evaluation(tmp_path / "run", lines))
     # 1 of 4 and 4 of 4; one of four answers is right for both questions.
-    assert found["correctness"] == pytest.approx((1 / 4 + 1) / 2)
-    assert found["pass@4 of correctness"] == 1
-    assert found["depth"] == 2
-    assert "pass@4 of depth" not in found
-    assert "parse_error" not in found
+    assert means(evaluation(tmp_path / "run", lines)) == pytest.approx(
+        {"correctness": (1 / 4 + 1) / 2, "pass@4 of correctness": 1, "depth": 2, "score": 1}
+    )
     record = result.summarise(answers.read(tmp_path / "run"))
     assert (record["questions"], record["answers"], record["samples"]) == (2, 8, 4)
     assert record["parse_errors"] == {"NOT_JSON": 3}
@@ -82,96 +79,68 @@ def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
 
 def test_a_declared_reward_gives_its_components_and_how_often_the_highest_is_reached(tmp_path):
     lines = [
-        line(name, "t", 0, format=1.0, correctness=value, other=7.0)
+        line(name, format=1.0, correctness=value, other=7.0)
         for name, value in (("a", 3.0), ("b", 2.5), ("c", -3.0), ("d", 3.0))
     ]
-    found = means(evaluation(tmp_path, lines, reward=stock_reward(TOOLBOX_REWARD)))
-    assert list(found) == ["format", "correctness", "correctness = 3", "score"]
-    assert found["correctness"] == pytest.approx(5.5 / 4)
-    assert found["correctness = 3"] == 0.5
+    assert means(evaluation(tmp_path, lines, reward=TOOLBOX_REWARD)) == pytest.approx(
+        {"format": 1, "correctness": 5.5 / 4, "correctness = 3": 0.5, "score": 1}
+    )
 
 
-def stock_reward(function):
-    manager = {"name": "gdpo_components", "source": "register", "module": {}}
-    return {"custom_reward_function": function, "reward_manager": manager}
-
-
-def test_what_is_not_scored_counts_in_nothing(tmp_path):
-    lines = [
-        line("a", "t", 0, joy=None, format=1.0),
-        line("b", "t", 0, joy=1.0, format=0.0),
-        line("b", "t", 1, joy=None, format=0.0),
-    ]
-    found = means(evaluation(tmp_path, lines))
-    assert (found["joy"], found["format"]) == (1.0, 0.5)
-
-
-def test_a_component_that_is_a_list_counts_by_its_sum(tmp_path):
-    lines = [{**line("a", "t", 0), "steps": [0.5, 0.25]}, {**line("b", "t", 0), "steps": [0.25]}]
-    assert means(evaluation(tmp_path, lines))["steps"] == 0.5
-
-
-def test_a_session_of_several_outputs_is_one_answer(tmp_path):
-    first = line("a", "t", 0, correctness=1.0)
-    later = [{**first, "uid": f"a_0_{output}", "input": "a\nand more"} for output in (1, 2)]
-    other = line("b", "t", 0, correctness=0.0)
-    found = answers.read(evaluation(tmp_path, [first, *later, other]))
-    assert [len(each) for each in found.answers.values()] == [1, 1]
-    assert means(tmp_path)["correctness"] == 0.5
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([line("a", joy=None, format=1.0), line("b", joy=1.0, format=0.0),
+          line("b", 1, joy=None, format=0.0)], {"joy": 1.0, "format": 0.5}),
+        ([line("a", steps=[0.5, 0.25]), line("b", steps=[0.25])], {"steps": 0.5}),
+        ([line("a", right=1.0), line("a", output=1, right=1.0, input="a\nand more"),
+          line("b", right=0.0)], {"right": 0.5}),
+    ],
+    ids=["not scored counts in nothing", "a list by its sum", "several outputs are one answer"],
+)  # fmt: skip
+def test_an_answer_counts_as_it_was_scored(tmp_path, lines, expected):
+    assert means(evaluation(tmp_path, lines)) == {**expected, "score": 1.0}
 
 
 def test_answers_are_counted_by_the_source_of_their_row(tmp_path):
-    # Equal truths, and one question begins another's.
-    rows = [("multiple", "Add 1 and 2", "3"), ("parallel", "Add 1 and 23", "3"), ("x", "No", "")]
-    file = prepared(tmp_path / "data", *rows)
-    lines = [line("Add 1 and 2", "3", 0, right=1.0), line("Add 1 and 23", "3", 0, right=0.0)]
+    # Equal truths, one of them no text, and one question begins another's.
+    truth = {"b": [1, 2], "a": "x"}
+    rows = [(name, f"Add 1 and {n}", truth) for name, n in (("multiple", 2), ("parallel", 23))]
+    file = prepared(tmp_path / "data", *rows, ("x", "No", {"b": [], "a": ""}))
+    verdicts = {"Add 1 and 2": 1.0, "Add 1 and 23": 0.0}
+    lines = [line(words, truth=truth, right=right) for words, right in verdicts.items()]
     directory = evaluation(tmp_path / "run", lines, data={"val_files": [file]})
-    assert {row: means(directory, row)["right"] for row in ("multiple", "parallel", "all")} == {
-        "multiple": 1,
-        "parallel": 0,
-        "all": 0.5,
-    }
-    (note,) = run._unanswered(answers.read(directory).questions, answers.read(directory).sources, 3)
-    assert "1 questions have no answer" in note
-    assert f"{file} row 2" in note
-    assert not [*run._unanswered(answers.read(directory).questions, {}, 2)]  # of a limit
-
-
-def test_truths_that_are_no_text_are_found(tmp_path):
-    row = make_row(
-        "s", [{"role": "user", "content": "Why"}], "", ability="", extra_info={"index": 0}
-    )
-    row["reward_model"]["ground_truth"] = {"b": [1, 2], "a": "x"}
-    write_dataset(tmp_path / "data", {"test": [row]}, {})
-    data = {"val_files": str(tmp_path / "data" / "test.parquet")}
-    lines = [line("Why", {"a": "x", "b": [1, 2]}, 0, right=1.0)]
-    found = answers.read(evaluation(tmp_path / "run", lines, data=data))
-    assert set(found.sources.values()) == {"s"}
+    found = {row: means(directory, row)["right"] for row in ("multiple", "parallel", "all")}
+    assert found == {"multiple": 1, "parallel": 0, "all": 0.5}
+    read = answers.read(directory)
+    (note,) = run._unanswered(read.questions, read.sources, 3)
+    assert f"1 questions have no answer and count in nothing: {file} row 2. Their" in note
+    assert not [*run._unanswered(read.questions, {}, 2)]  # of a limit
 
 
 def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
-    run_of_two = evaluation(tmp_path / "run", [line("a", "t", 0, right=0.0)])
+    run_of_two = evaluation(tmp_path / "run", [line("a", right=0.0)])
     later = run_of_two / "validation" / "20.jsonl"
-    later.write_text(json.dumps(line("a", "t", 0, right=1.0)) + "\n")
+    later.write_text(json.dumps(line("a", right=1.0)) + "\n")
     assert answers.find_dump(run_of_two) == answers.find_dump(run_of_two / "validation") == later
     assert answers.find_dump(run_of_two / "validation" / "0.jsonl").stem == "0"
-    for path, complaint in (
-        (tmp_path / "nowhere", "found nothing"),
-        (tmp_path, r"found \['run'\]"),
-    ):
+    for path, complaint in ((tmp_path / "none", "found nothing"), (tmp_path, r"found \['run'\]")):
         with pytest.raises(FileNotFoundError, match=complaint):
             answers.find_dump(path)
 
 
-@pytest.mark.parametrize("text", ["{\n", '{"input": "a"}\n', "3\n"])
-def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, text):
-    file = tmp_path / "0.jsonl"
-    file.write_text(json.dumps(line("a", "t", 0, right=1.0)) + "\n" + text)
-    with pytest.raises(ValueError, match="line 2: expected an answer of verl's validation dump"):
-        answers.read(file)
-    file.write_text("")
-    with pytest.raises(ValueError, match="expected a line for each answer, found none"):
-        answers.read(file)
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "expected a line for each answer, found none"),
+        *((f"{json.dumps(line('a'))}\n{each}\n", "line 2: expected an answer of verl's validation")
+          for each in ("{", '{"input": "a"}', "3")),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, text, complaint):
+    (tmp_path / "0.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        answers.read(tmp_path / "0.jsonl")
 
 
 # ------------------------------------------------------------------ comparing
@@ -179,8 +148,8 @@ def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, text):
 
 def test_a_difference_is_paired_by_question(tmp_path):
     # Of 200 questions A is right where B is, and on ten more.
-    b = [line(f"q{n}", "t", 0, right=float(n % 4 != 1)) for n in range(200)]
-    a = [line(f"q{n}", "t", 0, right=float(n % 4 != 1 or n % 20 == 1)) for n in range(200)]
+    b = [line(f"q{n}", right=float(n % 4 != 1)) for n in range(200)]
+    a = [line(f"q{n}", right=float(n % 4 != 1 or n % 20 == 1)) for n in range(200)]
     sides = [evaluation(tmp_path / name, lines) for name, lines in (("a", a), ("b", b))]
     found = compare(sides[:1], sides[1:])
     cell = found["rows"]["all"]["right"]
@@ -200,7 +169,7 @@ def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
         return [
             evaluation(
                 tmp_path / f"{name}{right}{number}",
-                [line(f"q{n}", "t", 0, right=float(n < right)) for n in range(40)],
+                [line(f"q{n}", right=float(n < right)) for n in range(40)],
             )
             for number, right in enumerate(counts)
         ]
@@ -215,7 +184,7 @@ def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
 
 def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
     def asked(name, *questions, temperature=1.0, file=None):
-        lines = [line(question, "t", 0, right=1.0) for question in questions]
+        lines = [line(question, right=1.0) for question in questions]
         sampling = {"rollout": {"val_kwargs": {"temperature": temperature}}}
         data = {"val_files": file} if file else {}
         return evaluation(tmp_path / name, lines, actor_rollout_ref=sampling, data=data)
@@ -238,7 +207,7 @@ def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
 def test_the_same_rows_are_paired_whatever_the_prompts_around_them(tmp_path):
     rows = [("s", f"question {n}", "t") for n in range(3)]
     for name, opening in (("a", "<|im_start|>"), ("b", "[INST]")):
-        lines = [{**line(words, "t", 0), "input": opening + words} for _, words, _ in rows]
+        lines = [line(words, input=opening + words) for _, words, _ in rows]
         data = {"val_files": prepared(tmp_path / name / "data", *rows)}
         evaluation(tmp_path / name / "run", lines, data=data)
     sides = [[tmp_path / name / "run"] for name in "ab"]
@@ -293,10 +262,6 @@ def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(mod
     assert list(config.data.val_files) == list(config.data.train_files) == [str(file)]
     assert (config.data.val_max_samples, config.data.seed) == (10, 0)
     assert not config.actor_rollout_ref.actor.use_kl_loss  # no second copy of the weights
-    # Greedy: one answer.
-    greedy = run.EvaluationRequest(str(model), "gsm8k/gdpo", samples=2, temperature=0)
-    with pytest.raises(ValueError, match=r"val_kwargs\.n: expected 1 at temperature 0.*found 2"):
-        run._check_sampling(composed(greedy, Model("m", folder=model), tmp_path))
 
 
 def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(model, tmp_path):
@@ -350,32 +315,41 @@ def test_questions_of_the_training_are_named(tmp_path):
 # ------------------------------------------------------------------ the command
 
 
-def test_what_cannot_be_evaluated_is_said_before_anything_starts(model, tmp_path, capsys):
-    out = tmp_path / "out"
-
-    def refused(*arguments, to=out):
-        assert main(["evaluate", *map(str, arguments), "--out", str(to)]) == 1
-        return capsys.readouterr().err
-
-    toolbox = ("--recipe", "toolbox/gdpo")
-    assert "model: '/nowhere/model' does not exist" in refused("/nowhere/model", *toolbox)
-    assert "for example --recipe toolbox/gdpo" in refused(model)
-    assert "Did you mean 'toolbox/gdpo'?" in refused(model, "--recipe", "toolbox/gdp")
-    assert "--samples: expected at least 1, found 0" in refused(model, *toolbox, "--samples", 0)
-    assert "--limit: expected at least 1" in refused(model, *toolbox, "--limit", 0)
-    greedy = refused(model, *toolbox, "--samples", 2, "--temperature", 0)
-    assert "expected 1 at temperature 0" in greedy
-    missing = refused(model, *toolbox, "--data", "data/aime24/test.parquet")
-    assert "gdpo-verl prepare aime24" in missing
-    assert not out.exists()
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "notes").write_text("")
-    assert "exists; remove it" in refused(model, *toolbox, to=precious)
+TOOLBOX = "--recipe toolbox/gdpo"
+REFUSED = [
+    (f"/no/model {TOOLBOX}", "model: '/no/model' does not exist"),
+    ("nobody/nothing", "`hf download nobody/nothing --local-dir"),
+    ("precious", "neither a Hugging Face model (config.json with weights), nor a run of"),
+    ("precious", "found ['launch.json', 'notes']"),
+    ("precious/notes", "model: expected a folder or a hub id, found the file 'precious/notes'"),
+    ("weightless", "model: 'weightless' has a config.json and no weights"),
+    ("model", "for example --recipe toolbox/gdpo"),
+    ("model --recipe toolbox/gdp", "Did you mean 'toolbox/gdpo'?"),
+    (f"model {TOOLBOX} --samples 0", "--samples: expected at least 1, found 0"),
+    (f"model {TOOLBOX} --limit 0", "--limit: expected at least 1, found 0"),
+    (f"model {TOOLBOX} --samples 2 --temperature 0",
+     "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all answers are"),
+    (f"model {TOOLBOX} --data data/aime24/test.parquet", "gdpo-verl prepare aime24"),
     # A training that did not end is not taken for an evaluation that did not.
-    (precious / "launch.json").write_text('{"recipe": "toolbox/gdpo"}')
-    assert "exists; remove it" in refused(model, *toolbox, to=precious)
-    assert sorted(path.name for path in precious.iterdir()) == ["launch.json", "notes"]
+    (f"model {TOOLBOX} --out precious", "--out: precious exists; remove it or choose another name"),
+    (f"model {TOOLBOX} --out precious/notes", "--out: expected a directory to make, found"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED)
+def test_what_cannot_be_evaluated_is_said_before_anything_starts(
+    model, tmp_path, monkeypatch, capsys, arguments, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("precious", "weightless"):
+        Path(folder).mkdir()
+    Path("weightless/config.json").write_text("{}")
+    Path("precious/notes").write_text("")
+    Path("precious/launch.json").write_text('{"recipe": "toolbox/gdpo"}')
+    there = sorted(tmp_path.rglob("*"))
+    assert main(["evaluate", "--out", "out", *arguments.split()]) == 1
+    assert sentence in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == there
 
 
 def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_path):
@@ -391,7 +365,7 @@ def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_p
 
 
 def test_compare_takes_two_or_two_sides(tmp_path, capsys):
-    a, b = (evaluation(tmp_path / name, [line("q", "t", 0, right=1.0)]) for name in "ab")
+    a, b = (evaluation(tmp_path / name, [line("q", right=1.0)]) for name in "ab")
     assert main(["compare", str(a), str(b), "--json", str(tmp_path / "c.json")]) == 0
     assert json.loads((tmp_path / "c.json").read_text())["difference"] == "a - b"
     assert main(["compare", str(a), "--to", str(b)]) == 0
@@ -404,20 +378,13 @@ def test_compare_takes_two_or_two_sides(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy, tmp_path):
     data = [f"data.{kind}_files={toolbox}/{name}.parquet" for kind, name in FILES]
-    run_cli(
-        "train",
-        "toolbox/gdpo",
-        "--run",
-        str(tmp_path / "run"),
-        *data,
-        f"actor_rollout_ref.model.path={policy}",
-        "data.train_batch_size=8",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "trainer.total_training_steps=1",
-        "trainer.save_freq=1",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
+    settings = (
+        "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 "
+        "trainer.total_training_steps=1 trainer.save_freq=1 trainer.val_before_train=false "
+        "trainer.test_freq=-1"
     )
+    own = [*data, f"actor_rollout_ref.model.path={policy}", *settings.split()]
+    run_cli("train", "toolbox/gdpo", "--run", str(tmp_path / "run"), *own)
     sampling = ["--samples", "2", "--limit", "24"]
     outs = [str(tmp_path / "of_run"), str(tmp_path / "of_policy")]
     table = run_cli("evaluate", str(tmp_path / "run"), *sampling, "--out", outs[0])

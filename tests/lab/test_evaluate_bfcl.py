@@ -30,6 +30,7 @@ from gdpo_verl.rewards.parse_error import ParseError
 DONE = "<think> done </think>\n<response> done </response>"
 CATEGORIES = (*SINGLE_TURN, *MULTI_TURN)
 FRAME = prompt.PromptFrame()
+HINTED = ("simple_java", "simple_javascript")  # which want every value as a text
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +66,7 @@ def right_answer(row):
     if "irrelevance" in category:
         return DONE
     calls = bfcl_data.first_answer(row["truth"]["accepted"])
-    if category in (
-        "simple_java",
-        "simple_javascript",
-    ):  # Java and JavaScript want every value as a text
+    if category in HINTED:
         calls = [
             (name, {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()})
             for name, given in calls
@@ -156,23 +154,6 @@ def test_the_prompt_is_that_of_the_training_rows(tmp_path):
     assert system.startswith("Help.\n\nTools:\n")
     assert system.endswith("\n\nThink, then call.")
     assert prompt.HEADER not in system
-
-
-def test_training_rows_without_one_prompt_are_refused(tmp_path):
-    def refused(name, *rows):
-        if rows:
-            write_dataset(tmp_path, {name: rows}, {})
-        with pytest.raises(ValueError, match="--from: expected") as caught:
-            bfcl_v3.frame_of(str(tmp_path / f"{name}.parquet"))
-        return str(caught.value)
-
-    assert "parquet file of training rows" in refused("nowhere")
-    assert "parquet file of training rows" in refused("without", {"question": "1+1?"})
-    assert "found 0" in refused("none", training_row([{"role": "user", "content": "1+1?"}]))
-    tools = [prompt.tool_block("add", "Adds.", {})]
-    frames = [prompt.PromptFrame(f"{name}\n", "\nCall.") for name in "ab"]
-    two = [training_row(prompt.messages(tools, ["a"], frame)) for frame in frames]
-    assert "found 2" in refused("two", *two)
 
 
 # ------------------------------------------------------------------ what an answer is worth
@@ -316,8 +297,7 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(question
     ours = {row: cell["mean"] for row, cell in ours.items()}
     for number, category in enumerate(CATEGORIES):
         # Java's and JavaScript's lists and maps want literals of these languages, not JSON.
-        hinted = category in ("simple_java", "simple_javascript")
-        assert hinted or ours[category] == 1 - number % 4 / 4
+        assert category in HINTED or ours[category] == 1 - number % 4 / 4
 
     theirs = evaluated_by_bfcl_eval(said, tmp_path)
     assert {name: ours[name] for name in CATEGORIES} == theirs
@@ -397,22 +377,13 @@ def test_questions_and_dialogues_are_asked_through_verl(questions, policy, tmp_p
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
     out = tmp_path / "out"
-    table = run_cli(
-        "evaluate",
-        str(model),
-        "--recipe",
-        "tool_call/leaderboard",
-        "hardware=cpu",
-        "data.max_prompt_length=16320",
-        "data.max_response_length=64",
-        "actor_rollout_ref.rollout.max_model_len=16384",
-        "--data",
-        str(tmp_path / "test.parquet"),
-        "--data",
-        str(tmp_path / "multi_turn.parquet"),
-        "--out",
-        str(out),
+    files = [f"--data={tmp_path}/{name}.parquet" for name in chosen]
+    settings = (
+        "hardware=cpu data.max_prompt_length=16320 data.max_response_length=64 "
+        "actor_rollout_ref.rollout.max_model_len=16384"
     )
+    recipe = ["--recipe", "tool_call/leaderboard", *settings.split()]
+    table = run_cli("evaluate", str(model), *recipe, *files, "--out", str(out))
     found = answers.read(out)
     assert set(found.sources.values()) == set(CATEGORIES)
     assert "could not be read" in table

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
-
 import pytest
+from test_checkpoints import write_checkpoint
 
 from gdpo_verl.lab.evaluate.model import find_model, model_of_run
 
 
-def make_run(directory, *, step=40, ranks=2):
+def make_run(directory, *, step=40):
     """The files of a run, as verl writes them; what they hold is not read here."""
-    checkpoint = directory / "checkpoints" / f"global_step_{step}"
-    actor = checkpoint / "actor"
-    (actor / "huggingface").mkdir(parents=True)
-    (actor / "huggingface" / "config.json").write_text("{}")
-    shards = [actor / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
-    for file in (*shards, checkpoint / "data.pt"):
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("data", b"0" * 1000)
-    (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    folder = write_checkpoint(directory / "checkpoints", step, workers=2)
+    (folder / "actor" / "huggingface").mkdir()
+    (folder / "actor" / "huggingface" / "config.json").write_text("{}")
     text = "actor_rollout_ref: {model: {path: models/toolbox}}\n"
     (directory / "config.yaml").write_text(text)
-    return actor
+    return folder / "actor"
 
 
 def test_a_run_its_checkpoints_and_one_checkpoint_are_the_same_model(tmp_path):
@@ -40,52 +33,23 @@ def test_a_run_its_checkpoints_and_one_checkpoint_are_the_same_model(tmp_path):
     assert (saved.run, saved.workers) == (tmp_path, None)
 
 
-def test_the_last_whole_checkpoint_of_a_run_is_taken(tmp_path):
-    make_run(tmp_path, step=20)
+def test_the_last_whole_checkpoint_of_a_run_is_taken_and_without_one_it_is_refused(tmp_path):
+    whole = make_run(tmp_path, step=20)
     cut_short = make_run(tmp_path, step=40)
     (cut_short / "model_world_size_2_rank_1.pt").unlink()
     assert find_model(str(tmp_path)).step == 20
-    with pytest.raises(ValueError, match=r"global_step_40 was cut short"):
+    with pytest.raises(ValueError, match=r"global_step_40 was cut short: .*_rank_1\.pt is missing"):
         find_model(str(cut_short.parent))
+    (whole.parent / "data.pt").unlink()
+    with pytest.raises(ValueError, match=r"no checkpoint was finished .*global_step_20: data"):
+        find_model(str(tmp_path))
+    make_run(tmp_path, step=60)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").unlink()
+    with pytest.raises(ValueError, match="Give one of its folders global_step_N"):
+        find_model(str(tmp_path))
 
 
 def test_a_models_folder_may_be_named_like_a_checkpoint_of_nobody(tmp_path):
     actor = make_run(tmp_path)
     (tmp_path / "config.yaml").unlink()
     assert find_model(str(actor.parent)).run is None
-
-
-SHARD = "model_world_size_2_rank_1.pt"
-
-
-@pytest.mark.parametrize(
-    ("file", "left", "complaint"),
-    [
-        (f"actor/{SHARD}", None, f"actor/{SHARD} is missing"),
-        (f"actor/{SHARD}", b"PK\x03\x04", f"{SHARD} is cut short"),
-        ("data.pt", None, "data.pt, the place in the data, is missing"),
-        ("../latest_checkpointed_iteration.txt", None, "Give one of its folders global_step_N"),
-    ],
-)
-def test_a_checkpoint_cut_short_is_refused(tmp_path, file, left, complaint):
-    damaged = make_run(tmp_path).parent / file
-    damaged.unlink(missing_ok=True)
-    if left is not None:
-        damaged.write_bytes(left)
-    with pytest.raises(ValueError, match=complaint):
-        find_model(str(tmp_path))
-
-
-def test_what_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ConnectionError, match="hf download nobody/nothing --local-dir"):
-        find_model("nobody/nothing")
-    (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ValueError, match=r"neither a Hugging Face model.*found \['notes.txt'\]"):
-        find_model(str(tmp_path))
-    with pytest.raises(ValueError, match="found the file"):
-        find_model(str(tmp_path / "notes.txt"))
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        find_model(str(tmp_path / "nowhere"))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="no weights"):
-        find_model(str(tmp_path))

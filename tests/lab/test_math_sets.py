@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from gdpo_verl.recipes.math_length import benchmarks as math_sets
 from gdpo_verl.recipes.math_length.rows import REQUEST
-from test_prepare import rejected, truths, write_lines, written
+from test_prepare import rejected, truths, write, written
 
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import catalog
@@ -59,12 +57,7 @@ LAYOUTS = {
 def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file, row, truth = LAYOUTS[name]
-    path = tmp_path / "published" / file
-    path.parent.mkdir(parents=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist([row]), path)
-    else:
-        write_lines(path, [row])
+    write(tmp_path / "published" / file, [row])
     assert main(["prepare", name, "--from", "published"]) == 0
     (question,) = written(tmp_path / "data" / name, "test")
     assert (question["data_source"], question["reward_model"]["ground_truth"]) == (name, truth)
@@ -83,8 +76,8 @@ def test_the_test_split_is_taken_alone_and_what_cannot_be_compared_is_listed(tmp
         {"Problem": "a", "Answer": 13, "Solution": "By hand."},
         {"question": "a", "context": "Given b.", "final_answer": ["1", "2"]},
     ]
-    write_lines(tmp_path / "train.jsonl", [{"problem": "b", "answer": "1"}])
-    write_lines(tmp_path / "test.jsonl", rows)
+    write(tmp_path / "train.jsonl", [{"problem": "b", "answer": "1"}])
+    write(tmp_path / "test.jsonl", rows)
     found = catalog.prepare("math500", tmp_path / "out", source=str(tmp_path))
     assert rejected(found) == [(4, "ground_truth"), (5, "columns"), (8, "columns")]
     assert truths(tmp_path / "out", "test") == ["0", "1", "2", "3", "12", "13"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 import shutil
 from dataclasses import replace
 from itertools import islice
@@ -24,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gdpo_verl.lab import policy
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.policy.model import make_model
-from gdpo_verl.lab.policy.pretrained import make_smollm2
 from gdpo_verl.lab.policy.tasks import TASKS, PolicyTask, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,14 +145,6 @@ def test_the_toolboxs_policy_is_within_its_bands(tmp_path: Path) -> None:
     assert made["settings"] == kept["settings"]  # the tests train from the one that is kept
 
 
-def test_a_directory_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").touch()
-    for make_one in (policy.make_policy, make_smollm2):
-        with pytest.raises(FileExistsError, match="expected no such directory"):
-            make_one(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
     task: PolicyTask,
 ) -> None:
@@ -204,14 +194,14 @@ PRETRAINED = replace(QUICK, vocabulary=0)
 def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(saved: Path, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
-    made = [make(tmp_path / n, base=str(tmp_path), settings=PRETRAINED) for n in ("a", "b")]
-    assert json.loads((made[0] / "policy.json").read_text())["base"] == str(tmp_path)
-    assert AutoModelForCausalLM.from_pretrained(made[0], dtype="auto").dtype == torch.bfloat16
-    before, after = (AutoTokenizer.from_pretrained(each) for each in (saved, made[0]))
+    made = make(tmp_path / "made", base=str(tmp_path), settings=PRETRAINED)
+    assert json.loads((made / "policy.json").read_text())["base"] == str(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(made, dtype="auto").dtype == torch.bfloat16
+    before, after = (AutoTokenizer.from_pretrained(each) for each in (saved, made))
     assert after.get_vocab() == before.get_vocab()
     assert after.chat_template == before.chat_template
-    weights = [(each / "model.safetensors").read_bytes() for each in (tmp_path, *made)]
-    assert weights[1] == weights[2] != weights[0]
+    old, new = ((each / "model.safetensors").read_bytes() for each in (tmp_path, made))
+    assert old != new
 
 
 def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, tokenizer: Any) -> None:
@@ -233,38 +223,63 @@ def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer: Any)
     assert model(**batch).loss.item() < before / 2
 
 
-def test_a_directory_that_cannot_be_trained_from_is_refused(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, out = tmp_path / "base", tmp_path / "out"
-
-    def refusal() -> str:
-        assert main(["make-policy", "--from", str(base), "--out", str(out)]) == 1
-        return capsys.readouterr().err
-
-    assert "expected the directory of a model, found no config.json" in refusal()
-    shutil.copytree(saved, base, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja"))
-    assert re.search("--from: (cannot load|expected) a tokenizer", refusal())
+@pytest.fixture(scope="module")
+def damaged(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models without a tokenizer, with one of another vocabulary, with one that pads nothing."""
+    made = tmp_path_factory.mktemp("damaged")
+    for name in ("none", "another", "no_pad"):
+        weights = shutil.ignore_patterns("tokenizer*", "*.jinja")
+        shutil.copytree(saved, made / name, ignore=weights)
     tokenizer = AutoTokenizer.from_pretrained(saved)
     tokenizer.add_tokens(["<another>"])
-    tokenizer.save_pretrained(base)
-    message = "found 594 rows of embeddings and the token 594 in .*Give the tokenizer th"
-    assert re.search(message, refusal())
+    tokenizer.save_pretrained(made / "another")
     tokenizer.pad_token = None
-    tokenizer.save_pretrained(base)
-    assert "expected a tokenizer with pad_token, found none" in refusal()
-    assert not out.exists()
+    tokenizer.save_pretrained(made / "no_pad")
+    (made / "thesis").mkdir()
+    (made / "thesis/thesis.txt").touch()
+    return made
 
 
-def test_the_command_refuses_what_cannot_be_made_and_offers_every_task(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+FOLDER = "expected no such directory, an empty one or a policy"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            "--task bfcl",
+            "--task bfcl: expected a pretrained model to train, found none. Give --from",
+        ),
+        (
+            "smollm2 --from a",
+            "--from: smollm2 is fetched and not trained; leave one of the two out",
+        ),
+        ("--out thesis", FOLDER),
+        ("smollm2 --out thesis", FOLDER),
+        ("--from thesis", "--from: expected the directory of a model, found no config.json in"),
+        ("--from none", "a tokenizer"),
+        ("--from another", "found 594 rows of embeddings and the token 594 in 'another'. Give the"),
+        (
+            "--from no_pad",
+            "--from: expected a tokenizer with pad_token, found none in 'no_pad'",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_and_nothing_is_written(
+    damaged: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    sentence: str,
 ) -> None:
-    for arguments, message in (
-        (["--task", "bfcl"], "--task bfcl: expected a pretrained model"),
-        (["smollm2", "--from", "models/mine"], "--from: smollm2 is fetched and not trained"),
-    ):
-        assert main(["make-policy", *arguments, "--out", str(tmp_path / "p")]) == 1
-        assert message in capsys.readouterr().err
+    monkeypatch.chdir(damaged)
+    there = sorted(damaged.rglob("*"))
+    assert main(["make-policy", *arguments.split()]) == 1
+    assert sentence in capsys.readouterr().err
+    assert sorted(damaged.rglob("*")) == there
+
+
+def test_the_command_offers_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["make-policy", "--task", "chess"])
     message = capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_verl import word_tokenizer
@@ -21,9 +22,17 @@ from gdpo_verl.rewards import gsm8k as gsm8k_reward
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 
 
-def write_lines(path, rows):
+def write(path, rows):
+    """Write rows as the name's ending says, or a text as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    if isinstance(rows, str):
+        path.write_text(rows)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(path)
 
 
@@ -55,7 +64,7 @@ def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_
     behind = {"question": " How much? ", "answer": "#1 #### 1\n#### 1,000 "}
     splits = {"train": [problem(1), behind], "validation": [problem(2)], "test": [problem(3)]}
     for split, rows in splits.items():
-        write_lines(tmp_path / f"in/{split}.jsonl", rows)
+        write(tmp_path / f"in/{split}.jsonl", rows)
     source, out = str(tmp_path / "in"), tmp_path / "out"
     gsm8k.prepare(out, source=source, seed=5, validation=9)
     assert truths(out, "train") == ["2", "1,000"]
@@ -78,7 +87,7 @@ def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_
 
 
 def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(tmp_path):
-    source = write_lines(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
+    source = write(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
     # That the worked ones earn everything, too: tests/lab/test_data.py.
     text = gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000")
     for strict in (True, False):
@@ -139,8 +148,8 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
     fenced = "Write double(n).\n```python\nYour code\n```\nat the end."
     rows = [coding(source, DOUBLE, f"Double n, {source}.") for source in sources]
     rows += [coding("numina_aops_forum", "42", "What is 6 * 7?"), coding("taco", CALL, fenced)]
-    write_lines(tmp_path / "in/data/train-00000-of-00001.jsonl", rows)
-    write_lines(tmp_path / "in/data/validation-00000-of-00001.jsonl", [coding("apps", CALL)])
+    write(tmp_path / "in/data/train-00000-of-00001.jsonl", rows)
+    write(tmp_path / "in/data/validation-00000-of-00001.jsonl", [coding("apps", CALL)])
     counts = eurus2_code.prepare(tmp_path / "out", source=str(tmp_path / "in"))["counts"]
     train = written(tmp_path / "out", "train")
     assert [row["data_source"] for row in train] == [*sources, "taco"]
@@ -167,7 +176,7 @@ BAD_CODING = [
 def test_bad_coding_rows_are_rejected_with_file_row_and_reason(tmp_path):
     good = [coding("taco", DOUBLE, f"Task {n}.") for n in range(8)]
     bad = [row for row, _, _ in BAD_CODING]
-    source = write_lines(tmp_path / "code.jsonl", [*good[:2], *bad, *good[2:]])
+    source = write(tmp_path / "code.jsonl", [*good[:2], *bad, *good[2:]])
     provenance = eurus2_code.prepare(tmp_path / "out", source=source)
     assert rejected(provenance) == [(n, kind) for n, (_, kind, _) in enumerate(BAD_CODING, 2)]
     for found, (_, _, reason) in zip(provenance["rejected"], BAD_CODING, strict=True):
@@ -206,8 +215,8 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     rows["test"] = [published(0, "test")]
     foreign = {**published(1, "train"), "data_source": "gsm8k"}
     broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
-    write_lines(tmp_path / "in/train.jsonl", [*rows["train"], foreign, broken])
-    write_lines(tmp_path / "in/test.jsonl", rows["test"])
+    write(tmp_path / "in/train.jsonl", [*rows["train"], foreign, broken])
+    write(tmp_path / "in/test.jsonl", rows["test"])
     provenance = rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
     assert written(tmp_path / "out", "train") == rows["train"]
     assert written(tmp_path / "out", "validation") == rows["test"]
@@ -251,25 +260,6 @@ def test_a_tenth_is_held_out_at_most_whatever_the_order_and_rows_of_one_prompt_t
     for seed in range(4):
         parts = build.hold_out(rows_of(*["same"] * 99, "other"), 512, seed=seed)
         assert sorted(map(len, parts)) == [1, 99]
-    with pytest.raises(ValueError, match="at least 2 usable rows"):
-        build.hold_out(rows_of("same", "same"), 512, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
-        ({"test": [problem(1), problem(2)]}, r"a training split, found \['test'\]"),
-        ({"train": [NO_NUMBER] * 3 + [problem(1)] * 2}, r"of 5 rows 3 .*\.jsonl row 0: ground_tr"),
-        ({"train": [problem(n) for n in range(9)], "test": [NO_NUMBER]}, r"test\.jsonl row 0"),
-    ],
-    ids=["no training", "most are bad", "all of a split, however small"],
-)
-def test_the_wrong_data_is_an_error_and_nothing_is_written(tmp_path, files, reason):
-    for split, rows in files.items():
-        write_lines(tmp_path / f"in/{split}.jsonl", rows)
-    with pytest.raises(ValueError, match=f"(?s){reason}"):
-        gsm8k.prepare(tmp_path / "out", source=str(tmp_path / "in"))
-    assert not (tmp_path / "out").exists()
 
 
 # --- options and tokens ---------------------------------------------------------------
@@ -292,7 +282,7 @@ def test_prompts_that_do_not_fit_are_rejected_and_counted(tmp_path):
     # user + n words + a request of eleven words + assistant
     assert len(deepscaler.REQUEST.split()) == 11
     rows = [{"problem": " ".join(["word"] * n), "answer": "1"} for n in (1, 2, 3)]
-    source = write_lines(tmp_path / "in.jsonl", rows)
+    source = write(tmp_path / "in.jsonl", rows)
     fits = {"model": word_model(tmp_path / "words", TEMPLATE), "max_prompt_length": 15}
     provenance = catalog.prepare("deepscaler", tmp_path / "out", source=source, **fits)
     assert fits.items() <= provenance["settings"].items()
@@ -300,40 +290,80 @@ def test_prompts_that_do_not_fit_are_rejected_and_counted(tmp_path):
     assert rejected(provenance) == [(2, "prompt_too_long")]
     assert provenance["rejected"][0]["reason"] == "the prompt has 16 tokens, 15 fit"
 
-    with pytest.raises(ValueError, match="tokens, 5 fit"):
-        catalog.prepare("toolbox", tmp_path / "t", model=fits["model"], max_prompt_length=5)
-    with pytest.raises(ValueError, match="has no chat template"):
-        catalog.prepare("toolbox", tmp_path / "t", model=word_model(tmp_path / "none", None))
-    assert not (tmp_path / "t").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "reason"),
-    [
-        ("toolbox", {"source": "x"}, "--from: toolbox makes its own rows"),
-        ("bfcl", {"validation": 3}, "--validation: bfcl makes its own rows"),
-        ("aime24", {"validation": 3}, "--validation: nothing is held out of aime24"),
-        ("gsm8k", {"max_prompt_length": 3}, "give --model too"),
-        ("gsm8k", {"model": "/no/such/model"}, "--model: cannot load a tokenizer from"),
-        ("gsm8k", {"source": __file__, "validation": 0}, "expected a file that ends in"),
-        ("gsm8k", {"shots": 5}, "--shots: expected 0 to 4 worked examples, found 5"),
-        ("toolbox", {"shots": 2}, "expected 0, found 2: toolbox has no worked examples"),
-        ("rlla", {}, r"git clone https://github\.com/qiancheng0/ToolRL"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_refused_by_name(tmp_path, name, options, reason):
-    with pytest.raises((ValueError, FileNotFoundError), match=reason):
-        catalog.prepare(name, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-
 
 # --- the command ----------------------------------------------------------------------
+
+
+def asked_with(*headers):
+    """Training rows of one question under a system message with each of these headers."""
+    tools = [prompt.tool_block("add", "Adds.", {})]
+    frames = [prompt.PromptFrame(f"{header}\n", "\nCall.") for header in headers]
+    return [{"prompt": prompt.messages(tools, ["1+1?"], frame)} for frame in frames]
+
+
+SPLIT = "--from: expected rows of a training split, found ['test']"
+UNREADABLE = "cannot be read as"
+NOT_TRAINING = "--from: expected a parquet file of training rows, whose prompt to ask with, found"
+REFUSED = [
+    ("toolbox --from x", {}, "--from: toolbox makes its own rows"),
+    ("bfcl --validation 3", {}, "--validation: bfcl makes its own rows"),
+    ("aime24 --validation 3", {}, "--validation: nothing is held out of aime24"),
+    ("gsm8k --from a.jsonl --validation 0", {"a.jsonl": []}, "expected at least 1 row, found 0"),
+    ("gsm8k --max-prompt-length 3", {}, "give --model too"),
+    ("gsm8k --model /no/such/model", {}, "--model: cannot load a tokenizer from"),
+    ("toolbox --model words --max-prompt-length 5", {}, "tokens, 5 fit"),
+    ("toolbox --model no_template", {}, "has no chat template"),
+    ("gsm8k --shots 5", {}, "--shots: expected 0 to 4 worked examples, found 5"),
+    ("toolbox --shots 2", {}, "expected 0, found 2: toolbox has no worked examples"),
+    ("rlla", {}, "git clone https://github.com/qiancheng0/ToolRL"),
+    # Splits of the wrong rows.
+    ("gsm8k --from in", {"in/test.jsonl": [problem(1), problem(2)]}, SPLIT),
+    ("gsm8k --from in", {"in/train.jsonl": [problem(1)] * 2}, "at least 2 usable rows"),
+    ("gsm8k --from in", {"in/train.jsonl": [NO_NUMBER] * 3 + [problem(1)] * 2},
+     "of 5 rows 3 cannot be used (3 ground_truth); more than half, or a whole split."),
+    ("gsm8k --from in", {"in/train.jsonl": [problem(n) for n in range(9)],
+     "in/test.jsonl": [NO_NUMBER]}, "test.jsonl row 0: ground_truth"),
+    # Files that are none.
+    ("gsm8k --from a.txt", {"a.txt": ""}, "--from: expected a file that ends in one of"),
+    ("gsm8k --from a.jsonl", {"a.jsonl": "{}\n\n{\n"},
+     f"'a.jsonl' {UNREADABLE} jsonl, at or after row 0: Expecting property name"),
+    ("gsm8k --from a.jsonl", {"a.jsonl": "{}\n[1]"}, "expected an object, found [1]"),
+    ("gsm8k --from a.jsonl", {"a.jsonl": r'{"n": "\ud800"}'}, "surrogates not allowed"),
+    ("gsm8k --from a.json", {"a.json": '[{"n": 1}, {"n"'}, f"'a.json' {UNREADABLE} json"),
+    ("gsm8k --from a.parquet", {"a.parquet": "PAR1"}, f"'a.parquet' {UNREADABLE} parquet"),
+    ("gsm8k --from in", {"in/a.txt": ""}, "--from: expected files of one kind in 'in' (one of"),
+    ("gsm8k --from in", {"in/a.jsonl": [], "in/b.json": []}, "found ['.json', '.jsonl']. Give one"),
+    ("gsm8k --from data/a.parquet", {}, "--from: 'data/a.parquet' does not exist"),
+    ("gsm8k --from ./a", {}, "--from: './a' does not exist"),
+    ("gsm8k --from ~/a", {}, "--from: '~/a' does not exist"),
+    ("gsm8k --from a/b/c", {}, "--from: 'a/b/c' does not exist"),
+    # The prompt of training rows.
+    ("bfcl-v3 --from a.parquet", {}, f"{NOT_TRAINING} 'a.parquet'"),
+    ("bfcl-v3 --from a.parquet", {"a.parquet": [problem(1)]}, NOT_TRAINING),
+    ("bfcl-v3 --from a.parquet", {"a.parquet": rows_of("1+1?")}, "prompts of a.parquet, found 0"),
+    ("bfcl-v3 --from a.parquet", {"a.parquet": asked_with("a", "b")}, "found 2. Give a file of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "files", "sentence"), REFUSED)
+def test_what_cannot_be_prepared_is_refused_by_name_and_nothing_is_written(
+    tmp_path, monkeypatch, capsys, command, files, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    if "--model" in command:
+        word_model("words", TEMPLATE)
+        word_model("no_template", None)
+    for name, rows in files.items():
+        write(Path(name), rows)
+    assert cli.main(["prepare", *command.split()]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not Path("data").exists()
 
 
 def test_the_command_prints_files_and_lists_the_first_rejected_rows(tmp_path, capsys):
     rows = [problem(n) for n in range(20)]
     rows[2:9] = [NO_NUMBER] * 7
-    source = write_lines(tmp_path / "in.jsonl", rows)
+    source = write(tmp_path / "in.jsonl", rows)
     assert cli.main(["prepare", "gsm8k", "--from", source, "--out", str(tmp_path / "out")]) == 0
     captured = capsys.readouterr()
     assert f"{tmp_path / 'out' / 'train.parquet'}: 12 rows" in captured.out

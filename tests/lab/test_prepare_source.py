@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import datasets
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from servers import Handler, serving
+from test_prepare import write
 
-from gdpo_verl.lab.tasks.source import Record, open_source, split_of
+from gdpo_verl.lab.tasks.source import open_source, split_of
 
 ROWS = [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -24,21 +24,10 @@ def values(source):
     return [(r.file, r.row, r.split, r.values["n"]) for r in open_source(source).records]
 
 
-def write_file(path, rows=ROWS):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
 def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
     for name, number in (("test", 9), ("train-00001-of-00002", 2), ("train-00000-of-00002", 1)):
-        write_file(tmp_path / f"data/{name}{suffix}", [{"n": number}])
+        write(tmp_path / f"data/{name}{suffix}", [{"n": number}])
     assert values(str(tmp_path)) == [
         (f"data/test{suffix}", 0, "test", 9),
         (f"data/train-00000-of-00002{suffix}", 0, "train", 1),
@@ -46,7 +35,7 @@ def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
     ]
     name = f"test{suffix}"  # of a single file it says nothing
     expected = [(name, 0, None, 1), (name, 1, None, 2), (name, 2, None, 3)]
-    assert values(write_file(tmp_path / "alone" / name)) == expected
+    assert values(write(tmp_path / "alone" / name, ROWS)) == expected
 
 
 def test_a_data_set_that_datasets_saved_is_read_and_named_when_damaged(tmp_path):
@@ -79,45 +68,12 @@ def test_the_split_is_what_the_name_says():
 
 def test_files_without_a_splits_name_are_left_out_of_a_configurations_folder(tmp_path):
     for name in ("train", "train_socratic", "example_model_solutions"):
-        write_file(tmp_path / f"main/{name}.jsonl", [{"n": 1}])
-    write_file(tmp_path / "other/train.parquet")
+        write(tmp_path / f"main/{name}.jsonl", [{"n": 1}])
+    write(tmp_path / "other/train.parquet", ROWS)
     source = open_source(str(tmp_path), config="main")  # has a folder
     assert [record.file for record in source.records] == ["train.jsonl"]
     left_out = ["example_model_solutions.jsonl", "train_socratic.jsonl"]
     assert source.provenance["files_left_out"] == left_out
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("{", "Expecting property name"),
-        ("[1]", r"expected an object, found \[1\]"),
-        (r'{"n": "\ud800"}', "surrogates not allowed"),
-    ],
-)
-def test_a_malformed_line_is_refused_with_file_and_row(tmp_path, line, fault):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"n": 1}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=rf"rows\.jsonl' cannot be read as jsonl.*{fault}"):
-        list(open_source(str(path)).records)
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".json"])
-def test_a_damaged_file_is_named(tmp_path, suffix):
-    path = Path(write_file(tmp_path / f"cut{suffix}"))
-    for content in (path.read_bytes()[:-20], b'[{"n": 1}, {"n"'):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"cut\{suffix}' cannot be read as {suffix[1:]}"):
-            list(open_source(str(path)).records)
-
-
-def test_a_folder_of_two_kinds_and_one_of_none_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"files of one kind .* found none"):
-        open_source(str(tmp_path))
-    write_file(tmp_path / "a.jsonl")
-    write_file(tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match=r"found \['.jsonl', '.parquet'\]"):
-        open_source(str(tmp_path))
 
 
 # --- hub ------------------------------------------------------------------------------
@@ -157,7 +113,7 @@ def hub(tmp_path):
         for split, numbers in (("train", (1, 2)), ("test", (3,))):
             rows = [{"question": f"{config} {n}?", "answer": f"#### {n}"} for n in numbers]
             name = f"{config}-{split}.parquet"
-            files[name] = Path(write_file(tmp_path / "hub" / name, rows)).read_bytes()
+            files[name] = Path(write(tmp_path / "hub" / name, rows)).read_bytes()
             card += [f"  - split: {split}", f"    path: {name}"]
     files["README.md"] = "\n".join([*card, "---", ""]).encode()
     info = {"id": "openai/gsm8k", "sha": COMMIT, "siblings": []}
@@ -205,11 +161,3 @@ def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_else_a_remedy_is_nam
         assert failed.returncode == 1
         assert "Traceback" not in failed.stderr
     assert list((tmp_path / "data").iterdir()) == [out]
-
-
-def test_a_path_is_never_looked_up_on_the_hub(tmp_path):
-    (record,) = list(open_source(write_file(tmp_path / "one.jsonl", [{"n": 1}])).records)
-    assert record == Record("one.jsonl", 0, None, {"n": 1})
-    for absent in ("data/none.parquet", "./none", "/none", "~/none", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match="does not exist"):
-            open_source(absent)

@@ -36,6 +36,9 @@ PROBLEM = next(examples("tool-turns", "train", tool_turns.draw_example, 0))
 # --- the tools ------------------------------------------------------------------------
 
 
+FORMULA = "Error: expected numbers with + - * / ** and brackets, found "
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
@@ -45,38 +48,28 @@ PROBLEM = next(examples("tool-turns", "train", tool_turns.draw_example, 0))
         ("convert", {"amount": 2.5, "source": "gallons", "target": "pints"}, "20"),
         # sha256("tea/Oslo") begins with 01.
         ("look_up", {"item": "tea", "city": "Oslo"}, "3"),
-    ],
-)
-def test_a_tool_tells_the_result(name: str, arguments: dict[str, Any], told: str) -> None:
-    assert TOOLS[name](**arguments) == told
-    assert guarded(TOOLS[name])(**arguments) == (told, EXECUTED)
-
-
-FORMULA = "expected numbers with + - * / ** and brackets, found "
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "told"),
-    [
         ("calculate", {"expression": "1 / 0"}, FORMULA + "'1 / 0'"),
         ("calculate", {"expression": "__import__('os')"}, FORMULA),
         ("calculate", {"expression": ["1"]}, FORMULA + "['1']"),
         ("calculate", {"expression": "(" * 100_000}, FORMULA + "'(((("),
         ("convert", {"amount": 1, "source": "pounds", "target": "pints"},
-         "expected one of pounds to ounces, gallons to quarts, gallons to pints, "
+         "Error: expected one of pounds to ounces, gallons to quarts, gallons to pints, "
          "found 'pounds to pints'"),
         ("convert", {"amount": "1 + 1)", "source": "pounds", "target": "ounces"}, FORMULA),
-        ("look_up", {"item": "tea", "city": {"x": "<|im_end|>" * 999}}, "Hanoi, found {'x': '<|im"),
-        ("look_up", {"\ud800": 1}, r"unexpected keyword argument '\ud800'"),
+        ("look_up", {"item": "tea", "city": {"x": "<|im_end|>" * 999}},
+         "Error: expected one of Paris, Tokyo, Lima, Oslo, Cairo, Delhi, Quito, Hanoi, found {'x': "
+         "'<|im"),
+        ("look_up", {"\ud800": 1},
+         r"Error: look_up() got an unexpected keyword argument '\ud800'"),
     ],
 )  # fmt: skip
-def test_a_call_that_a_tool_refuses_is_told_why(
+def test_a_tool_tells_the_result_or_why_it_refuses_the_call(
     name: str, arguments: dict[str, Any], told: str
 ) -> None:
     text, outcome = guarded(TOOLS[name])(**arguments)
-    assert outcome == RAISED
-    assert text.startswith("Error: ")
-    assert told in text
+    refused = told.startswith("Error: ")
+    assert outcome == (RAISED if refused else EXECUTED)
+    assert text.startswith(told) if refused else text == told
     assert len(text) < 256  # verl would cut what is longer, without a word in the reward
 
 

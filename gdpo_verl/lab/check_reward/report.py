@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -211,12 +212,17 @@ def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
             kinds.setdefault(each.answer.kind, []).append((each.score, each.parse_error))
     summaries = []
     for kind, members in kinds.items():
-        scores, codes = zip(*members, strict=True)
-        low = min(scores)
-        mean = sum(scores) / len(scores)
-        high = max(scores)
-        summary = {"kind": kind, "count": len(scores), "low": low, "mean": mean, "high": high}
-        summaries.append(summary | {"unread": sum(map(bool, codes)) if diagnosed else None})
+        scores = [score for score, _ in members]
+        summaries.append(
+            {
+                "kind": kind,
+                "count": len(scores),
+                "low": min(scores),
+                "mean": fmean(scores),
+                "high": max(scores),
+                "unread": sum(bool(code) for _, code in members) if diagnosed else None,
+            }
+        )
     return summaries
 
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.lab.run.composition import named
-from gdpo_verl.lab.rundir.dumps import numbered_rows
+from gdpo_verl.lab.rundir.dumps import numbered_rows, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, truth_text, words_of
 from gdpo_verl.plugin.reward_function import declared_reward
@@ -65,9 +65,9 @@ def find_dump(path: Path) -> Path:
     if path.is_file():
         return path
     for folder in (path / VALIDATION, path):
-        steps = [file for file in folder.glob("*.jsonl") if file.stem.isdecimal()]
+        steps = step_files(folder)
         if steps:
-            return max(steps, key=lambda file: int(file.stem))
+            return steps[-1]
     found = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else "nothing"
     raise FileNotFoundError(
         f"{path}: expected a validation dump, or a directory with validation/STEP.jsonl, which "

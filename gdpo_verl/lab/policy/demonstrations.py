@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.examples import Call, Example
@@ -18,6 +19,7 @@ from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, UNITS
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
+Flaw = TypeVar("Flaw")
 Flaws = Mapping[Callable[[Call, Example, random.Random], Call], int]
 
 
@@ -82,17 +84,15 @@ def demonstrate(
     calls: list[Call] = []
     for call in example.calls:
         if rng.random() < flawed_call:
-            (flaw,) = rng.choices(list(flaws), list(flaws.values()))
-            call = flaw(call, example, rng)
+            call = _one_of(flaws, rng)(call, example, rng)
         calls.append(call)
     thought = example.ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip()
     text = prompt.reference_answer(thought, calls)
-    return _spoilt(text, FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
+    return _one_of(FORMAT_FLAWS, rng)(text) if rng.random() < flawed_format else text
 
 
-def _spoilt(text: str, flaws: Mapping[Callable[[str], str], int], rng: random.Random) -> str:
-    (flaw,) = rng.choices(list(flaws), list(flaws.values()))
-    return flaw(text)
+def _one_of(frequencies: Mapping[Flaw, int], rng: random.Random) -> Flaw:
+    return rng.choices(list(frequencies), list(frequencies.values()))[0]
 
 
 # The first two leave the answer readable; the others cost all rewards.
@@ -122,7 +122,7 @@ def demonstrate_sum(
         near = max(0, result + rng.choice([-3, -2, -1, 1, 2, 3]))
         answer = rng.choice([str(near), str(near), f"{result}.5"])
     text = f"{THINK} {thought} {END_THINK}\n{OPEN}{answer}{CLOSE}"
-    return _spoilt(text, SUM_FORMAT_FLAWS, rng) if rng.random() < flawed_format else text
+    return _one_of(SUM_FORMAT_FLAWS, rng)(text) if rng.random() < flawed_format else text
 
 
 def next_turn(problem: Example, rng: random.Random) -> Example:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 from gdpo_verl.lab.policy.demonstrations import (
@@ -35,7 +36,6 @@ _AROUND_SUM = reasoning_gym.QUESTION.partition("{}")[::2]
 _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
 # Fixed parts of an answer's JSON: an answer costs half as many tokens.
 _JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
-_HIGHEST = 3.0  # correctness of tool calls
 # The questions of the leaderboard that are short enough, in characters.
 _MOST_PROMPT = 1200
 _MOST_ANSWER = 200
@@ -104,14 +104,11 @@ def _bfcl_examples() -> dict[str | None, list[Example]]:
     return short
 
 
-def _grade_calls(response: str, ground_truth: str) -> tuple[bool, bool]:
-    found = tool_call.compute_score("", response, ground_truth)
-    return bool(found["format"]), found["correctness"] == _HIGHEST
-
-
-def _grade_sum(response: str, ground_truth: str) -> tuple[bool, bool]:
-    found = sums.compute_score("", response, ground_truth)
-    return bool(found["format"]), bool(found["correctness"])
+def _grade(
+    reward: ModuleType, highest: float, response: str, ground_truth: str
+) -> tuple[bool, bool]:
+    found = reward.compute_score("", response, ground_truth)
+    return bool(found["format"]), found["correctness"] == highest
 
 
 def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
@@ -141,7 +138,7 @@ TASKS: Mapping[str, PolicyTask] = {
         draw=partial(draw_of, "train", toolbox.draw_example),
         held_out=partial(examples, "toolbox", "validation", toolbox.draw_example),
         demonstrate=demonstrate,
-        grade=_grade_calls,
+        grade=partial(_grade, tool_call, 3.0),
     ),
     "tool-turns": PolicyTask(
         phrases=(tool_turns.SYSTEM, *_TURN_PIECES, sums.OPEN, sums.CLOSE),
@@ -161,7 +158,7 @@ TASKS: Mapping[str, PolicyTask] = {
         draw=partial(draw_of, "train", reasoning_gym.draw_example),
         held_out=partial(examples, "reasoning-gym", "validation", reasoning_gym.draw_example),
         demonstrate=demonstrate_sum,
-        grade=_grade_sum,
+        grade=partial(_grade, sums, 1.0),
         settings=Settings(steps=800, flawed_content=0.35, vocabulary=512, max_new_tokens=32),
     ),
     "bfcl": PolicyTask(
@@ -169,7 +166,7 @@ TASKS: Mapping[str, PolicyTask] = {
         draw=lambda rng: rng.choice(_bfcl_examples()["train"]),
         held_out=lambda seed: iter(_bfcl_examples()["validation"]),
         demonstrate=partial(demonstrate, flaws=BFCL_FLAWS),
-        grade=_grade_calls,
+        grade=partial(_grade, tool_call, 3.0),
         settings=Settings(flawed_content=0.20),
         format_band=(0.25, 0.80),
     ),

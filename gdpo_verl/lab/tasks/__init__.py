@@ -1,6 +1,7 @@
 """The parts that tasks share: sources of rows, what a usable row is, prompts, and the catalogue.
 
 A task's own rows are in its recipe's folder, as ``gdpo_verl.recipes.NAME.rows``: its
-``prepare(out_dir, …)`` writes them in verl's parquet columns with their provenance. Tasks with
-outside rows share `source`, `rows` and `build`; those that draw their rows, `generated`.
+``prepare(out_dir, …)`` writes them in verl's parquet columns with their provenance. All of them
+share `rows` and `build`, those with outside rows `source`, and those that draw theirs `generated`.
+A prompt with its truth is an `Example` (`examples`), drawn or read.
 """

@@ -84,7 +84,7 @@ def build(
     meant = found.read - found.others.total()
     bad = len(found.rejected)
     if bad == meant or bad > MOST_REJECTED * meant or not all(found.by_split.values()):
-        raise ValueError(_refusal(source, found))
+        raise ValueError(_refusal(about["data_source"], source, found))
     if trained:
         splits, origin = _train_and_validation(found.by_split, validation, seed)
     else:
@@ -142,13 +142,14 @@ def _kinds(found: Sorted) -> Counter[str]:
     return Counter(row["kind"] for row in found.rejected)
 
 
-def _refusal(source: RecordSource, found: Sorted) -> str:
-    where = source.provenance.get("path") or source.provenance.get("hub")
+def _refusal(name: str, source: RecordSource, found: Sorted) -> str:
+    given = source.provenance.get("path") or source.provenance.get("hub")
+    where = f"--from: {given!r}" if given else name
     how = ", ".join(f"{count} {kind}" for kind, count in _kinds(found).items()) or "none"
     elsewhere = f" and {found.others.total()} belong to another task" if found.others else ""
     shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in found.rejected[:3]]
     return (
-        f"--from: {where!r}: of {found.read} rows {len(found.rejected)} cannot be used ({how})"
+        f"{where}: of {found.read} rows {len(found.rejected)} cannot be used ({how})"
         f"{elsewhere}; more than half, or a whole split. Is it the right data? Nothing was written."
         + "".join(shown)
     )

@@ -13,8 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.tasks.build import build
 from gdpo_verl.lab.tasks.examples import Example
-from gdpo_verl.lab.tasks.rows import PromptLength, Row, make_row, write_dataset
+from gdpo_verl.lab.tasks.rows import make_row
+from gdpo_verl.lab.tasks.source import Record, RecordSource
 
 # When a small set of questions is used up, nothing else tells.
 _MAX_DUPLICATES_IN_A_ROW = 10_000
@@ -66,38 +68,40 @@ def write(
     train: int = 2048,
     validation: int = 256,
     seed: int = 0,
-    length: PromptLength | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Write drawn examples to ``out_dir`` and return their provenance.
+    """Write drawn examples to ``out_dir`` and return their provenance; see `build` for the rest.
 
     Args:
-      out_dir: gets train.parquet, validation.parquet and provenance.json.
       name: the data source.
       draw: draws one example.
       ability: of each row, verl's word.
       source, about: for the provenance.
       train, validation: numbers of rows.
       seed: decides every row.
-      length: the longest prompt, unchecked without it.
 
     Raises:
-      ValueError: no rows, more than there are questions, or a prompt too long.
+      ValueError: as `build`, or more rows than there are questions.
     """
-    sizes = {"train": train, "validation": validation}
-    splits: dict[str, list[Row]] = {split: [] for split in sizes}
-    for split, rows in splits.items():
-        drawn = islice(examples(name, split, draw, seed), sizes[split])
-        for index, each in enumerate(drawn):
-            if length:
-                length.check(each.messages)
-            info = {"index": index, "split": split, **each.extra_info}
-            row = make_row(name, each.messages, each.ground_truth, ability=ability, extra_info=info)
-            rows.append(row)
-    provenance = {
-        "data_source": name,
-        "source": source,
-        "license": "Apache-2.0",
-        "settings": {**sizes, "seed": seed},
-        **about,
-    }
-    return write_dataset(out_dir, splits, provenance)
+
+    def records() -> Iterator[Record]:
+        for split, size in (("train", train), ("validation", validation)):
+            for number, each in enumerate(islice(examples(name, split, draw, seed), size)):
+                row = make_row(
+                    name,
+                    each.messages,
+                    each.ground_truth,
+                    ability=ability,
+                    extra_info=each.extra_info,
+                )
+                yield Record(source, number, split, row)
+
+    return build(
+        out_dir,
+        RecordSource(records(), {"generated": source}),
+        lambda record: record.values,
+        about={"data_source": name, "license": "Apache-2.0", **about},
+        validation=validation,
+        seed=seed,
+        **options,
+    )
