@@ -105,8 +105,7 @@ def make_card(args: argparse.Namespace) -> Card:
         known = [(row, found) for row in rows if (found := parse_ground_truth(row).calls)]
         card.count(True, "ToolRL: its own answers", [Answer(row, row) for row, _ in known])
         count_calls(card, "ToolRL", [found for _, found in known])
-    questions = [q[2] for category in bfcl.CATEGORIES for q in bfcl.read_questions(category)]
-    count_calls(card, "BFCL", list(map(as_calls, questions)))
+    count_calls(card, "BFCL", [as_calls(each.values["accepted"]) for each in bfcl.questions()])
     for results in args.bfcl_results:
         for model, folder in MODELS.items():
             name = f"BFCL: real answers of {model}, called right there"
@@ -151,11 +150,13 @@ def leaderboard_answers(results: Path, folder: str) -> Iterator[Answer]:
         # The first line of the scores is their sum; ids count from 1.
         failed = read_lines([results / "score" / folder / f"{name}_score.json"])[1:]
         wrong = {row["id"] - 1 for row in failed}
-        questions = list(bfcl.read_questions(category))
-        for number, (row, question) in enumerate(zip(answers, questions, strict=True)):
+        questions = [
+            each.values for each in bfcl.questions() if each.values["category"] == category
+        ]
+        for number, (row, values) in enumerate(zip(answers, questions, strict=True)):
             if number not in wrong:
                 text = f"{THOUGHT}\n{row['result'].strip()}"
-                truth = as_calls(list(nearest(question[2], read(text).calls)))
+                truth = as_calls(list(nearest(values["accepted"], read(text).calls)))
                 yield Answer(text, asked(truth))
 
 

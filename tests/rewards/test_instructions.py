@@ -148,12 +148,13 @@ def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
     used = set()
     drawn = generated.examples("x", "train", instructions.draw_example, 0)
     for example in islice(drawn, 300):
-        kinds = [name.partition(":")[0] for name in example.constraints]
+        names = json.loads(example.ground_truth)["instruction_id_list"]
+        kinds = [name.partition(":")[0] for name in names]
         assert 1 <= len(kinds) == len(set(kinds)) <= 3
         found = rewards.compute_score("", SEA, example.ground_truth)
         assert found["unchecked"] == 0
         assert sum(found[kind] is not None for kind in rewards.KINDS.values()) == len(kinds)
-        used |= set(example.constraints)
+        used |= set(names)
     assert used == set(instructions.CONSTRAINTS)
 
 
