@@ -109,7 +109,8 @@ def rank(vector: dict[str, Any], row: int, of: int) -> Any:
 
 def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
     """The sums of every turn: a column with lists in groups of (group, turn), others copied."""
-    credit, weights = vector["settings"]["credit"], vector["weights"]
+    credit = vector["settings"]["credit"]
+    weights = vector["weights"]
     lists = [isinstance(reward, list) for reward in vector["rewards"][0]]
     turns = [(i, t) for i, own in enumerate(vector["token_counts"]) for t in range(len(own))]
     entries: Rows = []
@@ -154,7 +155,8 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
                 row[condition["reward"]] = 0
     if choices["unscored"] == "zero":
         rewards = [[0 if r is None else r for r in row] for row in rewards]
-    weights, tokens = vector["weights"], vector["token_counts"]
+    weights = vector["weights"]
+    tokens = vector["token_counts"]
     # Over tokens a row counts once for each of its tokens.
     shares = tokens if choices["whiten"] == "token" else [1] * len(rewards)
     # Looked at without epsilon, which leaves a rest of components that cancel.
@@ -166,7 +168,8 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
 
 def whitened(sums: list[Any], shares: list[Any], choices: dict[str, Any]) -> list[float]:
     mean, variance = spread(sums, shares)
-    form, last = choices["last"][0], Decimal(choices["last"][1])
+    form, text = choices["last"]
+    last = Decimal(text)
     size = (variance + last).sqrt() if form == "root" else variance.sqrt() + last
     return [0.0 if s is None else float((s - mean) / size) for s in sums]
 
@@ -174,7 +177,8 @@ def whitened(sums: list[Any], shares: list[Any], choices: dict[str, Any]) -> lis
 def write(path: Path = VECTORS) -> None:
     """Write the file with the advantages of every vector that is no variant's."""
     content = json.loads(VECTORS.read_text(encoding="utf-8"))
-    profiles, vectors = content["profiles"], content.pop("vectors")
+    profiles = content["profiles"]
+    vectors = content.pop("vectors")
     for vector in vectors:
         if "variant" not in vector["settings"]:
             vector["expected"] = {

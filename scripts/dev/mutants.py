@@ -237,12 +237,14 @@ def main() -> int:
     reasons = yaml.safe_load(EQUIVALENT.read_text()) or {}
     explained = {tuple(change) for changes in reasons.values() for change in changes}
 
-    status, table = 0, ["module        mutants  killed  equivalent  survived"]
+    status = 0
+    table = ["module        mutants  killed  equivalent  survived"]
     for module in options.modules:
         chosen = mutants_of_module(module)[: options.n]
         survivors = survivors_of(module, chosen, options.fast)
         unexplained = [mutant for mutant in survivors if mutant.key not in explained]
-        killed, known = len(chosen) - len(survivors), len(survivors) - len(unexplained)
+        killed = len(chosen) - len(survivors)
+        known = len(survivors) - len(unexplained)
         table.append(f"{module:12}{len(chosen):9}{killed:8}{known:12}{len(unexplained):10}")
         print(table[-1], *unexplained, sep="\n", flush=True)
         status |= bool(unexplained)

@@ -18,7 +18,8 @@ def replace_block(page: Path, name: str, content: str) -> None:
     Raises:
       ValueError: the page has no such marks.
     """
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    begin = f"<!-- {name} -->\n"
+    end = f"<!-- /{name} -->"
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
     if not (found and closed):

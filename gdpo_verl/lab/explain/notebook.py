@@ -237,10 +237,13 @@ def ranking_shown(ranking_chosen):
     _group = compare.compare(list(examples.RANKINGS), compare.decompose_group(_rewards, _keys))
     # One reward alone as the judge, for which of the two orders more pairs as it does.
     _columns = list(zip(*[_each.rewards for _each in _group], strict=True))
-    _grpo, _gdpo = [_each.grpo for _each in _group], [_each.gdpo for _each in _group]
+    _orders = {
+        "GRPO": [_each.grpo for _each in _group],
+        "GDPO": [_each.gdpo for _each in _group],
+    }
     _alike = [
         [_method, *[compare.orders_alike(_values, _column) for _column in _columns]]
-        for _method, _values in (("GRPO", _grpo), ("GDPO", _gdpo))
+        for _method, _values in _orders.items()
     ]
     _pairs = len(_group) * (len(_group) - 1) // 2
     _table = parts.table([f"of {_pairs} pairs, ordered as by", *_keys], _alike)
@@ -328,7 +331,8 @@ def units_form():
 
 @app.cell
 def units_shown(units_chosen):
-    _unit, _both = units_chosen.value["unit"], (toy.GRPO, toy.GDPO)
+    _unit = units_chosen.value["unit"]
+    _both = (toy.GRPO, toy.GDPO)
     _methods = (*_both, units.weighted(units_chosen.value["weight"]))
     _found = {_m: units.training(_unit, _m) for _m in _methods}
     _pictures = pictures(("First skill", "Other skill"), "success", _found)
@@ -357,7 +361,8 @@ def phantom_form():
 
 @app.cell
 def phantom_shown(phantom_chosen):
-    _right, _remedy = phantom_chosen.value["right"], phantom_chosen.value["remedy"]
+    _right = phantom_chosen.value["right"]
+    _remedy = phantom_chosen.value["remedy"]
     _found = compare.decompose_group(phantom.rewards(_right), phantom.KEYS)
     _others = {} if _remedy == "none" else phantom.remedied(_right, _remedy)
     _group = compare.compare(phantom.NAMES, _found)

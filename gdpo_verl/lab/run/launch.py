@@ -167,10 +167,9 @@ def answer(
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
-    platform = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
-    chosen = OmegaConf.select(config, platform)
-    if chosen:
-        environment.setdefault("VERL_PLATFORM", chosen)
+    platform = preflight.platform_of(config)
+    if platform:
+        environment["VERL_PLATFORM"] = platform
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
 

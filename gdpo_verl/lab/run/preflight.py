@@ -15,16 +15,20 @@ from gdpo_verl.lab.tasks.catalog import prepare_command_of
 from gdpo_verl.lab.text import install_vllm
 
 
+def platform_of(config: Any) -> str | None:
+    """verl's platform, by this process's variable, else by that of the workers."""
+    # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
+    of_workers = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
+    return os.environ.get("VERL_PLATFORM") or OmegaConf.select(config, of_workers)
+
+
 def check_machine(config: Any) -> None:
     """Refuse devices, a rollout engine or files that this machine does not have.
 
     Raises:
       ValueError: names the configuration key in full and the remedy.
     """
-    # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
-    platform = os.environ.get("VERL_PLATFORM") or OmegaConf.select(
-        config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
-    )
+    platform = platform_of(config)
     devices = config.trainer.n_gpus_per_node
     if not platform and config.trainer.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
