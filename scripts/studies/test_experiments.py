@@ -31,7 +31,7 @@ EXPERIMENTS = {
 ON_CORRECT = {"on": "correctness", "at_least": 1}
 
 
-def test_the_kept_runs_are_those_of_the_experiments() -> None:
+def test_the_kept_runs_are_those_of_the_experiments():
     for name, settings in EXPERIMENTS.items():
         arms = [arm for task in settings["tasks"].values() for arm in task["arms"]]
         expected = {(arm, seed) for arm in arms for seed in settings["seeds"]}
@@ -40,7 +40,7 @@ def test_the_kept_runs_are_those_of_the_experiments() -> None:
         assert found == expected or (name in ("quiet", "rare") and found < expected)
 
 
-def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells() -> None:
+def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells():
     cells = {f"{estimator}-{rate}" for estimator in evidence.ESTIMATORS for rate in evidence.RATES}
     settings = EXPERIMENTS["rare"]
     assert {arm for task in settings["tasks"].values() for arm in task["arms"]} == cells
@@ -56,9 +56,7 @@ def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells() -> None:
         ("q2", "grpo-condition", "grpo", {"conditions": {"length": ON_CORRECT}}),
     ],
 )
-def test_an_arm_composes_to_what_the_page_says(
-    name: str, arm: str, estimator: str, expected: dict[str, Any]
-) -> None:
+def test_an_arm_composes_to_what_the_page_says(name, arm, estimator, expected):
     pytest.importorskip("verl")
     from gdpo_verl.lab.run.composition import compose
 
@@ -79,7 +77,7 @@ def test_an_arm_composes_to_what_the_page_says(
 # --- the rewards ----------------------------------------------------------------------------------
 
 
-def test_the_topic_is_named_by_its_words_alone() -> None:
+def test_the_topic_is_named_by_its_words_alone():
     pytest.importorskip("wordllama")
     truth = '{"topic": "the sea", "instruction_id_list": [], "kwargs": []}'
     text = "The sea, and the seas of the season."
@@ -89,7 +87,7 @@ def test_the_topic_is_named_by_its_words_alone() -> None:
     assert found["named"] == 2
 
 
-def test_the_unit_multiplies_correctness_alone() -> None:
+def test_the_unit_multiplies_correctness_alone():
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
     assert (plain["format"], plain["correctness"]) == (0.0, 3.0)
@@ -101,7 +99,7 @@ def test_the_unit_multiplies_correctness_alone() -> None:
     assert (correctness.low, correctness.high) == (-1.0, 1.0)
 
 
-def test_a_shorter_sum_earns_more_whether_or_not_it_is_right() -> None:
+def test_a_shorter_sum_earns_more_whether_or_not_it_is_right():
     right = "<think> 1 + 1 </think>\n<answer>2</answer>"
     for text, tokens, correctness, length in (
         (right, 8, 1, 0.75),
@@ -116,9 +114,7 @@ def test_a_shorter_sum_earns_more_whether_or_not_it_is_right() -> None:
 # --- the runner -----------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(tmp_path, monkeypatch):
     started: list[str] = []
 
     def run(words: list[Any], **_: Any) -> None:
@@ -151,7 +147,7 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(
 # --- the page -------------------------------------------------------------------------------------
 
 
-def test_the_committed_page_follows_from_the_committed_runs(tmp_path: Path) -> None:
+def test_the_committed_page_follows_from_the_committed_runs(tmp_path):
     shutil.copy(ROOT / "docs/evidence.md", tmp_path)
     (tmp_path / "evidence").mkdir()
     pages = list((ROOT / "docs/evidence").glob("*.md"))
@@ -166,7 +162,7 @@ def test_the_committed_page_follows_from_the_committed_runs(tmp_path: Path) -> N
             assert (tmp_path / name).read_bytes() == before, name
 
 
-def test_differences_are_paired_by_seed() -> None:
+def test_differences_are_paired_by_seed():
     # 0.1 and 0.3: mean 0.2, deviation 0.1414, t = 12.706: ± 12.706 * 0.1414 / sqrt(2) = 1.2706.
     pairs = {1: 0.6, 2: 0.9, 3: 5.0}, {2: 0.6, 1: 0.5, 4: 9.0}
     assert evidence.around(*pairs) == "+0.200 [−1.071, +1.471]"
@@ -190,7 +186,7 @@ UNFINISHED = [
 ]
 
 
-def test_a_study_that_goes_on_says_how_many_seeds_were_run_and_start() -> None:
+def test_a_study_that_goes_on_says_how_many_seeds_were_run_and_start():
     table = evidence.tables("rare", UNFINISHED)
     one = next(line for line in table.splitlines() if "3 of 8 run" in line)
     assert one.split(" | ")[2:] == [
@@ -204,7 +200,7 @@ def test_a_study_that_goes_on_says_how_many_seeds_were_run_and_start() -> None:
     assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1.000 | −2.0 [−2.0, −2.0] |" in table
 
 
-def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps() -> None:
+def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps():
     def run(arm: str, seed: int, relevance: float) -> list[dict[str, Any]]:
         early = {"arm": arm, "seed": seed, "step": 1, "rewards/relevance/mean": 9.0}
         late = early | {
@@ -224,7 +220,7 @@ def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps() -> None:
     assert "| GDPO − GRPO | – | – | – | – |" in table
 
 
-def test_a_finished_cell_says_no_more_than_its_seeds() -> None:
+def test_a_finished_cell_says_no_more_than_its_seeds():
     lines = [line for seed in range(1, 9) for line in steps_of("grpo-3", seed, [0.0, 0.0])]
     lines += [line for seed in range(1, 9) for line in steps_of("gdpo-3", seed, [0.0, 0.5])]
     table = evidence.tables("rare", lines)
@@ -243,12 +239,12 @@ def test_a_finished_cell_says_no_more_than_its_seeds() -> None:
         (0, 0, 0, 1.0),
     ],
 )
-def test_fishers_exact_test_by_hand(first: int, second: int, size: int, expected: float) -> None:
+def test_fishers_exact_test_by_hand(first, second, size, expected):
     assert evidence.fisher(first, second, size) == pytest.approx(expected, abs=1e-5)
     assert evidence.fisher(second, first, size) == evidence.fisher(first, second, size)
 
 
-def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
+def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
     path = tmp_path / "page.md"
     path.write_text("top\n<!-- a -->\nold\n<!-- /a -->\nend\n")
     page.replace_block(path, "a", "new")
@@ -260,14 +256,14 @@ def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> Non
 # --- the study of variants ------------------------------------------------------------------------
 
 
-def test_the_table_of_variants_follows_from_the_committed_numbers() -> None:
+def test_the_table_of_variants_follows_from_the_committed_numbers():
     table = variants_study.table(page.read_rows(ROOT / "docs/evidence/variants.csv"))
     text = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
 
 
 @pytest.mark.parametrize("method", ["GDPO", "GRPO, whitened"])
-def test_training_makes_a_policy_better_and_is_the_same_twice(method: str) -> None:
+def test_training_makes_a_policy_better_and_is_the_same_twice(method):
     task = variants_study.TASKS["equal difficulty"]
     advantage = variants_study.METHODS[method]
     short, long, again = (
