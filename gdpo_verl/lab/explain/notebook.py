@@ -42,7 +42,7 @@ def introduction():
 
 
 @app.function
-def show(name, content, form=()):
+def show(name, content, *form):
     """One cell's output, see `charts.block`, and below it widgets where they can be moved."""
     # On the static page nobody answers a widget.
     text = mo.Html(charts.block(name, content))
@@ -131,12 +131,10 @@ def answers_form():
     show(
         "answers-heading",
         parts.answers_form(examples),
-        form=[
-            mo.accordion({"The twelve answers and their verdicts": mo.vstack(_answers)}),
-            row(answers_chosen["worth"].elements.values()),
-            row(answers_chosen["weights"].elements.values()),
-            row(_others),
-        ],
+        mo.accordion({"The twelve answers and their verdicts": mo.vstack(_answers)}),
+        row(answers_chosen["worth"].elements.values()),
+        row(answers_chosen["weights"].elements.values()),
+        row(_others),
     )
     return answers_chosen, answers_texts
 
@@ -177,8 +175,7 @@ def calls_form():
     calls_chosen = mo.ui.dictionary(
         {_key: slider(0, 8, 0.1, 1, f"weight of the {_key}") for _key in calls.KEYS}
     )
-    _form = [row(calls_chosen.elements.values())]
-    show("calls-heading", parts.calls_form(calls), form=_form)
+    show("calls-heading", parts.calls_form(calls), row(calls_chosen.elements.values()))
     return (calls_chosen,)
 
 
@@ -213,14 +210,11 @@ def ranking_form():
             )
         }
     )
-    show(
-        "ranking-heading",
-        parts.ranking_form(),
-        form=[
-            row(ranking_chosen[f"{_name} {_key}"] for _key, *_ in examples.RANGES)
-            for _name in examples.RANKINGS
-        ],
-    )
+    _rows = [
+        row(ranking_chosen[f"{_name} {_key}"] for _key, *_ in examples.RANGES)
+        for _name in examples.RANKINGS
+    ]
+    show("ranking-heading", parts.ranking_form(), *_rows)
     return (ranking_chosen,)
 
 
@@ -282,8 +276,7 @@ def skills_form():
             "noise": slider(0.05, 2, 0.05, 0.1, "size of the coin flip", slow=True),
         }
     )
-    _form = [row(skills_chosen.elements.values())]
-    show("toy-heading", parts.skills_form(toy), form=_form)
+    show("toy-heading", parts.skills_form(toy), row(skills_chosen.elements.values()))
     return (skills_chosen,)
 
 
@@ -324,8 +317,7 @@ def units_form():
             )
         }
     )
-    _form = [row(units_chosen.elements.values())]
-    show("units-heading", parts.units_form(units), form=_form)
+    show("units-heading", parts.units_form(units), row(units_chosen.elements.values()))
     return (units_chosen,)
 
 
@@ -354,8 +346,7 @@ def phantom_form():
             ),
         }
     )
-    _form = [row(phantom_chosen.elements.values())]
-    show("phantom-heading", parts.phantom_form(phantom), form=_form)
+    show("phantom-heading", parts.phantom_form(phantom), row(phantom_chosen.elements.values()))
     return (phantom_chosen,)
 
 
@@ -379,8 +370,7 @@ def phantoms_form():
             "weight": slider(0.1, 2, 0.1, 1, "weight of brevity", slow=True),
         }
     )
-    _form = [row(phantoms_chosen.elements.values())]
-    show("phantoms-heading", parts.phantoms_form(phantom), form=_form)
+    show("phantoms-heading", parts.phantoms_form(phantom), row(phantoms_chosen.elements.values()))
     return (phantoms_chosen,)
 
 
