@@ -18,7 +18,7 @@ from gdpo_verl.advantage import (
     GDPO,
     Decomposition,
     Gate,
-    Turns,
+    TurnDecomposition,
     factorize_groups,
     group_normalize,
 )
@@ -53,7 +53,7 @@ def batch_metrics(
     failed_sessions: int = 0,
     trains: bool = True,
     scheduled: bool = False,
-    by_turn: tuple[Decomposition, Turns] | None = None,
+    by_turn: TurnDecomposition | None = None,
 ) -> dict[str, float]:
     """Compute a batch's metrics but for those of its answers (`parse_error_metrics`).
 
@@ -62,7 +62,7 @@ def batch_metrics(
       outcome: the column of the component that says whether the task was solved.
       trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
       scheduled: the weights change from step to step, and are metrics themselves.
-      by_turn: the decomposition of the turns and the turns, where their advantages train.
+      by_turn: the decomposition of the turns, where their advantages train.
     """
     groups = decomposition.groups
     # A reward is reported as it was returned, its effect as the conditions leave it.
@@ -71,14 +71,11 @@ def batch_metrics(
     metrics |= collapse_metrics(decomposition)
     metrics |= coverage_metrics(decomposition.rewards, groups, failed_sessions=failed_sessions)
     metrics |= outcome_metrics(decomposition, outcome)
-    chosen = decomposition
-    advantage = decomposition.advantage if trains else decomposition.grpo
-    if by_turn is not None:
-        chosen, turns = by_turn
-        advantage = turns.token_means(chosen.advantage)
+    trained = by_turn or decomposition
+    advantage = trained.advantage if trains else decomposition.grpo
     metrics |= influence_metrics(decomposition, advantage, keys)
     if trains:
-        step = chosen.batch_step
+        step = trained.batch_step
         # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
         metrics[names.WHITEN_SHIFT.key] = -step.mean * step.factor
         if step.whitened:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gdpo_verl.advantage import (
     Decomposition,
+    TurnDecomposition,
     Turns,
     decompose,
     decompose_turns,
@@ -24,7 +25,7 @@ from gdpo_verl.advantage import (
 )
 from gdpo_verl.advantage.checks import LARGEST, read_number
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import BY_TURN, RESERVED, Component, as_components
+from gdpo_verl.config.components import BY_TURN, RESERVED, Component
 from gdpo_verl.config.wording import VERL, Wording
 
 # The key under which NeMo Gym and SkyRL hand over a dict of components.
@@ -98,39 +99,51 @@ def advantages_of(
     if not len(rewards):
         return []
     rows = [str(row) for row in range(len(rewards))]
-    _check_dicts(rewards, rows, _DICTS)
+    infos = _flat(rewards)
     objective = _objective_of(rewards, config, components)
     if objective.config.schedule and (step is None or step < 1):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
             f"found {step}"
         )
-    raw = read_components(rewards, objective, rows)
+    raw = read_components(infos, objective, rows)
     numbered = factorize_groups(groups, raw, "groups")
-    by_turn = _tokens_by_turn(rewards, objective, token_counts) if objective.by_turn else []
-    counts: list[Any] = [1] * len(rewards) if token_counts is None else list(token_counts)
-    if token_counts is not None and objective.by_turn:
-        counts = [sum(turns) for turns in by_turn]
-    if len(counts) != len(rewards):
-        raise ValueError(f"token_counts: expected shape ({len(rewards)},), found ({len(counts)},)")
-    lengths: list[int | None] = [None] * len(rewards) if token_counts is None else counts
+    if token_counts is not None and len(token_counts) != len(rows):
+        raise ValueError(
+            f"token_counts: expected shape ({len(rows)},), found ({len(token_counts)},)"
+        )
+    by_turn: list[list[float]] = []
+    lengths: Any = None if token_counts is None else list(token_counts)
+    if objective.credits_turns or (objective.by_turn and token_counts is not None):
+        by_turn = _tokens_by_turn(infos, objective, token_counts)
+        lengths = None if token_counts is None else [sum(each) for each in by_turn]
     ids = groups.tolist() if isinstance(groups, Tensor) else groups
-    raw = objective.with_derived(raw, [unnested(info) for info in rewards], lengths, ids)
+    raw = objective.with_derived(raw, infos, lengths or [None] * len(rows), ids)
     # A response alone, as the last of a data set may be, has nothing to compare.
     largest = int(numbered.codes.bincount().max())
     objective.check_groups(largest if len(rows) > 1 else None)
-    check_unscored(rewards, raw, objective)
-    found = decompose(
+    check_unscored(infos, raw, objective)
+    whole = decompose(
         raw,
         numbered,
-        torch.tensor(counts),
+        torch.tensor(lengths or [1] * len(rows)),
         conditioned=objective.conditioned(raw),
         **objective.settings_at(step or 0),
     )
     if not objective.credits_turns:
-        return found.advantage.tolist()
-    turns = Turns.of(by_turn)
-    return turns.lists(decompose_by_turn(found, rewards, objective, rows, turns).advantage)
+        return whole.advantage.tolist()
+    lists = turn_lists(infos, objective, rows)
+    return decompose_by_turn(whole, lists, objective, rows, Turns.of(by_turn)).lists
+
+
+def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """The dicts, `unnested`; ValueError for what is none, with its row."""
+    for row, info in enumerate(rewards):
+        if not isinstance(info, Mapping):
+            raise ValueError(
+                f"rewards: expected a dict of components for row {row}, found {info!r}"
+            )
+    return [unnested(info) for info in rewards]
 
 
 def _objective_of(
@@ -145,42 +158,35 @@ def _objective_of(
     if not components and settings.reward_keys is None:
         names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
         components = list(dict.fromkeys(names))
-    listed = {k for info in rewards for k, value in unnested(info).items() if is_list(value)}
-    known = list(as_components(components))
-    names_known = [each.name for each in known]
-    for key in settings.reward_keys or ():
-        if key in listed and key not in names_known:
-            known.append(Component(key))
-    by_turn = [replace(each, by_turn=each.by_turn or each.name in listed) for each in known]
-    return settings.resolve(by_turn)
+    listed = [k for info in rewards for k, value in unnested(info).items() if is_list(value)]
+    return settings.resolve(components, listed=listed)
 
 
 def _tokens_by_turn(
-    rewards: Sequence[Mapping[str, Any]], objective: Objective, token_counts: Any
+    infos: Sequence[Mapping[str, Any]], objective: Objective, token_counts: Any
 ) -> list[list[float]]:
     """The tokens of each response's turns; 1 for each turn without `token_counts`.
 
     Raises ValueError for a response of which nothing says how many turns it has.
     """
-    if token_counts is not None:
-        counts = [each.tolist() if hasattr(each, "tolist") else each for each in token_counts]
-        for row, each in enumerate(counts):
-            if not is_list(each):
-                raise ValueError(
-                    "token_counts: expected a list for each response, the tokens of its turns, as "
-                    f"{sorted(objective.by_turn)} are by turn, found {each!r} for row {row}"
-                )
-        return [list(each) for each in counts]
     by_turn: list[list[float]] = []
-    for row, info in enumerate(rewards):
-        known = unnested(info)
-        lengths = [len(known[k]) for k in objective.by_turn if is_list(known.get(k))]
-        if not lengths:
+    for row, info in enumerate(infos):
+        if token_counts is None:
+            turns = next((info[key] for key in objective.by_turn if is_list(info.get(key))), None)
+            if turns is None:
+                raise ValueError(
+                    f"token_counts: no list says how many turns row {row} has. Give the tokens of "
+                    "the turns of each response."
+                )
+            by_turn.append([1.0] * len(turns))
+            continue
+        counts = token_counts[row]
+        if not is_list(counts):
             raise ValueError(
-                f"token_counts: no list says how many turns row {row} has. Give the tokens of the "
-                "turns of each response."
+                "token_counts: expected a list for each response, the tokens of its turns, as "
+                f"{sorted(objective.by_turn)} are by turn, found {counts!r} for row {row}"
             )
-        by_turn.append([1.0] * lengths[0])
+        by_turn.append(counts.tolist() if hasattr(counts, "tolist") else list(counts))
     return by_turn
 
 
@@ -190,14 +196,6 @@ def _own(info: Mapping[str, Any]) -> Iterable[str]:
         return info
     nested = info[NESTED]
     return nested if isinstance(nested, Mapping) else ()
-
-
-def _check_dicts(infos: Sequence[Any], rows: Sequence[str], wording: Wording) -> None:
-    for info, row in zip(infos, rows, strict=True):
-        if not isinstance(info, Mapping):
-            raise ValueError(
-                f"{wording.rewards}: expected a dict of components for row {row}, found {info!r}"
-            )
 
 
 def unnested(info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -233,7 +231,7 @@ def read_components(
     """Read the reward components of each row, in the order of the objective's keys.
 
     Args:
-      infos: what the reward returned for each row.
+      infos: what the reward returned for each row (`unnested`).
       objective: names the components and says which may be absent.
       rows: what to call each row in an error.
 
@@ -244,8 +242,6 @@ def read_components(
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
-    _check_dicts(infos, rows, objective.config.wording)
-    infos = [unnested(info) for info in infos]
     columns = []
     for key in objective.keys:
         column = [math.nan] * len(infos)
@@ -257,46 +253,28 @@ def read_components(
     return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
 
-def turn_values(
-    infos: Sequence[Mapping[str, Any]],
-    objective: Objective,
-    rows: Sequence[str],
-    counts: Sequence[int],
-) -> Tensor:
-    """Read the components by turn of each turn.
+def turn_lists(
+    infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
+) -> dict[str, list[list[float] | None]]:
+    """Read the components by turn of each row: lists of numbers and NaN; None where not scored.
 
     Args:
       infos, objective, rows: as for `read_components`.
-      counts: the turns of each row.
-
-    Returns:
-      float64, shape (E, K), in reward units, a row's turns one after the other; NaN where not
-      scored, and in the columns of other components.
 
     Raises:
-      ValueError: there is no list, or one of another length; names key, row and both numbers.
+      ValueError: there is no list, or what is no number in it; names key and row.
     """
-    values = torch.full((sum(counts), len(objective.keys)), math.nan, dtype=torch.float64)
-    for key in objective.by_turn:
-        column: list[float] = []
-        for info, row, count in zip(infos, rows, counts, strict=True):
-            turns = turns_of(unnested(info), key, objective.config.wording, row)
-            if turns is not None and len(turns) != count:
-                raise ValueError(
-                    f"{objective.config.wording.rewards}: expected a number for each of the "
-                    f"{count} turns of row {row} for {key!r}, found {len(turns)}. A turn is a run "
-                    "of the model's own tokens, between two texts that others put in."
-                )
-            column += turns or [math.nan] * count
-        values[:, objective.keys.index(key)] = torch.tensor(column, dtype=torch.float64)
-    return values
+    return {
+        key: [
+            _turns_of(info, key, objective.config.wording, row)
+            for info, row in zip(infos, rows, strict=True)
+        ]
+        for key in objective.keys
+        if key in objective.by_turn
+    }
 
 
-def turns_of(info: Mapping[str, Any], key: str, wording: Wording, row: str) -> list[float] | None:
-    """The list of a component by turn, of numbers and NaN; None where it is not scored at all.
-
-    Raises ValueError for what is no list, and for what is no number in it.
-    """
+def _turns_of(info: Mapping[str, Any], key: str, wording: Wording, row: str) -> list[float] | None:
     value = info.get(key)
     beside = info.get(f"{key}{BY_TURN}")
     if beside is not None:  # where verl averages what a reward returns
@@ -326,38 +304,55 @@ def with_sums(info: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
     verl averages what a reward returns in a validation, and leaves texts out.
     """
     sums: dict[str, Any] = {}
-    for key in objective.by_turn:
-        turns = turns_of(info, key, objective.config.wording, "")
-        total = math.nan if turns is None else _sum(turns)
+    for key, (turns,) in turn_lists([info], objective, [""]).items():
+        total = _sum(turns)
         sums[key] = None if math.isnan(total) else total
-        written = [None if math.isnan(each) else each for each in turns or ()]
-        sums[f"{key}{BY_TURN}"] = json.dumps(None if turns is None else written)
+        sums[f"{key}{BY_TURN}"] = json.dumps(turns and as_written(turns))
     return {**info, **sums}
 
 
-def _sum(turns: Sequence[float]) -> float:
-    scored = [each for each in turns if not math.isnan(each)]
+def as_written(numbers: Sequence[float]) -> list[float | None]:
+    """The numbers with None for NaN, which JSON has none of."""
+    return [None if math.isnan(number) else number for number in numbers]
+
+
+def _sum(turns: Sequence[float] | None) -> float:
+    scored = [each for each in turns or () if not math.isnan(each)]
     return math.fsum(scored) if scored else math.nan
 
 
 def decompose_by_turn(
     whole: Decomposition,
-    infos: Sequence[Mapping[str, Any]],
+    lists: Mapping[str, Sequence[Sequence[float] | None]],
     objective: Objective,
     rows: Sequence[str],
     turns: Turns,
-) -> Decomposition:
+) -> TurnDecomposition:
     """The decomposition of the turns of the responses of another, whose sums it has.
 
+    Args:
+      lists: the components by turn, as `turn_lists` reads them.
+      rows: what to call each response in an error.
+
     Raises:
-      ValueError: as `turn_values`.
+      ValueError: a list of another length than the turns; names key, row and both numbers.
     """
-    counts = turns.responses.bincount(minlength=turns.size).tolist()
-    credit = turn_values(infos, objective, rows, counts)
-    if objective.config.credit == "to_go":
-        credit = to_go(credit, turns)
-    credit = objective.conditioned_turns(credit, whole.raw[turns.responses])
-    by_turn = torch.tensor([key in objective.by_turn for key in objective.keys])
+    to_go_is_credited = objective.config.credit == "to_go"
+    credit = torch.full((len(turns.tokens), len(objective.keys)), math.nan, dtype=torch.float64)
+    for key, column in lists.items():
+        values: list[float] = []
+        for own, row, count in zip(column, rows, turns.counts.tolist(), strict=True):
+            if own is not None and len(own) != count:
+                raise ValueError(
+                    f"{objective.config.wording.rewards}: expected a number for each of the "
+                    f"{count} turns of row {row} for {key!r}, found {len(own)}. A turn is a run "
+                    "of the model's own tokens, between two texts that others put in."
+                )
+            earned = own or [math.nan] * count
+            values += to_go(earned) if to_go_is_credited else earned
+        credit[:, objective.keys.index(key)] = torch.tensor(values, dtype=torch.float64)
+    credit = objective.conditioned(credit, whole.raw[turns.responses])
+    by_turn = torch.tensor([key in lists for key in objective.keys])
     return decompose_turns(whole, turns, credit, by_turn)
 
 
@@ -389,8 +384,7 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             f"{sorted(info)}. {remedy}"
         )
     if key in objective.by_turn:
-        turns = turns_of(info, key, wording, row)
-        return math.nan if turns is None else _sum(turns)
+        return _sum(_turns_of(info, key, wording, row))
     number = read_number(info[key])
     if math.isinf(number):
         fault = _no_number(info[key], key, wording, row)

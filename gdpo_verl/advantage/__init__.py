@@ -17,7 +17,7 @@ from gdpo_verl.advantage.gdpo import gdpo_advantages
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
 from gdpo_verl.advantage.grpo import grpo_advantages
 from gdpo_verl.advantage.tokens import MaskedRows
-from gdpo_verl.advantage.turns import Credit, Turns, decompose_turns, to_go, turn_numbers
+from gdpo_verl.advantage.turns import Credit, TurnDecomposition, Turns, decompose_turns, to_go
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.advantage.variants import VARIANTS, find_variant, validate_variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten
@@ -31,6 +31,7 @@ __all__ = [
     "Gate",
     "Groups",
     "MaskedRows",
+    "TurnDecomposition",
     "Turns",
     "Variant",
     "Whiten",
@@ -44,6 +45,5 @@ __all__ = [
     "group_normalize",
     "grpo_advantages",
     "to_go",
-    "turn_numbers",
     "validate_variant",
 ]

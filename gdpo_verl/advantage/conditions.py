@@ -12,7 +12,10 @@ from gdpo_verl.advantage.checks import LARGEST, type_name
 
 
 def apply_conditions(
-    rewards: Tensor, keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]]
+    rewards: Tensor,
+    keys: Sequence[str],
+    conditions: Mapping[str, Mapping[str, Any]],
+    looked_at: Tensor | None = None,
 ) -> Tensor:
     """Let a component count only where another one reached its threshold.
 
@@ -30,6 +33,8 @@ def apply_conditions(
       rewards: float, shape (B, K), in reward units; NaN where not scored.
       keys: the names of the K components.
       conditions: ``{component: {"on": other component, "at_least": threshold}}``.
+      looked_at: the rewards that are held against the thresholds, of the same shape; default: as
+        they are.
 
     Returns:
       float, shape (B, K), in reward units; the input is left as it was.
@@ -45,10 +50,11 @@ def apply_conditions(
             f"{list(keys)}, found {tuple(getattr(rewards, 'shape', ())) or type_name(rewards)}"
         )
     check_conditions(keys, conditions)
+    looked_at = rewards if looked_at is None else looked_at
     result = rewards.clone()
     for name, condition in conditions.items():
         target = keys.index(name)
-        source = rewards[:, keys.index(condition["on"])]
+        source = looked_at[:, keys.index(condition["on"])]
         # 0 where the condition fails, also for a reward that is not scored: it would not count.
         kept = torch.where(_reaches(source, condition["at_least"]), rewards[:, target], 0.0)
         result[:, target] = torch.where(source.isnan(), torch.nan, kept)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from copy import copy
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -125,19 +126,11 @@ class Spread:
         squares = group_sum((self.deviation / width[codes]).square())
         self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[codes]
 
-    def rows(self, rows: Tensor) -> Spread:
-        """The spread of these rows, which may be there several times, in the groups of all."""
-        return self._mapped(lambda name: getattr(self, name)[rows])
-
-    def with_columns(self, columns: Tensor, other: Spread) -> Spread:
-        """The spread with the columns, bool of shape (K,), of another one of as many rows."""
-        return self._mapped(
-            lambda name: torch.where(columns, getattr(other, name), getattr(self, name))
-        )
-
-    def _mapped(self, of: Callable[[str], Tensor]) -> Spread:
-        spread = object.__new__(Spread)
-        spread.__dict__.update({name: of(name) for name in vars(self)})
+    def with_columns(self, columns: Tensor, other: Spread, rows: Tensor) -> Spread:
+        """The spread with the columns, bool of shape (K,), of these rows of another one."""
+        spread = copy(self)
+        for name, own in vars(self).items():
+            setattr(spread, name, torch.where(columns, getattr(other, name)[rows], own))
         return spread
 
     @property

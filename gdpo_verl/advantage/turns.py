@@ -6,8 +6,10 @@ Assumes: the policy may decide itself when it stops, so that responses have turn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Literal
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.groups import Groups, Spread
 from gdpo_verl.advantage.variant import Variant
+from gdpo_verl.advantage.whitening import BatchStep
 
 Credit = Literal["to_go", "turn", "answer"]
 
@@ -25,72 +28,115 @@ class Turns:
     """The turns of B responses, E in all, a response's one after the other.
 
     Attributes:
-      responses: int64, shape (E,), the response of each turn.
-      numbers: int64, shape (E,), its number in the response, from 0.
-      tokens: float64, shape (E,), its tokens that count in the loss.
-      size: B.
+      counts: int64, shape (B,), the turns of each response.
+      tokens: float64, shape (E,), each turn's tokens that count in the loss.
     """
 
-    responses: Tensor
-    numbers: Tensor
+    counts: Tensor
     tokens: Tensor
-    size: int
 
     @classmethod
     def of(cls, tokens: Sequence[Sequence[float]]) -> Turns:
         """Number the turns of responses, of each of which the tokens by turn are given."""
         counts = torch.tensor([len(each) for each in tokens], dtype=torch.int64)
-        numbers = [number for each in tokens for number in range(len(each))]
-        return cls(
-            torch.arange(len(counts)).repeat_interleave(counts),
-            torch.tensor(numbers, dtype=torch.int64),
-            torch.tensor([count for each in tokens for count in each], dtype=torch.float64),
-            len(counts),
-        )
+        return cls(counts, torch.tensor([*chain(*tokens)], dtype=torch.float64))
 
-    def table(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Values of the turns by response and turn: (E, ...) to (B, T, ...)."""
-        most = int(self.numbers.max()) + 1 if len(self.numbers) else 0
-        table = values.new_full((self.size, most, *values.shape[1:]), fill)
-        table[self.responses, self.numbers] = values
-        return table
+    @classmethod
+    def in_masks(cls, masks: Tensor, kept: Tensor) -> tuple[Turns, Tensor]:
+        """Find the turns of responses: the runs of 1 in their masks.
+
+        Args:
+          masks: as they were sampled: shape (B, T), 0 or 1.
+          kept: of the loss, likewise.
+
+        Returns:
+          The turns, and the turn of each token, -1 outside: int64, shape (B, T).
+        """
+        inside = masks.bool()
+        before = torch.nn.functional.pad(inside, (1, 0))[:, :-1]
+        starts = inside & ~before
+        turn_of_token = torch.where(inside, starts.flatten().cumsum(0).view_as(starts) - 1, -1)
+        counts = starts.sum(dim=1)
+        tokens = turn_of_token[inside & kept.bool()].bincount(minlength=int(counts.sum()))
+        return cls(counts, tokens.double()), turn_of_token
+
+    @property
+    def responses(self) -> Tensor:
+        """The response of each turn: int64, shape (E,)."""
+        return torch.arange(len(self.counts)).repeat_interleave(self.counts)
+
+    @property
+    def numbers(self) -> Tensor:
+        """Each turn's number in its response, from 0: int64, shape (E,)."""
+        first = self.counts.cumsum(0) - self.counts
+        return torch.arange(len(self.tokens)) - first.repeat_interleave(self.counts)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Values of the turns added up by response: (E,) to (B,)."""
+        return values.new_zeros(len(self.counts)).index_add_(0, self.responses, values)
 
     def lists(self, values: Tensor) -> list[list[float]]:
-        """Values of the turns as a list for each response."""
-        counts = self.responses.bincount(minlength=self.size).tolist()
-        return [part.tolist() for part in values.split(counts)]
-
-    def token_means(self, values: Tensor) -> Tensor:
-        """The mean over each response's tokens: (E,) to (B,); 0 without tokens."""
-        sums = values.new_zeros(2, self.size)
-        sums[0].index_add_(0, self.responses, values * self.tokens)
-        sums[1].index_add_(0, self.responses, self.tokens)
-        return sums[0] / sums[1].clamp(min=1.0)
+        """Values of the turns, shape (E,), as a list for each response."""
+        return [part.tolist() for part in values.split(self.counts.tolist())]
 
 
-def turn_numbers(masks: Tensor) -> Tensor:
-    """Each token's turn, a run of 1 in the response mask, from 0; -1 outside: (B, T) to (B, T)."""
-    inside = masks.bool()
-    before = torch.nn.functional.pad(inside, (1, 0))[:, :-1]
-    started = (inside & ~before).cumsum(dim=1)
-    return torch.where(inside, started - 1, -1)
+@dataclass(frozen=True, eq=False)
+class TurnDecomposition:
+    """The decomposition of the turns of B responses, and what each response gets of it.
 
-
-def to_go(own: Tensor, turns: Turns) -> Tensor:
-    """The return to go of each turn, G[i, k, t] = sum over s >= t of r[i, k, s]: shape (E, K).
-
-    A turn that is not scored adds nothing; NaN where none from there on is.
+    Attributes:
+      entries: the decomposition, of which each turn is an entry.
+      turns: of the responses.
     """
-    table = turns.table(own, torch.nan)
-    scored = ~table.isnan()
-    sums = table.nan_to_num(0.0).flip(1).cumsum(dim=1).flip(1)
-    any_left = scored.flip(1).cumsum(dim=1).flip(1) > 0
-    return torch.where(any_left, sums, torch.nan)[turns.responses, turns.numbers]
+
+    entries: Decomposition
+    turns: Turns
+
+    @property
+    def lists(self) -> list[list[float]]:
+        """The advantages of each response's turns."""
+        return self.turns.lists(self.entries.advantage)
+
+    @property
+    def advantage(self) -> Tensor:
+        """The mean over each response's tokens: shape (B,); 0 without tokens."""
+        tokens = self.turns.tokens
+        total = self.turns.sums(self.entries.advantage * tokens)
+        return total / self.turns.sums(tokens).clamp(min=1.0)
+
+    @property
+    def batch_step(self) -> BatchStep:
+        """The numbers of the turns around the batch step."""
+        return self.entries.batch_step
+
+    @property
+    def has_signal(self) -> Tensor:
+        """Responses with turns in a group to which something is given: bool, shape (B,)."""
+        learns = torch.zeros(len(self.turns.counts), dtype=torch.bool)
+        learns[self.turns.responses[self.entries.has_signal]] = True
+        return learns
+
+
+def to_go(own: Sequence[float]) -> list[float]:
+    """The return to go of each turn of a response, G[t] = sum over s >= t of r[s].
+
+    A turn that is not scored, NaN, adds nothing; NaN where none from there on is.
+
+    >>> to_go([1.0, math.nan, 2.0, math.nan])
+    [3.0, 2.0, 2.0, nan]
+    """
+
+    def with_turn(later: float, turn: float) -> float:
+        if math.isnan(later) or math.isnan(turn):
+            return turn if math.isnan(later) else later
+        return later + turn
+
+    return [*accumulate(reversed(own), with_turn)][::-1]
 
 
 def decompose_turns(
     whole: Decomposition, turns: Turns, credit: Tensor, by_turn: Tensor
-) -> Decomposition:
+) -> TurnDecomposition:
     """The decomposition of which each turn of a response is an entry.
 
     A component by turn is normalised over the responses of the group that reached the turn:
@@ -107,28 +153,25 @@ def decompose_turns(
       whole: of the responses, by turn components with their sums; its gate closes groups here, too.
       turns: of the responses.
       credit: float64, shape (E, K), what each turn is credited with, after conditions; NaN where
-        not scored. Only the components by turn are read.
-      by_turn: the columns of these components: bool, shape (K,).
+        not scored, and in the columns of components without turns.
+      by_turn: the columns of the others: bool, shape (K,).
     """
-    rows = turns.responses
-    closed = whole.gated[rows][:, None]
-    values = torch.where(by_turn, credit, whole.rewards[rows])
-    values = torch.where(closed, torch.nan, values)
-    most = int(turns.numbers.max()) + 1 if len(turns.numbers) else 1
+    responses = turns.responses
     codes, number = whole.groups
-    reached = Groups(codes[rows] * most + turns.numbers, number * most)
-    spread = Spread(values, reached).with_columns(~by_turn, whole.spread.rows(rows))
-    spread.scored = spread.scored & ~closed
-    spread.varies = spread.varies & ~closed
-    return replace(
+    most = max(turns.counts.tolist(), default=0)
+    reached = Groups(codes[responses] * most + turns.numbers, number * most)
+    spread = Spread(credit, reached).with_columns(~by_turn, whole.spread, responses)
+    spread.scored &= ~whole.gated[responses][:, None]
+    entries = replace(
         whole,
-        raw=values,
-        rewards=values,
-        groups=Groups(codes[rows], number),
+        raw=credit,
+        rewards=credit,
+        groups=Groups(codes[responses], number),
         gate=None,
         token_counts=turns.tokens,
         prepared=spread,
     )
+    return TurnDecomposition(entries, turns)
 
 
 def check_credit(variant: Variant, whiten: str, where: str) -> None:

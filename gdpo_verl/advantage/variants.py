@@ -72,14 +72,13 @@ def own_name(address: str) -> str:
     return address.rpartition(":")[2]
 
 
-def load_function(address: Any, where: str) -> Any:
+def load_function(address: str, where: str) -> Any:
     """A user's function by its address, ``pkg://module:function``.
 
     Raises:
       ValueError: begins with `where`; it cannot be imported, or is no function.
     """
-    own = isinstance(address, str) and address.startswith(OWN)
-    module, _, name = address.removeprefix(OWN).partition(":") if own else ("", "", "")
+    module, _, name = address.removeprefix(OWN).partition(":")
     if not module or not name:
         raise ValueError(f"{where}: expected pkg://module:function, found {address!r}")
     try:

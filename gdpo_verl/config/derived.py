@@ -11,9 +11,6 @@ from typing import Any
 from gdpo_verl.advantage.checks import LARGEST, read_number
 from gdpo_verl.advantage.variants import load_function, random_state_kept
 
-# The responses of the group that a function is tried on, with their lengths in tokens.
-_TRIED_LENGTHS = (12, 7, 30, 7)
-
 
 @dataclass(frozen=True)
 class Derived:
@@ -36,25 +33,15 @@ class Derived:
         """The function; ValueError where it cannot be imported."""
         return load_function(self.address, self.key)
 
-    def of_group(
-        self, infos: Sequence[Mapping[str, Any]], lengths: Sequence[int | None], group: str
+    def _of_group(
+        self, infos: list[dict[str, Any]], lengths: list[int | None], group: str
     ) -> list[float]:
-        """Call the function on the responses of one group; NaN is *not scored*.
-
-        Args:
-          infos: what the reward returned for each.
-          lengths: of each in tokens.
-          group: what to call it in an error.
-
-        Raises:
-          ValueError: the function raised, or returned something else than a number or None for
-            each response.
-        """
+        """Call the function on the responses of one group, `group` in an error."""
         where = f"{self.key}: {self.address}"
-        copies = [dict(info) for info in infos]
+        size = len(infos)
         function = self.function
         try:
-            values = list(function(copies, list(lengths), **self.options))
+            values = list(function(infos, lengths, **self.options))
         except Exception as error:  # a user's function may raise anything
             hint = ""
             if None in lengths:
@@ -62,9 +49,9 @@ class Derived:
             raise ValueError(
                 f"{where} failed for {group}: {type(error).__name__}: {error}{hint}"
             ) from error
-        if len(values) != len(infos):
+        if len(values) != size:
             raise ValueError(
-                f"{where}: expected {len(infos)} values for {group}, one for each of its "
+                f"{where}: expected {size} values for {group}, one for each of its "
                 f"responses, found {len(values)}"
             )
         numbers = [read_number(value) for value in values]
@@ -83,7 +70,20 @@ class Derived:
         lengths: Sequence[int | None],
         groups: Sequence[Hashable],
     ) -> list[float]:
-        """The component of each response: B numbers, NaN where not scored or alone in its group."""
+        """Call the function on the responses of each group.
+
+        Args:
+          infos: what the reward returned for each response; the function gets copies.
+          lengths: of each in tokens; None where they are not known.
+          groups: of each; equal ones share a prompt.
+
+        Returns:
+          B numbers, NaN where not scored or alone in its group.
+
+        Raises:
+          ValueError: the function raised, or returned something else than a number or None for
+            each response; names function and group.
+        """
         rows_of: dict[Hashable, list[int]] = {}
         for row, group in enumerate(groups):
             rows_of.setdefault(group, []).append(row)
@@ -91,25 +91,8 @@ class Derived:
         for group, rows in rows_of.items():
             if len(rows) == 1:  # with nothing that it could be compared with
                 continue
-            own = [infos[row] for row in rows]
-            values = self.of_group(own, [lengths[row] for row in rows], f"the group {group!r}")
+            own = [dict(infos[row]) for row in rows]
+            values = self._of_group(own, [lengths[row] for row in rows], f"the group {group!r}")
             for row, value in zip(rows, values, strict=True):
                 column[row] = value
         return column
-
-    @random_state_kept()
-    def try_out(self, info: Mapping[str, Any], ends: Mapping[str, tuple[float, float]]) -> None:
-        """Call the function on a made-up group.
-
-        Args:
-          info: what the reward returned for some answer.
-          ends: the two values that the made-up responses have of each component.
-
-        Raises:
-          ValueError: as `of_group`.
-        """
-        size = len(_TRIED_LENGTHS)
-        made_up = [
-            dict(info) | {key: pair[row % 2] for key, pair in ends.items()} for row in range(size)
-        ]
-        self.of_group(made_up, _TRIED_LENGTHS, f"a made-up group of {size} responses")

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
-from gdpo_verl.advantage import VARIANTS, Credit, Whiten, find_variant
+from gdpo_verl.advantage import VARIANTS, find_variant
 from gdpo_verl.advantage.checks import LARGEST
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
@@ -174,22 +174,13 @@ def flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> bool:
     return bool(value)
 
 
-def whiten(node: Mapping[str, Any], where: str) -> Whiten | None:
-    """`algorithm.gdpo.whiten`; None where it is left to the variant."""
-    # A written null is refused: whoever writes it means "none", and would get the default.
-    if "whiten" not in node:
-        return None
-    known, found = list(get_args(Whiten)), node["whiten"]
-    _expect(found in known, f"{where}.whiten", f"one of {known}", found)
-    return found  # type: ignore[no-any-return]
-
-
-def credit(node: Mapping[str, Any], where: str) -> Credit:
-    """`algorithm.gdpo.credit`, of the components by turn."""
-    known = list(get_args(Credit))
-    found = node.get("credit", "to_go")
-    _expect(found in known, f"{where}.credit", f"one of {known}", found)
-    return found  # type: ignore[no-any-return]
+def choice(where: str, node: Mapping[str, Any], key: str, known: Any, default: Any) -> Any:
+    """A key that is one of the values of a `Literal`; a written null is none of them."""
+    # Whoever writes null means "none", and would get the default.
+    found = node.get(key, default)
+    values = list(get_args(known))
+    _expect(key not in node or found in values, f"{where}.{key}", f"one of {values}", found)
+    return found
 
 
 def epsilon(value: Any, where: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -93,13 +93,13 @@ class GdpoConfig:
             scale=parsing.flag(root, algorithm, parsing.SCALE, cls.scale),
             variant=variant,
             options=options,
-            whiten=parsing.whiten(node, section),
+            whiten=parsing.choice(section, node, "whiten", Whiten, None),
             epsilon=parsing.epsilon(node.get("epsilon", cls.epsilon), section),
             conditions=parsing.conditions(node.get("conditions"), section),
             gate=parsing.gate(node.get("gate"), section),
             schedule=parsing.schedules(node.get("schedule"), section),
             derived=parsing.derived(node.get("derived"), wording),
-            credit=parsing.credit(node, section),
+            credit=parsing.choice(section, node, "credit", Credit, cls.credit),
             metrics=parsing.flag(section, node, "metrics", cls.metrics),
             wording=wording,
         )
@@ -118,13 +118,17 @@ class GdpoConfig:
         return found.with_settings(self.options, where) if self.options else found
 
     def resolve(
-        self, declared: Sequence[Component | str], returned: Sequence[str] | None = None
+        self,
+        declared: Sequence[Component | str],
+        returned: Sequence[str] | None = None,
+        listed: Iterable[str] = (),
     ) -> Objective:
         """The components that enter the estimator, in order, with weights and conditions.
 
         Args:
           declared: what the reward function or manager declares; may be empty.
           returned: the keys of a dict that it returned, where one is known.
+          listed: components that are by turn, whether or not they are declared.
 
         Raises:
           ValueError: nothing is declared or named, or a key, weight or condition names
@@ -141,11 +145,12 @@ class GdpoConfig:
             parsing.check_component(f"{section}.gate.on", self.gate["on"], keys)
         # The reward may declare components that the keys leave out.
         own = [component for component in components if component.name in keys]
+        by_turn = frozenset(each.name for each in own if each.by_turn)
+        by_turn |= set(keys).intersection(listed)
         # The range of one turn is none of the sum.
-        ranges = {c.name: c.range for c in own if c.range is not None and not c.by_turn}
+        ranges = {c.name: c.range for c in own if c.range is not None and c.name not in by_turn}
         ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
-        by_turn = frozenset(each.name for each in own if each.by_turn)
         objective = Objective(keys, weights, optional, ranges, self, most, by_turn)
         self._check_variant(objective)
         if objective.credits_turns:
@@ -256,13 +261,10 @@ class Objective:
         return bool(self.by_turn) and self.config.credit != "answer"
 
     @property
-    def needs_masks(self) -> bool:
-        """The estimator asks for the response masks as they were sampled."""
-        return bool(self.config.derived) or self.credits_turns
-
-    @property
     def masks_key(self) -> str:
-        """The key that makes it ask."""
+        """The key that asks for the response masks as they were sampled; '' where none does."""
+        if not (self.config.derived or self.credits_turns):
+            return ""
         name = "derived" if self.config.derived else f"credit={self.config.credit}"
         return f"{self.config.wording.root}.gdpo.{name}"
 
@@ -294,9 +296,9 @@ class Objective:
             for key, weight in zip(self.keys, self.weights, strict=True)
         )
 
-    def conditioned(self, raw: Tensor) -> Tensor:
-        """The rewards after the conditions: shape (B, K), in the order of the keys."""
-        return apply_conditions(raw, self.keys, self.config.conditions)
+    def conditioned(self, raw: Tensor, looked_at: Tensor | None = None) -> Tensor:
+        """The rewards after the conditions, as `apply_conditions`: shape (B, K)."""
+        return apply_conditions(raw, self.keys, self.config.conditions, looked_at)
 
     @property
     def is_derived(self) -> Tensor:
@@ -340,24 +342,13 @@ class Objective:
         Raises:
           ValueError: a function cannot be imported, raises, or returns no numbers.
         """
-        names = [key for key in self.keys if key not in self.config.derived]
-        ends = {name: self.ranges.get(name, (0.0, 1.0)) for name in names}
-        for derived in self.config.derived.values():
-            derived.try_out(info, ends)
-
-    def conditioned_turns(self, credit: Tensor, sums: Tensor) -> Tensor:
-        """The credit of each turn after the conditions, which look at the sums.
-
-        Args:
-          credit: shape (E, K), read in the columns of the components by turn.
-          sums: shape (E, K), the rewards of each turn's response before the conditions.
-        """
-        by_turn = torch.tensor([key in self.by_turn for key in self.keys])
-        on = [condition["on"] for condition in self.config.conditions.values()]
-        looked_at = torch.tensor([key in on for key in self.keys])
-        values = self.conditioned(torch.where(by_turn & ~looked_at, credit, sums))
-        # What is looked at has no condition of its own.
-        return torch.where(by_turn & looked_at, credit, values)
+        low = dict(info)
+        high = dict(info)
+        for key in self.keys:
+            if key not in self.config.derived:
+                low[key], high[key] = self.ranges.get(key, (0.0, 1.0))
+        unscored = torch.full((4, len(self.keys)), torch.nan, dtype=torch.float64)
+        self.with_derived(unscored, [low, high] * 2, [12, 7, 30, 7], ["made up"] * 4)
 
     def settings_at(self, step: int) -> dict[str, Any]:
         """The settings of `gdpo_verl.advantage.decompose` at a global step, by its keywords."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Decomposition, Turns, decompose, turn_numbers
-from gdpo_verl.advantage.checks import LARGEST
+from gdpo_verl.advantage import Decomposition, MaskedRows, TurnDecomposition, Turns, decompose
+from gdpo_verl.advantage.checks import read_number
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import (
@@ -22,7 +22,7 @@ from gdpo_verl.reward_dicts import (
     check_unscored,
     decompose_by_turn,
     read_components,
-    turns_of,
+    turn_lists,
     unnested,
     weighted_sum,
 )
@@ -46,16 +46,12 @@ def failed_judgement(info: Mapping[str, Any]) -> str:
     return str(info["error"]) if set(info) == {"error", "acc"} else ""
 
 
-def components_of_rows(
-    infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
-) -> Tensor:
-    """Read the components from verl's `reward_extra_info` of each row, as `read_components`.
+def judged(info: Mapping[str, Any], objective: Objective) -> Mapping[str, Any]:
+    """What the reward returned for a row, verl's `reward_extra_info`, with the components' names.
 
-    A row without a judgement has none of the keys, which is no fault of the reward: NaN.
+    A row without a judgement has none of them, which is no fault of the reward: they are None.
     """
-    nothing = dict.fromkeys(objective.keys)
-    judged = [nothing if failed_judgement(info) else info for info in infos]
-    return read_components(judged, objective, rows)
+    return dict.fromkeys(objective.keys) if failed_judgement(info) else unnested(info)
 
 
 @dataclass(frozen=True)
@@ -82,12 +78,59 @@ class RewardRows:
 
 
 @dataclass(frozen=True, eq=False)
+class Sessions:
+    """The sessions that the rows of a batch are outputs of.
+
+    verl names a row ``{uid}_{session}_{output}``. Rows that verl added to fill the batch belong to
+    no session.
+
+    Attributes:
+      rows: their number, B.
+      real: int64, the rows that are no padding, and `of_real`, the session of each.
+      last: int64, shape (S,), the row of each session's last output.
+    """
+
+    rows: int
+    real: Tensor
+    of_real: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, keys: Sequence[str], padding: Sequence[bool]) -> Sessions:
+        """Join the rows of these names; `padding` is empty where there is none."""
+        real = [row for row, pad in enumerate(padding or [False] * len(keys)) if not pad]
+        names = [RowKey.parse(keys[row]) for row in real]
+        place: dict[tuple[str, int], int] = {}
+        of_real = [place.setdefault(name[:2], len(place)) for name in names]
+        # verl's balancing shuffles the rows; in the order of the outputs, the last of a session
+        # takes the place of its others.
+        order = sorted(range(len(real)), key=lambda row: names[row].output)
+        last = {of_real[row]: real[row] for row in order}
+        return cls(
+            rows=len(keys),
+            real=torch.tensor(real, dtype=torch.int64),
+            of_real=torch.tensor(of_real, dtype=torch.int64),
+            last=torch.tensor([last[each] for each in range(len(place))], dtype=torch.int64),
+        )
+
+    def sums(self, of_rows: Tensor) -> Tensor:
+        """A number of each row added up by session: (B,) to (S,)."""
+        sums = of_rows.new_zeros(len(self.last))
+        return sums.index_add_(0, self.of_real, of_rows[self.real])
+
+    def to_rows(self, of_sessions: Tensor) -> Tensor:
+        """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""
+        rows = of_sessions.new_zeros(self.rows)
+        rows[self.real] = of_sessions[self.of_real]
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
 class RewardBatch:
     """The rows of one advantage computation, joined to sessions, and their decomposition.
 
-    verl names a row ``{uid}_{session}_{output}``. A session with several outputs is one
-    entry in every group statistic, by its last output; its advantage goes to all of them.
-    Rows that verl added to fill the batch belong to no session and get 0.
+    A session with several outputs is one entry in every group statistic, by its last output; its
+    advantage goes to all of them. Padding gets 0.
 
     Attributes:
       rows: as they were handed in.
@@ -96,9 +139,10 @@ class RewardBatch:
       rewards: the same after `algorithm.gdpo.conditions`.
       token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
       mask: the response mask of the loss, shape (B, T), for components by turn.
-      real: int64, the rows that are no padding, and `session_of_row`, the session of each.
-      last_rows: int64, shape (S,), the row of each session's last output.
+      sessions: of the rows, S in all.
       group_ids: the group of each session.
+      infos: the reward's dict for each session's last output (`judged`).
+      errors: the reasons of the sessions without a reward (`failed_judgement`).
     """
 
     rows: RewardRows
@@ -106,10 +150,10 @@ class RewardBatch:
     rewards: Tensor
     token_counts: Tensor | None
     mask: Tensor | None
-    real: Tensor
-    session_of_row: Tensor
-    last_rows: Tensor
+    sessions: Sessions
     group_ids: Sequence[Any]
+    infos: Sequence[Mapping[str, Any]]
+    errors: Sequence[str]
 
     @classmethod
     def of(
@@ -128,65 +172,43 @@ class RewardBatch:
         Raises:
           ValueError: a component is missing or not a number; names key and row.
         """
-        objective, infos, keys = rows.objective, rows.infos, rows.keys
-        padding = rows.padding or [False] * len(keys)
-        real = [row for row, pad in enumerate(padding) if not pad]
-        raw = torch.full((len(keys), len(objective.keys)), math.nan, dtype=torch.float64)
-        raw[torch.tensor(real, dtype=torch.int64)] = components_of_rows(
-            [infos[row] for row in real], objective, [keys[row] for row in real]
-        )
-        names = [RowKey.parse(keys[row]) for row in real]
-        place: dict[tuple[str, int], int] = {}
-        sessions = [place.setdefault(name[:2], len(place)) for name in names]
-        # verl's balancing shuffles the rows; in the order of the outputs, the last of a session
-        # takes the place of its others.
-        order = sorted(range(len(real)), key=lambda row: names[row].output)
-        last = {sessions[row]: real[row] for row in order}
-        last_rows = [last[session] for session in range(len(place))]
-        group_ids = [uids[row] for row in last_rows]
+        objective = rows.objective
+        sessions = Sessions.of(rows.keys, rows.padding)
+        last = sessions.last.tolist()
+        group_ids = [uids[row] for row in last]
+        infos = {row: judged(rows.infos[row], objective) for row in sessions.real.tolist()}
+        last_infos = [infos[row] for row in last]
+        raw = torch.full((len(rows.keys), len(objective.keys)), math.nan, dtype=torch.float64)
+        keys = [rows.keys[row] for row in infos]
+        raw[sessions.real] = read_components([*infos.values()], objective, keys)
         if objective.config.derived and rows.masks is not None:
-            lengths = [0] * len(place)
-            for row, session in zip(real, sessions, strict=True):
-                lengths[session] += int(rows.masks[row].sum())
-            last_infos = [unnested(infos[row]) for row in last_rows]
-            complete = objective.with_derived(raw[last_rows], last_infos, lengths, group_ids)
-            raw[real] = torch.where(objective.is_derived, complete[sessions], raw[real])
+            sampled = torch.tensor([int(mask.sum()) for mask in rows.masks])
+            lengths = sessions.sums(sampled).tolist()
+            complete = objective.with_derived(raw[last], last_infos, lengths, group_ids)
+            of_rows = complete[sessions.of_real]
+            raw[sessions.real] = torch.where(objective.is_derived, of_rows, raw[sessions.real])
+        failures = (failed_judgement(rows.infos[row]) for row in last)
         return cls(
             rows=rows,
             raw=raw,
             rewards=objective.conditioned(raw),
             token_counts=token_counts,
             mask=mask,
-            real=torch.tensor(real, dtype=torch.int64),
-            session_of_row=torch.tensor(sessions, dtype=torch.int64),
-            last_rows=torch.tensor(last_rows, dtype=torch.int64),
+            sessions=sessions,
             group_ids=group_ids,
+            infos=last_infos,
+            errors=[failure for failure in failures if failure],
         )
-
-    @cached_property
-    def last_infos(self) -> list[Mapping[str, Any]]:
-        """The reward's dict for each session's last output."""
-        return [self.rows.infos[row] for row in self.last_rows.tolist()]
-
-    @property
-    def _judged_infos(self) -> list[Mapping[str, Any]]:
-        nothing = dict.fromkeys(self.rows.objective.keys)
-        return [nothing if failed_judgement(info) else info for info in self.last_infos]
 
     @property
     def parse_errors(self) -> list[int | None]:
         """The reward's diagnostic of that name for each session; None without one."""
-        return [_parse_error_code(info.get("parse_error")) for info in self.last_infos]
-
-    @cached_property
-    def errors(self) -> list[str]:
-        """The reasons of the sessions without a reward (`failed_judgement`)."""
-        return [text for info in self.last_infos if (text := failed_judgement(info))]
+        return [_parse_error_code(info.get("parse_error")) for info in self.infos]
 
     @property
     def error_share(self) -> diagnostics.Weighted:
         """The share of the sessions without a reward."""
-        sessions = len(self.last_rows)
+        sessions = len(self.infos)
         return diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
 
     def check_errors(self) -> None:
@@ -196,100 +218,87 @@ class RewardBatch:
         """
         if self.error_share > MOST_REWARD_ERRORS:
             raise RewardErrors(
-                f"{len(self.errors)} of {len(self.last_rows)} responses of a batch have no reward; "
+                f"{len(self.errors)} of {len(self.infos)} responses of a batch have no reward; "
                 f"at most {MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports "
                 f"{self.errors[-1]!r}: see to the judge that the reward asks, or to reward.timeout."
             )
-        check_unscored(self.last_infos, self.raw[self.last_rows], self.rows.objective)
-
-    @property
-    def session_tokens(self) -> Tensor | None:
-        """The response tokens of all outputs of each session: float64, shape (S,); or None."""
-        if self.token_counts is None:
-            return None
-        counts = self.token_counts.to("cpu", torch.float64)[self.real]
-        return counts.new_zeros(len(self.last_rows)).index_add_(0, self.session_of_row, counts)
+        check_unscored(self.infos, self.raw[self.sessions.last], self.rows.objective)
 
     @cached_property
     def decomposition(self) -> Decomposition:
         """The sessions' rewards, decomposed under the settings of this step."""
-        last = self.last_rows
+        last = self.sessions.last
+        tokens = None
+        if self.token_counts is not None:
+            tokens = self.sessions.sums(self.token_counts.to("cpu", torch.float64))
         return decompose(
             self.raw[last],
             self.group_ids,
-            self.session_tokens,
+            tokens,
             conditioned=self.rewards[last],
             **self.rows.objective.settings_at(self.rows.global_step),
         )
 
     @cached_property
-    def turns(self) -> Turns:
-        """The turns of the sessions: runs of 1 in the response masks as they were sampled.
+    def turn_lists(self) -> dict[str, list[list[float] | None]]:
+        """The components by turn of each session, as the reward returned them."""
+        return turn_lists(self.infos, self.rows.objective, self._last_keys)
+
+    @property
+    def _last_keys(self) -> list[str]:
+        return [self.rows.keys[row] for row in self.sessions.last.tolist()]
+
+    @cached_property
+    def _turns(self) -> tuple[Turns, Tensor]:
+        """The turns of the sessions, and the turn of each of their tokens.
 
         Raises:
           ValueError: a session has several outputs.
         """
-        masks = self.rows.masks
-        assert masks is not None
-        if len(self.real) > len(self.last_rows):
-            several = int(self.session_of_row.bincount().argmax())
-            key = self.rows.keys[int(self.last_rows[several])]
+        objective = self.rows.objective
+        if len(self.sessions.real) > len(self.infos):
+            several = int(self.sessions.of_real.bincount().argmax())
             raise ValueError(
-                f"algorithm.gdpo.credit={self.rows.objective.config.credit}: the session of row "
-                f"{key} has several outputs, and turns are known within one output alone. Set "
-                "algorithm.gdpo.credit=answer, which credits the whole session with the sum of "
-                f"{sorted(self.rows.objective.by_turn)}, or use an agent loop of one output."
+                f"algorithm.gdpo.credit={objective.config.credit}: the session of row "
+                f"{self._last_keys[several]} has several outputs, and turns are known within one "
+                "output alone. Set algorithm.gdpo.credit=answer, which credits the whole session "
+                f"with the sum of {sorted(objective.by_turn)}, or use an agent loop of one output."
             )
-        numbers = self._turn_numbers[self.last_rows]
-        counts = numbers.amax(dim=1).add(1).tolist()
-        kept = numbers >= 0
-        if self.mask is not None:  # of the loss: less than was sampled after a rejection
-            kept &= self.mask.to("cpu")[self.last_rows].bool()[:, : numbers.shape[1]]
-        tokens = torch.zeros(len(counts), max(counts, default=0) + 1, dtype=torch.float64)
-        tokens.scatter_add_(1, numbers.clamp(min=0), kept.to(tokens))
-        lists = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
-        return Turns.of(lists)
+        assert self.rows.masks is not None
+        masks = pad_sequence([mask.to("cpu") for mask in self.rows.masks], batch_first=True)
+        # The loss may have less than was sampled, after a rejection.
+        kept = masks if self.mask is None else self.mask.to("cpu")[:, : masks.shape[1]]
+        return Turns.in_masks(masks[self.sessions.last], kept[self.sessions.last])
 
     @cached_property
-    def _turn_numbers(self) -> Tensor:
-        """The turn of each token of each row, -1 outside: shape (B, T)."""
-        masks = self.rows.masks
-        assert masks is not None
-        padded = torch.nn.utils.rnn.pad_sequence([mask.to("cpu") for mask in masks], True)
-        return turn_numbers(padded)
-
-    @cached_property
-    def by_turn(self) -> Decomposition:
-        """The decomposition of the sessions' turns.
+    def by_turn(self) -> TurnDecomposition | None:
+        """The decomposition of the sessions' turns, where these have advantages of their own.
 
         Raises:
           ValueError: a component has no number for each turn.
         """
-        keys = [self.rows.keys[row] for row in self.last_rows.tolist()]
-        objective, turns = self.rows.objective, self.turns
-        return decompose_by_turn(self.decomposition, self._judged_infos, objective, keys, turns)
+        objective = self.rows.objective
+        if not objective.credits_turns:
+            return None
+        turns, _ = self._turns
+        whole = self.decomposition
+        return decompose_by_turn(whole, self.turn_lists, objective, self._last_keys, turns)
 
     @property
-    def trained(self) -> Decomposition:
+    def trained(self) -> Decomposition | TurnDecomposition:
         """The decomposition whose advantage trains: of the turns, else of the sessions."""
-        return self.by_turn if self.rows.objective.credits_turns else self.decomposition
+        return self.by_turn or self.decomposition
 
-    def turn_lists(self, key: str) -> list[list[float] | None]:
-        """A component by turn of each session, as the reward returned it."""
-        wording = self.rows.objective.config.wording
-        return [turns_of(unnested(info), key, wording, "") for info in self._judged_infos]
-
-    def turns_on_tokens(self, mask: Tensor) -> Tensor:
-        """The advantage of each turn on its tokens, 0 elsewhere: shape (B, T), as the mask."""
-        values = self.turns.table(self.by_turn.advantage)
-        table = values.new_zeros(len(self.raw), values.shape[1] + 1)
-        table[self.last_rows, : values.shape[1]] = values
-        # The last column, which -1 takes, is 0.
-        numbers = self._turn_numbers
-        missing = mask.shape[1] - numbers.shape[1]
-        numbers = torch.nn.functional.pad(numbers, (0, missing), value=-1)
-        numbers = torch.where(numbers < 0, values.shape[1], numbers)
-        return table.gather(1, numbers).to(mask) * mask
+    def on_tokens(self, tokens: MaskedRows) -> Tensor:
+        """The advantage that trains on each row's response tokens, 0 elsewhere: shape (B, T)."""
+        if self.by_turn is None:
+            return tokens.scale_(self.sessions.to_rows(self.decomposition.advantage))
+        _, turn_of_token = self._turns
+        # Outside of turns, at -1, the last number: 0.
+        values = torch.cat([self.by_turn.entries.advantage, torch.zeros(1)])[turn_of_token]
+        table = torch.zeros_like(tokens.values)
+        table[self.sessions.last, : values.shape[1]] = values.to(table)
+        return table * tokens.values
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
@@ -303,14 +312,8 @@ class RewardBatch:
         returned = torch.where(objective.is_derived, torch.nan, self.raw)
         return weighted_sum(objective.conditioned(returned), objective)
 
-    def to_rows(self, advantage: Tensor) -> Tensor:
-        """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""
-        rows = advantage.new_zeros(len(self.raw))
-        rows[self.real] = advantage[self.session_of_row]
-        return rows
-
 
 def _parse_error_code(value: Any) -> int | None:
     # A user's reward may use the name for something else, which is no reason to end a training.
-    number: Any = value if isinstance(value, (int, float, np.number)) else math.nan
-    return int(number) if abs(number) <= LARGEST else None
+    number = read_number(value)
+    return int(number) if math.isfinite(number) else None

@@ -18,6 +18,7 @@ from gdpo_verl.config import Objective
 from gdpo_verl.config.components import BY_TURN, MINI_BATCH, TOKENS
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.reward_dicts import as_written
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 
@@ -93,16 +94,14 @@ class Dump:
     is the mean over the response's tokens.
     """
 
-    def __init__(self, objective: Objective, trains_turns: bool = False) -> None:
-        self.trains_turns = trains_turns
+    def __init__(self, objective: Objective) -> None:
         variant = objective.config.chosen_variant
         self.variant = "" if variant is GDPO else f"{variant.name}_advantage"
         self.names = [*objective.keys, TOKENS, "gdpo_advantage", "grpo_advantage"]
         self.names += [self.variant] if self.variant else []
         self._step = -1
-        self._tables: list[torch.Tensor] = []
-        self._rows: dict[str, int] = {}
-        self._lists: dict[str, dict[str, list[Any]]] = {}  # by column and row
+        self._mini_batches = 0
+        self._rows: dict[str, dict[str, Any]] = {}  # by verl's key
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -114,9 +113,7 @@ class Dump:
         if global_step != self._step:
             self.clear()  # of a trainer that has not dumped its last step
             self._step = global_step
-        trained = decomposition.advantage
-        if self.trains_turns:
-            trained = batch.turns.token_means(batch.by_turn.advantage)
+        trained = batch.trained.advantage
         gdpo = decomposition.gdpo if self.variant else trained
         of_sessions = [gdpo, decomposition.grpo]
         if self.variant:
@@ -124,53 +121,45 @@ class Dump:
         tokens = decomposition.token_counts
         if tokens is None:
             tokens = torch.full_like(decomposition.gdpo, torch.nan)
-        columns = [batch.to_rows(each) for each in (tokens, *of_sessions)]
-        table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[batch.real]
-        for row, place in enumerate(batch.real.tolist(), start=len(self._rows)):
-            self._rows[batch.rows.keys[place]] = row
-        self._tables.append(table)
-        self._keep_lists(batch)
+        sessions = batch.sessions
+        columns = [sessions.to_rows(each) for each in (tokens, *of_sessions)]
+        table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[sessions.real].tolist()
+        lists = self._lists(batch)
+        real = sessions.real.tolist()
+        of_real = sessions.of_real.tolist()
+        for row, session, numbers in zip(real, of_real, table, strict=True):
+            own: dict[str, Any] = dict(zip(self.names, as_written(numbers), strict=True))
+            own |= {name: column[session] for name, column in lists.items()}
+            own[MINI_BATCH] = self._mini_batches
+            self._rows[batch.rows.keys[row]] = own
+        self._mini_batches += 1
 
-    def _keep_lists(self, batch: RewardBatch) -> None:
-        columns = {key: batch.turn_lists(key) for key in sorted(batch.rows.objective.by_turn)}
-        if self.trains_turns:
-            columns[TOKENS] = [*batch.turns.lists(batch.turns.tokens)]
-            trained = batch.turns.lists(batch.by_turn.advantage)
-            columns[self.variant or "gdpo_advantage"] = [*trained]
-        sessions = batch.session_of_row.tolist()
-        for name, lists in columns.items():
-            kept = self._lists.setdefault(f"{name}{BY_TURN}", {})
-            for row, session in zip(batch.real.tolist(), sessions, strict=True):
-                turns = lists[session]
-                if turns is not None:
-                    kept[batch.rows.keys[row]] = [None if x != x else x for x in turns]
+    def _lists(self, batch: RewardBatch) -> dict[str, list[Any]]:
+        """The columns of lists, one value a turn, for each session."""
+        lists: dict[str, Sequence[Any]] = dict(batch.turn_lists)
+        by_turn = batch.by_turn
+        if by_turn is not None:
+            lists[TOKENS] = by_turn.turns.lists(by_turn.turns.tokens)
+            lists[self.variant or "gdpo_advantage"] = by_turn.lists
+        return {
+            f"{name}{BY_TURN}": [turns and as_written(turns) for turns in column]
+            for name, column in lists.items()
+        }
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
         """The columns of these rows, None for padding and what is not scored; empty for others."""
         if self._rows.keys().isdisjoint(row_keys):
             return {}
-        # Padding is in no table: it gets the row behind them.
-        nothing = torch.full((1, len(self.names)), torch.nan, dtype=torch.float64)
-        table = torch.cat([*self._tables, nothing])[
-            [self._rows.get(key, len(self._rows)) for key in row_keys]
-        ]
-        values = table.numpy().astype(object)
-        values[table.isnan().numpy()] = None
-        columns = {name: row.tolist() for name, row in zip(self.names, values.T, strict=True)}
-        for name, lists in self._lists.items():
-            columns[name] = [lists.get(key) for key in row_keys]
-        if len(self._tables) > 1:
-            numbers = [number for number, rows in enumerate(self._tables) for _ in rows]
-            columns[MINI_BATCH] = [
-                numbers[self._rows[key]] if key in self._rows else None for key in row_keys
-            ]
-        return columns
+        names = list(next(iter(self._rows.values())))
+        if self._mini_batches == 1:
+            names.remove(MINI_BATCH)
+        rows = [self._rows.get(key, {}) for key in row_keys]
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._tables.clear()
+        self._mini_batches = 0
         self._rows.clear()
-        self._lists.clear()
 
 
 def with_columns(

@@ -140,11 +140,7 @@ def gdpo(
     if step.batch is None:
         step.batch = RewardBatch.of(step.rows, index, tokens.counts, response_mask)
         step.batch.check_errors()
-    if step.rows.objective.credits_turns:
-        by_turn = step.batch.turns_on_tokens(tokens.values)
-        return by_turn, by_turn
-    advantage = step.batch.to_rows(step.batch.decomposition.advantage)
-    on_tokens = tokens.scale_(advantage)
+    on_tokens = step.batch.on_tokens(tokens)
     return on_tokens, on_tokens
 
 
@@ -179,7 +175,7 @@ def rows_of_columns(
     Args:
       columns: arrays of length B, of which those of the components are read.
     """
-    if objective.needs_masks:
+    if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
     known = {key: columns[key] for key in objective.keys if key in columns}
     infos = [dict(zip(known, values, strict=True)) for values in zip(*known.values(), strict=True)]

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
@@ -191,14 +190,11 @@ def _silent_groups(
         return {}
     infos = reward_infos(keys, partition_id)
     uids = [RowKey.parse(key).uid for key in keys]
-    masks = response_masks(keys, partition_id) if objective.needs_masks else None
+    masks = response_masks(keys, partition_id) if objective.masks_key else None
     rows = RewardRows(objective, infos, keys, global_step=global_step, masks=masks)
     batch = RewardBatch.of(rows, uids)
-    sessions = torch.arange(len(batch.group_ids))
-    if objective.credits_turns:
-        sessions = batch.turns.responses
-    has_signal = batch.trained.has_signal
-    learns = {batch.group_ids[session] for session in sessions[has_signal].tolist()}
+    has_signal = batch.trained.has_signal.tolist()
+    learns = {group for group, has in zip(batch.group_ids, has_signal, strict=True) if has}
     sizes = Counter(batch.group_ids)
     scores = dict(zip(uids, batch.score().tolist(), strict=True))
     return {uid: scores[uid] for uid in sizes if sizes[uid] > 1 and uid not in learns}

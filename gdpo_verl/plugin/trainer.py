@@ -14,6 +14,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,11 +73,12 @@ class Seam:
 
     def __init__(self, config: Any, objective: Objective) -> None:
         self.config = config
-        self.objective = objective
         self.estimates = validation.is_gdpo(config)
+        # verl's own estimators give an answer one advantage, of its sums.
+        answers = replace(objective, config=replace(objective.config, credit="answer"))
+        self.objective = objective if self.estimates else answers
         self.failures: replay_buffer.SessionFailures | None = None
-        self.trains_turns = self.estimates and objective.credits_turns
-        self.dump = Dump(objective, self.trains_turns)
+        self.dump = Dump(self.objective)
         self._failures_warned = self._score_checked = False
 
     def rows(self, batch: Any, global_step: int) -> RewardRows:
@@ -90,7 +92,7 @@ class Seam:
             infos = queue.reward_infos(batch.keys, batch.partition_id)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         masks = None
-        if self.objective.needs_masks:
+        if self.objective.masks_key:
             masks = queue.response_masks(batch.keys, batch.partition_id)
         return RewardRows(self.objective, infos, batch.keys, padding, global_step, masks)
 
@@ -106,7 +108,7 @@ class Seam:
             return
         if step.data is not None:
             self.check_score(batch, step.data)
-        failed = self._failed_sessions(len(batch.last_rows))
+        failed = self._failed_sessions(len(batch.infos))
         if wants_metrics:
             metrics.update(self.metrics(batch, failed))
         if wants_dump:
@@ -123,10 +125,10 @@ class Seam:
             failed_sessions=failed_sessions,
             trains=self.estimates,
             scheduled=bool(objective.config.schedule),
-            by_turn=(batch.by_turn, batch.turns) if self.trains_turns else None,
+            by_turn=batch.by_turn,
         )
-        for key in objective.by_turn:
-            metrics |= diagnostics.turn_metrics(key, batch.turn_lists(key))
+        for key, lists in batch.turn_lists.items():
+            metrics |= diagnostics.turn_metrics(key, lists)
         metrics |= diagnostics.parse_error_metrics(batch.parse_errors)
         metrics[names.REWARD_ERRORS.key] = batch.error_share
         return metrics
@@ -157,7 +159,7 @@ class Seam:
         self._score_checked = True
         # verl has a row's score at its last token, and 0 at the others.
         scores = data.batch["token_level_scores"].sum(dim=1).to("cpu", torch.float64)
-        real = batch.real
+        real = batch.sessions.real
         sums = batch.score()
         difference = (sums[real] - scores[real]).abs() / scores[real].abs().clamp(min=1.0)
         if len(difference) and float(difference.max()) > reward.SCORE_TOLERANCE:
@@ -180,7 +182,8 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     if not validation.uses_plugin(config):
         return original(trainer, *args, **kwargs)
     validation.check_components(config)
-    seam = seam_of(config)
+    objective = validation.objective_of(config)
+    seam = None if objective is None else Seam(config, objective)
     if seam is not None and config.data.get("seed") is None:
         # Without data.seed, verl draws other rows for data.train_max_samples at each start, also
         # when it resumes (verl/utils/dataset/rl_dataset.py). With this one they stay, and so does
@@ -191,9 +194,8 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     result = original(trainer, *args, **kwargs)
     trainer.gdpo_seam = seam
     buffer = getattr(trainer, "replay_buffer", None)
-    replay_buffer.filter_by_components(
-        buffer, None if seam is None else seam.objective, lambda: trainer.global_steps
-    )
+    # Treatment and control learn from the same groups.
+    replay_buffer.filter_by_components(buffer, objective, lambda: trainer.global_steps)
     returned = reward.probe_reward(trainer)
     validation.objective_of(config, returned)
     validation.check_filter(config, returned)

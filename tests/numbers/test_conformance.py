@@ -6,7 +6,9 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,29 @@ def test_normalising_what_each_turn_earned_is_no_return_to_go() -> None:
 
     with pytest.raises(AssertionError, match=r"1 vectors .*\ncredit to_go"):
         assert_conforms(own_turns, features=["by_turn"])
+
+
+def test_a_sum_of_what_is_normalised_turn_by_turn_is_told_apart() -> None:
+    pytest.importorskip("omegaconf")
+
+    def biased(rewards: Any, groups: Any, tokens: Any, weights: Any, **settings: Any) -> Any:
+        if "credit" not in settings:
+            return conformance.ours(rewards, groups, tokens, weights, **settings)
+        plain, listed = ([[column] for column in each] for each in zip(*rewards, strict=True))
+        counts = [sum(own) for own in tokens]
+        by_turn = {"credit": "turn", "whiten": "none"}
+        of_answers = conformance.ours(plain, groups, counts, weights[:1], whiten="none")
+        of_turns = conformance.ours(listed, groups, tokens, weights[1:], **by_turn)
+        sums = []
+        for answer, own in zip(of_answers, of_turns, strict=True):
+            later = [*accumulate(reversed(own))]
+            sums += [Decimal(answer + value) for value in reversed(later)]
+        shares = [count for own in tokens for count in own]
+        flat = iter(conformance.whitened(sums, shares, vectors()["profiles"]["tokens"]))
+        return [[next(flat) for _ in own] for own in tokens]
+
+    with pytest.raises(AssertionError, match=r"2 vectors .*\ncredit to_go .*\ncredit turn "):
+        assert_conforms(biased, features=["by_turn"])
 
 
 @pytest.mark.parametrize(

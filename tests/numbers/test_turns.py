@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gdpo_verl import advantages_of
-from gdpo_verl.advantage import VARIANTS, turn_numbers
+from gdpo_verl.advantage import VARIANTS, Turns
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component, declared_components, declares
 
@@ -95,7 +95,7 @@ def z(values: list[float]) -> list[float]:
     return [(v - mean) / (std + 1e-6) if std else 0.0 for v in values]
 
 
-# Three responses of one prompt, with 2, 3 and 1 turns.
+# Three responses of one prompt, with 2, 3 and 1 turns. Their entries are vectors (`credit to_go`).
 CALLS = [[1, 0], [0, 1, 1], [1]]
 RIGHT = [1, 0, 0]
 UNIT = {"gdpo": {"whiten": "none"}}
@@ -110,36 +110,10 @@ def flat(lists: Any) -> list[float]:
     return [value for each in lists for value in each]
 
 
-def test_entries_by_hand_to_go_and_by_turn() -> None:
-    right = z(RIGHT)
-    # To go: 1 0 | 2 2 1 | 1; at turn 1 (1, 2, 1), at turn 2 (0, 2), alone at turn 3.
-    first, second = z([1, 2, 1]), z([0, 2])
-    hand = [
-        [first[0] + right[0], second[0] + right[0]],
-        [first[1] + right[1], second[1] + right[1], right[1]],
-        [first[2] + right[2]],
-    ]
-    found = of()
-    assert [len(each) for each in found] == [2, 3, 1]
-    assert flat(found) == pytest.approx(flat(hand))
-    # The turn's own: at turn 1 (1, 0, 1), at turn 2 (0, 1).
-    first, second = z([1, 0, 1]), z([0, 1])
-    hand = [
-        [first[0] + right[0], second[0] + right[0]],
-        [first[1] + right[1], second[1] + right[1], right[1]],
-        [first[2] + right[2]],
-    ]
-    assert flat(of({"gdpo": {"whiten": "none", "credit": "turn"}})) == pytest.approx(flat(hand))
-
-
-def test_whitening_over_tokens_takes_each_turns_own() -> None:
-    tokens = [[2, 3], [1, 4, 2], [5]]
-    plain, counts = flat(of()), flat(tokens)
-    n = sum(counts)
-    mean = sum(c * a for c, a in zip(counts, plain, strict=True)) / n
-    variance = sum(c * (a - mean) ** 2 for c, a in zip(counts, plain, strict=True)) / (n - 1)
-    hand = [(a - mean) / math.sqrt(variance + 1e-8) for a in plain]
-    assert flat(of({}, tokens)) == pytest.approx(hand)
+def with_right(calls: list[list[float]]) -> list[float]:
+    """Normalised calls of each turn and the normalised `right` of its response."""
+    pairs = zip(calls, z(RIGHT), strict=True)
+    return [call + right for each, right in pairs for call in each]
 
 
 def test_credit_of_the_answer_is_that_of_its_sum() -> None:
@@ -157,23 +131,21 @@ def test_a_list_of_one_turn_is_an_ordinary_component() -> None:
 
 def test_turns_that_are_not_scored_add_nothing() -> None:
     # To go: 1 1 | None None None | 1; at turn 1 (1, 1), which does not vary.
-    right = z(RIGHT)
+    hand = with_right([[0, 0], [0, 0, 0], [0]])
     found = of(calls=[[None, 1], [None, None, float("nan")], [1]])
-    hand = [[right[0]] * 2, [right[1]] * 3, [right[2]]]
-    assert flat(found) == pytest.approx(flat(hand))
+    assert flat(found) == pytest.approx(hand)
     # A response without the component still has its turns.
     found = of(tokens=[[1, 1], [1, 1, 1], [1]], calls=[[None, 1], None, [1]])
-    assert flat(found) == pytest.approx(flat(hand))
+    assert flat(found) == pytest.approx(hand)
 
 
 def test_conditions_and_gates_look_at_the_sum() -> None:
     condition = {"calls": {"on": "right", "at_least": 1.0}}
     found = of({"gdpo": {"whiten": "none", "conditions": condition}})
     # Only the first is right; to go 1 0 | 0 0 0 | 0.
-    first, right = z([1, 0, 0]), z(RIGHT)
-    hand = [[first[0] + right[0], right[0]], [first[1] + right[1]] + [right[1]] * 2]
-    hand.append([first[2] + right[2]])
-    assert flat(found) == pytest.approx(flat(hand))
+    first = z([1, 0, 0])
+    hand = with_right([[first[0], 0], [first[1], 0, 0], [first[2]]])
+    assert flat(found) == pytest.approx(hand)
     # The sums are 1, 2 and 1: right counts where at least 2 calls ran.
     condition = {"right": {"on": "calls", "at_least": 2.0}}
     only = of({"gdpo": {"whiten": "none", "conditions": condition}})
@@ -221,11 +193,11 @@ def test_only_variants_that_read_z_alone_take_turns() -> None:
 
 def test_turns_are_the_runs_of_1_in_a_mask() -> None:
     mask = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
-    assert turn_numbers(mask).tolist() == [
-        [0, 0, -1, 1, -1, -1],
-        [-1, 0, -1, -1, 1, 1],
-        [-1] * 6,
-    ]
+    kept = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]])
+    turns, turn_of_token = Turns.in_masks(mask, kept)
+    assert turn_of_token.tolist() == [[0, 0, -1, 1, -1, -1], [-1, 2, -1, -1, 3, 3], [-1] * 6]
+    assert turns.lists(turns.tokens) == [[2, 0], [1, 1], []]
+    assert turns.numbers.tolist() == [0, 1, 0, 1]
 
 
 def test_a_declaration_by_turn() -> None:

@@ -49,7 +49,11 @@ def test_a_batch_of_padding_alone_gives_zeros() -> None:
     rows = RewardRows(objective(), [GARBAGE] * 2, ["p", "q"], [True, True])
     batch = RewardBatch.of(rows, ["u", "u"], torch.tensor([3, 3]))
     found = batch.decomposition
-    assert batch.to_rows(found.gdpo).tolist() == batch.to_rows(found.grpo).tolist() == [0.0, 0.0]
+    assert (
+        batch.sessions.to_rows(found.gdpo).tolist()
+        == batch.sessions.to_rows(found.grpo).tolist()
+        == [0.0, 0.0]
+    )
 
 
 def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
@@ -57,7 +61,7 @@ def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
     names, rows = ["u_0_1", "u_1_0", "u_0_0"], infos((1.0, 2.0), (0.0, -3.0), (0.0, 7.0))
     handed = RewardRows(objective(whiten="sequence"), rows, names)
     batch = RewardBatch.of(handed, ["u"] * 3, torch.tensor([0, 4, 5]))
-    found = batch.to_rows(batch.decomposition.gdpo)
+    found = batch.sessions.to_rows(batch.decomposition.gdpo)
     last = torch.tensor([[1.0, 2.0], [0.0, -3.0]], dtype=torch.float64)
     expected = gdpo_advantages(last, ["u"] * 2, torch.ones(2, 1), whiten="sequence")
     torch.testing.assert_close(found, expected[[0, 1, 0], 0], rtol=0, atol=1e-12)

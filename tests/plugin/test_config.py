@@ -87,72 +87,6 @@ def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(
     assert (objective.keys, objective.weights) == (("format", "correctness"), (weight, 1.0))
 
 
-def setting(key: str, value: str) -> str:
-    """The YAML that sets one key, whose sections are divided by dots."""
-    for part in reversed(key.split(".")):
-        value = f"{{{part}: {value}}}"
-    return value
-
-
-# A key that is none, and what was meant.
-NEAREST = {
-    "gdpo_reward_weight": "gdpo_reward_weights",
-    "gdpo_whiten": "gdpo.whiten",
-    "gdpo_gate": "gdpo.gate",
-}
-# A key, what it may be, what it may not be, and how the message goes on behind the key.
-UNKNOWN = r"\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$"
-INVALID = [
-    ("gdpo", "{epsilon: 1.0}", "{zzz: 1.0}", UNKNOWN),
-    ("gdpo", "{}", "token", ": expected a mapping"),
-    ("gdpo.whiten", "sequence", "batch", r": .* of \['token', 'sequence', 'none'\], found 'batch'"),
-    ("gdpo.whiten", "none", "null", ": .* found None"),
-    ("gdpo.epsilon", "0", "-1e-6", ": expected a number >= 0, found -1e-06"),
-    ("gdpo.epsilon", "1e-12", ".nan", ": expected a number"),
-    ("gdpo.epsilon", "1.0", "true", ": expected a number"),
-    ("gdpo.metrics", "false", "'false'", ": expected true or false, found 'false'"),
-    ("norm_adv_by_std_in_grpo", "true", "1", ": expected true or false, found 1"),
-    ("gdpo.conditions", "null", "false", ": expected a mapping, found False"),
-    (KEYS, "[a]", "a", ": expected a list"),
-    (KEYS, "['1']", "[1]", ": expected distinct"),
-    (KEYS, "[a, b]", "[a, a]", ": expected distinct"),
-    (KEYS, "[a, scores]", "[a, score]", ": .*'score'"),
-    (WEIGHTS, "{a: 2}", "[2]", rf": a list of weights needs algorithm\.{KEYS}"),
-    (WEIGHTS, "null", "'2'", ": expected a list or"),
-    (WEIGHTS, "{a: 1}", f"{{a: 1{'0' * 400}}}", ": expected finite numbers, found 1000"),
-    (WEIGHTS, "{a: 1}", "{a: null}", ": expected finite numbers, found None for 'a'"),
-    *[(key, "null", "1.0", f": unknown.*mean '{near}'\\?$") for key, near in NEAREST.items()],
-]
-
-
-@pytest.mark.parametrize(
-    ("key", "valid", "invalid", "message"),
-    INVALID,
-    ids=[f"{key}={invalid[:40]}" for key, _, invalid, _ in INVALID],
-)
-def test_a_bad_setting_is_refused_with_its_full_key(
-    key: str, valid: str, invalid: str, message: str
-) -> None:
-    read(setting(key, valid))
-    with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
-        read(setting(key, invalid))
-
-
-@pytest.mark.parametrize(
-    ("valid", "invalid", "message"),
-    [
-        ("[1, 2]", "[1, 2, 3]", rf"2 weights, .*{KEYS} \['a', 'b'\], found 3"),
-        ("{b: 2}", "[2]", "expected 2 weights"),
-        ("[1, -1]", "[1, .inf]", "expected finite numbers, found inf for 'b'"),
-        ("[0, 1]", "[0, 0.0]", "all are zero"),
-    ],
-)
-def test_weights_are_held_against_the_keys(valid: str, invalid: str, message: str) -> None:
-    read(f"{{{KEYS}: [a, b], {WEIGHTS}: {valid}}}")
-    with pytest.raises(ValueError, match=rf"^algorithm\.{WEIGHTS}: .*{message}"):
-        read(f"{{{KEYS}: [a, b], {WEIGHTS}: {invalid}}}")
-
-
 @pytest.mark.parametrize("returned", [None, ["score", "parse_error", "correctness", "format"]])
 def test_the_declared_components_are_the_default_whatever_else_is_returned(
     returned: list[str] | None,
@@ -181,24 +115,6 @@ def test_neither_declared_nor_named_is_refused_with_what_was_returned() -> None:
         GdpoConfig().resolve([], ["score", "format"])
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "declared", "returned", "message"),
-    [
-        (KEYS, "[formt]", [], ["score", "format"], r": 'formt' is .* \['format'\]\. .* Did you"),
-        (KEYS, "null", BOTH, ["score", "format"], r": 'correctness' is not among .* \['format'\]"),
-        (WEIGHTS, "{formt: 2}", BOTH, None, r"\.formt: 'formt' is .* Did you mean 'format'\?"),
-        (WEIGHTS, "{format: 0, correctness: 0}", BOTH, None, ": all are zero"),
-        ("gdpo.conditions", "{format: {on: len, at_least: 1}}", BOTH, None, r"\.format: 'len' is"),
-    ],
-    ids=["not returned", "declared", "weight", "all weigh zero", "condition"],
-)
-def test_what_the_reward_does_not_have_is_refused(
-    key: str, value: str, declared: list[Component], returned: list[str] | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
-        read(setting(key, value)).resolve(declared, returned)
-
-
 # ---------------------------------------------------------------- variants, gates, schedules
 
 
@@ -221,58 +137,6 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
     assert gate == Gate(0, "constant")
 
 
-# A key under algorithm.gdpo, its value, and how the message goes on behind the key.
-OF_LENGTH = "schedule.length"
-ZERO = "{length: &zero {from: 0.0, to: 0.0, steps: 9}, correctness: *zero}"
-DOWN = "{length: &down {from: 1.0, to: 0.0, steps: 5}, correctness: *down}"
-OTHERS = r": a setting of the variant 'dara', but algorithm\.gdpo\.variant is 'gd2po'"
-INVALID_VARIANTS = [
-    ("variant", "dvoa", r": expected one of .* Did you mean 'dvao'\?$"),
-    ("variant", "null", ": expected one of"),
-    ("dara", "{wmax: 2.0}, variant: dara", r"\.wmax: .* no such setting.* Did you mean 'w_max'\?$"),
-    ("dara", "{w_max: 2.0}, variant: gd2po", rf"\.w_max{OTHERS}"),
-    ("rvpo", "{k: 2.0}", r"\.k: a setting of .* is 'gdpo'"),
-    ("dara", "3, variant: dara", ": expected a mapping"),
-    ("gd2po", "{tau: 1.5}, variant: gd2po", r"\.tau: expected .* number from 0 to 1, found 1\.5"),
-    ("epsilon", "1e-4, variant: dvao", ": the variant 'dvao' has none"),
-    ("dvoa", "{}", ": unknown key.* Did you mean 'dvao'"),
-    ("gate", "correctness", r": expected \{on: component\}"),
-    ("gate", "{on: length, wen: 1}", r"\.wen: .* 'when'\?$"),
-    ("gate", "{on: length, when: solved}", r"\.when: expected one of \['constant', 'failed'\]"),
-    ("gate", "{on: corectness}", r"\.on: 'corectness' is not among .* mean 'correctness'"),
-    ("schedule", "3", ": expected"),
-    (OF_LENGTH, "{from: 0.0, to: 1.0, steps: 0}", r"\.steps: expected .* above 0, found 0"),
-    (OF_LENGTH, "{from: 0.0, to: 1.0, step: 5}", r"\.step: unknown .* Did you mean 'steps'"),
-    (OF_LENGTH, "{from: 0.0, to: .inf, steps: 5}", r"\.to: expected a finite number"),
-    (OF_LENGTH, "{from: 0, to: 1, steps: 5, shape: cubic}", r"\.shape: expected linear or cosine"),
-    (OF_LENGTH, "{steps: [0, 9, 5], weights: [1, 2, 3]}", r"\.steps: expected rising steps"),
-    (OF_LENGTH, "{steps: [0, 9], weights: [1, 2, 3]}", r"\.weights: expected 2, one for each step"),
-    ("schedule", f"{{lenght: {RAMP}}}", r"\.lenght: 'lenght' is not .* Did you mean 'length'"),
-    ("schedule", ZERO, ": at step 1 all weights are 0"),
-    ("schedule", DOWN, ": at step 5 all weights are 0"),
-]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    INVALID_VARIANTS,
-    ids=[f"{key}: {value}" for key, value, _ in INVALID_VARIANTS],
-)
-def test_a_bad_variant_gate_or_schedule_is_refused_with_its_full_key(
-    key: str, value: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.{re.escape(key)}{message}"):
-        read(setting(f"gdpo.{key}", value)).resolve(DECLARED)
-
-
-def test_sa_mrpo_without_declared_ranges_is_refused_with_the_remedy() -> None:
-    config = read("gdpo: {variant: sa_mrpo}")
-    message = r"algorithm\.gdpo\.variant: .* known for \['length'\].*Component\(name, low"
-    with pytest.raises(ValueError, match=message):
-        config.resolve([CORRECTNESS, Component("length", 0)])
-    config.resolve(DECLARED)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
@@ -287,18 +151,6 @@ def test_only_declared_finite_ranges_are_carried(
 ) -> None:
     declared = [Component("r", low, high), Component("unused", 0, 1)]
     assert read(f"{{{KEYS}: [r, named]}}").resolve(declared).ranges == expected
-
-
-def test_weights_are_held_against_the_variant() -> None:
-    weights = "gdpo_reward_weights: {length: -0.5}"
-    with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_weights: the variant 'dvao'"):
-        read(f"{{{weights}, gdpo: {{variant: dvao}}}}").resolve(DECLARED)
-    read(f"{{{weights}, gdpo: {{variant: dara}}}}").resolve(DECLARED)
-    scheduled = f"schedule: {{length: {RAMP}}}"
-    with pytest.raises(ValueError, match=r"weights: the variant 'rvpo' .* undefined with weights"):
-        read(f"gdpo: {{variant: rvpo, {scheduled}}}").resolve(DECLARED)
-    with pytest.raises(ValueError, match=r"schedule\.length: .* gives it -0\.5\. Remove"):
-        read(f"{{{weights}, gdpo: {{{scheduled}}}}}").resolve(DECLARED)
 
 
 @pytest.mark.parametrize(
@@ -325,3 +177,122 @@ def test_the_outcome_is_the_gate_s_else_the_conditions_else_a_usual_name() -> No
     assert GdpoConfig(conditions=condition).resolve(declared).outcome_column == 0
     gate = {"on": "length", "when": "constant"}
     assert GdpoConfig(conditions=condition, gate=gate).resolve(declared).outcome_column == 1
+
+
+# ---------------------------------------------------------------- what is refused
+
+ZERO = "{length: &zero {from: 0.0, to: 0.0, steps: 9}, correctness: *zero}"
+DOWN = "{length: &down {from: 1.0, to: 0.0, steps: 5}, correctness: *down}"
+OF_LENGTH = "gdpo.schedule.length"
+OTHERS = r": a setting of the variant 'dara', but algorithm\.gdpo\.variant is 'gd2po'"
+UNKNOWN = r"\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$"
+MODULE = r"\.x: expected pkg://module:function, or it as \{function"
+RANK = "pkg://gdpo_verl.rewards.derived:rank"
+NEGATIVE = "{length: -0.5}"
+# A key, what it may not be, and how the message goes on behind the key.
+REFUSED = [
+    ("gdpo", "{zzz: 1.0}", UNKNOWN),
+    ("gdpo", "token", ": expected a mapping"),
+    ("gdpo.whiten", "batch", r": .* of \['token', 'sequence', 'none'\], found 'batch'"),
+    ("gdpo.whiten", "null", ": .* found None"),
+    ("gdpo.credit", "step", r": .* of \['to_go', 'turn', 'answer'\], found 'step'"),
+    ("gdpo.epsilon", "-1e-6", ": expected a number >= 0, found -1e-06"),
+    ("gdpo.epsilon", ".nan", ": expected a number"),
+    ("gdpo.epsilon", "true", ": expected a number"),
+    ("gdpo.epsilon", "1e-4, variant: dvao", ": the variant 'dvao' has none"),
+    ("gdpo.metrics", "'false'", ": expected true or false, found 'false'"),
+    ("norm_adv_by_std_in_grpo", "1", ": expected true or false, found 1"),
+    ("gdpo.conditions", "false", ": expected a mapping, found False"),
+    ("gdpo.conditions", "{length: {on: len, at_least: 1}}", r"\.length: 'len' is not among"),
+    ("gdpo_reward_weight", "1.0", r": unknown.*mean 'gdpo_reward_weights'\?$"),
+    ("gdpo_whiten", "1.0", r": unknown.*mean 'gdpo\.whiten'\?$"),
+    ("gdpo_gate", "1.0", r": unknown.*mean 'gdpo\.gate'\?$"),
+    (KEYS, "a", ": expected a list"),
+    (KEYS, "[1]", ": expected distinct"),
+    (KEYS, "[a, a]", ": expected distinct"),
+    (KEYS, "[a, score]", ": .*'score'"),
+    (WEIGHTS, "[2]", rf": a list of weights needs algorithm\.{KEYS}"),
+    (WEIGHTS, "'2'", ": expected a list or"),
+    (WEIGHTS, f"{{length: 1{'0' * 400}}}", ": expected finite numbers, found 1000"),
+    (WEIGHTS, "{length: null}", ": expected finite numbers, found None for 'length'"),
+    (WEIGHTS, f"[1, 2, 3], {KEYS}: [a, b]", rf": .* 2 weights, .*{KEYS} \['a', 'b'\], found 3"),
+    (WEIGHTS, f"[1, .inf], {KEYS}: [a, b]", ": expected finite numbers, found inf for 'b'"),
+    (WEIGHTS, f"[0, 0.0], {KEYS}: [a, b]", ": all are zero"),
+    (WEIGHTS, "{length: 0, correctness: 0}", ": all are zero"),
+    (WEIGHTS, "{lenght: 2}", r"\.lenght: 'lenght' is .* Did you mean 'length'\?"),
+    (WEIGHTS, NEGATIVE + ", gdpo: {variant: dvao}", ": the variant 'dvao'"),
+    ("gdpo.variant", "dvoa", r": expected one of .* Did you mean 'dvao'\?$"),
+    ("gdpo.variant", "null", ": expected one of"),
+    ("gdpo.dara", "{wmax: 2}, variant: dara", r"\.wmax: .* no such .* Did you mean 'w_max'\?$"),
+    ("gdpo.dara", "{w_max: 2.0}, variant: gd2po", rf"\.w_max{OTHERS}"),
+    ("gdpo.rvpo", "{k: 2.0}", r"\.k: a setting of .* is 'gdpo'"),
+    ("gdpo.dara", "3, variant: dara", ": expected a mapping"),
+    ("gdpo.gd2po", "{tau: 1.5}, variant: gd2po", r"\.tau: expected .* from 0 to 1, found 1\.5"),
+    ("gdpo.dvoa", "{}", ": unknown key.* Did you mean 'dvao'"),
+    ("gdpo.gate", "correctness", r": expected \{on: component\}"),
+    ("gdpo.gate", "{on: length, wen: 1}", r"\.wen: .* 'when'\?$"),
+    ("gdpo.gate", "{on: length, when: solved}", r"\.when: .* of \['constant', 'failed'\]"),
+    ("gdpo.gate", "{on: corectness}", r"\.on: 'corectness' is not among .* mean 'correctness'"),
+    ("gdpo.schedule", "3", ": expected"),
+    ("gdpo.schedule", f"{{lenght: {RAMP}}}", r"\.lenght: 'lenght' is not .* mean 'length'"),
+    ("gdpo.schedule", ZERO, ": at step 1 all weights are 0"),
+    ("gdpo.schedule", DOWN, ": at step 5 all weights are 0"),
+    (OF_LENGTH, "{from: 0.0, to: 1.0, steps: 0}", r"\.steps: expected .* above 0, found 0"),
+    (OF_LENGTH, "{from: 0.0, to: 1.0, step: 5}", r"\.step: unknown .* Did you mean 'steps'"),
+    (OF_LENGTH, "{from: 0.0, to: .inf, steps: 5}", r"\.to: expected a finite number"),
+    (OF_LENGTH, "{from: 0, to: 1, steps: 5, shape: cubic}", r"\.shape: expected linear or cos"),
+    (OF_LENGTH, "{steps: [0, 9, 5], weights: [1, 2, 3]}", r"\.steps: expected rising steps"),
+    (OF_LENGTH, "{steps: [0, 9], weights: [1, 2, 3]}", r"\.weights: expected 2, one for each"),
+    ("gdpo.derived", RANK, r": expected \{component: pkg"),
+    ("gdpo.derived", "{x: group_functions:rank}", MODULE),
+    ("gdpo.derived", "{x: {of: length}}", MODULE),
+    (
+        "gdpo.derived",
+        f"{{x: {{function: '{RANK}', range: [1, 0]}}}}",
+        r"\.x\.range: expected \[low",
+    ),
+    ("gdpo.derived", f"{{score: '{RANK}'}}", ": 'score' cannot be the name"),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"), REFUSED, ids=[f"{key}: {value[:50]}" for key, value, _ in REFUSED]
+)
+def test_a_bad_setting_is_refused_with_its_full_key(key: str, value: str, message: str) -> None:
+    for part in reversed(key.split(".")):
+        value = f"{{{part}: {value}}}"
+    with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
+        read(value).resolve(DECLARED)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        f"gdpo: {{whiten: none, epsilon: 0, metrics: false, conditions: null}}, {KEYS}: [scores]",
+        f"gdpo: {{whiten: sequence, epsilon: 1e-12}}, {KEYS}: ['1'], {WEIGHTS}: [-1]",
+        f"norm_adv_by_std_in_grpo: true, {KEYS}: [a, b], {WEIGHTS}: [0, 1]",
+        f"gdpo: {{}}, {WEIGHTS}: {{length: 2}}",
+        f"gdpo: {{variant: dara}}, {WEIGHTS}: {NEGATIVE}",
+    ],
+)
+def test_what_is_nearly_refused_is_taken(settings: str) -> None:
+    read(f"{{{settings}}}").resolve(DECLARED)
+
+
+def test_a_component_that_the_reward_does_not_return_is_refused() -> None:
+    both = ["score", "format"]
+    with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_keys: 'formt' is .* Did you"):
+        read(f"{KEYS}: [formt]").resolve([], both)
+    with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_keys: 'correctness' is not am"):
+        GdpoConfig().resolve(BOTH, both)
+
+
+def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
+    scheduled = f"schedule: {{length: {RAMP}}}"
+    with pytest.raises(ValueError, match=r"weights: the variant 'rvpo' .* undefined with weights"):
+        read(f"gdpo: {{variant: rvpo, {scheduled}}}").resolve(DECLARED)
+    with pytest.raises(ValueError, match=r"schedule\.length: .* gives it -0\.5\. Remove"):
+        read(f"{{{WEIGHTS}: {NEGATIVE}, gdpo: {{{scheduled}}}}}").resolve(DECLARED)
+    message = r"algorithm\.gdpo\.variant: .* known for \['length'\].*Component\(name, low"
+    with pytest.raises(ValueError, match=message):
+        read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])

@@ -8,7 +8,6 @@ from verl.trainer.ppo.v1.utils import MetricsAggregator
 
 from gdpo_verl.advantage import decompose
 from gdpo_verl.diagnostics import (
-    Weighted,
     collapse_metrics,
     component_metrics,
     contribution_metrics,
@@ -36,16 +35,6 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     meaning = {"min": 4.0, "max": 8.0}
     expected = {name: meaning.get(name.rpartition("/")[2], 5.0) for name in names}
     assert aggregator.get_aggregated_metrics() == expected
-
-
-def test_mini_batches_are_weighed_by_what_a_metric_is_taken_over() -> None:
-    aggregator = MetricsAggregator()
-    for share, rows, codes in ((1.0, 1, [4] + [0] * 7), (0.0, 3, [0] * 8)):
-        metrics = {"gdpo/share": Weighted(share, rows), **parse_error_metrics(codes)}
-        aggregator.add_step_metrics(metrics, sample_count=8)
-    found = aggregator.get_aggregated_metrics()
-    assert found["gdpo/share"] == 1 / 4
-    assert found["gdpo/parse_error/code_4"] == 1 / 16
 
 
 def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:

@@ -108,14 +108,3 @@ def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
     with estimator.advantage_step(step):
         assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
     assert step.data is data
-
-
-def test_a_step_keeps_the_batch_that_its_advantages_are_of() -> None:
-    infos = [{"format": value} for value in FORMAT]
-    keys = [f"{uid}_{row}_0" for row, uid in enumerate(UIDS)]
-    step = estimator.AdvantageStep(RewardRows(OBJECTIVE, infos, keys))
-    with estimator.advantage_step(step):
-        found, _ = estimator.gdpo(torch.zeros(6, 4), MASK, UIDS)
-    torch.testing.assert_close(found, gdpo_advantages(rewards()[:, :1], UIDS, MASK).float())
-    assert step.batch is not None
-    torch.testing.assert_close(found[:5, 0].double(), step.batch.decomposition.advantage[:5])

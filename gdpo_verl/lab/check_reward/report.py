@@ -21,10 +21,10 @@ from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
 from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows, components_of_rows
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.reward_dicts import RewardErrors, unnested
+from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
 
 NOTHING = "–"
 
@@ -148,7 +148,7 @@ def _read_components(
     errors = []
     for each in dicts:
         try:
-            components_of_rows([each.result.info], objective, [each.answer.name])
+            read_components([judged(each.result.info, objective)], objective, [each.answer.name])
         except ValueError as error:
             errors.append(str(error))
         else:  # a score that is no number has its own complaint

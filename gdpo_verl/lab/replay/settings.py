@@ -13,7 +13,7 @@ from gdpo_verl.advantage import GDPO, Decomposition, Turns, decompose, group_nor
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import BY_TURN, TOKENS, Component
 from gdpo_verl.lab.replay.sources import Batch, Source
-from gdpo_verl.reward_dicts import decompose_by_turn, read_components
+from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
 ESTIMATORS = ("gdpo", "grpo")
 # What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.
@@ -97,8 +97,8 @@ class Setting:
             )
         turns = Turns.of([each or [] for each in tokens])
         infos = [each.components | each.turns for each in batch.answers]
-        by_turn = decompose_by_turn(decomposition, infos, self.objective, places, turns)
-        return turns.token_means(by_turn.advantage)
+        lists = turn_lists(infos, self.objective, places)
+        return decompose_by_turn(decomposition, lists, self.objective, places, turns).advantage
 
     def terms(self, decomposition: Decomposition) -> Tensor:
         """The terms that are added for it, before the batch step: shape (B, K)."""
