@@ -58,5 +58,10 @@ def test_each_line_says_what_is_expected_and_why(file: Path) -> None:
     asked = {json.dumps([case["answer"], case["truth"], case.get("extra_info")]) for case in cases}
     assert len(asked) == len(cases)
     for case in cases:
-        assert set(case) - {"lenient", "extra_info"} == {"answer", "truth", "expected", "why"}
+        assert set(case) - {"lenient", "verl", "extra_info"} == {
+            "answer",
+            "truth",
+            "expected",
+            "why",
+        }
         assert case["expected"]
