@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import math
 import threading
@@ -278,34 +277,31 @@ def own(data_source, solution_str, ground_truth, extra_info=None, judge=None):
 KEY = "reward.custom_reward_function.reward_kwargs.judge"
 
 
-SERVED = {"reward_model.enable": True}
-NAIVE = {"reward_manager.name": "naive"}
+SERVED = {"reward_model": {"enable": True}}
+NAIVE = {"reward_manager": {"name": "naive"}}
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Any:
-    return compose("toolbox/gdpo")
+    composed = compose("toolbox/gdpo")
+    OmegaConf.set_struct(composed, False)
+    return composed
 
 
 @pytest.fixture
 def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
+    """The recipe with one of the functions above, changed keys, and the judge's settings."""
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def build(
-        function: str = "one", *, reward: Any = None, algorithm: Any = None, **judge: Any
-    ) -> Any:
-        config = copy.deepcopy(recipe)
-        OmegaConf.set_struct(config, False)
+    def build(function: str = "one", *, reward: Any = None, algorithm: Any = None, **judge: Any):
         settings = ASK | {"url": "http://a.host/v1", "model": "m"} | judge
-        config.reward.custom_reward_function = {
+        own = {
             "path": str(tmp_path / "rewards.py"),
             "name": function,
             "reward_kwargs": {"judge": settings},
         }
-        for key, value in (reward or {}).items():
-            OmegaConf.update(config.reward, key, value)
-        config.algorithm.update(algorithm or {})
-        return config
+        changes = {"custom_reward_function": own} | (reward or {})
+        return OmegaConf.merge(recipe, {"reward": changes, "algorithm": algorithm or {}})
 
     return build
 
@@ -389,8 +385,8 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
 
 
 def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:
-    pool = {"reward_model.enable_resource_pool": True, "reward_model.model_path": "served"}
-    config = configured(reward=SERVED | pool, url=None, model=None)
+    served = {"enable": True, "enable_resource_pool": True, "model_path": "served"}
+    config = configured(reward={"reward_model": served}, url=None, model=None)
     address = url.removeprefix("http://").removesuffix("/v1")
     info = scored(config, reward_router_address=address, reward_model_tokenizer=None)
     assert info["judge"] == pytest.approx(0.85)
