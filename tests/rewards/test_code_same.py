@@ -10,8 +10,8 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tool_call import JSON
+from verdicts import cases_of
 
-from gdpo_verl.lab.run.composition import recipes_directory
 from gdpo_verl.rewards.code import find_code
 from gdpo_verl.rewards.code_same import same_lines, same_text, same_value
 from gdpo_verl.sandbox.child import encode
@@ -71,8 +71,7 @@ def test_lenient_outputs_are_the_same_where_verl_says_so():
 
 
 def test_verl_judges_the_cases_of_programs_as_they_say():
-    lines = (recipes_directory() / "code" / "cases.jsonl").read_text(encoding="utf-8").split("\n")
-    cases = [json.loads(line) for line in lines if '"verl": ' in line]
+    cases = [case for case in cases_of("code") if "verl" in case]
     rows = [(json.loads(case["truth"]), find_code(case["answer"])) for case in cases]
     assert verls(rows) == [case["verl"]["pass"] == 1 for case in cases]
 

@@ -8,10 +8,11 @@ import threading
 
 import pytest
 from servers import Handler, serving
-from test_sandbox import ASSERTS, CALL, CALLS, HOLDS, SCRIPT, SCRIPTS, TOTAL, verdict
+from test_sandbox import HOLDS, SCRIPT, SCRIPTS, verdict
+from verdicts import SETTINGS, cases_of
 
 from gdpo_verl.plugin.reward_function import in_configuration
-from gdpo_verl.rewards.code import ParseError
+from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection, child
 from gdpo_verl.sandbox.fusion import check_service
 
@@ -48,30 +49,42 @@ def service():
         yield f"{address}/run_code"
 
 
+KINDS = [
+    "script",
+    "script, one right and one raises",
+    "call",
+    "call, beside a line of the service's own",
+    "call, an object",
+    "call, no Python",
+    "assert",
+]
+CASES = {case["why"]: case for case in cases_of("code") if case["why"] in KINDS}
+
+
 @HOLDS
-@pytest.mark.parametrize(
-    ("code", "tests", "expected"),
-    [
-        pytest.param(SCRIPT, SCRIPTS, (1, 1, 0), id="script"),
-        pytest.param("1 / 0", SCRIPTS, (0, 0, 21), id="raises"),
-        pytest.param("while True: pass", SCRIPTS, (0, 0, 22), id="never ends"),
-        pytest.param("print('V3')\n" + CALL, CALLS, (1, 1, 0), id="call"),
-        pytest.param("def add(a, b): return object()", CALLS, (0, 0, 26), id="an object"),
-        pytest.param("def f(:", CALLS, (0, 0, 20), id="does not compile"),
-        pytest.param(TOTAL, ASSERTS, (1, 1, 0), id="assert"),
-    ],
-)
-def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(
-    service, code, tests, expected
-):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_service_gives_the_same_verdicts_and_sees_no_expected_output(service, kind):
+    case = CASES[kind]
     semaphore = threading.Semaphore(2)
-    timeout = 1 if expected[-1] == ParseError.TIMEOUT else 60
-    found = verdict(
-        code, tests, timeout=timeout, sandbox_fusion_url=service, concurrent_semaphore=semaphore
+    found = compute_score(
+        "mine",
+        case["answer"],
+        case["truth"],
+        {"response_length": 1},
+        sandbox_fusion_url=service,
+        concurrent_semaphore=semaphore,
+        **SETTINGS["code"],
     )
-    assert found == expected
+    found["parse_error"] = ParseError(found["parse_error"]).name
+    assert {key: found[key] for key in case["expected"]} == case["expected"]
     assert not any("candidate(" in request["stdin"] for request in Service.seen)
     assert semaphore.acquire(blocking=False)
+
+
+@HOLDS
+def test_a_program_that_never_ends_is_ended_there(service):
+    found = verdict("while True: pass", SCRIPTS, timeout=1, sandbox_fusion_url=service)
+    assert found == (0, 0, ParseError.TIMEOUT)
 
 
 @HOLDS

@@ -64,18 +64,7 @@ def nothing_protects(monkeypatch):
 # For what never runs a program, so that it is tested without a sandbox too.
 runs_none = {"allow_unprotected": not FOUND}
 SCRIPTS = json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]})
-CALLS = json.dumps({"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]})
-ASSERTS = json.dumps(
-    {
-        "prompt": "from typing import List\n\ndef total(xs: List[int]) -> int:\n    '''Sum.'''\n",
-        "entry_point": "total",
-        "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n"
-        "    assert candidate([]) == 0\n",
-    }
-)
 SCRIPT = "a, b = map(int, input().split())\nprint(a + b)"
-CALL = "def add(a, b): return a + b"
-TOTAL = "def total(xs: List[int]): return sum(xs)"
 
 
 def answer(code):
