@@ -65,6 +65,9 @@ def compute_score(
     >>> compute_score("toolbox", "<think>Add.</think>\\n" + call + "<|im_end|>", call)
     {'score': 4.0, 'format': 1.0, 'correctness': 3.0, 'parse_error': 0}
     """
+    if not isinstance(ground_truth, str):  # it may have no hash
+        warn_of_ground_truth("tool_call", TypeError(f"expected text, found {ground_truth!a:.200}"))
+        return with_score({"format": 0.0, "correctness": LOWEST}, ParseError.GROUND_TRUTH)
     judge = _judge_strictly if strict else _judge_as_published
     form, correctness, error = judge(assistant_text(solution_str), ground_truth)
     return with_score({"format": form, "correctness": correctness}, error)
@@ -105,18 +108,14 @@ def parse_ground_truth(ground_truth: str) -> Reading:
         raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
     text = assistant_text(ground_truth)
     reading = read(text)
-    if reading.error:
-        raise ValueError(
-            f"ground_truth: its tool calls cannot be read ({reading.error.name}). Expected one "
-            f'{{"name": ..., "parameters": {{...}}}} a line between {OPEN} and {CLOSE}, '
-            f"found {ground_truth[-200:]!a}"
-        )
     unclosed = reading.has_response and END_RESPONSE not in text.rpartition(RESPONSE)[2]
     # Tidy without calls and a response is a thought alone.
-    if unclosed or not (reading.calls or reading.has_response or reading.tidy):
+    something = reading.calls or reading.has_response or reading.tidy
+    if reading.error or unclosed or not something:
         raise ValueError(
-            f"ground_truth: expected calls between {OPEN} and {CLOSE}, a response between "
-            f"{RESPONSE} and {END_RESPONSE}, or a thought alone, found {ground_truth[-200:]!a}"
+            f'ground_truth: expected {{"name": ..., "parameters": {{...}}}}, one a line between '
+            f"{OPEN} and {CLOSE}, a response between {RESPONSE} and {END_RESPONSE}, or a thought "
+            f"alone, found {ground_truth[-200:]!a} (parse_error: {reading.error.name})"
         )
     if len(reading.calls) > MOST_ASKED:
         raise ValueError(
@@ -130,10 +129,8 @@ _remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
-    # Anything else may have no hash.
-    parse = _remembered if isinstance(ground_truth, str) else parse_ground_truth
     try:
-        wanted = parse(ground_truth)
+        wanted = _remembered(ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
@@ -155,9 +152,6 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
 
 
 def _judge_as_published(text: str, ground_truth: str) -> Verdict:
-    if not isinstance(ground_truth, str):
-        warn_of_ground_truth("tool_call", TypeError(f"Expected text, found {ground_truth!r}"))
-        return 0.0, LOWEST, ParseError.GROUND_TRUTH
     return _published_format(text, ground_truth), *_published_correctness(text, ground_truth)
 
 

@@ -364,20 +364,17 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
     _open_streams()
     sys.path = [os.getcwd(), *sys.path, *settings["path"]]
     sys.argv = [os.path.join(os.getcwd(), "solution.py")]
-    status: Any = 0
+    status = 0
     try:
         _limit(settings)
         run = {"script": _run_script, "function": _serve_function, "checks": _run_checks}
         run[request["start"]](request, command, reply)
-    except SystemExit as leaving:
-        status = leaving.code
+    except SystemExit as leaving:  # nothing is 0, and a text 1
+        code = leaving.code
+        status = code if isinstance(code, int) else int(code is not None)
     except MemoryError:
         status = MEMORY
     except BaseException:
-        status = 1
-    if status is None:
-        status = 0
-    elif not isinstance(status, int):
         status = 1
     try:
         if script:

@@ -136,13 +136,13 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
     program = shutil.which("bwrap")
     if not program:
         raise RuntimeError("the program bwrap is not installed")
-    spaces = ["pid", "net", "ipc", "uts", "cgroup-try"] + ([] if as_root else ["user"])
+    spaces = ["pid", "net", "ipc", "uts", "cgroup-try"]
     command = [program, *(f"--unshare-{space}" for space in spaces)]
     command += ["--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     if as_root:  # the server gives these two up when it becomes another user
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        command += ["--uid", "65534", "--gid", "65534"]
+        command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     hidden = [path for path in visible_paths.hidden(site_packages) if not os.path.islink(path)]
     for path in visible_paths.readable():
         command += _bind(path, as_root=as_root)
