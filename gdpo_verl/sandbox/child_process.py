@@ -78,10 +78,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     def end(self) -> None:
         """Kill the whole session, and wait for the process."""
-        if self.returncode is None:  # else the number may be another's by now
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self.wait()
-        for pipe in (self.stdin, self.stdout):
-            assert pipe
-            pipe.close()
+        with self:  # which closes the pipes, and waits
+            if self.returncode is None:  # else the number may be another's by now
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)

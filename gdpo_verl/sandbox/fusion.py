@@ -17,7 +17,7 @@ from typing import Any
 
 from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.protection import used
-from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_reply
+from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_message
 
 _PAUSES = (1, 2, 0)  # seconds behind each attempt
 _BUSY = (None, 429, 502, 503, 504)  # HTTP's code; none where it was never reached
@@ -81,7 +81,7 @@ class FusionSandbox:
             return outcome
         # Its last whole line: before it stands that the function is loaded.
         *_, reply = outcome.text.split("\n")[:-1] or [""]
-        return read_reply(reply)
+        return read_message(reply)
 
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()

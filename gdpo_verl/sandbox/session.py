@@ -52,8 +52,7 @@ class Outcome:
     """The result of a program."""
 
     status: Status
-    text: str = ""  # a script's standard output; a call's value, as JSON of `child.encode`
-    error: str = ""  # the built-in exception that a call raised, and its arguments as JSON
+    text: str = ""  # a script's standard output, or a function's message (`child`)
 
 
 @dataclass(frozen=True)
@@ -128,17 +127,16 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         return Outcome(Status.OK) if outcome.status is Status.NOT_PLAIN else outcome
 
     def call(self, arguments: str) -> Outcome:
-        """Call the loaded function; `arguments` is JSON of `child.encode([args, kwargs])`."""
+        """Call the loaded function; `arguments` is JSON of `child.encode([args, kwargs])`.
+
+        Or answer the call that a test has made with a function's message.
+        """
         return self._call({"send": arguments})
 
-    def check(self, setup: str, test: str, name: str) -> str:
-        """Start a test; the answer is its first message, see `reply`."""
+    def check(self, setup: str, test: str, name: str) -> Outcome:
+        """Start a test: `C` and its first call's arguments, `P` for passed, or other text."""
         request = {"start": "checks", "setup": setup, "code": test, "name": name}
-        return self._message({**request, "wall": self.limits.deadline})
-
-    def reply(self, message: str) -> str:
-        """Answer a test's call: `C` and the next one's arguments, `P` for passed, or other text."""
-        return self._message({"send": message})
+        return self._call({**request, "wall": self.limits.deadline})
 
     def close(self) -> None:
         """End everything in the sandbox."""
@@ -146,13 +144,10 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             self.process.end()
             self.process = None
 
-    def _message(self, request: dict[str, Any]) -> str:
-        return str(self._ask(request).get("message", ""))
-
     def _call(self, request: dict[str, Any]) -> Outcome:
         answer = self._ask(request)
         if "message" in answer:
-            return read_reply(answer["message"])
+            return read_message(answer["message"])
         status = _status(answer, self.limits)
         # It left before it answered, which is no success whatever it says.
         return Outcome(Status.EXCEPTION if status is Status.OK else status)
@@ -210,16 +205,14 @@ def _unused_user() -> int:
     return (1 << 30) + (os.getpid() % (1 << 22)) * 128 + next(_numbers) % 128
 
 
-def read_reply(text: str) -> Outcome:
+def read_message(text: str) -> Outcome:
     """Read a function's message (`child`), but not the value: it may be anything."""
-    kind = text[:1]
-    rest = text[1:]
-    if kind == "V":
-        return Outcome(Status.OK, rest)
-    if kind == "E":
-        known = {"NotPlain": Status.NOT_PLAIN, "MemoryError": Status.MEMORY}
-        return Outcome(known.get(rest.partition(" ")[0], Status.EXCEPTION), error=rest)
-    return Outcome(Status.NOT_PLAIN)
+    if text.startswith("V"):
+        return Outcome(Status.OK, text)
+    if text.startswith("E"):
+        known = {"ENotPlain": Status.NOT_PLAIN, "EMemoryError": Status.MEMORY}
+        return Outcome(known.get(text.partition(" ")[0], Status.EXCEPTION), text)
+    return Outcome(Status.NOT_PLAIN, text)
 
 
 def _status(answer: dict[str, Any], limits: Limits) -> Status:
