@@ -137,7 +137,9 @@ def compute_score_by_turn(
             f"found {len(ran)}. Set max_parallel_calls=1."
         )
     if scored["executed"] is not None:
-        shares = [each / scored["calls"] if each else 0.0 for each in ran]
+        # None is paid where the row is at fault.
+        share = scored["executed"] / max(sum(ran), 1)
+        shares = [share * each for each in ran]
         scored["executed"] = shares + [0.0] * (turns - len(ran))
     return scored
 

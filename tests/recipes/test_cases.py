@@ -11,6 +11,7 @@ from protected import working_protections
 from verdicts import FILES, SETTINGS, cases_of
 
 from gdpo_verl.config.components import declared_components
+from gdpo_verl.rewards import tool_turns
 
 NEEDS = {"instructions": "if_verifiable", "math_length": "math_verify"}
 CASES = [
@@ -42,12 +43,30 @@ def test_a_reward_judges_as_it_promises(recipe: str, case: dict[str, Any]) -> No
             assert {key: found[key] for key in expected} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("case", cases_of("tool_turns"), ids=lambda case: case["why"])
+def test_a_reward_by_turn_is_the_same_divided_among_the_turns(case: dict[str, Any]) -> None:
+    given = ("", case["answer"], case["truth"], case["extra_info"])
+    whole = tool_turns.compute_score(*given)
+    divided = tool_turns.compute_score_by_turn(*given)
+    turns = divided["executed"]
+    expected = case.get("by_turn", {"executed": turns})
+    assert turns == (expected["executed"] and pytest.approx(expected["executed"]))
+    divided["executed"] = turns and pytest.approx(sum(turns))
+    assert whole == divided
+
+
+def test_two_calls_in_a_turn_cannot_be_told_apart() -> None:
+    about = {"calls": 1, "tool_rewards": [1.0, 1.0], "num_turns": 2}
+    with pytest.raises(ValueError, match=r"one call in each of 1 turns, found 2\. Set max_"):
+        tool_turns.compute_score_by_turn("", "", "42", about)
+
+
 @pytest.mark.parametrize("recipe", FILES)
 def test_each_line_says_what_is_expected_and_why(recipe: str) -> None:
     cases = cases_of(recipe)
     asked = {json.dumps([case["answer"], case["truth"], case.get("extra_info")]) for case in cases}
     assert len(asked) == len(cases)
     for case in cases:
-        assert {"answer", "truth", "expected", "why"} <= set(case)
-        assert set(case) <= {"answer", "truth", "extra_info", "expected", "lenient", "verl", "why"}
+        others = case.keys() - {"extra_info", "lenient", "verl", "by_turn"}
+        assert others == {"answer", "truth", "expected", "why"}
         assert case["expected"]
