@@ -43,6 +43,9 @@ NAMES = {
     "grpo-condition": "GRPO with the condition",
     "gdpo-conditioned": "GDPO, conditioned",
     "grpo-conditioned": "GRPO, conditioned",
+    "gdpo-threshold": "GDPO, limit alone",
+    "gdpo-relative": "GDPO, brevity too",
+    "grpo-relative": "GRPO, brevity too",
 }
 KINDS = ("length", "case", "punctuation", "keywords", "start_end", "format")
 # The study of a rare reward: its arms are named ESTIMATOR-RATE.
@@ -147,6 +150,11 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
         "own words": at_the_end("own_words"),
         "constraints": at_the_end(*KINDS),
     },
+    "relative": {
+        "correctness": at_the_end("correctness"),
+        "within the limit": at_the_end("length"),
+        "tokens": lambda run: fmean(series(run[-5:], "response_length/mean")),
+    },
     "rare": {"step": first_step("rewards/format/mean", 0.5)},
 }
 EXPLAINING = ("correctness's part", "groups of constant format")  # not compared between arms
@@ -176,6 +184,10 @@ PAIRS = {
         ("gdpo-conditioned", "gdpo"),
         ("grpo-conditioned", "grpo"),
         ("gdpo-conditioned", "grpo-conditioned"),
+    ],
+    "relative": [
+        ("gdpo-relative", "gdpo-threshold"),
+        ("gdpo-relative", "grpo-relative"),
     ],
     "rare": [
         (f"{a}-{rate}", f"{b}-{rate}")
@@ -403,7 +415,7 @@ def draw(name: str, runs: Runs, path: Path) -> None:
 
 def main(docs: Path = ROOT / "docs") -> None:
     folder = docs / "evidence"
-    for name in ("q1", "q2", "q3", "pretrained", "quiet"):
+    for name in ("q1", "q2", "q3", "pretrained", "quiet", "relative"):
         lines = read(name, folder)
         text = tables(name, lines)
         if name == "q1":  # its arms are in the picture
