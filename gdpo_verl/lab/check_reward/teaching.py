@@ -27,8 +27,8 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
     decomposition = batch.decomposition
     chosen = str(config.algorithm.get("adv_estimator"))
     setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
-    figures = Figures(setting, passing_values(objective, decomposition.raw))
-    figures.add(decomposition, setting.advantage(decomposition))
+    figures = Figures(passing_values(objective, decomposition.raw))
+    figures.add(setting, decomposition, setting.advantage(decomposition))
     verdict = advise(figures)
     prompts = OmegaConf.select(config, "data.train_batch_size")
     return {

@@ -88,7 +88,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
         ("--components", "COLUMN[,…]", "the reward components, where nothing names them"),
         ("--tokenizer", "MODEL", "counts tokens where the rows hold no counts"),
     ):
-        replay.add_argument(option, metavar=place, help=about)
+        replay.add_argument(option, metavar=place, default="", help=about)
     for option, place, about in (
         ("--rows", "FILE.jsonl", "write a line for each answer"),
         ("--json", "FILE", "write all the numbers"),
@@ -181,7 +181,7 @@ def _replay(options: argparse.Namespace) -> None:
         where=[Path(word) for word in words if word not in settings],
         overrides=settings,
         group=options.group,
-        components=options.components.split(",") if options.components else None,
+        components=options.components.split(",") if options.components else (),
         function=options.function,
         tokenizer=options.tokenizer,
     )

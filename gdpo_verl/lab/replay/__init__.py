@@ -10,14 +10,15 @@ import contextlib
 import heapq
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from torch import Tensor
 
-from gdpo_verl.config.components import Component
+from gdpo_verl.advantage import Decomposition
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.lab.replay.advice import Verdict, advise
 from gdpo_verl.lab.replay.figures import Figures, passing_values
@@ -25,12 +26,10 @@ from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
     ESTIMATORS,
     Setting,
-    asked_algorithm,
-    closest_of_trl,
+    asked_setting,
     grpo_of_score,
     parse_overrides,
-    recorded_algorithm,
-    setting_of,
+    recorded_batches,
 )
 from gdpo_verl.lab.replay.sources import Batch, Source
 
@@ -47,15 +46,15 @@ class Request:
     Attributes:
       where: runs, folders of dumps, files of rows.
       overrides: settings of `algorithm`, as a training takes them.
-      group, components: columns of rows of anybody's.
+      group, components: columns of rows of anybody's; empty where they are not named.
       function: FILE:NAME of a reward that scores the answers anew.
       tokenizer: counts tokens where the rows hold no counts.
     """
 
     where: Sequence[Path]
     overrides: Sequence[str] = ()
-    group: str | None = None
-    components: Sequence[str] | None = None
+    group: str = ""
+    components: Sequence[str] = ()
     function: str | None = None
     tokenizer: str | None = None
 
@@ -72,9 +71,9 @@ class Replay:
       notes: what is to be known of the sources, as sentences.
     """
 
-    recorded: Figures
-    asked: Figures
-    where: list[str] = field(default_factory=list)
+    where: Sequence[str]
+    recorded: Figures = field(default_factory=Figures)
+    asked: Figures = field(default_factory=Figures)
     reproduces: float | None = None
     rows: int = 0
     steps: int = 0
@@ -94,18 +93,27 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
     Raises:
       ValueError: a source, a row or a setting is wrong; names file and line, or the key.
     """
-    result: Replay | None = None
+    overrides = parse_overrides(request.overrides)
+    result = Replay([str(path) for path in request.where])
     with contextlib.ExitStack() as stack:
         scorer = None
         if request.function:
             scorer = StoredAnswerScorer(request.function)
             stack.callback(scorer.close)
+        counter = token_counter(request.tokenizer) if request.tokenizer else None
         out = None
         if rows_file:
             out = stack.enter_context(rows_file.open("w", encoding="utf-8", errors="replace"))
         for path in request.where:
-            result = _replay_source(request, path, scorer, result, out)
-    assert result is not None
+            source = Source(
+                path,
+                group=request.group,
+                named=request.components,
+                keys=overrides.get("gdpo_reward_keys") or (),
+                scorer=scorer,
+                counter=counter,
+            )
+            _replay_source(source, overrides, result, out)
     singletons = result.asked.groups - result.asked.several
     if singletons:
         result.notes.append(f"{singletons} groups have one answer, which gets 0")
@@ -114,72 +122,39 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
 
 
 def _replay_source(
-    request: Request,
-    path: Path,
-    scorer: StoredAnswerScorer | None,
-    result: Replay | None,
-    out: TextIO | None,
-) -> Replay:
+    source: Source, overrides: Mapping[str, Any], result: Replay, out: TextIO | None
+) -> None:
     """Add the answers of a source to those of the sources before it."""
-    overrides = parse_overrides(request.overrides)
-    declared = scorer.components if scorer else ()
-    named = request.components or [each.name for each in declared]
-    source = Source(
-        path,
-        group=request.group or "",
-        named=named or overrides.get("gdpo_reward_keys") or (),
-        score=scorer,
-        count=token_counter(request.tokenizer) if request.tokenizer else None,
-    )
-    source.check_columns("--group", [request.group] if request.group else [])
-    source.check_columns("--components", request.components or ())
+    source.check_columns()
     if not source.components:
         raise ValueError(
             f"{source.first_place}: a dump without components: there is nothing to decouple in "
             f"{list(source.columns)}. Score the answers anew with --function FILE:NAME, or train "
             "with gdpo-verl installed."
         )
-    asked = setting_of(asked_algorithm(source, overrides), source, declared)
-    source.notes += _about(source, bool(request.components or scorer))
+    asked = asked_setting(source, overrides)
+    source.notes += _about(source)
     steps = set()
-    for batch, recorded in recorded_batches(source, declared, asked):
-        if result is None:
-            raw = asked.decompose(batch).raw
-            passing = passing_values(asked.objective, raw)
-            result = Replay(Figures(recorded, passing), Figures(asked, passing))
+    for batch, recorded in recorded_batches(source, asked):
         for figures, setting in ((result.recorded, recorded), (result.asked, asked)):
-            if figures.keys != setting.objective.keys:
+            if figures.settings and figures.keys != setting.objective.keys:
                 raise ValueError(
-                    f"{path}: expected the components {list(figures.keys)} of {result.where[0]}, "
-                    f"found {list(setting.objective.keys)}"
+                    f"{source.path}: expected the components {list(figures.keys)} of "
+                    f"{result.where[0]}, found {list(setting.objective.keys)}"
                 )
-            figures.setting = setting
         steps.add(batch.step)
-        _add(result, source, batch, out)
-    if result is None:
-        raise ValueError(f"{path}: no whole step to replay. {'; '.join(source.notes)}")
-    result.where.append(str(path))
+        entries = _compare(result, source, batch, recorded, asked)
+        if out:
+            out.writelines(
+                json.dumps(each, ensure_ascii=False, default=str) + "\n" for each in entries
+            )
+    if not steps:
+        raise ValueError(f"{source.path}: no whole step to replay. {'; '.join(source.notes)}")
     result.steps += len(steps)
     result.notes += source.notes
-    return result
 
 
-def recorded_batches(
-    source: Source, declared: Sequence[Component], asked: Setting
-) -> Iterator[tuple[Batch, Setting]]:
-    """Each batch of a source with the settings that it was made with."""
-    recorded = setting_of(recorded_algorithm(source), source, declared)
-    column = recorded.column if source.is_ours else "advantage"
-    source.recorded = column if column in source.columns else ""
-    for number, batch in enumerate(source.batches()):
-        if source.is_trls and not number:
-            objective = asked.objective
-            weights = dict(zip(objective.keys, objective.weights, strict=True))
-            recorded = closest_of_trl(source, batch, weights)
-        yield batch, recorded
-
-
-def _about(source: Source, named: bool) -> Iterator[str]:
+def _about(source: Source) -> Iterator[str]:
     path = source.path
     if not source.counts_tokens:
         yield f"{path}: no token counts, so whitening is over sequences; --tokenizer counts them"
@@ -188,57 +163,75 @@ def _about(source: Source, named: bool) -> Iterator[str]:
         yield f"{path}: trained with {trained_with}; recorded are then GRPO's advantages"
     if source.is_ours and source.algorithm is None:
         yield f"{path}: no config.yaml; the recorded settings are taken to be GDPO's defaults"
-    if not named and not source.is_ours:
+    if not (source.named or source.scorer or source.is_ours):
+        names = ", ".join(each.name for each in source.components)
         yield (
-            f"{path}: every column of numbers is taken for a component "
-            f"({', '.join(source.components)}); --components names them"
+            f"{path}: every column of numbers is taken for a component ({names}); --components "
+            "names them"
         )
 
 
-def _add(result: Replay, source: Source, batch: Batch, out: TextIO | None) -> None:
-    """Add a batch to the figures, and compare the advantages of its answers."""
-    decomposition = result.recorded.setting.decompose(batch)
-    computed = result.recorded.setting.advantage(decomposition, batch)
-    if source.score_column:
-        computed, weighted = grpo_of_score(result.recorded.setting, batch, decomposition)
-        if weighted is not None:
-            decomposition = weighted
-        elif result.recorded.known:
-            result.recorded.known = False
-            source.notes.append(
-                f"{source.path}: the score is no weighted sum of the components: the recorded "
-                "shares are not known"
-            )
-    stored = torch.tensor([each.recorded for each in batch.answers], dtype=torch.float64)
-    known = ~stored.isnan()
-    if bool(known.any()):
-        largest = float((stored - computed)[known].abs().max())
+def _compare(
+    result: Replay, source: Source, batch: Batch, recorded: Setting, asked: Setting
+) -> list[dict[str, Any]]:
+    """Add a batch to the figures, and compare the advantages of its answers.
+
+    Returns:
+      a line for each answer, for a program.
+    """
+    decomposition = asked.decompose(batch)
+    after = asked.advantage(decomposition, batch)
+    if not result.rows:
+        passing = passing_values(asked.objective, decomposition.raw)
+        result.asked.passing = result.recorded.passing = passing
+    result.asked.add(asked, decomposition, after)
+    decomposition, computed = _recorded(result, source, batch, recorded)
+    stored = batch.numbers(recorded.column if source.is_ours else "advantage")
+    is_stored = ~stored.isnan()
+    if bool(is_stored.any()):
+        largest = float((stored - computed)[is_stored].abs().max())
         result.reproduces = max(result.reproduces or 0.0, largest)
-    before = torch.where(known, stored, computed)
-    result.recorded.add(decomposition, before)
-    decomposition = result.asked.setting.decompose(batch)
-    after = result.asked.setting.advantage(decomposition, batch)
-    result.asked.add(decomposition, after)
+    before = torch.where(is_stored, stored, computed)
+    result.recorded.add(recorded, decomposition, before)
     result.rows += len(before)
-    moved = (before * after < 0) & (torch.minimum(before.abs(), after.abs()) > _NO_SIGN)
-    result.sign_changes += int(moved.sum())
+    turned = (before * after < 0) & (torch.minimum(before.abs(), after.abs()) > _NO_SIGN)
+    result.sign_changes += int(turned.sum())
     members: dict[str, list[int]] = defaultdict(list)
-    entries = []
-    for row, answer in enumerate(batch.answers):
-        members[answer.group].append(row)
-        values = {"step": batch.step, "recorded": float(before[row]), "asked": float(after[row])}
-        entries.append(answer.entry | values)
+    for row, group in enumerate(batch.groups):
+        members[group].append(row)
     for rows in members.values():
         result.order_changes += levels(before[rows].tolist()) != levels(after[rows].tolist())
+    advantages = zip(batch.answers, before.tolist(), after.tolist(), strict=True)
+    entries = [
+        answer.entry | {"step": batch.step, "recorded": one, "asked": other}
+        for answer, one, other in advantages
+    ]
     changed = [entry for entry in entries if _change_of(entry) > DISTINCT_TOLERANCE]
-    result.changed_most += heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
-    result.changed_most.sort(key=_change_of, reverse=True)
-    del result.changed_most[CHANGED_MOST:]
-    if out:
-        for entry, is_known in zip(entries, known.tolist(), strict=True):
-            shown = {key: value for key, value in entry.items() if key not in _TEXTS}
-            shown |= {} if is_known else {"recorded": None}
-            print(json.dumps(shown, ensure_ascii=False, default=str), file=out)
+    changed = [*result.changed_most, *changed]
+    result.changed_most = heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
+    unknown = [{} if known else {"recorded": None} for known in is_stored.tolist()]
+    return [
+        {key: value for key, value in entry.items() if key not in _TEXTS} | none
+        for entry, none in zip(entries, unknown, strict=True)
+    ]
+
+
+def _recorded(
+    result: Replay, source: Source, batch: Batch, setting: Setting
+) -> tuple[Decomposition, Tensor]:
+    """A batch under its recorded settings, and the advantage that follows: shape (B,)."""
+    decomposition = setting.decompose(batch)
+    if not source.score_column:
+        return decomposition, setting.advantage(decomposition, batch)
+    score = batch.numbers(source.score_column)
+    advantage, weighted = grpo_of_score(setting, score, decomposition)
+    if weighted is None and result.recorded.known:
+        result.recorded.known = False
+        source.notes.append(
+            f"{source.path}: the score is no weighted sum of the components: the recorded shares "
+            "are not known"
+        )
+    return weighted or decomposition, advantage
 
 
 def _change_of(entry: dict[str, Any]) -> float:

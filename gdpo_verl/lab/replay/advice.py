@@ -49,6 +49,8 @@ def advise(found: Figures) -> Verdict:
 
     Groups of one answer say nothing and are not counted.
     """
+    if len(found.settings) > 1:
+        return Verdict([], f"cannot be said of several settings at once ({found.name})")
     if found.several < FEWEST_GROUPS:
         lines = [Advice("", f"advice needs {FEWEST_GROUPS} with several answers")]
     else:

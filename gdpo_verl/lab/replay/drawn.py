@@ -8,9 +8,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import batch_metrics
-from gdpo_verl.lab.replay import recorded_batches
-from gdpo_verl.lab.replay.settings import asked_algorithm, setting_of
+from gdpo_verl.lab.replay.settings import asked_setting, recorded_batches
 from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.lab.rundir.metrics import Metrics
 from gdpo_verl.lab.rundir.run import Run
@@ -29,7 +29,7 @@ def run_of_dumps(path: Path) -> Run:
     metrics: dict[int, Metrics] = {}
     if not source.components:
         source.notes.append(f"{path}: the rows hold no components; the score is drawn.")
-        source.components = ("score",)
+        source.components = [Component("score")]
     for step, values in _measured(source):
         # As a tracker writes them, without the weights of their means.
         metrics[step] = {key: float(value) for key, value in values.items()}
@@ -47,8 +47,7 @@ def run_of_dumps(path: Path) -> Run:
 
 def _measured(source: Source) -> Iterator[tuple[int, Metrics]]:
     """The metrics of each step, its mini-batches together."""
-    asked = setting_of(asked_algorithm(source, {}), source)
-    batches = recorded_batches(source, (), asked)
+    batches = recorded_batches(source, asked_setting(source, {}))
     for step, found in groupby(batches, key=lambda pair: pair[0].step):
         of_step = list(found)
         setting = of_step[0][1]

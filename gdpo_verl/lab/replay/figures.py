@@ -46,17 +46,27 @@ class Figures:
     """Sums over the rows of each group.
 
     Attributes:
-      setting: that they are of.
       passing: the value from which on a component is passed (`passing_values`).
       known: the weights that made the advantages are known, and so the shares.
+      settings: those that they are of; several where several runs had their own.
     """
 
-    setting: Setting
-    passing: Mapping[str, float]
+    passing: Mapping[str, float] = field(default_factory=dict)
     known: bool = True
+    settings: list[Setting] = field(default_factory=list)
     low: Tensor | float = torch.inf
     high: Tensor | float = -torch.inf
     _parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def setting(self) -> Setting:
+        """The settings, where they are those of all rows."""
+        return self.settings[-1]
+
+    @property
+    def name(self) -> str:
+        """The settings for people."""
+        return " and ".join(dict.fromkeys(each.name for each in self.settings))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -74,14 +84,16 @@ class Figures:
         """The weight of each component."""
         return dict(zip(self.keys, self.setting.objective.weights, strict=True))
 
-    def add(self, decomposition: Decomposition, advantage: Tensor) -> None:
-        """Add the groups of a batch with the advantage that trains, shape (B,)."""
+    def add(self, setting: Setting, decomposition: Decomposition, advantage: Tensor) -> None:
+        """Add the groups of a batch with its settings and the advantage that trains, shape (B,)."""
+        if setting not in self.settings:
+            self.settings.append(setting)
         groups = decomposition.groups
         live = decomposition.has_advantage
         spread = decomposition.spread
         raw = decomposition.raw
         z = torch.where(live[:, None], decomposition.normalized.nan_to_num(0.0), 0.0)
-        terms = torch.where(live[:, None], self.setting.terms(decomposition), 0.0)
+        terms = torch.where(live[:, None], setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
         passing = [self.passing.get(key, 1.0) for key in self.keys]
         fails = raw.nan_to_num(0.0) < torch.tensor(passing, dtype=torch.float64)

@@ -35,7 +35,7 @@ def to_json(result: Replay) -> dict[str, Any]:
     return {
         "limits": LIMITS,
         "where": result.where,
-        "settings": [recorded.setting.name, asked.setting.name],
+        "settings": [recorded.name, asked.name],
         "steps": result.steps,
         "rows": result.rows,
         "groups": asked.groups,
@@ -54,7 +54,7 @@ def to_json(result: Replay) -> dict[str, Any]:
 
 def to_text(result: Replay) -> str:
     """One screen."""
-    before, after = result.recorded.setting.name, result.asked.setting.name
+    before, after = result.recorded.name, result.asked.name
     lines = [
         f"{', '.join(result.where)}: {result.rows} answers in {result.asked.groups} groups, "
         f"{result.steps} steps; recorded {before}, asked {after}",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.sandbox.child_process import ChildProcess
 
+TokenCounter: TypeAlias = Callable[[Mapping[str, Any]], int]
 SECONDS = 60.0
 _LOAD_SECONDS = 300.0
 # The columns of each argument of a reward function but the answer.
@@ -67,12 +68,10 @@ class StoredAnswerScorer:
         self._child.end()
 
 
-def token_counter(model: str) -> Callable[[Mapping[str, Any]], int]:
+def token_counter(model: str) -> TokenCounter:
     """Count an answer's tokens with a model's tokenizer."""
-    from transformers import AutoTokenizer
-
     from gdpo_verl.lab.tasks.rows import tokenizer_of
 
-    tokenizer: Any = tokenizer_of(model, "--tokenizer", AutoTokenizer.from_pretrained)
+    tokenizer = tokenizer_of(model, "--tokenizer")
     # The dump holds no end token, which the training counted.
     return lambda row: 1 + len(tokenizer.encode(str(row.get("output")), add_special_tokens=False))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import GDPO, Decomposition, Turns, decompose, group_normalize
+from gdpo_verl.advantage import Decomposition, Turns, decompose, group_normalize
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import BY_TURN, TOKENS, Component
+from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
@@ -39,8 +39,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For people."""
-        return self.objective.config.variant if self.estimator == "gdpo" else self.estimator
+        """The estimator or its variant, for people."""
+        variant = self.objective.config.chosen_variant.name
+        return variant if self.estimator == "gdpo" else self.estimator
 
     @property
     def whiten(self) -> str:
@@ -51,29 +52,38 @@ class Setting:
     @property
     def column(self) -> str:
         """The column of our dumps that holds the advantage."""
-        variant = self.objective.config.chosen_variant
-        other = self.estimator == "gdpo" and variant is not GDPO
-        return f"{variant.name if other else self.estimator}_advantage"
+        return f"{self.name}{ADVANTAGE}"
 
     def decompose(self, batch: Batch) -> Decomposition:
         """The rewards of a batch under these settings; ValueError names file and line."""
-        objective = self.objective
-        places = [each.place for each in batch.answers]
-        infos = [each.components | each.turns for each in batch.answers]
-        raw = _read(batch, infos, objective)
-        tokens = torch.tensor([each.tokens for each in batch.answers], dtype=torch.float64)
+        tokens = batch.numbers(TOKENS)
         uncounted = tokens.isnan()
         if self.whiten == "token" and bool(uncounted.any()):
             row = int(uncounted.nonzero()[0])
-            raise ValueError(f"{places[row]}: expected {TOKENS}, found none")
+            raise ValueError(f"{batch.places[row]}: expected {TOKENS}, found none")
+        raw = self._read(batch, tokens)
         return decompose(
             raw,
             batch.groups,
             # Without them every sequence counts alike.
             tokens.nan_to_num(1.0),
-            conditioned=objective.conditioned(raw),
-            **objective.settings_at(batch.step),
+            conditioned=self.objective.conditioned(raw),
+            **self.objective.settings_at(batch.step),
         )
+
+    def _read(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """The components of a batch: shape (B, K).
+
+        A derived component that the rows hold is read as any other, and else computed.
+        """
+        infos = batch.infos
+        config = self.objective.config
+        held = {key for info in infos for key in info}
+        derived = {name: each for name, each in config.derived.items() if name not in held}
+        objective = replace(self.objective, config=replace(config, derived=derived))
+        raw = read_components(infos, objective, batch.places)
+        lengths = [None if count != count else int(count) for count in tokens.tolist()]
+        return objective.with_derived(raw, infos, lengths, batch.groups)
 
     def advantage(self, decomposition: Decomposition, batch: Batch | None = None) -> Tensor:
         """The advantage that trains, by turn its mean over an answer's tokens: shape (B,).
@@ -88,36 +98,21 @@ class Setting:
             return decomposition.grpo
         if batch is None or not self.objective.credits_turns:
             return decomposition.advantage
-        places = [each.place for each in batch.answers]
-        tokens = [each.turns.get(f"{TOKENS}{BY_TURN}") for each in batch.answers]
-        if None in tokens:
-            raise ValueError(
-                f"{places[tokens.index(None)]}: expected {TOKENS}{BY_TURN}, found none. Take "
-                "algorithm.gdpo.credit=answer"
-            )
-        turns = Turns.of([each or [] for each in tokens])
-        infos = [each.components | each.turns for each in batch.answers]
-        lists = turn_lists(infos, self.objective, places)
-        return decompose_by_turn(decomposition, lists, self.objective, places, turns).advantage
+        column = f"{TOKENS}{BY_TURN}"
+        tokens: list[Any] = [each.row.get(column) for each in batch.answers]
+        for place, counts in zip(batch.places, tokens, strict=True):
+            if counts is None:
+                raise ValueError(
+                    f"{place}: expected {column}, found none. Take algorithm.gdpo.credit=answer"
+                )
+        turns = Turns.of(tokens)
+        lists = turn_lists(batch.infos, self.objective, batch.places)
+        by_turn = decompose_by_turn(decomposition, lists, self.objective, batch.places, turns)
+        return by_turn.advantage
 
     def terms(self, decomposition: Decomposition) -> Tensor:
         """The terms that are added for it, before the batch step: shape (B, K)."""
         return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
-
-
-def _read(batch: Batch, infos: Sequence[Mapping[str, Any]], objective: Objective) -> Tensor:
-    """The components of a batch: shape (B, K).
-
-    A derived component that the rows hold is read as any other, and else computed.
-    """
-    config = objective.config
-    held = {key for info in infos for key in info}
-    derived = {name: each for name, each in config.derived.items() if name not in held}
-    objective = replace(objective, config=replace(config, derived=derived))
-    raw = read_components(infos, objective, [each.place for each in batch.answers])
-    tokens = [each.tokens for each in batch.answers]
-    lengths = [None if count != count else int(count) for count in tokens]
-    return objective.with_derived(raw, infos, lengths, batch.groups)
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -148,6 +143,19 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return dict(algorithm)
 
 
+def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Setting]]:
+    """Each batch of a source with the settings that it was made with.
+
+    Those of a run are its own, of a stock dump GRPO's defaults, and of TRL's completions those
+    that make the advantages of the first batch.
+    """
+    recorded = setting_of(recorded_algorithm(source), source)
+    for number, batch in enumerate(source.batches()):
+        if source.is_trls and number == 0:
+            recorded = _closest_of_trl(source, batch, asked.objective)
+        yield batch, recorded
+
+
 def recorded_algorithm(source: Source) -> dict[str, Any]:
     """The settings that a source was made with: its own; of a stock dump, GRPO's defaults."""
     algorithm = dict(source.algorithm or {})
@@ -157,19 +165,17 @@ def recorded_algorithm(source: Source) -> dict[str, Any]:
     return algorithm
 
 
-def asked_algorithm(source: Source, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def asked_setting(source: Source, overrides: Mapping[str, Any]) -> Setting:
     """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
     from omegaconf import OmegaConf
 
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
     # A mapping is joined to what the run has there, as Hydra does.
     merged: Any = OmegaConf.to_container(OmegaConf.merge(base, dict(overrides)))
-    return dict(merged)
+    return setting_of(merged, source)
 
 
-def setting_of(
-    algorithm: Mapping[str, Any], source: Source, declared: Sequence[Component] = ()
-) -> Setting:
+def setting_of(algorithm: Mapping[str, Any], source: Source) -> Setting:
     """An `algorithm` node with the components of a source.
 
     Raises:
@@ -185,49 +191,46 @@ def setting_of(
     over = config.whiten or config.chosen_variant.whiten
     if over == "token" and not source.counts_tokens:
         config = replace(config, whiten="sequence")
-    known = {each.name: each for each in declared}
     # The rows hold the derived components of their training, which no reward returned.
-    returned = [name for name in source.components if name not in config.derived]
-    components = [known.get(name, _component(name, source)) for name in returned]
+    components = [each for each in source.components if each.name not in config.derived]
+    returned = [each.name for each in components]
     if config.reward_keys is not None:
         components = [each for each in components if each.name in config.reward_keys]
     return Setting(config.resolve(components, returned), str(estimator))
 
 
-def _component(name: str, source: Source) -> Component:
-    return Component(name, by_turn=f"{name}{BY_TURN}" in source.columns)
-
-
-def closest_of_trl(source: Source, batch: Batch, weights: Mapping[str, float]) -> Setting:
+def _closest_of_trl(source: Source, batch: Batch, asked: Objective) -> Setting:
     """The settings of TRL's trainer that make the logged advantages of a batch.
 
     TRL logs no weights: they are all 1, or those that are asked for.
     """
-    logged = torch.tensor([each.recorded for each in batch.answers], dtype=torch.float64)
+    logged = batch.numbers("advantage")
+    weights = {"gdpo_reward_weights": dict(zip(asked.keys, asked.weights, strict=True))}
 
     def difference(setting: Setting) -> float:
         found = setting.advantage(setting.decompose(batch), batch)
         return float((found - logged).abs().nan_to_num(0.0).max())
 
-    weighted = [each | {"gdpo_reward_weights": weights} for each in _TRLS]
-    return min([setting_of(each, source) for each in (*_TRLS, *weighted)], key=difference)
+    algorithms = [*_TRLS, *(each | weights for each in _TRLS)]
+    return min([setting_of(each, source) for each in algorithms], key=difference)
 
 
 def grpo_of_score(
-    setting: Setting, batch: Batch, decomposition: Decomposition
+    setting: Setting, score: Tensor, decomposition: Decomposition
 ) -> tuple[Tensor, Decomposition | None]:
     """GRPO's advantage of the score that was dumped, and the components with its weights.
 
     The weights are those with which the components add up to the score within groups; None where
     there are none.
+
+    Args:
+      score: shape (B,), in reward units.
     """
     config = setting.objective.config
-    score = torch.tensor([[each.score] for each in batch.answers], dtype=torch.float64)
     groups = decomposition.groups
-    normal = group_normalize(score, groups, epsilon=config.epsilon, scale=config.scale)
-    components = decomposition.rewards.nan_to_num(0.0)
-    components = group_normalize(components, groups, scale=False)
-    target = group_normalize(score, groups, scale=False)
+    normal = group_normalize(score[:, None], groups, epsilon=config.epsilon, scale=config.scale)
+    components = group_normalize(decomposition.rewards.nan_to_num(0.0), groups, scale=False)
+    target = group_normalize(score[:, None], groups, scale=False)
     weights = torch.linalg.lstsq(components, target, driver="gelsd").solution
     error = (components @ weights - target).abs().max()
     advantage = normal[:, 0].nan_to_num(0.0)

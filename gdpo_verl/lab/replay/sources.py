@@ -8,18 +8,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 
-from gdpo_verl.config.components import ADVANTAGE, BY_TURN, MINI_BATCH, RESERVED, TOKENS
+from gdpo_verl.config.components import (
+    ADVANTAGE,
+    BY_TURN,
+    MINI_BATCH,
+    RESERVED,
+    TOKENS,
+    Component,
+)
 from gdpo_verl.config.parsing import plain
+from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, TokenCounter
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
@@ -47,21 +57,17 @@ class Answer:
     """One stored answer, and where it lies.
 
     Attributes:
+      row: as it is stored.
       components: what the reward returned.
-      turns: the lists of components by turn, and of the tokens, by their columns.
-      score, recorded, tokens: NaN where not there.
+      turns: the lists of components by turn, by their columns.
     """
 
     file: Path
     line: int
     group: str
-    prompt: str
-    output: str
+    row: Row
     components: dict[str, Any]
-    turns: dict[str, list[Any]]
-    score: float
-    recorded: float
-    tokens: float
+    turns: dict[str, Any]
 
     @property
     def place(self) -> str:
@@ -71,8 +77,14 @@ class Answer:
     @property
     def entry(self) -> dict[str, Any]:
         """The answer for a program: where it stands, its texts and components."""
-        names = ("line", "group", "prompt", "output", "components")
-        return {"file": str(self.file)} | {name: getattr(self, name) for name in names}
+        return {
+            "file": str(self.file),
+            "line": self.line,
+            "group": self.group,
+            "prompt": str(self.row.get("input", "")),
+            "output": str(self.row.get("output", "")),
+            "components": self.components,
+        }
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,31 @@ class Batch:
         """The group of each answer."""
         return [each.group for each in self.answers]
 
+    @property
+    def places(self) -> list[str]:
+        """File and line of each."""
+        return [each.place for each in self.answers]
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        """The components of each, those by turn with their lists."""
+        return [each.components | each.turns for each in self.answers]
+
+    def numbers(self, column: str) -> Tensor:
+        """A column of the rows: float64, shape (B,), NaN where it is not there.
+
+        Raises:
+          ValueError: something else is there; names file and line.
+        """
+        values = [each.row.get(column) for each in self.answers]
+        for answer, value in zip(self.answers, values, strict=True):
+            if not (value is None or value != value or is_number(value)):
+                raise ValueError(
+                    f"{answer.place}: expected a finite number for {column!r}, found {value!r}"
+                )
+        numbers = [math.nan if value is None else float(value) for value in values]
+        return torch.tensor(numbers, dtype=torch.float64)
+
 
 @dataclass
 class Source:
@@ -95,10 +132,10 @@ class Source:
     Attributes:
       path: a run, a folder of dumps or a file.
       group: the column that names the group; "" for verl's uid, else its prompt.
-      named: the components, where the user or a setting names them.
-      score: scores an answer anew; None takes the stored components.
-      count: counts an answer's tokens; None takes the stored counts.
-      recorded: the column of the advantage that was trained; "" for none.
+      named: the columns of the components, where the user names them.
+      keys: those that are asked for, which are the components where nothing else tells.
+      scorer: scores the answers anew; None takes the stored components.
+      counter: counts an answer's tokens; None takes the stored counts.
       notes: sentences.
 
     Raises:
@@ -108,9 +145,9 @@ class Source:
     path: Path
     group: str = ""
     named: Sequence[str] = ()
-    score: Callable[[Row, str], Mapping[str, Any]] | None = None
-    count: Callable[[Row], int] | None = None
-    recorded: str = ""
+    keys: Sequence[str] = ()
+    scorer: StoredAnswerScorer | None = None
+    counter: TokenCounter | None = None
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -158,7 +195,7 @@ class Source:
     @property
     def counts_tokens(self) -> bool:
         """The tokens of each answer are known."""
-        return self.count is not None or TOKENS in self.columns
+        return self.counter is not None or TOKENS in self.columns
 
     @property
     def score_column(self) -> str:
@@ -168,18 +205,25 @@ class Source:
         return next((name for name in ("score", "reward") if name in self.columns), "")
 
     @cached_property
-    def components(self) -> tuple[str, ...]:
+    def components(self) -> list[Component]:
         """The components in order; empty where there are none."""
-        if self.named:
-            return tuple(self.named)
-        if self.score:
-            returned = self.score(self.first_rows[0], self.first_place)
-            return _numbers([dict(returned)])
+        declared = {each.name: each for each in self.scorer.components} if self.scorer else {}
+        names = self.named or list(declared) or self._found()
+        return [
+            declared.get(name, Component(name, by_turn=f"{name}{BY_TURN}" in self.columns))
+            for name in names
+        ]
+
+    def _found(self) -> Sequence[str]:
+        """The names of the components where neither the user nor a reward function says them."""
+        if self.scorer:
+            return _numbers([self.scorer(self.first_rows[0], self.first_place)])
         try:
             logged = read_run(self.run).components
         except RunError:
             logged = []
-        return tuple(logged) or _numbers(self.first_rows)
+        asked = () if self.is_ours else self.keys
+        return logged or asked or _numbers(self.first_rows)
 
     @cached_property
     def algorithm(self) -> dict[str, Any] | None:
@@ -191,13 +235,11 @@ class Source:
                 found = _algorithm_of(config)
         return found
 
-    @cached_property
-    def _lists(self) -> list[str]:
-        return [f"{name}{BY_TURN}" for name in (*self.components, TOKENS)]
-
-    def check_columns(self, option: str, names: Sequence[str]) -> None:
-        """Raise ValueError where a name is no column."""
-        for name in names:
+    def check_columns(self) -> None:
+        """Raise ValueError where what the user names is no column."""
+        names = [("--group", self.group)] if self.group else []
+        names += [("--components", name) for name in self.named]
+        for option, name in names:
             if name not in self.columns:
                 raise ValueError(
                     f"{option}: {name!r} is no column of {self.first_place}; there are "
@@ -257,18 +299,18 @@ class Source:
         group = row.get(self.group) if self.group else group_of(row)[1]
         if group is None:
             raise ValueError(f"{place}: expected a value of {self.group!r}, found none")
-        returned = self.score(row, place) if self.score else row
+        if self.counter:
+            row = row | {TOKENS: self.counter(row)}
+        returned = self.scorer(row, place) if self.scorer else row
+        names = [each.name for each in self.components]
+        lists = [f"{name}{BY_TURN}" for name in names]
         return Answer(
             file=path,
             line=line,
             group=str(group),
-            prompt=str(row.get("input", "")),
-            output=str(row.get("output", "")),
-            components={key: returned[key] for key in self.components if key in returned},
-            turns={key: row[key] for key in self._lists if row.get(key) is not None},
-            score=_number(row, self.score_column, place),
-            recorded=_number(row, self.recorded, place),
-            tokens=self.count(row) if self.count else _number(row, TOKENS, place),
+            row=row,
+            components={key: returned[key] for key in names if key in returned},
+            turns={key: returned[key] for key in lists if returned.get(key) is not None},
         )
 
 
@@ -333,14 +375,14 @@ def _missing(folder: Path, steps: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _numbers(rows: Sequence[Row]) -> tuple[str, ...]:
+def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The columns of a reward that hold a number in one of the rows."""
-    columns = dict.fromkeys(key for row in rows for key in row)
-    numbers = {
-        key for row in rows for key, value in row.items() if is_number(value) or value is True
-    }
-    own = [name for name in columns if name not in _NO_REWARD and not name.endswith(ADVANTAGE)]
-    return tuple(name for name in own if name in numbers)
+    holds: dict[str, bool] = {}
+    for row in rows:
+        for key, value in row.items():
+            holds[key] = holds.get(key, False) or is_number(value) or value is True
+    numbers = [key for key, is_there in holds.items() if is_there]
+    return [key for key in numbers if key not in _NO_REWARD and not key.endswith(ADVANTAGE)]
 
 
 def _session_of(row: Row, line: int) -> Any:
@@ -352,23 +394,14 @@ def _session_of(row: Row, line: int) -> Any:
     return name.uid, name.session
 
 
-def _number(row: Row, key: str, place: str) -> float:
-    value = row.get(key)
-    if value is None or value != value:
-        return math.nan
-    if not is_number(value):
-        raise ValueError(f"{place}: expected a finite number for {key!r}, found {value!r}")
-    return float(value)
-
-
 def _odd_groups(batch: Batch) -> Iterator[str]:
     """Name groups that may be two: the same prompt drawn twice, where nothing else tells."""
     sizes = Counter(batch.groups)
     common = Counter(sizes.values()).most_common(1)[0][0]
     odd = [group for group, size in sizes.items() if size != common]
     if odd:
-        first = batch.answers[batch.groups.index(odd[0])]
         yield (
-            f"{first.place}: its group has {sizes[odd[0]]} answers, where most of step "
-            f"{batch.step} have {common} ({len(odd)} such groups of {len(sizes)})"
+            f"{batch.places[batch.groups.index(odd[0])]}: its group has {sizes[odd[0]]} answers, "
+            f"where most of step {batch.step} have {common} ({len(odd)} such groups of "
+            f"{len(sizes)})"
         )
