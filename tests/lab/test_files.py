@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gdpo_verl.lab.files import replacing, write_text
 
 
-def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_block_that_raises_leaves_the_old_file(tmp_path):
     path = tmp_path / "page[1].html"
     write_text(path, "old")
 
-    def fail() -> None:
+    def fail():
         with replacing(path) as scratch:
             scratch.write_text("half")
             raise KeyError
@@ -24,7 +22,7 @@ def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed(tmp_path):
     path = tmp_path / "page[1].html"
     (tmp_path / ".page[1].html.1.tmp").write_text("half")
     (tmp_path / ".another.html.1.tmp").write_text("another's")
@@ -33,7 +31,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert path.read_text() == "new ?"
 
 
-def test_a_folder_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+def test_a_folder_takes_the_place_of_a_folder(tmp_path):
     for name in ("old", "new"):
         with replacing(tmp_path / "policy") as scratch:
             scratch.mkdir()

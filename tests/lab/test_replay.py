@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,27 +20,22 @@ from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.replay.capacity import capacity, expected_to_vary, varies
 from gdpo_verl.lab.replay.output import LIMITS
 
-Row = dict[str, Any]
 KEYS = ("correctness", "length")
 
 
-def dump(folder: Path, steps: dict[int, list[Row]]) -> Path:
+def lines_of(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def dump(folder, steps):
     """A folder of verl's dumps."""
     folder.mkdir(parents=True, exist_ok=True)
     for step, rows in steps.items():
-        lines = [json.dumps({"step": step} | row) for row in rows]
-        (folder / f"{step}.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / f"{step}.jsonl").write_text(lines_of({"step": step} | row for row in rows))
     return folder
 
 
-def drawn(
-    groups: int,
-    draw: Callable[[random.Random], dict[str, float]],
-    *,
-    seed: int = 0,
-    weights: dict[str, float] | None = None,
-    size: int = 8,
-) -> list[Row]:
+def drawn(groups, draw, *, seed=0, weights=None, size=8):
     """Rows of a stock run: groups of rewards, and their weighted sum as the score."""
     rng = random.Random(seed)
     rows = []
@@ -56,65 +48,58 @@ def drawn(
     return rows
 
 
-def two_rewards(rng: random.Random) -> dict[str, float]:
+def two_rewards(rng):
     return {"correctness": float(rng.random() < 0.5), "length": 10 * rng.random()}
 
 
-def replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path, *words: Any) -> dict[str, Any]:
-    """What `--json` and `--rows` hold, with what was printed."""
-    files = ["--json", str(tmp_path / "all.json"), "--rows", str(tmp_path / "rows.jsonl")]
-    status = main(["replay", *map(str, words), *files])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    found = json.loads((tmp_path / "all.json").read_text())
-    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
-    return found | {"printed": printed.out, "lines": [json.loads(line) for line in lines]}
+@pytest.fixture
+def replayed(capsys, tmp_path):
+    """Replay, and return what `--json` and `--rows` hold, with what was printed."""
+
+    def ask(*words):
+        files = ["--json", str(tmp_path / "all.json"), "--rows", str(tmp_path / "rows.jsonl")]
+        status = main(["replay", *map(str, words), *files])
+        printed = capsys.readouterr()
+        assert status == 0, printed.err
+        found = json.loads((tmp_path / "all.json").read_text())
+        lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+        found["lines"] = [json.loads(line) for line in lines]
+        found["asked"] = [line["asked"] for line in found["lines"]]
+        return found | {"printed": " ".join(printed.out.split())}
+
+    return ask
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
-    """What is said where nothing can be done."""
-    assert main(["replay", *map(str, words)]) == 1
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert "Traceback" not in printed.err
-    return printed.err
-
-
-def matrix(rows: Sequence[Row], keys: Sequence[str] = KEYS) -> torch.Tensor:
+def matrix(rows, keys=KEYS):
     return torch.tensor([[row[key] for key in keys] for row in rows], dtype=torch.float64)
 
 
-def by_sequence(rows: Sequence[Row], **options: Any) -> list[float]:
+def by_sequence(rows, **options):
     groups = [row["input"] for row in rows]
-    mask = torch.ones(len(rows), 1)
-    found = gdpo_advantages(matrix(rows), groups, mask, whiten="sequence", **options)
-    return found[:, 0].tolist()
+    options = {"whiten": "sequence"} | options
+    return gdpo_advantages(matrix(rows), groups, torch.ones(len(rows), 1), **options)[:, 0].tolist()
 
 
-def summed(rows: Sequence[Row], **options: Any) -> list[float]:
+def summed(rows, **options):
     groups = [row["input"] for row in rows]
     return grpo_advantages(matrix(rows), groups, torch.ones(len(rows), 1), **options)[:, 0].tolist()
 
 
-def test_a_stock_dump_is_asked_what_gdpo_would_have_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed, tmp_path):
     steps = {n: drawn(6, two_rewards, seed=n) for n in (1, 2)}
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", steps))
+    found = replayed(dump(tmp_path / "dumps", steps))
     assert LIMITS in found["printed"]
     assert (found["rows"], found["groups"], found["steps"]) == (96, 12, 2)
     assert found["settings"] == ["grpo", "gdpo"]
     assert found["reproduces"] is None
     assert "whitening is over sequences" in found["printed"]
     lines = found["lines"]
-    assert [line["asked"] for line in lines] == pytest.approx(
-        by_sequence(steps[1]) + by_sequence(steps[2])
-    )
+    asked = by_sequence(steps[1]) + by_sequence(steps[2])
+    assert found["asked"] == pytest.approx(asked)
     assert all(line["recorded"] is None for line in lines)
     assert {line["line"] for line in lines} == set(range(1, 49))
     assert lines[0].keys() >= {"file", "line", "group", "step", "components"}
     grpo = summed(steps[1]) + summed(steps[2])
-    asked = [line["asked"] for line in lines]
     assert found["sign_changes"] == sum(a * b < 0 for a, b in zip(grpo, asked, strict=True))
     orders = []
     for start in range(0, 96, 8):
@@ -123,21 +108,17 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(
             sorted(range(8), key=before.__getitem__) != sorted(range(8), key=after.__getitem__)
         )
     assert found["order_changes"] == sum(orders) > 0
-    changes = [abs(a - b) for a, b in zip(grpo, asked, strict=True)]
+    changes = sorted((abs(a - b) for a, b in zip(grpo, asked, strict=True)), reverse=True)
     most = found["changed_most"]
-    assert len(most) == 10
-    assert [abs(each["asked"] - each["recorded"]) for each in most] == pytest.approx(
-        sorted(changes, reverse=True)[:10]
-    )
+    changed = [abs(each["asked"] - each["recorded"]) for each in most]
+    assert changed == pytest.approx(changes[:10])
     assert most[0]["output"].startswith("answer ")
     assert most[0]["components"].keys() == set(KEYS)
 
 
-def test_figures_are_the_metrics_of_a_training(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_figures_are_the_metrics_of_a_training(replayed, tmp_path):
     rows = drawn(8, two_rewards)
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows}))
+    found = replayed(dump(tmp_path / "dumps", {1: rows}))
     objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
     groups = [row["input"] for row in rows]
     settings = objective.settings_at(1)
@@ -155,149 +136,74 @@ def test_figures_are_the_metrics_of_a_training(
     assert found["components"]["length"]["share"][1] == pytest.approx(0.5, abs=0.1)
 
 
-def test_settings_are_spelled_as_in_a_training(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_settings_are_spelled_as_in_a_training(replayed, tmp_path):
     rows = drawn(6, two_rewards)
     where = dump(tmp_path / "dumps", {1: rows})
     words = {
         "algorithm.gdpo_reward_weights={length: 0.5}": {"weights": [1.0, 0.5]},
         "+algorithm.gdpo_reward_weights={length:0.5}": {"weights": [1.0, 0.5]},
-        "algorithm.gdpo.variant=dvao": {"variant": "dvao"},
+        "algorithm.gdpo.variant=dvao": {"variant": "dvao", "whiten": None},
         "algorithm.gdpo.gate={on: correctness}": {"gate": 0},
         "algorithm.norm_adv_by_std_in_grpo=false": {"scale": False},
     }
     for word, options in words.items():
-        found = replayed(capsys, tmp_path, where, word)
-        if options.get("variant") == "dvao":
-            groups = [row["input"] for row in rows]
-            mask = torch.ones(len(rows), 1)
-            expected = gdpo_advantages(matrix(rows), groups, mask, **options)[:, 0].tolist()
-        else:
-            expected = by_sequence(rows, **options)
-        assert [line["asked"] for line in found["lines"]] == pytest.approx(expected), word
-    found = replayed(
-        capsys,
-        tmp_path,
-        "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}",
-        where,
-        "algorithm.gdpo.whiten=none",
-    )
+        assert replayed(where, word)["asked"] == pytest.approx(by_sequence(rows, **options)), word
+    condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
+    found = replayed(condition, where, "algorithm.gdpo.whiten=none")
     assert found["components"]["length"]["misses"][1] == 0
     assert found["components"]["length"]["misses"][0] > 0.3
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("algorithm.adv_estimator=rloo", "algorithm.adv_estimator: expected one of"),
-        ("algorithm.gdpo_whiten=none", "algorithm.gdpo_whiten: unknown key"),
-        ("algorithm.gdpo_reward_weights={lenght: 1}", "Did you mean 'length'?"),
-        ("actor_rollout_ref.rollout.n=16", "actor_rollout_ref.rollout.n: expected a setting of"),
-        ("algorithm.gdpo={", "algorithm.gdpo={"),
-    ],
-)
-def test_a_wrong_setting_is_refused_by_its_key(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, word: str, said: str
-) -> None:
-    where = dump(tmp_path / "dumps", {1: drawn(6, two_rewards)})
-    assert said in refused(capsys, where, word)
+def run_of(folder, rows, algorithm):
+    """A run of ours without counts of tokens, whose advantages GDPO made over sequences."""
+    columns = zip(rows, by_sequence(rows), summed(rows), strict=True)
+    dumped = [row | {"gdpo_advantage": g, "grpo_advantage": p} for row, g, p in columns]
+    dump(folder / "rollouts", {1: dumped})
+    (folder / "config.yaml").write_text(f"algorithm: {algorithm}")
+    return folder
 
 
-def whole(rows: list[Row]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def test_each_run_keeps_the_settings_that_it_was_trained_with(replayed, tmp_path):
+    rows = drawn(40, two_rewards)
+    gdpo = run_of(tmp_path / "a", rows, "{adv_estimator: gdpo}")
+    grpo = run_of(tmp_path / "b", rows, "{adv_estimator: grpo}")
+    found = replayed(gdpo, grpo)
+    assert found["reproduces"] < 1e-12
+    assert found["settings"] == ["gdpo and grpo"] * 2
+    assert found["conclusion"] == "cannot be said of several settings at once (gdpo and grpo)"
+    terms = [replayed(run)["components"]["length"]["share"][0] for run in (gdpo, grpo)]
+    assert terms[0] < found["components"]["length"]["share"][0] < terms[1]
+    assert replayed(gdpo, grpo, "algorithm.adv_estimator=gdpo")["conclusion"] != found["conclusion"]
+    # A component that is left out was trained all the same.
+    less = replayed(gdpo, "algorithm.gdpo_reward_keys=[correctness]")
+    assert less["reproduces"] < 1e-12
+    assert less["components"]["correctness"]["share"] == [pytest.approx(1 - terms[0]), 1.0]
 
 
-ROWS = drawn(4, two_rewards)
-BAD: dict[str, tuple[dict[str, str], str]] = {
-    "a component absent in a row": (
-        {"1.jsonl": whole([*ROWS[:5], {k: v for k, v in ROWS[5].items() if k != "length"}])},
-        "'length' for row {}/1.jsonl, line 6",
-    ),
-    "a text for a number": (
-        {"1.jsonl": whole([*ROWS[:5], ROWS[5] | {"length": "short"}])},
-        "found 'short' for row {}/1.jsonl, line 6",
-    ),
-    "an infinite number": (
-        {"1.jsonl": whole([*ROWS[:5], ROWS[5] | {"length": float("inf")}])},
-        "found inf for row {}/1.jsonl, line 6",
-    ),
-    "a text for the score": (
-        {"1.jsonl": whole([*ROWS[:2], ROWS[2] | {"score": "high"}])},
-        "{}/1.jsonl, line 3: expected a finite number for 'score', found 'high'",
-    ),
-    "nothing but a cut line": ({"1.jsonl": whole(ROWS)[:-30]}, "{}/1.jsonl, line 32: no whole row"),
-    "an empty file": ({"1.jsonl": ""}, "{}/1.jsonl, line 1: expected rows"),
-    "no rows at all": ({"1.jsonl": "[1, 2]\n"}, "{}/1.jsonl, line 1: expected rows"),
-    "no components": (
-        {"1.jsonl": whole([{"input": "q", "output": "a", "score": 1.0, "uid": "u_0_0"}])},
-        "{}/1.jsonl, line 1: a dump without components",
-    ),
-    "a row of another step": (
-        {"1.jsonl": whole([ROWS[0] | {"step": 1}, ROWS[1] | {"step": 7}])},
-        "{}/1.jsonl, line 2: expected a row of step 1, found one of step 7",
-    ),
-    "two runs beside each other": (
-        {"a/1.jsonl": whole(ROWS), "b/rollouts/1.jsonl": whole(ROWS)},
-        "{}: expected the dumps of one run, found those of 2",
-    ),
-    "two files of one step": (
-        {"1.jsonl": whole(ROWS), "01.jsonl": whole(ROWS)},
-        "found 01.jsonl and 1.jsonl, both of one step",
-    ),
-    "no dumps": ({"notes.txt": "hello"}, "{}: expected rollouts/<step>.jsonl of a run"),
-    "no table": ({"completions_00001.parquet": "hello"}, "completions_00001.parquet, line 1:"),
-    "a step that is a text": ({"x.jsonl": whole([ROWS[0] | {"step": "one"}])}, "line 1: expected"),
-    "a cut line among rows": ({"x.jsonl": whole(ROWS)[:-9]}, "x.jsonl, line 32: expected a row"),
-    "a configuration that is none": (
-        {"rollouts/1.jsonl": whole(ROWS), "config.yaml": "algorithm: {a: ${nowhere}}"},
-        "{}/config.yaml: expected the run's configuration",
-    ),
-    "no groups": ({"x.jsonl": '{"a": 1}\n'}, "x.jsonl, line 1: the rows hold neither"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named_with_file_and_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
-) -> None:
-    files, said = BAD[name]
-    for file, text in files.items():
-        path = tmp_path / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    where = tmp_path / "x.jsonl" if "x.jsonl" in files else tmp_path
-    assert said.format(tmp_path) in refused(capsys, where)
-
-
-def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_left_out_is_said(replayed, tmp_path):
     steps = {n: drawn(4, two_rewards, seed=n) for n in (1, 2, 3, 6)}
+    steps[3] = steps[3][:25]
     where = dump(tmp_path / "dumps", steps)
-    cut = (where / "2.jsonl").read_text()[:-20]
-    (where / "2.jsonl").write_text(cut)
-    lines = (where / "3.jsonl").read_text().splitlines()
-    (where / "3.jsonl").write_text("\n".join(lines[:25]) + "\n")
-    found = replayed(capsys, tmp_path, where)
-    printed = " ".join(found["printed"].split())
-    assert f"{where}/2.jsonl, line 32: no whole row, perhaps cut. Step 2 is left out" in printed
-    assert f"{where}: of steps 1 to 6 are missing 4, 5" in printed
-    assert f"{where}/3.jsonl, line 25: its group has 1 answers" in printed
-    assert "1 groups have one answer, which gets 0" in printed
-    assert found["rows"] == 32 + 25 + 32
-    (single,) = [x for x in found["lines"] if x["line"] == 25 and x["step"] == 3]
-    whole_rows = steps[3][:25]
-    assert single["asked"] == pytest.approx(by_sequence(whole_rows)[24])
+    (where / "2.jsonl").write_text((where / "2.jsonl").read_text()[:-20])
+    found = replayed(where)
+    for said in (
+        f"{where}/2.jsonl, line 32: no whole row, perhaps cut. Step 2 is left out",
+        f"{where}: of steps 1 to 6 are missing 4, 5",
+        f"{where}/3.jsonl, line 25: its group has 1 answers",
+        "1 groups have one answer, which gets 0",
+    ):
+        assert said in found["printed"]
+    expected = by_sequence(steps[1]) + by_sequence(steps[3]) + by_sequence(steps[6])
+    assert found["asked"] == pytest.approx(expected)
 
 
-def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed, tmp_path):
     rows = drawn(6, two_rewards, weights={"length": 0.25})
     where = dump(tmp_path / "run/rollouts", {1: rows}).parent
     (where / ".hydra").mkdir()
     (where / ".hydra/config.yaml").write_text("algorithm: {adv_estimator: rloo}")
-    found = replayed(capsys, tmp_path, where, "algorithm.adv_estimator=gdpo")
-    assert "trained with rloo; recorded are then GRPO" in " ".join(found["printed"].split())
+    found = replayed(where, "algorithm.adv_estimator=gdpo")
+    assert "trained with rloo; recorded are then GRPO" in found["printed"]
     # GRPO of the score that was dumped, whose weights the rows show.
     grpo = summed(rows, weights=[1.0, 0.25])
     most = found["changed_most"][0]
@@ -305,34 +211,21 @@ def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(
     assert most["asked"] == pytest.approx(by_sequence(rows)[most["line"] - 1])
 
 
-def test_rows_that_verl_added_to_fill_a_batch_are_no_answers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rows = [row | {"uid": f"u{n // 8}_{n % 8}_0"} for n, row in enumerate(drawn(4, two_rewards))]
-    expected = by_sequence(rows)
-    filled = [rows[0] | {"uid": f"pad{'0f' * 16}_{n}_0", "length": 50.0 * n} for n in range(3)]
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: [*filled, *rows]}))
-    assert (found["rows"], found["groups"]) == (32, 4)
-    assert [line["asked"] for line in found["lines"]] == pytest.approx(expected)
-
-
-def test_the_last_output_of_a_session_stands_for_all(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_padding_is_no_answer_and_the_last_output_of_a_session_stands_for_all(replayed, tmp_path):
     rows = [row | {"uid": f"u{n // 8}_{n % 8}_1"} for n, row in enumerate(drawn(4, two_rewards))]
+    filled = [rows[0] | {"uid": f"pad{'0f' * 16}_{n}_0", "length": 50.0 * n} for n in range(3)]
     earlier = [row | {"uid": row["uid"][:-1] + "0", "length": 50.0} for row in rows[::3]]
-    mixed = sorted([*earlier, *rows], key=lambda row: row["uid"])
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: mixed}))
-    assert [line["asked"] for line in found["lines"]] == pytest.approx(by_sequence(rows))
+    mixed = sorted([*filled, *earlier, *rows], key=lambda row: row["uid"])
+    found = replayed(dump(tmp_path / "dumps", {1: mixed}))
+    assert (found["rows"], found["groups"]) == (32, 4)
+    assert found["asked"] == pytest.approx(by_sequence(rows))
 
 
-def test_components_by_turn_and_derived_ones_are_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_components_by_turn_and_derived_ones_are_read(replayed, tmp_path):
     rows = drawn(3, two_rewards)
     rng = random.Random(1)
-    rewards: list[Row] = []
-    tokens: list[list[int]] = []
+    rewards = []
+    tokens = []
     for row in rows:
         calls = [float(rng.random() < 0.5) for _ in range(rng.randint(1, 3))]
         tokens.append([rng.randint(1, 9) for _ in calls])
@@ -346,68 +239,49 @@ def test_components_by_turn_and_derived_ones_are_read(
     )
     settings = "{function: 'pkg://gdpo_verl.rewards.derived:relative_length', outcome: correctness}"
     found = replayed(
-        capsys,
-        tmp_path,
         dump(tmp_path / "dumps", {1: rows}),
         "--components",
         "correctness,call_ok",
         f"+algorithm.gdpo.derived.shorter={settings}",
     )
-    for line, turns, counts in zip(found["lines"], expected, tokens, strict=True):
+    for asked, turns, counts in zip(found["asked"], expected, tokens, strict=True):
         mean = sum(a * n for a, n in zip(turns, counts, strict=True)) / sum(counts)
-        assert line["asked"] == pytest.approx(mean, abs=1e-9)
+        assert asked == pytest.approx(mean, abs=1e-9)
     assert set(found["components"]) == {"correctness", "call_ok", "shorter"}
 
 
-def test_a_prompt_of_two_steps_is_two_groups(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_prompt_of_two_steps_is_two_groups(replayed, tmp_path):
     rows = drawn(4, two_rewards)
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows, 2: rows}))
-    assert found["groups"] == 8
+    assert replayed(dump(tmp_path / "dumps", {1: rows, 2: rows}))["groups"] == 8
 
 
-def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed, tmp_path):
     rows = [row | {"output": "é" * (n % 5 + n % 3)} for n, row in enumerate(drawn(6, two_rewards))]
-    where = dump(tmp_path / "dumps", {1: rows})
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    found = replayed(capsys, tmp_path, where, "--tokenizer", tmp_path / "model")
+    found = replayed(dump(tmp_path / "dumps", {1: rows}), "--tokenizer", tmp_path / "model")
     # Two bytes a letter, and the end.
     lengths = torch.tensor([1 + len(row["output"].encode()) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).double()
     groups = [row["input"] for row in rows]
     expected = gdpo_advantages(matrix(rows), groups, mask)[:, 0].tolist()
-    assert [line["asked"] for line in found["lines"]] == pytest.approx(expected)
+    assert found["asked"] == pytest.approx(expected)
     assert expected != pytest.approx(by_sequence(rows), abs=1e-3)
     assert "whitening is over sequences" not in found["printed"]
-    said = refused(capsys, where, "--tokenizer", tmp_path / "nowhere")
-    assert "--tokenizer: cannot load a tokenizer" in said
 
 
-def test_rows_of_anybodys_need_names_of_columns_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_rows_of_anybodys_need_names_of_columns_alone(replayed, tmp_path):
     rows = drawn(4, two_rewards)
     foreign = [
         {"problem": row["input"], "right": row["correctness"], "len": row["length"], "n": i}
         for i, row in enumerate(rows)
     ]
-    expected = by_sequence(rows)
-    (tmp_path / "x.jsonl").write_text(whole(foreign))
+    (tmp_path / "x.jsonl").write_text(lines_of(foreign))
     pq.write_table(pa.Table.from_pylist(foreign), tmp_path / "x.parquet")
     for name in ("x.jsonl", "x.parquet"):
-        words = (tmp_path / name, "--group", "problem", "--components", "right,len")
-        found = replayed(capsys, tmp_path, *words)
-        assert [line["asked"] for line in found["lines"]] == pytest.approx(expected)
+        found = replayed(tmp_path / name, "--group", "problem", "--components", "right,len")
+        assert found["asked"] == pytest.approx(by_sequence(rows))
         assert found["components"].keys() == {"right", "len"}
-    said = refused(capsys, tmp_path / "x.jsonl", "--group", "problm")
-    assert "--group: 'problm' is no column" in said
-    assert "Did you mean 'problem'?" in said
 
-
-# ------------------------------------------------ rewards that score the answers anew
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -428,17 +302,12 @@ def hangs(data_source, solution_str, ground_truth, extra_info=None):
     import os
     os._exit(3)
 
-def number(data_source, solution_str, ground_truth, extra_info=None):
-    return 1.0
-
 def raises(data_source, solution_str, ground_truth, extra_info=None):
     raise KeyError("an answer without a number")
 """
 
 
-def test_a_reward_scores_the_stored_answers_anew(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_reward_scores_the_stored_answers_anew(replayed, tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     rng = random.Random(0)
     rows = [
@@ -446,79 +315,169 @@ def test_a_reward_scores_the_stored_answers_anew(
         | {"score": 0.0, "uid": f"u{n // 4}_{n % 4}_0"}
         for n in range(24)
     ]
-    where = dump(tmp_path / "dumps", {1: rows})
-    found = replayed(capsys, tmp_path, where, "--function", f"{tmp_path}/reward.py:compute_score")
-    scored = [
-        {"input": row["input"], "right": float(row["output"].endswith(" 42"))}
-        | {"length": float(len(row["output"]))}
-        for row in rows
-    ]
-    groups = [row["input"] for row in rows]
-    expected = gdpo_advantages(
-        matrix(scored, ("right", "length")), groups, torch.ones(24, 1), whiten="sequence"
-    )
-    assert [line["asked"] for line in found["lines"]] == pytest.approx(expected[:, 0].tolist())
-    assert found["lines"][0]["components"] == {k: scored[0][k] for k in ("right", "length")}
+    function = f"{tmp_path}/reward.py:compute_score"
+    found = replayed(dump(tmp_path / "dumps", {1: rows}), "--function", function)
+    scored = []
+    for row in rows:
+        right = float(row["output"].endswith(" 42"))
+        scored.append({"input": row["input"], KEYS[0]: right, KEYS[1]: float(len(row["output"]))})
+    assert found["asked"] == pytest.approx(by_sequence(scored))
+    first = {"right": scored[0][KEYS[0]], "length": scored[0][KEYS[1]]}
+    assert found["lines"][0]["components"] == first
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("asks", "needs extra_info['level'], which was not dumped"),
-        ("of_a_source", "needs data_source, which was not dumped"),
-        ("hangs", "ended its process"),
-        ("raises", "raised KeyError: 'an answer without a number'"),
-        ("missing", "cannot be done: AttributeError"),
-    ],
-)
-def test_a_reward_that_cannot_score_is_named_with_file_and_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, said: str
-) -> None:
-    (tmp_path / "reward.py").write_text(REWARD)
-    where = dump(tmp_path / "dumps", {1: drawn(2, two_rewards)})
-    found = refused(capsys, where, "--function", f"{tmp_path}/reward.py:{name}")
-    assert said in found
-    assert name == "missing" or f"{where}/1.jsonl, line 1: " in found
+ROWS = drawn(4, two_rewards)
+WHOLE = lines_of(ROWS)
+STOCK = {"1.jsonl": WHOLE}
 
 
-# ------------------------------------------------ advice
+def with_row(number, **changes):
+    """The rows until one that is changed; None takes a key away."""
+    row = {key: value for key, value in (ROWS[number] | changes).items() if value is not None}
+    return {"1.jsonl": lines_of([*ROWS[:number], row])}
 
 
-def conditioned(rng: random.Random) -> dict[str, float]:
+# Files, what is asked of them, and what is said; {} is their folder.
+REFUSED = {
+    "a component absent in a row": (
+        with_row(5, length=None), [], "'length' for row {}/1.jsonl, line 6",
+    ),
+    "a text for a number": (
+        with_row(5, length="short"), [], "found 'short' for row {}/1.jsonl, line 6",
+    ),
+    "an infinite number": (
+        with_row(5, length=math.inf), [], "found inf for row {}/1.jsonl, line 6",
+    ),
+    "a text for the score": (
+        with_row(2, score="high"), [],
+        "{}/1.jsonl, line 3: expected a finite number for 'score', found 'high'",
+    ),
+    "nothing but a cut line": ({"1.jsonl": WHOLE[:-30]}, [], "{}/1.jsonl, line 32: no whole row"),
+    "an empty file": ({"1.jsonl": ""}, [], "{}/1.jsonl, line 1: expected rows"),
+    "no rows at all": ({"1.jsonl": "[1, 2]\n"}, [], "{}/1.jsonl, line 1: expected rows"),
+    "no components": (
+        {"1.jsonl": '{"input": "q", "output": "a", "score": 1.0, "uid": "u_0_0"}'}, [],
+        "{}/1.jsonl, line 1: a dump without components",
+    ),
+    "a row of another step": (
+        {"1.jsonl": lines_of([ROWS[0] | {"step": 1}, ROWS[1] | {"step": 7}])}, [],
+        "{}/1.jsonl, line 2: expected a row of step 1, found one of step 7",
+    ),
+    "two runs beside each other": (
+        {"a/1.jsonl": WHOLE, "b/rollouts/1.jsonl": WHOLE}, [],
+        "{}: expected the dumps of one run, found those of 2",
+    ),
+    "two files of one step": (
+        {"1.jsonl": WHOLE, "01.jsonl": WHOLE}, [], "found 01.jsonl and 1.jsonl, both of one step",
+    ),
+    "no dumps": ({"notes.txt": "hello"}, [], "{}: expected rollouts/<step>.jsonl of a run"),
+    "no table": ({"completions_00001.parquet": "hello"}, [], "completions_00001.parquet, line 1:"),
+    "a step that is a text": (
+        {"x.jsonl": lines_of([ROWS[0] | {"step": "one"}])}, [], "line 1: expected",
+    ),
+    "a cut line among rows": ({"x.jsonl": WHOLE[:-9]}, [], "x.jsonl, line 32: expected a row"),
+    "a configuration that is none": (
+        {"rollouts/1.jsonl": WHOLE, "config.yaml": "algorithm: {a: ${nowhere}}"}, [],
+        "{}/config.yaml: expected the run's configuration",
+    ),
+    "no groups": ({"x.jsonl": '{"a": 1}\n'}, [], "x.jsonl, line 1: the rows hold neither"),
+    "a misspelt group": (
+        {"x.jsonl": '{"problem": 1}\n'}, ["--group", "problm"],
+        "--group: 'problm' is no column of {}/x.jsonl, line 1; there are ['problem']. Did you mean "
+        "'problem'?",
+    ),
+    "no tokenizer": (
+        STOCK, ["--tokenizer", "{}/nowhere"], "--tokenizer: cannot load a tokenizer",
+    ),
+    "runs of other components": (
+        {"1.jsonl": WHOLE, "x/y/z/1.jsonl": WHOLE.replace("length", "style")}, ["{}/x/y/z"],
+        "{}/x/y/z: expected the components ['correctness', 'length'] of {}, found ['correctness', ",
+    ),
+    "an estimator": (
+        STOCK, ["algorithm.adv_estimator=rloo"], "algorithm.adv_estimator: expected one of",
+    ),
+    "a key": (STOCK, ["algorithm.gdpo_whiten=none"], "algorithm.gdpo_whiten: unknown key"),
+    "a component's name": (
+        STOCK, ["algorithm.gdpo_reward_weights={lenght: 1}"], "Did you mean 'length'?",
+    ),
+    "a setting of other nodes": (
+        STOCK, ["actor_rollout_ref.rollout.n=16"],
+        "actor_rollout_ref.rollout.n: expected a setting of",
+    ),
+    "a bracket": (STOCK, ["algorithm.gdpo={"], "algorithm.gdpo={"),
+    "a reward that asks for more": (
+        STOCK, ["--function", "{}/reward.py:asks"],
+        "{}/1.jsonl, line 1: {}/reward.py:asks needs extra_info['level'], which was not dumped",
+    ),
+    "a reward that asks for the source": (
+        STOCK, ["--function", "{}/reward.py:of_a_source"],
+        "{}/1.jsonl, line 1: {}/reward.py:of_a_source needs data_source, which was not dumped",
+    ),
+    "a reward that ends": (
+        STOCK, ["--function", "{}/reward.py:hangs"],
+        "{}/1.jsonl, line 1: {}/reward.py:hangs ended its process",
+    ),
+    "a reward that raises": (
+        STOCK, ["--function", "{}/reward.py:raises"],
+        "{}/1.jsonl, line 1: {}/reward.py:raises raised KeyError: 'an answer without a number'",
+    ),
+    "no reward": (
+        STOCK, ["--function", "{}/reward.py:missing"], "cannot be done: AttributeError",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_named_with_file_and_line_or_key(capsys, tmp_path, name):
+    files, words, said = REFUSED[name]
+    for file, text in (files | {"reward.py": REWARD}).items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    where = str(tmp_path / "x.jsonl" if "x.jsonl" in files else tmp_path)
+    words = [word.replace("{}", str(tmp_path)) for word in words]
+    assert main(["replay", where, *words]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "Traceback" not in printed.err
+    assert said.replace("{}", str(tmp_path)) in printed.err
+
+
+def conditioned(rng):
     """A short answer is rather a wrong one."""
     right = float(rng.random() < 0.3)
     return {"correctness": right, "brevity": rng.random() * (0.3 if right else 1.0)}
 
 
-def guarded(rng: random.Random) -> dict[str, float]:
+def guarded(rng):
     """What pleases the model of relevance is repetition, which is measured and not paid."""
     own = float(rng.random() < 0.5)
     return {"relevance": rng.random() * (0.4 if own else 1.0), "own_words": own}
 
 
-def twins(rng: random.Random) -> dict[str, float]:
+def twins(rng):
     right = float(rng.random() < 0.5)
     return {"right": right, "again": right + 0.01 * rng.random(), "other": rng.random()}
 
 
-def dead(rng: random.Random) -> dict[str, float]:
+def dead(rng):
     return {"right": float(rng.random() < 0.5), "never": 0.0}
 
 
-def narrow(rng: random.Random) -> dict[str, float]:
-    """Groups of answers whose similarity differs by a hundredth; one in eight is far away."""
+def narrow(rng):
+    """Groups of answers whose similarity differs by a hundredth."""
     return {"right": float(rng.random() < 0.5), "similar": 0.5 + 0.01 * rng.random()}
 
 
-def wide(rng: random.Random) -> dict[str, float]:
+def wide(rng):
     return {"right": float(rng.random() < 0.5), "points": 20 * rng.random()}
 
 
-def silent(rng: random.Random) -> dict[str, float]:
+def silent(rng):
     return {"right": float(rng.random() < 0.006), "brief": float(rng.random() < 0.006)}
 
 
-ADVICE: dict[str, tuple[Callable[[random.Random], dict[str, float]], list[str], str, str]] = {
+ADVICE = {
     "a condition": (
         conditioned,
         [],
@@ -559,74 +518,55 @@ ADVICE: dict[str, tuple[Callable[[random.Random], dict[str, float]], list[str], 
 
 
 @pytest.mark.parametrize("name", ADVICE)
-def test_advice_has_an_override_and_its_evidence(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
-) -> None:
+def test_advice_has_an_override_and_its_evidence(replayed, tmp_path, name):
     draw, settings, override, because = ADVICE[name]
     where = dump(tmp_path / "dumps", {n: drawn(20, draw, seed=n) for n in (1, 2, 3)})
-    found = replayed(capsys, tmp_path, where, *settings)
-    chosen = [each for each in found["advice"] if each["override"].startswith(override)]
-    assert len(chosen) == 1, found["advice"]
-    assert because in chosen[0]["because"]
+    found = replayed(where, *settings)
+    (chosen,) = [each for each in found["advice"] if each["override"].startswith(override)]
+    assert because in chosen["because"]
     assert len(found["advice"]) <= 5
-    assert chosen[0]["override"] in found["printed"]
+    assert chosen["override"] in found["printed"]
     # Pasted, it has been followed.
-    pasted = chosen[0]["override"].strip("'")
-    after = replayed(capsys, tmp_path, where, *settings, pasted)
-    assert chosen[0]["because"] not in [each["because"] for each in after["advice"]]
+    after = replayed(where, *settings, chosen["override"].strip("'"))
+    assert chosen["because"] not in [each["because"] for each in after["advice"]]
     if name == "weights of a sum":
         influence = [each["influence"][1] for each in after["components"].values()]
         assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
 
 
-def test_small_spread_is_named_beside_the_range(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_small_spread_is_named_beside_the_range(replayed, tmp_path):
     rows = drawn(40, narrow)
     for row in rows[:8]:
         row["similar"] = 0.0  # the range is seen to be 0 to .51
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: rows}))
+    found = replayed(dump(tmp_path / "dumps", {1: rows}))
     (small,) = [each for each in found["advice"] if "deviates within groups" in each["because"]]
     assert "of its range 0 to 0.5" in small["because"]
     assert "noise floor" in small["because"]
     assert small["override"].startswith("'algorithm.gdpo_reward_weights={right: 1, similar: 0.")
 
 
-def test_nothing_is_advised_where_nothing_is_wrong(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rows = drawn(60, two_rewards)
-    where = dump(tmp_path / "dumps", {1: rows})
+def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed, tmp_path):
+    where = dump(tmp_path / "dumps", {1: drawn(60, two_rewards)})
     condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
-    weights = replayed(capsys, tmp_path, where, condition)["advice"]
+    weights = replayed(where, condition)["advice"]
     assert all("influence" in each["because"] for each in weights)
-    found = replayed(capsys, tmp_path, where, "algorithm.gdpo_reward_keys=[correctness]")
-    assert found["advice"] == []
-    assert found["conclusion"] == "nothing would change"
+    found = replayed(where, "algorithm.gdpo_reward_keys=[correctness]")
+    assert (found["advice"], found["conclusion"]) == ([], "nothing would change")
+    few = replayed(dump(tmp_path / "few", {1: drawn(12, dead)}))
+    assert few["advice"] == []
+    assert few["conclusion"].startswith("cannot be said from 12 groups")
+    assert "cannot be said from 12 groups" in few["printed"]
 
 
-def test_advice_is_not_given_from_few_groups(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    found = replayed(capsys, tmp_path, dump(tmp_path / "dumps", {1: drawn(12, dead)}))
-    assert found["advice"] == []
-    assert found["conclusion"].startswith("cannot be said from 12 groups")
-    assert "cannot be said from 12 groups" in found["printed"]
-
-
-# ------------------------------------------------ capacity, and what the report draws
-
-
-def test_capacity_is_exact_and_says_what_may_never_start() -> None:
+def test_capacity_is_exact_and_says_what_may_never_start():
     right = [1.0] * 4 + [0.0] * 12
     rare = [1.0] + [0.0] * 15
     rows = [list(pair) for pair in zip(right, rare, strict=True)]
     rows += [[1.0, 0.0]] * 16
     found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8, prompts_a_step=128)
     # Of 16 answers one is 1: a group of n has it with n/16; the other prompt never varies.
-    assert [found["varies"][n]["rare"] for n in ("4", "8", "16")] == pytest.approx(
-        [4 / 32, 8 / 32, 16 / 32]
-    )
+    shares = [found["varies"][n]["rare"] for n in ("4", "8", "16")]
+    assert shares == pytest.approx([4 / 32, 8 / 32, 16 / 32])
     expected = (1 - (math.comb(12, 8)) / math.comb(16, 8)) / 2
     assert found["varies"]["8"]["right"] == pytest.approx(expected)
     assert found["teaches"] == pytest.approx(expected + 8 / 32)
@@ -643,7 +583,7 @@ def test_capacity_is_exact_and_says_what_may_never_start() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0023, 0.5])
-def test_a_rate_gives_the_formulas_share(rate: float) -> None:
+def test_a_rate_gives_the_formulas_share(rate):
     answers = [1.0] * round(10_000 * rate) + [0.0] * round(10_000 * (1 - rate))
     for size in (8, 16):
         formula = 1 - rate**size - (1 - rate) ** size
@@ -654,36 +594,34 @@ def test_a_rate_gives_the_formulas_share(rate: float) -> None:
     assert varies([math.nan] * 4, 2) == varies([1.0, math.nan], 2) == 0
 
 
-def test_the_report_draws_dumps_and_scores_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_report_draws_dumps_and_scores_alone(capsys, tmp_path):
     where = dump(tmp_path / "dumps", {n: drawn(4, two_rewards, seed=n) for n in (1, 2)})
     bare = [{k: row[k] for k in ("input", "output", "score")} for row in drawn(4, two_rewards)]
     alone = dump(tmp_path / "bare", {1: bare})
+
+    def summary_of(folder):
+        status = main(["report", str(folder), "--out", str(tmp_path / "page")])
+        return status, (tmp_path / "page/summary.md").read_text()
+
     for folder, reward in ((where, "length"), (alone, "score")):
-        assert main(["report", str(folder), "--out", str(tmp_path / "page")]) == 0
-        summary = (tmp_path / "page/summary.md").read_text()
+        status, summary = summary_of(folder)
         assert f"training {reward}, mean of all steps" in summary
         assert "computed from the dumped rows" in summary
-        page = (tmp_path / "page/index.html").read_text()
-        assert "answer 3" in page
+        assert "answer 3" in (tmp_path / "page/index.html").read_text()
     assert "hold no components; the score is drawn" in summary
     (where / "2.jsonl").write_text('{"input": 3')
-    assert main(["report", str(where), "--out", str(tmp_path / "page")]) == 0
-    assert "2.jsonl, line 1: no whole row" in (tmp_path / "page/summary.md").read_text()
-    (where / "1.jsonl").write_text(whole([ROWS[0], ROWS[1] | {"length": "long"}]))
+    status, summary = summary_of(where)
+    assert "2.jsonl, line 1: no whole row" in summary
+    (where / "1.jsonl").write_text(with_row(1, length="long")["1.jsonl"])
     capsys.readouterr()
-    assert main(["report", str(where), "--out", str(tmp_path / "page")]) == 1
+    status, _ = summary_of(where)
+    assert status == 1
     assert "1.jsonl, line 2" in capsys.readouterr().err
 
 
-def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rows = drawn(4, two_rewards)
-    for row in rows:
-        row["output"] = "</pre><script>alert(1)</script>"
-    where = dump(tmp_path / "dumps", {1: rows})
+def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(capsys, tmp_path):
+    hostile = {"output": "</pre><script>alert(1)</script>"}
+    where = dump(tmp_path / "dumps", {1: [row | hostile for row in ROWS]})
     assert main(["replay", str(where), "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page/index.html").read_text()
     assert LIMITS in page

@@ -35,29 +35,29 @@ from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory):
     """Two runs, for the tests that only read them."""
     place = tmp_path_factory.mktemp("runs")
     return [write_run(place / "gdpo"), write_run(place / "grpo", "grpo", gain=0.5)]
 
 
 @pytest.fixture(scope="module")
-def written(runs: list[Path]) -> Path:
+def written(runs):
     """The page of the two runs."""
     return write_report(runs, runs[0].parent / "new" / "report")
 
 
 @pytest.fixture
-def page(written: Path) -> Page:
+def page(written):
     return Page(written.read_text(encoding="utf-8"))
 
 
-def table_of(*paths: Path) -> dict[str, tuple[str, ...]]:
+def table_of(*paths):
     found = [read_run(path) for path in paths]
     return dict(summary_table(found, quantities(read_dumps(found), found[0].components)))
 
 
-def test_table_holds_the_numbers_of_the_runs(runs: list[Path], tmp_path: Path) -> None:
+def test_table_holds_the_numbers_of_the_runs(runs, tmp_path):
     table = table_of(*runs)
     assert table["advantage estimator"] == ("gdpo", "grpo")
     assert table["training steps"] == ("3 of 3", "3 of 3")
@@ -75,7 +75,7 @@ def test_table_holds_the_numbers_of_the_runs(runs: list[Path], tmp_path: Path) -
     assert table_of(tmp_path)["training format, first → last 5 steps"] == ("0.300 → 0.800",)
 
 
-def test_report_writes_a_page_a_picture_and_tables(written: Path, page: Page) -> None:
+def test_report_writes_a_page_a_picture_and_tables(written, page):
     out = written.parent
     assert {path.name for path in out.iterdir()} == {"index.html", "summary.md", "curves.png"}
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -102,7 +102,7 @@ def test_report_writes_a_page_a_picture_and_tables(written: Path, page: Page) ->
         assert text in page.text
 
 
-def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path: Path) -> None:
+def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path):
     run, count = tmp_path / "run", []
     write_lines(run / "rollouts/2.jsonl", [row | {"length": None} for row in COLLAPSED])
     for more in ({}, {"gdpo/length/unscored": 1.0}):
@@ -116,7 +116,7 @@ def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path: Path) 
     assert {len(row["scores"]) for row in group["rows"]} == {2}
 
 
-def test_text_from_the_model_is_shown_and_never_run(written: Path, page: Page) -> None:
+def test_text_from_the_model_is_shown_and_never_run(written, page):
     digest = base64.b64encode(hashlib.sha256(page.scripts[""].encode()).digest()).decode()
     allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert allowed in written.read_text(encoding="utf-8")
@@ -129,7 +129,7 @@ def test_text_from_the_model_is_shown_and_never_run(written: Path, page: Page) -
     assert HOSTILE in [group["rows"][0]["text"] for group in groups]
 
 
-def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> None:
+def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path):
     run = write_run(tmp_path / "gdpo")
     rows = [answer("half \ud83d", "\ud83d", 0.0, 0.0), answer("add 1", "x", 1.0, 0.0)]
     write_lines(run / "validation/0.jsonl", rows)
@@ -140,7 +140,7 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path: Path) -> No
     assert "\ud83d" in texts
 
 
-def test_names_of_components_and_runs_are_escaped(tmp_path: Path) -> None:
+def test_names_of_components_and_runs_are_escaped(tmp_path):
     run = tmp_path / "<i>run|$x$"
     write_lines(run / "metrics.jsonl", [{"step": 1, "data": {"rewards/<u>$\\bad$/mean": 0.5}}])
     page = page_of(tmp_path, run)
@@ -151,7 +151,7 @@ def test_names_of_components_and_runs_are_escaped(tmp_path: Path) -> None:
     assert r"training &lt;u>$\\bad$" in summary
 
 
-def test_page_asks_no_other_host_for_anything(written: Path, runs: list[Path], page: Page) -> None:
+def test_page_asks_no_other_host_for_anything(written, runs, page):
     html = written.read_text(encoding="utf-8")
     assert "://" not in html
     assert not re.search(r"url\((?!#)|@import|//\w", html)
@@ -161,7 +161,7 @@ def test_page_asks_no_other_host_for_anything(written: Path, runs: list[Path], p
     assert write_report(runs, written.parent).read_text(encoding="utf-8") == html
 
 
-def test_a_broken_line_is_ignored_and_named(tmp_path: Path) -> None:
+def test_a_broken_line_is_ignored_and_named(tmp_path):
     lines = [training(1, 0.5, 0.0), [], training(1, 0.6, 0.0)]
     write_lines(tmp_path / "metrics.jsonl", lines, end='{"step": 2, "data": {"gdpo/format/me')
     run = read_run(tmp_path)
@@ -170,7 +170,7 @@ def test_a_broken_line_is_ignored_and_named(tmp_path: Path) -> None:
     assert set(said) <= set(run.notes)
 
 
-def test_missing_pieces_are_named_on_the_page(tmp_path: Path) -> None:
+def test_missing_pieces_are_named_on_the_page(tmp_path):
     run = tmp_path / "run"
     write_lines(run / "metrics.jsonl", [training(2, 0.5, 0.0)])
     notes = "\n".join(read_run(run).notes)
@@ -191,7 +191,7 @@ def test_missing_pieces_are_named_on_the_page(tmp_path: Path) -> None:
     assert "seconds a step (median) 2.0" in text
 
 
-def test_a_resumed_run_goes_on_in_the_metrics_that_were_set_aside(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_the_metrics_that_were_set_aside(tmp_path):
     assert set_aside_metrics(tmp_path) is None
     launches = [
         [training(step, step / 10, 0.0) for step in (1, 2, 3)],
@@ -208,10 +208,10 @@ def test_a_resumed_run_goes_on_in_the_metrics_that_were_set_aside(tmp_path: Path
     assert run.validation_series("format") == {"toolbox": [(1, 0.5)]}
 
 
-def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_holds_no_run_is_refused(tmp_path):
     path, out = tmp_path / "run", tmp_path / "out"
 
-    def refusal() -> str:
+    def refusal():
         with pytest.raises(RunError) as error:
             write_report([path], out)
         assert not out.exists()
@@ -228,9 +228,7 @@ def test_what_holds_no_run_is_refused(tmp_path: Path) -> None:
     assert "found no whole line in metrics.jsonl" in refusal()
 
 
-def test_a_directory_without_a_run_among_others_is_named(
-    runs: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_directory_without_a_run_among_others_is_named(runs, tmp_path, caplog):
     page = page_of(tmp_path, *runs, tmp_path / "typo")
     assert "Left out: " in page.text
     assert "typo: expected a run directory" in page.text
@@ -238,7 +236,7 @@ def test_a_directory_without_a_run_among_others_is_named(
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a list", "a: ${unknown:1}"])
-def test_unusable_configuration_does_not_stop_the_report(text: str, tmp_path: Path) -> None:
+def test_unusable_configuration_does_not_stop_the_report(text, tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [training(1, 0.5, 0.0)])
     (tmp_path / "config.yaml").write_text(text)
     run = read_run(tmp_path)
@@ -246,7 +244,7 @@ def test_unusable_configuration_does_not_stop_the_report(text: str, tmp_path: Pa
     assert run.estimator == tmp_path.name
 
 
-def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path: Path) -> None:
+def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path):
     data = {
         "rewards/format/mean": 0.5,
         "val-aux/openai/gsm8k/format/mean@8": 0.4,
@@ -262,7 +260,7 @@ def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path: P
 STRANGE = ["style/tone", "tone", "a b", "a.*|[b]", "style_advantage", "格式/mean@2"]
 
 
-def test_strange_names_of_components_are_read_like_any_other(tmp_path: Path) -> None:
+def test_strange_names_of_components_are_read_like_any_other(tmp_path):
     numbers = dict(zip(STRANGE, range(1, 7), strict=True))
     metrics = {f"rewards/{name}/mean": float(i) for name, i in numbers.items()}
     metrics |= {f"val-aux/a/b/{name}/mean@4": i / 10 for name, i in numbers.items()}
@@ -282,7 +280,7 @@ def test_strange_names_of_components_are_read_like_any_other(tmp_path: Path) -> 
 
 
 @pytest.mark.real  # verl's trainer takes long to import
-def test_validation_metrics_as_verl_names_them_are_found(tmp_path: Path) -> None:
+def test_validation_metrics_as_verl_names_them_are_found(tmp_path):
     metric_utils = pytest.importorskip("verl.trainer.ppo.metric_utils")
     values = {"format": [1.0, 0.0], "a/b": [3.0, -3.0], "reward": [4.0, -3.0]}
     named = metric_utils.process_validation_metrics(["toolbox"] * 2, ["u", "v"], values)
@@ -298,9 +296,7 @@ def test_validation_metrics_as_verl_names_them_are_found(tmp_path: Path) -> None
     assert run.validation_series("a/b") == {"toolbox": [(0, 0.0)]}
 
 
-def test_file_that_verls_tracker_writes_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_verls_tracker_writes_is_read(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     logger = tracking.FileLogger("project", "experiment")
@@ -312,9 +308,7 @@ def test_file_that_verls_tracker_writes_is_read(
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
-def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
@@ -334,7 +328,7 @@ def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(
     assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1)]
 
 
-def test_tracker_file_under_verls_own_name_is_read(tmp_path: Path) -> None:
+def test_tracker_file_under_verls_own_name_is_read(tmp_path):
     write_lines(tmp_path / "notes.jsonl", [{"no": "metrics"}])
     write_lines(tmp_path / "experiment.jsonl", [training(1, 0.5, 0.0)])
     run = read_run(tmp_path)
@@ -342,7 +336,7 @@ def test_tracker_file_under_verls_own_name_is_read(tmp_path: Path) -> None:
     assert "There is no metrics.jsonl: the metrics are those of experiment.jsonl." in run.notes
 
 
-def test_files_under_verls_own_names_are_runs(tmp_path: Path) -> None:
+def test_files_under_verls_own_names_are_runs(tmp_path):
     # Two trainings as verl's own command and the settings of docs/quickstart.md leave them.
     mine, files = tmp_path / "mine", ["gdpo.jsonl", "grpo.jsonl"]
     for name in ("gdpo", "grpo"):
@@ -359,7 +353,7 @@ def test_files_under_verls_own_names_are_runs(tmp_path: Path) -> None:
     assert "In 2 of 4 dumped groups" in text
 
 
-def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
+def test_a_directory_of_runs_stands_for_all_of_them(tmp_path):
     paths = [write_run(tmp_path / "runs" / name, name) for name in ("gdpo", "grpo")]
     write_lines(tmp_path / "runs/other.jsonl", [training(1, 0.5, 0.0)])
     found = find_runs([tmp_path / "runs", paths[1], paths[0] / "metrics.jsonl"])
@@ -368,9 +362,7 @@ def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
     assert read_run(found[3]) == read_run(paths[0])
 
 
-def test_the_quickstart_prints_what_the_report_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quickstart_prints_what_the_report_reads(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
@@ -394,7 +386,7 @@ def test_the_quickstart_prints_what_the_report_reads(
     assert not [note for note in run.notes if "Not in the metrics" not in note]
 
 
-def test_runs_of_mixed_versions_are_named(tmp_path: Path) -> None:
+def test_runs_of_mixed_versions_are_named(tmp_path):
     runs = [write_run(tmp_path / "gdpo"), write_run(tmp_path / "grpo", "grpo")]
     for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
         (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
@@ -406,7 +398,7 @@ def test_runs_of_mixed_versions_are_named(tmp_path: Path) -> None:
     assert any("launch.json could not be read" in note for note in read_run(runs[0]).notes)
 
 
-def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path: Path) -> None:
+def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path):
     run = write_run(tmp_path / "gdpo")
     prompts = [f"prompt {i}" for i in range(20)]
     before = [answer(prompt, "x", 1.0, 0.0) for prompt in prompts]
@@ -423,9 +415,27 @@ def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path: Path) -> None:
     assert choose_samples([read_run(run)], COMPONENTS) == samples
 
 
-def test_no_two_of_six_runs_share_a_colour(tmp_path: Path) -> None:
+def test_no_two_of_six_runs_share_a_colour(tmp_path):
     names = ["grpo", "gdpo", "gdpo", "other", "gdpo", "ppo"]
     found = [read_run(write_run(tmp_path / str(i), name)) for i, name in enumerate(names)]
     colors = recipe_colors([Recipe(run.name, (run,)) for run in found])
     assert len(set(colors)) == 6
     assert colors[:2] == ["#d55e00", "#0072b2"]
+
+
+def test_rewards_by_turn_and_of_a_group_are_drawn(tmp_path):
+    names = ["call_ok", "brevity"]
+    more = {f"rewards/{name}/mean": 0.5 for name in names}
+    more |= {f"gdpo/{name}/constant_groups": 0.5 for name in names}
+    more |= {"val-aux/x/call_ok/mean@1": 0.5, "val-aux/x/reward/mean@1": 0.5}
+    spread = "gdpo/call_ok/turn_spread"
+    steps = [{"step": n, "data": more | {spread: 0.25 * n}} for n in (1, 2)]
+    write_lines(tmp_path / "run/metrics.jsonl", steps)
+    derived = "{brevity: {function: 'pkg://gdpo_verl.rewards.derived:relative_length'}}"
+    (tmp_path / "run/config.yaml").write_text(f"algorithm: {{gdpo: {{derived: {derived}}}}}")
+    page = page_of(tmp_path / "out", tmp_path / "run")
+    assert "spread of call_ok over the turns, first → last step 0.250 → 0.500" in page.text
+    assert page.text.count("spread over turns") == 1
+    assert "brevity went from 0.5 to 0.5" in page.text
+    # No validation computes what is derived from a group.
+    assert "No held-out" not in page.text

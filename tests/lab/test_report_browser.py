@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
@@ -17,7 +14,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory):
     """Two runs; the first with six dumped steps, whose texts attack the page."""
     path = tmp_path_factory.mktemp("report")
     runs = [write_run(path / "gdpo"), write_run(path / "grpo", "grpo")]
@@ -40,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(browser: Any, report: Path) -> Iterator[Any]:
+def page(browser, report):
     """The open page; at the end nothing but the page itself was asked for and nothing failed."""
     opened = new_page(browser, viewport={"width": 1280, "height": 900})
     trouble: list[str] = []
@@ -57,7 +54,7 @@ def page(browser: Any, report: Path) -> Iterator[Any]:
     opened.context.close()
 
 
-def shown(page: Any) -> list[tuple[str, list[str], str]]:
+def shown(page):
     """Scores, both advantages and text of each rollout that the page shows."""
     return [
         (
@@ -69,7 +66,7 @@ def shown(page: Any) -> list[tuple[str, list[str], str]]:
     ]
 
 
-def expected(dump: Path, prompt: str) -> list[tuple[str, list[str], str]]:
+def expected(dump, prompt):
     """The rows of the dump, in the order of GDPO's advantage."""
     rows = [row for row in map(json.loads, dump.read_text().splitlines()) if row["input"] == prompt]
     rows.sort(key=lambda row: -row["gdpo_advantage"])
@@ -83,7 +80,7 @@ def expected(dump: Path, prompt: str) -> list[tuple[str, list[str], str]]:
     ]
 
 
-def test_every_step_and_group_shows_what_its_dump_holds(page: Any, report: Path) -> None:
+def test_every_step_and_group_shows_what_its_dump_holds(page, report):
     seen = set()
     for step in range(1, 7):
         assert page.inner_text("#browse-step") == f"step {step}"
@@ -107,7 +104,7 @@ def test_every_step_and_group_shows_what_its_dump_holds(page: Any, report: Path)
     assert shown(page) == before
 
 
-def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
+def test_a_variant_has_a_third_bar(browser, tmp_path):
     run = write_run(tmp_path / "gdpo")
     rows = [
         rollout("a_0_0", 1.0, 1.0, 0.5, 0.5) | {"corr_grpo_advantage": -2.0},
@@ -117,7 +114,7 @@ def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
     opened = new_page(browser, viewport={"width": 400, "height": 800})
     opened.goto(write_report([run], tmp_path / "report").as_uri())
 
-    def of_each(selector: str, function: str) -> list[list[str]]:
+    def of_each(selector, function):
         return [
             card.eval_on_selector_all(selector, f"all => all.map({function})")
             for card in opened.query_selector_all(".rollout")
@@ -138,7 +135,7 @@ def test_a_variant_has_a_third_bar(browser: Any, tmp_path: Path) -> None:
     opened.context.close()
 
 
-def test_other_run_and_held_out_rollouts_are_a_choice_away(page: Any) -> None:
+def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
     page.select_option("#browse-run", label="grpo")
     assert page.inner_text("#browse-step") == "step 2"
     texts = page.eval_on_selector_all(
@@ -151,9 +148,7 @@ def test_other_run_and_held_out_rollouts_are_a_choice_away(page: Any) -> None:
     assert page.query_selector(".rollout .number") is None
 
 
-def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
-    browser: Any, tmp_path: Path
-) -> None:
+def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(browser, tmp_path):
     run = write_run(tmp_path / "gdpo")
     index = write_report([run], tmp_path / "followed", refresh=5)
     write_lines(run / "validation/0.jsonl", [answer("add 1", "written since", 1.0, 3.0)])
@@ -172,14 +167,14 @@ def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(
     opened.context.close()
 
 
-def test_nothing_sticks_out_on_a_phone(browser: Any, report: Path) -> None:
+def test_nothing_sticks_out_on_a_phone(browser, report):
     opened = new_page(browser, viewport={"width": 360, "height": 800})
     opened.goto((report / "index.html").as_uri())
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
     opened.context.close()
 
 
-def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser: Any, tmp_path: Path) -> None:
+def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser, tmp_path):
     write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
     opened = new_page(browser)
     errors: list[str] = []

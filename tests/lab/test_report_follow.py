@@ -7,10 +7,7 @@ import fcntl
 import io
 import json
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fake_runs import Page, training, validation, write_lines, write_run
@@ -25,12 +22,12 @@ from gdpo_verl.lab.rundir.run import is_running
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch):
     """No waiting between two looks, and a clock that stands."""
     monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=id, monotonic=lambda: 0.0))
 
 
-def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iterator[None]:
+def launch(run, records, log_line=""):
     """A training as `follow` meets it, one thing between two looks."""
     run.mkdir(exist_ok=True)
     yield
@@ -47,15 +44,15 @@ def launch(run: Path, records: list[dict[str, Any]], log_line: str = "") -> Iter
 
 
 def follow_launch(
-    run: Path,
-    records: list[dict[str, Any]],
-    total_steps: int = 12,
-    log_line: str = "",
-    questions: str = "",
-) -> str:
+    run,
+    records,
+    total_steps=12,
+    log_line="",
+    questions="",
+):
     process, stream = launch(run, records, log_line), io.StringIO()
 
-    def is_alive() -> bool:
+    def is_alive():
         return next(process, "ended") != "ended"
 
     with contextlib.redirect_stderr(stream):
@@ -63,7 +60,7 @@ def follow_launch(
     return stream.getvalue()
 
 
-def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
+def test_progress_is_a_line_a_step(tmp_path):
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
     first = {"step": 0, "data": validation(0.5, 0.0)}
     lines = follow_launch(tmp_path / "run", [first, *records], total_steps=4).splitlines()
@@ -79,7 +76,7 @@ def test_progress_is_a_line_a_step(tmp_path: Path) -> None:
     ]
 
 
-def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path: Path) -> None:
+def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path):
     answered = {"step": 0, "data": validation(0.5, 0.0)}
     lines = follow_launch(tmp_path / "run", [answered], questions="256 × 4 questions").splitlines()
     assert lines == [
@@ -91,7 +88,7 @@ def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path: Path) ->
     assert "answered" not in last
 
 
-def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
+def test_a_warning_of_the_plug_in_is_shown_once(tmp_path):
     import gdpo_verl.plugin.entry  # noqa: F401  its handler writes the line
 
     handlers = logging.getLogger("gdpo_verl").handlers
@@ -105,7 +102,7 @@ def test_a_warning_of_the_plug_in_is_shown_once(tmp_path: Path) -> None:
     ]
 
 
-def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path: Path) -> None:
+def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path):
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)], total_steps=0).splitlines()
     assert lines[2].endswith("2.0 s a step")
     assert lines[3].startswith("gdpo: step 1: ended after 0 s: format 0.500")
@@ -115,7 +112,7 @@ def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path: Path) -
     assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
 
 
-def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
+def test_a_dead_component_is_announced_once(tmp_path):
     records = [
         training(step, 0.5, 1.0, **{"gdpo/correctness/constant_groups": 0.9})
         for step in range(1, 24)
@@ -130,7 +127,7 @@ def test_a_dead_component_is_announced_once(tmp_path: Path) -> None:
     )
 
 
-def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Path) -> None:
+def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path):
     lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
     assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
     # What an earlier launch printed is not shown again.
@@ -140,9 +137,7 @@ def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path: Pa
     assert text.endswith("gdpo: ended after 0 s (validating or taking the first step)\n")
 
 
-def test_followed_report_is_refreshed_until_the_run_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path, monkeypatch):
     run, page = write_run(tmp_path / "gdpo"), tmp_path / "out/index.html"
     said: list[str] = []
     shown: list[str] = []
@@ -150,7 +145,7 @@ def test_followed_report_is_refreshed_until_the_run_is_done(
     whole = metrics.read_text()
     metrics.write_text("".join(whole.splitlines(keepends=True)[:3]))
 
-    def finish(seconds: float) -> None:
+    def finish(seconds):
         shown.append(page.read_text(encoding="utf-8"))
         metrics.write_text(whole)
         (run / "done").touch()
@@ -168,8 +163,8 @@ def test_followed_report_is_refreshed_until_the_run_is_done(
 
 
 def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     run = write_run(tmp_path / "gdpo")
     assert not is_running(run)
     with (run / "lock").open("a") as lock:
@@ -184,15 +179,13 @@ def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step
     assert not is_running(tmp_path)
 
 
-def test_following_what_has_ended_writes_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_following_what_has_ended_writes_once(tmp_path, capsys):
     run, out = write_run(tmp_path / "gdpo"), tmp_path / "out"
     assert main(["report", "--follow", str(run), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out / 'index.html'}\n"
 
 
-def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_followed_is_refused(tmp_path):
     with pytest.raises(ValueError, match="more than 0 seconds"):
         follow_report([write_run(tmp_path / "gdpo")], tmp_path / "out", every=0)
     with pytest.raises(RunError, match="found nothing"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_runs import (
@@ -27,7 +25,7 @@ from gdpo_verl.lab.rundir import dumps as rows
 from gdpo_verl.lab.rundir.run import read_run
 
 
-def test_a_collapsed_group_is_counted_and_comes_first(tmp_path: Path) -> None:
+def test_a_collapsed_group_is_counted_and_comes_first(tmp_path):
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", COLLAPSED[3:] + COLLAPSED[:3])
     (dumps,) = read_dumps([read_run(run)])
@@ -55,9 +53,7 @@ def test_a_collapsed_group_is_counted_and_comes_first(tmp_path: Path) -> None:
             "1 not scored 1 +0.500 +0.900", id="one component unscored"),
     ],
 )  # fmt: skip
-def test_the_page_says_how_many_groups_collapse(
-    rows: list[Any], counts: tuple[int, int, int], said: str, tmp_path: Path
-) -> None:
+def test_the_page_says_how_many_groups_collapse(rows, counts, said, tmp_path):
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", rows)
     collapse = find_collapse(read_dumps([read_run(run)]))
@@ -65,7 +61,7 @@ def test_the_page_says_how_many_groups_collapse(
     assert said in page_of(tmp_path, run).text
 
 
-def test_groups_in_which_nothing_varies_are_counted_by_their_rewards(tmp_path: Path) -> None:
+def test_groups_in_which_nothing_varies_are_counted_by_their_rewards(tmp_path):
     rows = [rollout(f"{uid}_{i}_0", 1.0, 3.0, 0.0, 0.0) for uid in "ab" for i in range(2)]
     rows += [rollout("c_0_0", 1.0, 0.0, 0.0, 0.0)]  # alone, not dead
     rows += [rollout("d_0_0", 1.0, 0.0, -1.0, -1.0), rollout("d_1_0", 1.0, 3.0, 1.0, 1.0)]
@@ -77,7 +73,7 @@ def test_groups_in_which_nothing_varies_are_counted_by_their_rewards(tmp_path: P
     assert ["format"] in [group["constant"] for group in step.shown]
 
 
-def test_a_dump_without_the_plug_in_is_named(tmp_path: Path) -> None:
+def test_a_dump_without_the_plug_in_is_named(tmp_path):
     run = write_run(tmp_path / "gdpo")
     plain = [{"input": "add 1", "output": "x", "uid": f"a_{i}_0", "score": 1.0} for i in range(2)]
     write_lines(run / "rollouts/3.jsonl", plain)
@@ -88,7 +84,7 @@ def test_a_dump_without_the_plug_in_is_named(tmp_path: Path) -> None:
     assert "(first at step 3)" in note
 
 
-def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path: Path) -> None:
+def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path):
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", COLLAPSED, end='{"input": "cut')
     (run / "rollouts/7.jsonl").mkdir()  # no dump
@@ -98,9 +94,7 @@ def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path: Path) -> None:
     assert found.notes == ("rollouts/2.jsonl: 1 lines are no whole rows (line 7 first).",)
 
 
-def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(tmp_path, monkeypatch):
     path = tmp_path / "rollouts/1.jsonl"
     write_lines(path, COLLAPSED)
     sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
@@ -112,9 +106,7 @@ def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(
     assert "only its first" in note
 
 
-def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(tmp_path, monkeypatch):
     run = write_run(tmp_path / "gdpo")
     for step in range(1, 12):
         write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)
@@ -125,7 +117,7 @@ def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(
     assert "The dumps in rollouts are large: 3 evenly spaced ones of 11 were read" in found.notes[0]
 
 
-def test_a_dump_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+def test_a_dump_is_read_again_only_when_it_changed(tmp_path):
     path = tmp_path / "rollouts/1.jsonl"
     write_lines(path, COLLAPSED)
     first = read_step(path, COMPONENTS)
@@ -134,7 +126,7 @@ def test_a_dump_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     assert read_step(path, COMPONENTS).groups == 1
 
 
-def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path: Path) -> None:
+def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path):
     text = "x" * 3000
     rows = [
         rollout(f"{uid}_{i}_0", 1.0, float(i), i / 10, i / 10) | {"input": uid, "output": text}
@@ -152,7 +144,7 @@ def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path: Path) -> None:
     assert group["rows"][0]["text"] == f"{half}\n[… 1500 characters left out …]\n{half}"
 
 
-def test_of_many_runs_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_runs_fewer_steps_are_kept(tmp_path, monkeypatch):
     runs = [write_run(tmp_path / name) for name in "ab"]
     for run in runs:
         for step in range(1, 8):
@@ -163,7 +155,7 @@ def test_of_many_runs_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.M
     assert [id for id in data if "r1-training" in id] == [f"r1-training-{n}" for n in (1, 4, 7)]
 
 
-def test_a_run_without_components_shows_its_held_out_rollouts(tmp_path: Path) -> None:
+def test_a_run_without_components_shows_its_held_out_rollouts(tmp_path):
     line = {"step": 1, "data": {"critic/score/mean": 0.5}}
     write_lines(tmp_path / "run/metrics.jsonl", [line])
     write_lines(tmp_path / "run/validation/0.jsonl", [answer("add 1", "x", 1.0, 3.0)])
@@ -176,7 +168,7 @@ def test_a_run_without_components_shows_its_held_out_rollouts(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_three_hundred_steps_of_a_thousand_rollouts_take_seconds(tmp_path: Path) -> None:
+def test_three_hundred_steps_of_a_thousand_rollouts_take_seconds(tmp_path):
     run = write_run(tmp_path / "gdpo")
     rows = [
         rollout(f"{group}_{i}_0", float(i % 2), float(i % 3), i / 8, i / 9)

@@ -17,14 +17,14 @@ from gdpo_verl.lab.rundir.run import find_runs, is_running, read_run
 STATE = "trainer_state.json"
 
 
-def log(step: int, value: float) -> list[dict[str, Any]]:
+def log(step, value):
     """The entries of a step that was trained and then evaluated."""
     trained = {"rewards/short/mean": value, "completions/mean_length": 8.0, "epoch": 0.5}
     evaluated = {"eval_rewards/short/mean": value / 2, "eval_runtime": 0.1, "epoch": 0.5}
     return [trained | {"step": step}, evaluated | {"step": step}]
 
 
-def write_state(directory: Path, steps: int, *, of: int | None = None) -> Path:
+def write_state(directory, steps, *, of=None):
     """TRL's state after a number of steps, of as many as it is to train."""
     entries = [entry for step in range(1, steps + 1) for entry in log(step, step / 10)]
     state = {"global_step": steps, "max_steps": of or steps, "log_history": entries}
@@ -33,7 +33,7 @@ def write_state(directory: Path, steps: int, *, of: int | None = None) -> Path:
     return directory
 
 
-def write_events(directory: Path, steps: int) -> None:
+def write_events(directory, steps):
     """The same, as TRL's callback hands it to TensorBoard."""
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     writer = tensorboard.SummaryWriter(str(directory))
@@ -48,7 +48,7 @@ def write_events(directory: Path, steps: int) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Six runs of all kinds, and files that are none."""
     folder = tmp_path / "runs"
     write_state(folder / "at_the_end", 4)
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 TRLS = ["at_the_end", "both", "checkpoints", "events"]
 
 
-def test_a_mixed_folder_names_each_run(folder: Path) -> None:
+def test_a_mixed_folder_names_each_run(folder):
     found = find_runs([folder])
     assert sorted(path.name for path in found) == sorted([*TRLS, "verl", "file.jsonl"])
     for run in map(read_run, found):
@@ -87,7 +87,7 @@ def test_a_mixed_folder_names_each_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TRLS)
-def test_a_folder_with_one_kind_of_run_alone_names_it(folder: Path, name: str) -> None:
+def test_a_folder_with_one_kind_of_run_alone_names_it(folder, name):
     alone = folder.parent / "alone"
     alone.mkdir()
     (folder / name).rename(alone / name)
@@ -105,23 +105,23 @@ def test_a_folder_with_one_kind_of_run_alone_names_it(folder: Path, name: str) -
         ("events/runs/Nov26_16-18-08_vm", 4),
     ],
 )
-def test_a_part_of_a_run_is_read_where_it_is_named(folder: Path, given: str, steps: int) -> None:
+def test_a_part_of_a_run_is_read_where_it_is_named(folder, given, steps):
     (found,) = find_runs([folder / given])
     assert len(read_run(found).training_steps) == steps
 
 
-def test_a_state_beside_the_reader_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_beside_the_reader_is_read(folder, monkeypatch):
     monkeypatch.chdir(folder / "at_the_end")
     assert read_run(Path(STATE)).name == "at_the_end"
 
 
-def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path: Path) -> None:
+def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path):
     write_state(tmp_path / "outer", 2)
     write_state(tmp_path / "outer/inner", 2)
     assert find_runs([tmp_path / "outer"]) == [tmp_path / "outer", tmp_path / "outer/inner"]
 
 
-def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path: Path) -> None:
+def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path):
     write_events(tmp_path / "run/tensorboard", 2)
     assert find_runs([tmp_path / "run"]) == [tmp_path / "run"]
     # In one each they are several runs', as verl writes them: tensorboard_log/PROJECT/EXPERIMENT.
@@ -131,7 +131,7 @@ def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])
-def test_another_file_of_this_name_is_no_run(folder: Path, text: str) -> None:
+def test_another_file_of_this_name_is_no_run(folder, text):
     (folder / "both" / STATE).write_text(text)
     with pytest.raises(RunError, match=re.escape(STATE)):
         read_run(folder / "both" / STATE)
@@ -140,7 +140,7 @@ def test_another_file_of_this_name_is_no_run(folder: Path, text: str) -> None:
     assert "Left out: " in (folder.parent / "out/summary.md").read_text()
 
 
-def test_a_state_without_rewards_says_so_in_trls_words(tmp_path: Path) -> None:
+def test_a_state_without_rewards_says_so_in_trls_words(tmp_path):
     state = {"log_history": [{"loss": 1.0, "step": 1}], "global_step": 1, "max_steps": 1}
     (tmp_path / STATE).write_text(json.dumps(state))
     run = read_run(tmp_path)
@@ -148,7 +148,7 @@ def test_a_state_without_rewards_says_so_in_trls_words(tmp_path: Path) -> None:
     assert not any(word in note for note in run.notes for word in ("verl", "algorithm."))
 
 
-def test_a_training_goes_on_until_trls_last_step(tmp_path: Path) -> None:
+def test_a_training_goes_on_until_trls_last_step(tmp_path):
     write_state(tmp_path / "run/checkpoint-2", 2, of=4)
     assert is_running(tmp_path / "run")
     write_state(tmp_path / "run/checkpoint-4", 4)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_runs import page_of, training, validation, write_lines, write_run
@@ -17,7 +15,7 @@ from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
 from gdpo_verl.lab.rundir.run import read_run
 
 
-def groups_without_variation(*shares: float) -> dict[int, dict[str, float]]:
+def groups_without_variation(*shares):
     """Metrics of the component `style` from step 1 on."""
     return {
         step: {"rewards/style/mean": 0.5, "gdpo/style/constant_groups": share}
@@ -25,7 +23,7 @@ def groups_without_variation(*shares: float) -> dict[int, dict[str, float]]:
     }
 
 
-def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
+def test_a_component_that_seldom_varies_for_twenty_steps_is_dead():
     metrics = groups_without_variation(*[0.1] * 5, *[0.9] * 20)
     # Steps 4 to 23 have 2 of 0.1 and 18 of 0.9: a mean of 0.82. Steps 3 to 22: 0.78.
     # From step 4 to 25 there are 20 of 0.9 and 2 of 0.1: 18.2 / 22.
@@ -48,9 +46,7 @@ def test_a_component_that_seldom_varies_for_twenty_steps_is_dead() -> None:
         pytest.param("phantom_groups", [0.2] * 20, None, id="mostly with an outcome"),
     ],
 )
-def test_an_alert_takes_twenty_steps_beyond_its_threshold(
-    key: str, values: list[float], kind: str | None
-) -> None:
+def test_an_alert_takes_twenty_steps_beyond_its_threshold(key, values, kind):
     metrics = {step: {f"gdpo/{key}": value} for step, value in enumerate(values, start=1)}
     found = find_alerts(metrics, ["style"])
     assert [(each.kind, each.first, each.last) for each in found] == [(kind, 1, 20)] * bool(kind)
@@ -58,7 +54,7 @@ def test_an_alert_takes_twenty_steps_beyond_its_threshold(
         assert str(each).startswith("the outcome is" if kind == "phantom" else "style is")
 
 
-def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past() -> None:
+def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past():
     metrics = groups_without_variation(*[1.0] * 20, *[0.0] * 20, *[1.0] * 20)
     first, second = find_alerts(metrics, ["style"])
     # The first window with a mean below 0.8 has five zeros, the last above it four.
@@ -100,14 +96,12 @@ FALLEN = [training(i, 1.0 - float(min(i, 10)) / 10, 0.0) for i in range(1, 41)]
             id="short"),
     ],
 )  # fmt: skip
-def test_the_verdict_claims_no_more_than_the_numbers_say(
-    steps: list[Any], component: int, sentence: str, tmp_path: Path
-) -> None:
+def test_the_verdict_claims_no_more_than_the_numbers_say(steps, component, sentence, tmp_path):
     write_lines(tmp_path / "metrics.jsonl", steps)
     assert summarise_run(read_dumps([read_run(tmp_path)])[0]).sentences[component] == sentence
 
 
-def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None:
+def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path):
     run = write_run(tmp_path / "gdpo")
     rows = (run / "rollouts/2.jsonl").read_text().splitlines()
     same = [json.loads(rows[3]) | {"uid": f"c_{i}_0", "input": "user\nWhy?"} for i in range(2)]
@@ -119,7 +113,7 @@ def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path: Path) -> None
     ) in sentences
 
 
-def test_alerts_are_on_the_page(tmp_path: Path) -> None:
+def test_alerts_are_on_the_page(tmp_path):
     dead = {"gdpo/correctness/constant_groups": 0.9}
     steps = [training(step, 0.5, 1.0, **dead) for step in range(1, 21)]
     write_lines(tmp_path / "run/metrics.jsonl", steps)
@@ -131,9 +125,7 @@ def test_alerts_are_on_the_page(tmp_path: Path) -> None:
 RUNS = ((1, "gdpo", 1.0), (2, "gdpo", 2.0), (1, "grpo", 0.5))
 
 
-def seeds(
-    place: Path, *runs: tuple[int, str, float], files: str = "/data/train.parquet"
-) -> list[Path]:
+def seeds(place, *runs, files="/data/train.parquet"):
     """Runs of seeds with an estimator and a gain; a seed may have its own files."""
     paths = []
     for seed, estimator, gain in runs:
@@ -146,7 +138,7 @@ def seeds(
     return paths
 
 
-def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Path) -> None:
+def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path):
     without = [tmp_path / "a", tmp_path / "b"]  # a configuration
     for path in without:
         write_lines(path / "metrics.jsonl", [training(1, 0.5, 0.0)])
@@ -165,8 +157,8 @@ def test_runs_that_differ_in_seeds_and_places_alone_belong_together(tmp_path: Pa
 
 
 def test_seeds_are_summed_up_and_recipes_over_the_same_seeds_compared_by_pairs(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     paths = seeds(tmp_path, *RUNS, (2, "grpo", 1.0))
     runs = [read_run(path) for path in paths]
     found = quantities(read_dumps(runs), ["correctness"])
@@ -198,7 +190,7 @@ def test_seeds_are_summed_up_and_recipes_over_the_same_seeds_compared_by_pairs(
     assert "One seed" not in page_of(tmp_path / "two", *paths[:2]).text
 
 
-def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
+def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path):
     times = {"timing_s/gen": 1.0, "timing_s/adv": 0.25, "timing_s/gen/mean": 9.0}
     steps = [training(step, 0.5, 0.0, **times) for step in (1, 2)]
     steps[1]["data"] |= validation(0.5, 0.5) | {"timing_s/testing": 4.0}
@@ -208,7 +200,7 @@ def test_time_is_split_by_phase_and_the_rest_is_named(tmp_path: Path) -> None:
     assert seconds_by_phase([run]) == {"testing": 2.0, "gen": 1.0, "adv": 0.25, "other": 0.75}
 
 
-def test_a_whitening_that_magnifies_more_than_before_is_an_alert() -> None:
+def test_a_whitening_that_magnifies_more_than_before_is_an_alert():
     gains = [1.0, 1.2] * 10 + [1.9, 2.45, 2.5, 1.1, 3.6]
     metrics = {step: {"gdpo/whiten_gain": gain} for step, gain in enumerate(gains, start=1)}
     past, ongoing = find_alerts(metrics, [])

@@ -10,12 +10,13 @@ import contextlib
 import heapq
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition
@@ -122,7 +123,7 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
 
 
 def _replay_source(
-    source: Source, overrides: Mapping[str, Any], result: Replay, out: TextIO | None
+    source: Source, overrides: DictConfig, result: Replay, out: TextIO | None
 ) -> None:
     """Add the answers of a source to those of the sources before it."""
     source.check_columns()
@@ -209,11 +210,13 @@ def _compare(
     changed = [entry for entry in entries if _change_of(entry) > DISTINCT_TOLERANCE]
     changed = [*result.changed_most, *changed]
     result.changed_most = heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
-    unknown = [{} if known else {"recorded": None} for known in is_stored.tolist()]
-    return [
-        {key: value for key, value in entry.items() if key not in _TEXTS} | none
-        for entry, none in zip(entries, unknown, strict=True)
-    ]
+    lines = []
+    for entry, known in zip(entries, is_stored.tolist(), strict=True):
+        line = {key: value for key, value in entry.items() if key not in _TEXTS}
+        if not known:
+            line["recorded"] = None
+        lines.append(line)
+    return lines
 
 
 def _recorded(

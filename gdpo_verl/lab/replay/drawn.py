@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import batch_metrics
-from gdpo_verl.lab.replay.settings import asked_setting, recorded_batches
+from gdpo_verl.lab.replay.settings import asked_setting, parse_overrides, recorded_batches
 from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.lab.rundir.metrics import Metrics
 from gdpo_verl.lab.rundir.run import Run
@@ -30,7 +27,19 @@ def run_of_dumps(path: Path) -> Run:
     if not source.components:
         source.notes.append(f"{path}: the rows hold no components; the score is drawn.")
         source.components = [Component("score")]
-    for step, values in _measured(source):
+    batches = recorded_batches(source, asked_setting(source, parse_overrides([])))
+    for step, found in groupby(batches, key=lambda pair: pair[0].step):
+        # The mini-batches of a step together.
+        of_step = list(found)
+        setting = of_step[0][1]
+        answers = [answer for batch, _ in of_step for answer in batch.answers]
+        values = batch_metrics(
+            setting.decompose(Batch(step, answers)),
+            setting.objective.keys,
+            ranges=setting.objective.ranges,
+            outcome=setting.objective.outcome_column,
+            trains=setting.estimator == "gdpo",
+        )
         # As a tracker writes them, without the weights of their means.
         metrics[step] = {key: float(value) for key, value in values.items()}
     return Run(
@@ -38,27 +47,5 @@ def run_of_dumps(path: Path) -> Run:
         name=path.resolve().name,
         metrics=metrics,
         rollouts={step: file for step, file in source.files.items() if step is not None},
-        validation={},
-        config=OmegaConf.create({}),
-        launch={},
         notes=tuple(source.notes),
     )
-
-
-def _measured(source: Source) -> Iterator[tuple[int, Metrics]]:
-    """The metrics of each step, its mini-batches together."""
-    batches = recorded_batches(source, asked_setting(source, {}))
-    for step, found in groupby(batches, key=lambda pair: pair[0].step):
-        of_step = list(found)
-        setting = of_step[0][1]
-        answers = [answer for batch, _ in of_step for answer in batch.answers]
-        yield (
-            step,
-            batch_metrics(
-                setting.decompose(Batch(step, answers)),
-                setting.objective.keys,
-                ranges=setting.objective.ranges,
-                outcome=setting.objective.outcome_column,
-                trains=setting.estimator == "gdpo",
-            ),
-        )

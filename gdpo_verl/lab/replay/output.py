@@ -11,7 +11,7 @@ from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.replay import Replay
 from gdpo_verl.lab.replay.advice import Verdict
 from gdpo_verl.lab.rundir.dumps import short_prompt, shorten
-from gdpo_verl.lab.text import columns
+from gdpo_verl.lab.text import columns, scores_text
 
 LIMITS = (
     "This is the first step from these answers; what the policy would do afterwards it does not "
@@ -125,6 +125,7 @@ def write_page(result: Replay, folder: Path) -> Path:
     """Write index.html, which needs no other file; returns its path."""
     from gdpo_verl.lab.templates import templates
 
+    head, *rows = table(result)
     page = (
         templates("gdpo_verl.lab.report")
         .get_template("replay.html.j2")
@@ -133,7 +134,8 @@ def write_page(result: Replay, folder: Path) -> Path:
             limits=LIMITS,
             reproduction=reproduction(result),
             changes=changes(result),
-            table=table(result),
+            head=head,
+            rows=[(name, cells) for name, *cells in rows],
             change=_change,
             short_prompt=short_prompt,
             shorten=lambda text: shorten(text, _TEXT),
@@ -151,11 +153,8 @@ def _arrow(pair: Sequence[float | int | None], form: str) -> str:
 
 def _change(entry: dict[str, Any]) -> str:
     """Both advantages of an answer, and its components."""
-    values = []
-    for key, value in entry["components"].items():
-        scored = value is not None and value == value
-        values.append(f"{key} {value:g}" if scored else f"{key} not scored")
-    return f"{entry['recorded']:+.2f} → {entry['asked']:+.2f} {', '.join(values)}"
+    both = f"{entry['recorded']:+.2f} → {entry['asked']:+.2f}"
+    return f"{both} {scores_text(entry['components'])}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition, Turns, decompose, group_normalize
@@ -115,7 +116,7 @@ class Setting:
         return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> DictConfig:
     """The `algorithm` node of Hydra's overrides, as a training takes them.
 
     Raises:
@@ -123,7 +124,6 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
 
     node = OmegaConf.create({"algorithm": {}})
     parser = OverridesParser.create()
@@ -139,8 +139,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 "another one makes other answers, and needs a training"
             )
         OmegaConf.update(node, key, each.value(), force_add=True)
-    algorithm: Any = OmegaConf.to_container(node.algorithm)
-    return dict(algorithm)
+    algorithm: DictConfig = node.algorithm
+    return algorithm
 
 
 def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Setting]]:
@@ -165,18 +165,15 @@ def recorded_algorithm(source: Source) -> dict[str, Any]:
     return algorithm
 
 
-def asked_setting(source: Source, overrides: Mapping[str, Any]) -> Setting:
+def asked_setting(source: Source, overrides: DictConfig) -> Setting:
     """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
-    from omegaconf import OmegaConf
-
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
     # A mapping is joined to what the run has there, as Hydra does.
-    merged: Any = OmegaConf.to_container(OmegaConf.merge(base, dict(overrides)))
-    return setting_of(merged, source)
+    return setting_of(OmegaConf.merge(base, overrides), source)
 
 
-def setting_of(algorithm: Mapping[str, Any], source: Source) -> Setting:
-    """An `algorithm` node with the components of a source.
+def setting_of(algorithm: Any, source: Source) -> Setting:
+    """An `algorithm` node, a dict or omegaconf's, with the components of a source.
 
     Raises:
       ValueError: names the key.

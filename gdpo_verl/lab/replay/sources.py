@@ -343,13 +343,13 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
             f"{', '.join(map(str, found))}. Give one of them."
         )
     (files,) = found.values()
-    for one, other in itertools.pairwise(files):
-        if step_of(one) == step_of(other):
+    for (step, one), (next_step, other) in itertools.pairwise(files):
+        if step == next_step:
             raise ValueError(
                 f"{path}: expected the dumps of one run, found {one.name} and {other.name}, both "
                 "of one step. Give a folder with one of them."
             )
-    return {step_of(each): each for each in files}
+    return dict(files)
 
 
 def _algorithm_of(config: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from gdpo_verl.lab.rundir.dumps import (
     evenly_spaced,
     group_of,
     is_padding,
-    read_rows,
+    numbered_rows,
     short_prompt,
     shorten,
     variant_of,
@@ -83,41 +83,6 @@ def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
     return tuple(_number(row, key) for key in components)
 
 
-def constant_rewards(vectors: Sequence[Vector]) -> Vector:
-    """For each component the value that all its scored rollouts share; None if there is none.
-
-    >>> constant_rewards([(1.0, 0.0, None), (1.0, 2.0, None)])
-    (1.0, None, None)
-    """
-    columns = [
-        {value for value in column if value is not None} for column in zip(*vectors, strict=True)
-    ]
-    return tuple(next(iter(values)) if len(values) == 1 else None for values in columns)
-
-
-def reward_patterns(
-    vectors: Sequence[Vector], advantages: Sequence[tuple[float, float]]
-) -> tuple[RewardPattern, ...]:
-    """A group's different rewards, the largest GRPO advantage first.
-
-    Args:
-      vectors: the rewards of each rollout of the group.
-      advantages: of each rollout, GRPO's and GDPO's.
-    """
-    counts = Counter(vectors)
-    # An advantage follows from the rewards: within a group one rollout speaks for all like it.
-    firsts: dict[Vector, tuple[float, float]] = {}
-    for rewards, pair in zip(vectors, advantages, strict=True):
-        firsts.setdefault(rewards, pair)
-    order = sorted(firsts, key=lambda rewards: firsts[rewards], reverse=True)
-    grpo, gdpo = ([firsts[rewards][k] for rewards in order] for k in (0, 1))
-    collapsed = ties_split_elsewhere(grpo, gdpo)
-    return tuple(
-        RewardPattern(rewards, counts[rewards], *firsts[rewards], collapsed[i])
-        for i, rewards in enumerate(order)
-    )
-
-
 def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> list[bool]:
     """For each response: does another share its first advantage but not its second?
 
@@ -131,6 +96,70 @@ def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> lis
     return [len(seconds[same]) > 1 for same, _ in pairs]
 
 
+class _Group:
+    """The rollouts of one prompt.
+
+    Attributes:
+      prompt: of all.
+      keys: the names of the rewards.
+      vectors: the rewards of each.
+      values: of each reward those that it gave.
+      compared: each rollout has both advantages.
+      collapsed: the rollouts that GRPO takes for equal to others, and GDPO does not.
+      collapsed_by_gdpo: GDPO takes some for equal that GRPO does not.
+    """
+
+    def __init__(self, members: Sequence[Row], keys: Sequence[str]) -> None:
+        self.members = members
+        self.prompt = str(members[0].get("input", ""))
+        self.keys = keys
+        self.vectors = [reward_vector(row, keys) for row in members]
+        columns = zip(*self.vectors, strict=True)
+        self.values = [{value for value in each if value is not None} for each in columns]
+        pairs = [reward_vector(row, ADVANTAGES) for row in members]
+        known = [(gdpo, grpo) for gdpo, grpo in pairs if gdpo is not None and grpo is not None]
+        self.compared = bool(keys) and len(known) == len(members)
+        self.gdpo: Sequence[float] = ()
+        self.grpo: Sequence[float] = ()
+        if self.compared:
+            self.gdpo, self.grpo = zip(*known, strict=True)
+        split = ties_split_elsewhere(self.grpo, self.gdpo)
+        self.collapsed = [row for row, is_split in enumerate(split) if is_split]
+        self.collapsed_by_gdpo = any(ties_split_elsewhere(self.gdpo, self.grpo))
+
+    @property
+    def scored(self) -> bool:
+        return any(self.values)
+
+    @property
+    def dead(self) -> bool:
+        """Nothing varies; a rollout alone has nothing that it could differ from."""
+        return self.scored and len(self.members) > 1 and max(map(len, self.values)) == 1
+
+    @property
+    def anyone(self) -> Vector:
+        """Of each reward a value that it gave, where it gave one."""
+        return tuple(next(iter(each), None) for each in self.values)
+
+    @property
+    def patterns(self) -> tuple[RewardPattern, ...]:
+        """The different rewards, the largest GRPO advantage first."""
+        counts = Counter(self.vectors)
+        # An advantage follows from the rewards: one rollout speaks for all like it.
+        rows = [self.vectors.index(rewards) for rewards in counts]
+        rows.sort(key=lambda row: (self.grpo[row], self.gdpo[row]), reverse=True)
+        return tuple(
+            RewardPattern(
+                self.vectors[row],
+                counts[self.vectors[row]],
+                self.grpo[row],
+                self.gdpo[row],
+                row in self.collapsed,
+            )
+            for row in rows
+        )
+
+
 @lru_cache(maxsize=4096)
 def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
     # Time and size are there for the cache, which else would answer from before the last change.
@@ -139,7 +168,10 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     broken: list[int] = []
     members: dict[tuple[str, str], list[Row]] = {}
     rows = 0
-    for row in read_rows(path, broken=broken):
+    for line, row in numbered_rows(path, DUMP_BYTES):
+        if row is None:
+            broken.append(line)
+            continue
         rows += 1
         if not is_padding(row):
             members.setdefault(group_of(row), []).append(row)
@@ -150,15 +182,14 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
         )
     elif broken:  # a file that is not read to its end ends within a line
         notes.append(f"{name}: {len(broken)} lines are no whole rows (line {broken[0]} first).")
-    groups = [_summarise_group(each, components) for each in members.values()]
+    groups = [_Group(each, components) for each in members.values()]
     # Those with the most that GRPO takes for equal, then in an order that knows no score.
-    groups.sort(key=lambda group: (-group.collapsed_count, prompt_digest(group.prompt)))
-    dead = [(group.dead, group.prompt) for group in groups if group.dead is not None]
-    compared = [group.patterns for group in groups if group.patterns]
+    groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
+    dead = [group for group in groups if group.dead]
     shown: list[dict[str, Any]] = []
     used = 0
     for group in groups:
-        found = _shown_group(group, components)
+        found = _shown_group(group)
         texts = [found["prompt"], found["expected"], *(row["text"] for row in found["rows"])]
         used += sum(map(len, texts))
         if shown and used > STEP_CHARACTERS:
@@ -167,53 +198,19 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     return DumpSummary(
         rows=rows,
         groups=sum(group.scored for group in groups),
-        dead=Counter(rewards for rewards, _ in dead),
-        dead_prompt=short_prompt(dead[0][1]) if dead else "",
-        compared=len(compared),
-        collapsed=sum(group.collapsed_count > 0 for group in groups),
-        collapsed_by_gdpo=sum(
-            any(ties_split_elsewhere([p.gdpo for p in found], [p.grpo for p in found]))
-            for found in compared
-        ),
-        example=groups[0].patterns if groups and groups[0].collapsed_count else (),
+        dead=Counter(group.anyone for group in dead),
+        dead_prompt=short_prompt(dead[0].prompt) if dead else "",
+        compared=sum(group.compared for group in groups),
+        collapsed=sum(bool(group.collapsed) for group in groups),
+        collapsed_by_gdpo=sum(group.collapsed_by_gdpo for group in groups),
+        example=groups[0].patterns if groups and groups[0].collapsed else (),
         shown=tuple(shown),
         shown_of=len(groups),
         notes=tuple(notes),
     )
 
 
-@dataclass(frozen=True)
-class _Group:
-    members: Sequence[Row]
-    prompt: str
-    scored: bool
-    dead: Vector | None  # the rewards that all rollouts got, where nothing varies
-    patterns: tuple[RewardPattern, ...]  # none where a row lacks an advantage
-    collapsed_count: int
-
-
-def _summarise_group(members: Sequence[Row], components: Sequence[str]) -> _Group:
-    whole = [
-        reward_vector(row, (*components, "grpo_advantage", "gdpo_advantage")) for row in members
-    ]
-    vectors = [each[:-2] for each in whole]
-    pairs = [(grpo, gdpo) for *_, grpo, gdpo in whole if grpo is not None and gdpo is not None]
-    comparable = bool(components) and len(pairs) == len(members)
-    patterns = reward_patterns(vectors, pairs) if comparable else ()
-    values = [{v for v in column if v is not None} for column in zip(*vectors, strict=True)]
-    # A rollout alone has nothing that it could differ from.
-    still = len(members) > 1 and any(values) and all(len(each) < 2 for each in values)
-    return _Group(
-        members=members,
-        prompt=str(members[0].get("input", "")),
-        scored=any(values),
-        dead=constant_rewards(vectors) if still else None,
-        patterns=patterns,
-        collapsed_count=sum(each.collapsed for each in patterns),
-    )
-
-
-def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
+def _shown_group(group: _Group) -> dict[str, Any]:
     """A group as the page's script reads it.
 
     `keys` names the scores: the components, or without them every number of the rows. `unscored`
@@ -221,40 +218,35 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     whose advantages are there too. Rows are in the order of GDPO's advantage; of many, evenly
     spaced ones are kept.
     """
-    keys = list(components)
     members = group.members
     variant, column = variant_of(members[0])
-    # A dump without the plug-in's components has verl's score, and what its reward function adds.
-    if not any(is_number(row.get(key)) for row in members for key in keys):
-        keys = [key for key, value in members[0].items() if is_number(value)]
-        keys = [key for key in keys if key not in (*_NO_SCORES, *ADVANTAGES) and key != column]
-    vectors = [reward_vector(row, keys) for row in members]
+    if not group.scored:
+        # A dump without the plug-in's components has verl's score, and what its reward adds.
+        numbers = [key for key, value in members[0].items() if is_number(value)]
+        others = (*_NO_SCORES, *ADVANTAGES, column)
+        group = _Group(members, [key for key in numbers if key not in others])
     # Of many rewards a prompt may have two: the others are named once.
-    scored = [k for k in range(len(keys)) if any(vector[k] is not None for vector in vectors)]
-    confused = {each.rewards for each in group.patterns if each.collapsed}
+    scored = [k for k, values in enumerate(group.values) if values]
+    constant = [k for k in scored if len(group.values[k]) == 1 and len(members) > 1]
     # Held-out rows, which have no advantage, stay in the order of the dump.
     order = sorted(range(len(members)), key=lambda i: -(_number(members[i], ADVANTAGES[0]) or 0))
     return {
         "title": short_prompt(group.prompt),
         "prompt": shorten(group.prompt, TEXT_CHARACTERS),
         "expected": shorten(members[0].get("gts"), TEXT_CHARACTERS),
-        "keys": [keys[k] for k in scored],
-        "unscored": [key for k, key in enumerate(keys) if k not in scored],
+        "keys": [group.keys[k] for k in scored],
+        "unscored": [key for k, key in enumerate(group.keys) if k not in scored],
         "variant": variant,
-        "constant": [
-            key
-            for key, value in zip(keys, constant_rewards(vectors), strict=True)
-            if value is not None and len(members) > 1
-        ],
+        "constant": [group.keys[k] for k in constant],
         "size": len(members),
         "rows": [
             {
                 "text": shorten(members[i].get("output"), TEXT_CHARACTERS),
-                "scores": tuple(vectors[i][k] for k in scored),
+                "scores": tuple(group.vectors[i][k] for k in scored),
                 "gdpo": _number(members[i], "gdpo_advantage"),
                 "grpo": _number(members[i], "grpo_advantage"),
                 "variant": _number(members[i], column),
-                "collapsed": vectors[i] in confused and keys == list(components),
+                "collapsed": i in group.collapsed,
             }
             for i in evenly_spaced(order, GROUP_ROWS)
         ],

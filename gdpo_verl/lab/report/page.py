@@ -72,8 +72,9 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
     pages = templates("gdpo_verl.lab.report")
     script = pages.get_template("browser.js.j2").render()
+    names = [run.name for run in found]
     page = pages.get_template("page.html.j2").render(
-        runs=found,
+        names=names,
         recipes=recipes,
         colors=recipe_colors(recipes),
         facts=list(_facts(found)),
@@ -103,7 +104,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     out_dir.mkdir(parents=True, exist_ok=True)
     write_png(panels["curves"], recipes, out_dir / "curves.png")
     sentences = [f"{each.run}: {text}" for each in summaries for text in each.all()]
-    names = [run.name for run in found]
     tables = [(names, rows), (recipe_names, recipe_rows), (names, differences[:MOST_DIFFERENCES])]
     parts = [to_markdown(head, body) for head, body in tables if body]
     parts.append("".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)))

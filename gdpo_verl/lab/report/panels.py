@@ -93,6 +93,8 @@ def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | 
         "share of\nadvantage": names.ADVANTAGE_SHARE,
         "influence": names.INFLUENCE,
     }
+    if names.TURN_SPREAD.of(component) in _logged(recipes):
+        parts["spread\nover turns"] = names.TURN_SPREAD
     ratios = [2.4] + [1.0] * len(parts)
     reward, *rest = axes = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     _draw(reward, recipes, names.MEAN.of(component))

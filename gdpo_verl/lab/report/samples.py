@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
-from gdpo_verl.lab.rundir.dumps import Row, read_rows, short_prompt, shorten
+from gdpo_verl.lab.rundir.dumps import DUMP_BYTES, Row, numbered_rows, short_prompt, shorten
 from gdpo_verl.lab.rundir.metrics import is_number
 from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.text import scores_text
 
 MOST = 4000
 CHANGED = 4
@@ -36,7 +37,7 @@ def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, 
         rows = [each[prompt] for each in answers]
         # Of many rewards a prompt may have two; the others would be "not scored" throughout.
         scored = [name for name in components if any(is_number(row.get(name)) for row in rows)]
-        scores = [_scores(row, scored) for row in rows]
+        scores = [scores_text({name: row.get(name) for name in scored}) for row in rows]
         sample = {
             "title": short_prompt(prompt),
             "prompt": shorten(prompt, MOST),
@@ -64,13 +65,7 @@ def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, 
 def _by_prompt(run: Run, step: int) -> dict[str, Row]:
     """The first completion of each prompt; verl orders those of one prompt by session."""
     rows: dict[str, Row] = {}
-    for row in read_rows(run.validation[step]):
-        rows.setdefault(str(row.get("input", "")), row)
+    for _, row in numbered_rows(run.validation[step], DUMP_BYTES):
+        if row is not None:
+            rows.setdefault(str(row.get("input", "")), row)
     return rows
-
-
-def _scores(row: Mapping[str, Any], components: Sequence[str]) -> dict[str, str]:
-    return {
-        component: f"{row[component]:.4g}" if is_number(row.get(component)) else "not scored"
-        for component in components
-    }

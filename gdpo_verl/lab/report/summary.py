@@ -10,9 +10,10 @@ from statistics import fmean, variance
 
 from gdpo_verl.lab.report.groups import Vector
 from gdpo_verl.lab.report.survey import RunDumps, find_collapse
+from gdpo_verl.lab.report.tables import means_of_ends, number_of_ends
 from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
-from gdpo_verl.lab.rundir.metrics import Series
 from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.text import scores_text
 from gdpo_verl.names import ADVANTAGE_SHARE, CONSTANT_GROUPS, MEAN
 
 # A component's logged steps that a trend needs: fewer say nothing against noise.
@@ -39,10 +40,9 @@ class Summary:
 def summarise_run(dumps: RunDumps) -> Summary:
     """Say which components learn, what they weigh, and which groups are dead."""
     run = dumps.run
-    series = {name: run.series(MEAN.of(name)) for name in run.components}
-    scored = [name for name in series if series[name]]
+    scored = [name for name in run.components if run.values(MEAN.of(name))]
     sentences = [_learning(run, name) for name in scored]
-    never = [name for name in series if not series[name]]
+    never = [name for name in run.components if name not in scored]
     if never:
         sentences.append(f"Never scored: {', '.join(never)}.")
     sentences += _weights(run, scored)
@@ -77,15 +77,14 @@ class Trend:
         return abs(self.change) + 2 * self.error < _STILL * learnt
 
 
-def trend(series: Series) -> Trend | None:
+def trend(values: Sequence[float]) -> Trend | None:
     """Compare the quarters of a curve; None for fewer than `_FEWEST` steps.
 
-    >>> trend([(step, float(step)) for step in range(8)]).change
+    >>> trend([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).change
     2.0
     """
-    if len(series) < _FEWEST:
+    if len(values) < _FEWEST:
         return None
-    values = [value for _, value in series]
     size = len(values) // 4
     first = values[:size]
     third = values[-2 * size : -size]
@@ -113,17 +112,18 @@ def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _learning(run: Run, name: str) -> str:
-    series = run.series(MEAN.of(name))
-    few, first, last = _ends(series)
+    values = run.values(MEAN.of(name))
+    few = number_of_ends(len(values))
+    first, last = means_of_ends(values, few)
     went = f"{name} went from {first:.3g} to {last:.3g}"
     silent = ""
-    constant = [value for _, value in run.series(CONSTANT_GROUPS.of(name))][-few:]
+    constant = run.values(CONSTANT_GROUPS.of(name))[-few:]
     if constant:
         ends = f"{few} steps" if few > 1 else "step"
         silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
-    found = trend(series)
+    found = trend(values)
     if found is None:
-        return f"{went}; {len(series)} steps are too few to tell a trend from noise.{silent}"
+        return f"{went}; {len(values)} steps are too few to tell a trend from noise.{silent}"
     verdict = ""
     if found.moves:
         verdict = " and still rises" if found.change > 0 else " and falls"
@@ -133,18 +133,14 @@ def _learning(run: Run, name: str) -> str:
     return f"{went}{verdict}: {numbers}.{silent}"
 
 
-def _ends(series: Series) -> tuple[int, float, float]:
-    """A number of steps, at most five, and the means over the first and over the last of them."""
-    values = [value for _, value in series]
-    few = max(1, min(5, len(values) // 2))
-    return few, fmean(values[:few]), fmean(values[-few:])
-
-
 def _weights(run: Run, scored: Sequence[str]) -> Iterator[str]:
-    series = {name: run.series(ADVANTAGE_SHARE.of(name)) for name in scored}
-    ends = {name: _ends(shares) for name, shares in series.items() if shares}
-    if len(ends) > 1:  # a component alone has all of it
-        parts = (f"{name} {first:.0%} → {last:.0%}" for name, (_, first, last) in ends.items())
+    parts = []
+    for name in scored:
+        shares = run.values(ADVANTAGE_SHARE.of(name))
+        if shares:
+            first, last = means_of_ends(shares, number_of_ends(len(shares)))
+            parts.append(f"{name} {first:.0%} → {last:.0%}")
+    if len(parts) > 1:  # a component alone has all of it
         yield f"Of the advantage, first → last steps: {', '.join(parts)}."
 
 
@@ -160,7 +156,7 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
         yield f"None of the {groups} groups of {where} is dead: in each something varies."
         return
     stuck = "; ".join(
-        f"{times} with {_rewards(vector, dumps.run.components)}"
+        f"{times} with {scores_text(dict(zip(dumps.run.components, vector, strict=True)))}"
         for vector, times in dead.most_common(_COMMONEST)
     )
     # A recent one: at the start many groups are dead of which training makes others.
@@ -180,10 +176,3 @@ def _collapse(dumps: RunDumps) -> Iterator[str]:
             "GRPO gives the same advantage to rollouts that GDPO tells apart; the other way round "
             f"in {found.by_gdpo}."
         )
-
-
-def _rewards(vector: Vector, components: Sequence[str]) -> str:
-    return ", ".join(
-        f"{name} {'not scored' if value is None else format(value, '.4g')}"
-        for name, value in zip(components, vector, strict=True)
-    )

@@ -26,8 +26,8 @@ class Collapse:
     groups: int = 0
     collapsed: int = 0
     by_gdpo: int = 0
-    # Of the group with the most patterns that GRPO takes for equal to another; of several the
-    # first by run and step.
+    # Of the group with the most rollouts that GRPO takes for equal to others; of several the first
+    # by run and step.
     patterns: tuple[RewardPattern, ...] = ()
     run: str = ""  # where it is from, and what its rewards are called
     step: int = 0
@@ -61,8 +61,12 @@ def find_collapse(dumps: Sequence[RunDumps]) -> Collapse:
     if not shown:
         return Collapse(*counts)
     # max takes the first of several.
-    run, n, step = max(shown, key=lambda entry: sum(p.collapsed for p in entry[2].example))
+    run, n, step = max(shown, key=lambda entry: _rollouts_in_ties(entry[2].example))
     return Collapse(*counts, step.example, run.name, n, tuple(run.components))
+
+
+def _rollouts_in_ties(patterns: Sequence[RewardPattern]) -> int:
+    return sum(each.count for each in patterns if each.collapsed)
 
 
 def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:

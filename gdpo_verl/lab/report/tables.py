@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -22,6 +22,7 @@ from gdpo_verl.names import (
     MEAN,
     PARSE_ERROR_SHARE,
     SIGN_CONFLICTS,
+    TURN_SPREAD,
 )
 
 _FEW = 5
@@ -50,20 +51,19 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     """
     runs = [each.run for each in dumps]
     # Of the shortest run, so that every column is a mean over as many steps.
-    shortest = min((len(run.training_steps) for run in runs if run.training_steps), default=0)
-    few = max(1, min(_FEW, shortest // 2))
+    lengths = [len(run.training_steps) for run in runs if run.training_steps]
+    few = number_of_ends(min(lengths, default=0))
     where = f"first → last {few} steps" if few > 1 else "first → last step"
 
-    def series(key: str) -> dict[Path, list[float]]:
-        found = {run.path: run.series(key) for run in runs}
-        return {path: [value for _, value in each] for path, each in found.items() if each}
+    def logged(label: str, key: str, form: str, ends: Callable[[list[float]], Ends]) -> Quantity:
+        values = {run.path: run.values(key) for run in runs}
+        return Quantity(label, {path: ends(each) for path, each in values.items() if each}, form)
 
     def metric(label: str, key: str, form: str = ".3f") -> Quantity:
-        ends = {path: (fmean(v[:few]), fmean(v[-few:])) for path, v in series(key).items()}
-        return Quantity(f"{label}, {where}", ends, form)
+        return logged(f"{label}, {where}", key, form, lambda values: means_of_ends(values, few))
 
     def mean(label: str, key: str, form: str = ".3f") -> Quantity:
-        return Quantity(label, {path: (None, fmean(v)) for path, v in series(key).items()}, form)
+        return logged(label, key, form, lambda values: (None, fmean(values)))
 
     found = []
     for name in components:
@@ -79,6 +79,7 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
         found.append(metric(constant, CONSTANT_GROUPS.of(name), ".1%"))
         share = f"share of {name} in the advantage"
         found.append(metric(share, ADVANTAGE_SHARE.of(name), ".1%"))
+        found.append(metric(f"spread of {name} over the turns", TURN_SPREAD.of(name)))
     found += [
         metric("rollouts whose rewards conflict", SIGN_CONFLICTS.key, ".1%"),
         metric("answers that could not be read", PARSE_ERROR_SHARE.key, ".1%"),
@@ -89,10 +90,20 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     found += _collapses(dumps)
     found += _times(runs)
     # The first step loads and compiles: a mean would tell of that.
-    medians: dict[Path, Ends] = {}
-    for path, seconds in series("timing_s/step").items():
-        medians[path] = (None, median(seconds))
-    return [*found, Quantity("seconds a step (median)", medians, ".1f")]
+    seconds = logged(
+        "seconds a step (median)", "timing_s/step", ".1f", lambda values: (None, median(values))
+    )
+    return [*found, seconds]
+
+
+def number_of_ends(steps: int) -> int:
+    """The steps at each end of a curve that a mean is taken over: at most five."""
+    return max(1, min(_FEW, steps // 2))
+
+
+def means_of_ends(values: Sequence[float], few: int) -> tuple[float, float]:
+    """The means over the first and over the last few values."""
+    return fmean(values[:few]), fmean(values[-few:])
 
 
 def _collapses(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
@@ -191,13 +202,11 @@ def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
 
     The smaller ones are summed up as "other", with what the step took beyond its phases.
     """
-    steps = sum(len(run.series("timing_s/step")) for run in runs)
+    steps = sum(len(run.values("timing_s/step")) for run in runs)
     keys = dict.fromkeys(key for run in runs for data in run.metrics.values() for key in data)
     # A second slash marks statistics of something within a phase.
     names = [key[9:] for key in keys if key.startswith("timing_s/") and "/" not in key[9:]]
-    sums = {
-        name: sum(v for run in runs for _, v in run.series(f"timing_s/{name}")) for name in names
-    }
+    sums = {name: sum(sum(run.values(f"timing_s/{name}")) for run in runs) for name in names}
     whole = sums.pop("step", 0.0)
     if not steps:
         return {}
@@ -294,5 +303,5 @@ def _validated(run: Run) -> str:
 
 
 def _total_time(run: Run) -> str:
-    seconds = [v for key in ("timing_s/step", "timing_s/testing") for _, v in run.series(key)]
+    seconds = [*run.values("timing_s/step"), *run.values("timing_s/testing")]
     return duration(sum(seconds)) if seconds else NOTHING

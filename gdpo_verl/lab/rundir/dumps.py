@@ -48,22 +48,10 @@ def step_of(path: Path) -> int | None:
     return int(step[1]) if step and path.suffix in SUFFIXES else None
 
 
-def step_files(folder: Path) -> list[Path]:
-    """The dumps and tables of completions in a folder, in the order of their steps."""
-    files = [each for each in folder.glob("*") if step_of(each) is not None and each.is_file()]
-    return sorted(files, key=lambda each: (step_of(each), each.name))
-
-
-def read_rows(path: Path, *, broken: list[int] | None = None) -> Iterator[Row]:
-    """The rows of a dump's first `DUMP_BYTES`.
-
-    Lines that are no whole rows are left out; `broken` gets their numbers.
-    """
-    for number, row in numbered_rows(path, DUMP_BYTES):
-        if row is not None:
-            yield row
-        elif broken is not None:
-            broken.append(number)
+def step_files(folder: Path) -> list[tuple[int, Path]]:
+    """The dumps and tables of completions in a folder with their steps, in this order."""
+    files = [(step_of(each), each) for each in folder.glob("*") if each.is_file()]
+    return sorted((step, each) for step, each in files if step is not None)
 
 
 def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Row | None]]:

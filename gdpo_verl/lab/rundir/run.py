@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.lab.rundir.dumps import parse_json, step_files, step_of
+from gdpo_verl.lab.rundir.dumps import parse_json, step_files
 from gdpo_verl.lab.rundir.layout import (
     CONFIG,
     DONE,
@@ -66,10 +66,10 @@ class Run:
     name: str  # in figures and tables
     metrics: dict[int, Metrics]  # by step; step 0 holds the validation before training
     rollouts: dict[int, Path]  # the dump of each step
-    validation: dict[int, Path]
-    config: DictConfig  # empty when it was not kept
-    launch: dict[str, Any]  # empty when another command started it
     notes: tuple[str, ...]  # what is missing or was ignored, as sentences
+    validation: dict[int, Path] = field(default_factory=dict)
+    config: DictConfig = field(default_factory=lambda: DictConfig({}))  # empty when not kept
+    launch: dict[str, Any] = field(default_factory=dict)  # empty when another command started it
 
     def setting(self, key: str) -> Any:
         """The configuration's value at a dotted key; None when it is not known."""
@@ -97,6 +97,10 @@ class Run:
     def series(self, key: str) -> Series:
         """(step, value) of one metric, in the order of steps."""
         return [(step, data[key]) for step, data in self.metrics.items() if key in data]
+
+    def values(self, key: str) -> list[float]:
+        """The values of one metric, in the order of steps."""
+        return [value for _, value in self.series(key)]
 
     def validation_series(self, component: str) -> dict[str, Series]:
         """(step, mean over prompts) of a component for each held-out data source."""
@@ -190,7 +194,7 @@ def read_run(path: Path) -> Run:
     )
     if not from_trl:
         return replace(run, notes=(*other_notes, *_gaps(run)))
-    completions = _by_step(path / "completions")
+    completions = dict(step_files(path / "completions"))
     what = "" if completions else "no completions, "
     notes.append(f"Of TRL's run, {from_trl} is read: {what}no settings.")
     run = replace(run, rollouts=completions)
@@ -200,15 +204,11 @@ def read_run(path: Path) -> Run:
 
 
 def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
-    found = _by_step(directory)
+    found = dict(step_files(directory))
     if not found:
         where = f"{directory.parent.resolve().name}/{directory.name}"
         notes.append(f"No {where}/<step>.jsonl: set {key} to keep the completions there.")
     return found
-
-
-def _by_step(directory: Path) -> dict[int, Path]:
-    return {step: each for each in step_files(directory) if (step := step_of(each)) is not None}
 
 
 def _read_config(path: Path, notes: list[str]) -> DictConfig:
@@ -246,8 +246,10 @@ def _gaps(run: Run) -> Iterator[str]:
         yield f"The metrics begin at step {steps[0]}; verl overwrites them on a resume."
     if steps and is_number(total) and steps[-1] < total:
         yield f"The run was at step {steps[-1]} of {total} when it was read."
+    # Of an answer alone no derived component is computed.
+    derived = run.setting("algorithm.gdpo.derived") or {}
     for component in run.components:
-        if not run.validation_series(component):
+        if component not in derived and not run.validation_series(component):
             yield f"No held-out {component} in the metrics: set trainer.test_freq."
 
 
