@@ -443,6 +443,11 @@ def test_what_is_wrong_is_named_with_file_and_line_or_key(capsys, tmp_path, name
     assert said.replace("{}", str(tmp_path)) in printed.err
 
 
+def test_settings_alone_are_asked_of_nothing(capsys):
+    assert main(["replay", "algorithm.adv_estimator=grpo"]) == 1
+    assert "WHERE: expected a run" in capsys.readouterr().err
+
+
 def conditioned(rng):
     """A short answer is rather a wrong one."""
     right = float(rng.random() < 0.3)

@@ -67,7 +67,8 @@ def find_dump(path: Path) -> Path:
     for folder in (path / VALIDATION, path):
         steps = step_files(folder)
         if steps:
-            return steps[-1]
+            _, last = steps[-1]
+            return last
     found = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else "nothing"
     raise FileNotFoundError(
         f"{path}: expected a validation dump, or a directory with validation/STEP.jsonl, which "

@@ -94,6 +94,8 @@ def replay(request: Request, rows_file: Path | None = None) -> Replay:
     Raises:
       ValueError: a source, a row or a setting is wrong; names file and line, or the key.
     """
+    if not request.where:
+        raise ValueError("WHERE: expected a run, a folder of dumps or a file of rows, found none")
     overrides = parse_overrides(request.overrides)
     result = Replay([str(path) for path in request.where])
     with contextlib.ExitStack() as stack:
@@ -126,11 +128,10 @@ def _replay_source(
     source: Source, overrides: DictConfig, result: Replay, out: TextIO | None
 ) -> None:
     """Add the answers of a source to those of the sources before it."""
-    source.check_columns()
     if not source.components:
         raise ValueError(
             f"{source.first_place}: a dump without components: there is nothing to decouple in "
-            f"{list(source.columns)}. Score the answers anew with --function FILE:NAME, or train "
+            f"{source.columns}. Score the answers anew with --function FILE:NAME, or train "
             "with gdpo-verl installed."
         )
     asked = asked_setting(source, overrides)

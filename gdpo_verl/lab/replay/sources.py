@@ -137,9 +137,18 @@ class Source:
       scorer: scores the answers anew; None takes the stored components.
       counter: counts an answer's tokens; None takes the stored counts.
       notes: sentences.
+      files: by step; by None one that may hold several.
+      run: the folder of the run, where its configuration and metrics are.
+      first_rows, first_place: of the first file, which tell the columns.
+      columns: of the rows.
+      is_ours: the plug-in has dumped its advantages.
+      is_trls: TRL has logged the completions.
+      counts_tokens: the tokens of each answer are known.
+      score_column: that GRPO normalised; "" where it is the sum of the components.
 
     Raises:
-      ValueError: there are no answers, or those of several runs; names the path.
+      ValueError: there are no answers, or those of several runs, or what is named is no column;
+        names the path.
     """
 
     path: Path
@@ -152,57 +161,41 @@ class Source:
 
     def __post_init__(self) -> None:
         self.files = find_dumps(self.path)
-        folder = next(iter(self.files.values())).parent
+        first = next(iter(self.files.values()))
+        folder = first.parent
         inside = folder.name in (layout.ROLLOUTS, layout.VALIDATION)
         self.run = folder.parent if inside else folder
         self.notes += _missing(folder, [step for step in self.files if step is not None])
-
-    @cached_property
-    def first_rows(self) -> list[Row]:
-        """The first rows, which tell the columns."""
-        first = next(iter(self.files.values()))
+        self.first_place = f"{first}, line 1"
         rows = [row for _, row in itertools.islice(numbered_rows(first), _PEEK) if row]
         if not rows:
-            raise ValueError(f"{first}, line 1: expected rows, one JSON object a line, found none")
-        return rows
+            raise ValueError(
+                f"{self.first_place}: expected rows, one JSON object a line, found none"
+            )
+        self.first_rows = rows
+        self.columns = list(dict.fromkeys(key for row in rows for key in row))
+        self._check_columns()
+        self.is_ours = ADVANTAGES[0] in self.columns
+        self.is_trls = "advantage" in self.columns and "completion" in self.columns
+        self.counts_tokens = self.counter is not None or TOKENS in self.columns
+        scores = [name for name in ("score", "reward") if name in self.columns]
+        self.score_column = "" if self.is_ours or self.is_trls or not scores else scores[0]
 
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the rows."""
-        columns = tuple(dict.fromkeys(key for row in self.first_rows for key in row))
-        if not self.group and "uid" not in columns and "input" not in columns:
+    def _check_columns(self) -> None:
+        """Raise ValueError where what the user names is no column, or nothing tells the groups."""
+        names = [("--group", self.group)] if self.group else []
+        names += [("--components", name) for name in self.named]
+        for option, name in names:
+            if name not in self.columns:
+                raise ValueError(
+                    f"{option}: {name!r} is no column of {self.first_place}; there are "
+                    f"{self.columns}.{did_you_mean(name, self.columns)}"
+                )
+        if not self.group and "uid" not in self.columns and "input" not in self.columns:
             raise ValueError(
                 f"{self.first_place}: the rows hold neither uid nor prompt. Name the column that "
-                f"answers to one prompt share with --group; there are {list(columns)}"
+                f"answers to one prompt share with --group; there are {self.columns}"
             )
-        return columns
-
-    @property
-    def first_place(self) -> str:
-        """File and line of the first row."""
-        return f"{next(iter(self.files.values()))}, line 1"
-
-    @property
-    def is_ours(self) -> bool:
-        """The plug-in has dumped its advantages."""
-        return ADVANTAGES[0] in self.columns
-
-    @property
-    def is_trls(self) -> bool:
-        """TRL has logged the completions."""
-        return {"advantage", "completion"} <= set(self.columns)
-
-    @property
-    def counts_tokens(self) -> bool:
-        """The tokens of each answer are known."""
-        return self.counter is not None or TOKENS in self.columns
-
-    @property
-    def score_column(self) -> str:
-        """The column that GRPO normalised; "" where it is the sum of the components."""
-        if self.is_ours or self.is_trls:
-            return ""
-        return next((name for name in ("score", "reward") if name in self.columns), "")
 
     @cached_property
     def components(self) -> list[Component]:
@@ -234,17 +227,6 @@ class Source:
             if config.is_file():
                 found = _algorithm_of(config)
         return found
-
-    def check_columns(self) -> None:
-        """Raise ValueError where what the user names is no column."""
-        names = [("--group", self.group)] if self.group else []
-        names += [("--components", name) for name in self.named]
-        for option, name in names:
-            if name not in self.columns:
-                raise ValueError(
-                    f"{option}: {name!r} is no column of {self.first_place}; there are "
-                    f"{list(self.columns)}.{did_you_mean(name, self.columns)}"
-                )
 
     def batches(self) -> Iterator[Batch]:
         """The batches in the order of their steps.
