@@ -26,28 +26,11 @@ from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.sandbox.child import lower_limit
 from gdpo_verl.sandbox.child_process import ChildProcess
 
-WORKERS = 4  # processes of a module at most, in each process that computes rewards
+# Processes of a module at most, in each process that computes rewards. Two at least: while one
+# hangs until its deadline, the other judges.
+WORKERS = max(2, min(4, os.cpu_count() or 1))
 START_SECONDS = 120.0  # that a worker may take for its imports, on a busy machine
 MEMORY_BYTES = 2**30  # address space that a worker may take
-
-
-def ask(module: str, question: Any, deadline: float) -> tuple[Any, ParseError]:
-    """The answer of a module's worker, None with the reason where none came in time.
-
-    Args: as of `DeadlinePool`.
-    """
-    try:
-        return _pool(module).ask(question, deadline), ParseError.NONE
-    except TimeoutError:
-        return None, ParseError.DEADLINE
-    except EOFError:
-        return None, ParseError.CRASHED
-
-
-@cache
-def _pool(module: str) -> DeadlinePool:
-    # Two at least: while one hangs until its deadline, the other judges.
-    return DeadlinePool(module, size=max(2, min(WORKERS, os.cpu_count() or 1)))
 
 
 class DeadlinePool:
@@ -62,7 +45,7 @@ class DeadlinePool:
       size: workers at most. Waiting for a free one does not count against the deadline.
     """
 
-    def __init__(self, module: str, size: int) -> None:
+    def __init__(self, module: str, size: int = WORKERS) -> None:
         self.module = module
         self.size = size
         self._start_afresh()
@@ -110,6 +93,22 @@ class DeadlinePool:
         for worker in self._places.queue:
             if worker is not None:
                 worker.end()
+
+
+_pool = cache(DeadlinePool)
+
+
+def ask(module: str, question: Any, deadline: float) -> tuple[Any, ParseError]:
+    """The answer of a module's worker, None with the reason where none came in time.
+
+    Args: as of `DeadlinePool`.
+    """
+    try:
+        return _pool(module).ask(question, deadline), ParseError.NONE
+    except TimeoutError:
+        return None, ParseError.DEADLINE
+    except EOFError:
+        return None, ParseError.CRASHED
 
 
 def _started(module: str) -> ChildProcess:

@@ -133,6 +133,7 @@ def serve() -> None:
             if program:
                 program.end()
                 _clean(settings["scratch"])
+                program = None  # the next one is a fork of this process
             program = Program(request, settings, requests.fileno())
         else:
             assert program
@@ -213,9 +214,6 @@ class Program:
             return self.over
         if event != "exit":
             os.kill(self.pid, signal.SIGKILL)
-        # the next program is a fork
-        self.unsent = b""
-        self.buffer = bytearray()
         _, status, usage = os.wait4(self.pid, 0)
         self.over = {
             "event": event,

@@ -78,7 +78,7 @@ class Limits:
     @property
     def cpu_seconds(self) -> int:
         """The time-out in whole seconds, as the kernel takes it."""
-        return max(1, math.ceil(self.timeout))
+        return math.ceil(self.timeout)
 
 
 @dataclass(frozen=True)
