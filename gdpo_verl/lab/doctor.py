@@ -62,10 +62,11 @@ def estimator():
     return f"{function.__module__}.{function.__qualname__}"
 def seam():
     import verl.trainer.ppo.v1 as v1
-    return hasattr(v1.PPOTrainer._compute_advantage, "__wrapped__")
+    wrapped = hasattr(v1.PPOTrainer._compute_advantage, "__wrapped__")
+    return "in place on verl's PPOTrainer" if wrapped else "not in place"
 def manager():
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-    return sorted(REWARD_MANAGER)
+    return "registered" if sys.argv[1] in REWARD_MANAGER else "only " + ", ".join(REWARD_MANAGER)
 def device():
     import torch
     from verl.plugin.platform import get_platform
@@ -92,15 +93,39 @@ def start_ray():
              logging_level="ERROR", runtime_env={"env_vars": {"GDPO_VERL_DOCTOR": "1"}})
     try:
         task = ray.remote(lambda: os.environ["GDPO_VERL_DOCTOR"]).options(num_cpus=1)
-        return ray.get(task.remote(), timeout=300)
+        answer = ray.get(task.remote(), timeout=300)
+        return "starts and runs a task" if answer == "1" else "lost the task's environment"
     finally:
         ray.shutdown()
-for name, function in [("estimator", estimator), ("seam", seam), ("manager", manager),
-                       ("device", device), ("vllm", vllm),
-                       ("transformers", transformers), ("trl", trl), ("ray", start_ray)]:
-    attempt(name, function)
+attempt("adv_estimator=gdpo", estimator)
+attempt("trainer seam", seam)
+attempt("reward manager " + sys.argv[1], manager)
+attempt("device", device)
+attempt("vLLM", vllm)
+attempt("transformers", transformers)
+attempt("TRL", trl)
+attempt("Ray", start_ray)
 print("\\n@" + json.dumps(result))
 """
+
+# What the probe says of a subject when all is well, and what to do where it says another thing.
+_CHECKS = {
+    "adv_estimator=gdpo": (
+        "gdpo_verl.plugin.estimator.gdpo",
+        "the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
+        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
+    ),
+    "trainer seam": (
+        "in place on verl's PPOTrainer",
+        "reinstall gdpo-verl and verl, then run this again",
+    ),
+    f"reward manager {MANAGER_NAME}": ("registered", "reinstall gdpo-verl"),
+    "Ray": (
+        "starts and runs a task",
+        "pip install 'ray[default]'; see that this machine lets it open ports, and that no path of "
+        "the environment holds a space",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -170,7 +195,7 @@ def _trl() -> Finding:
 
 def _fresh_process() -> Iterator[Finding]:
     process = subprocess.run(
-        [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _PROBE, MANAGER_NAME], capture_output=True, text=True, check=False
     )
     # Marked, because verl, vLLM and Ray print to standard output.
     lines = [line[1:] for line in process.stdout.splitlines() if line.startswith("@")]
@@ -179,50 +204,16 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding("fresh process", f"ended with {process.returncode}", tail or "no output")
         return
     result = json.loads(lines[-1])
-    loaded = "gdpo_verl.plugin.estimator.gdpo"
-    yield _check(
-        "adv_estimator=gdpo",
-        loaded,
-        result["estimator"] == loaded,
-        result["estimator"],
-        remedy="the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
-        "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
-    )
-    yield _check(
-        "trainer seam",
-        "in place on verl's PPOTrainer",
-        result["seam"] is True,
-        result["seam"],
-        remedy="reinstall gdpo-verl and verl, then run this again",
-    )
-    yield _check(
-        f"reward manager {MANAGER_NAME}",
-        "registered",
-        MANAGER_NAME in result["manager"],
-        result["manager"],
-        remedy="reinstall gdpo-verl",
-    )
-    yield _device(result["device"], result["vllm"])
-    yield _vllm(result["vllm"], result["device"])
+    for subject, (well, remedy) in _CHECKS.items():
+        state = _state(result[subject])
+        yield Finding(subject, state, "" if state == well else remedy)
+    yield _device(result["device"], result["vLLM"])
+    yield _vllm(result["vLLM"], result["device"])
     # These two have a line only where they fail.
     for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
-        fault = result[subject.lower()]
+        fault = result[subject]
         if fault is not None:
             yield Finding(subject, _state(fault), remedy)
-    yield _check(
-        "Ray",
-        "starts and runs a task",
-        result["ray"] == "1",
-        result["ray"],
-        remedy="pip install 'ray[default]'; see that this machine lets it open ports, and that no "
-        "path of the environment holds a space",
-    )
-
-
-def _check(subject: str, well: str, is_well: bool, found: Any, *, remedy: str) -> Finding:
-    if is_well:
-        return Finding(subject, well)
-    return Finding(subject, _state(found), remedy)
 
 
 def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:
