@@ -175,13 +175,15 @@ class Figures:
         if key not in self.keys:
             return {}
         k = self.keys.index(key)
-        share = divided(self.sums["share"][0], self.sums["share"][0].sum())
-        influence = divided(self.sums["influence"][0], self.sums["live"][0])
-        found = {"share": share[k], "influence": influence[k], "misses": np.nan}
+        sums = {name: each[0] for name, each in self.sums.items()}
+        share = divided(sums["share"][k], sums["share"].sum())
+        influence = divided(sums["influence"][k], sums["live"])
+        misses = np.nan
         if outcome in self.keys:
-            found["misses"] = self.misses[0, k, self.keys.index(outcome)]
+            misses = self.misses[0, k, self.keys.index(outcome)]
         if not self.known:
-            found |= {"share": np.nan, "misses": np.nan}
+            share = misses = np.nan
+        found = {"share": share, "influence": influence, "misses": misses}
         known = {name: None if np.isnan(value) else float(value) for name, value in found.items()}
         return {"varies": self.varying[k], **known}
 

@@ -121,6 +121,5 @@ def _gaps(run: Run, training: Mapping[int, DumpSummary]) -> Iterator[str]:
         first = next(n for n, step in training.items() if step.compared < step.shown_of)
         yield (
             f"{groups - compared} of {groups} dumped groups lack components, gdpo_advantage or "
-            f"grpo_advantage (first at step {first}): perhaps dumped without gdpo-verl, or by an "
-            "older one."
+            f"grpo_advantage (first at step {first}): perhaps dumped without gdpo-verl."
         )

@@ -42,20 +42,9 @@ from gdpo_verl.lab.rundir.metrics import (
     tracker_files,
     trainer_state,
 )
-from gdpo_verl.names import (
-    ADVANTAGE_SHARE,
-    CONSTANT_GROUPS,
-    DISTINCT_GDPO,
-    DISTINCT_GRPO,
-    MEAN,
-    SIGN_CONFLICTS,
-    UNSCORED,
-)
+from gdpo_verl.names import MEAN, UNSCORED
 
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
-# What the report shows for each component and for the batch.
-_OF_COMPONENT = (CONSTANT_GROUPS, ADVANTAGE_SHARE)
-_OF_BATCH = (DISTINCT_GDPO, DISTINCT_GRPO, SIGN_CONFLICTS)
 
 
 @dataclass(frozen=True)
@@ -235,11 +224,6 @@ def _gaps(run: Run) -> Iterator[str]:
             f"No {MEAN.key} in the metrics: there is nothing to draw for each reward. "
             "Train with gdpo-verl installed and algorithm.gdpo.metrics=true."
         )
-    logged = {key for data in run.metrics.values() for key in data}
-    wanted = [metric.of(name) for name in run.components for metric in _OF_COMPONENT]
-    wanted += [metric.key for metric in _OF_BATCH if run.components]
-    if absent := [key for key in wanted if key not in logged]:
-        yield f"Not in the metrics, perhaps of another version: {', '.join(absent)}."
     if not steps:
         yield "No training step has been logged yet."
     elif steps[0] > 1:
