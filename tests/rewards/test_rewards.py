@@ -1,13 +1,11 @@
-"""The four rewards alike: components, malformed ground truths, settings, the length, any text."""
+"""The four rewards alike: components, any text, bad ground truths, settings, the length."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,104 +14,84 @@ import test_tool_call as tool_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sandbox import HOLDS
+from verdicts import cases_of
 
 from gdpo_verl.plugin.reward_function import in_configuration
-from gdpo_verl.rewards import code, declared_components, gsm8k, math_length, parse_error, tool_call
+from gdpo_verl.rewards import declared_components, parse_error
 from gdpo_verl.rewards.parse_error import ParseError
 
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward, and texts that it reads."""
-
-    module: ModuleType
-    components: dict[str, tuple[float, float]]
-    wrap: Callable[[str], str]
-    right: str  # what `wrap` makes a right answer of
-    truths: list[str]
-    pieces: list[str]
-    examples: int
-    settings: dict[str, Any] = field(default_factory=dict)
-    graded: str = ""  # the component that is not only 0 or 1
-
-    def __call__(self, answer: str, truth: object, tokens: int = 1, **changed: Any) -> dict:
-        given = {"extra_info": {"response_length": tokens}} | self.settings | changed
-        result = self.module.compute_score("mine", answer, truth, **given)
-        assert list(result) == ["score", *self.components, "parse_error"]
-        values = {name: result[name] for name in self.components}
-        assert result["score"] == sum(values.values())
-        for name, (low, high) in self.components.items():
-            assert values[name] in (0, 1) or name == self.graded
-            assert math.isfinite(values[name])
-            assert low <= values[name] <= high
-        ParseError(result["parse_error"])
-        return result
-
-
-LONG = [tool_calls.ASKED, tool_calls.ONE, "<|im_end|>", "[" * 2000, "9" * 5000, "\0", "\\"]
-REWARDS = {
-    "gsm8k": Reward(
-        gsm8k,
-        {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
-        lambda text: f"<think>6 times 7</think>\n<answer>{text}</answer>",
-        right="42",
-        truths=["42"],
-        pieces=["<think>", "</think>", "<answer>", "</answer>", "\n", *"42-,#²", ".0", "####"],
-        examples=1500,
-    ),
-    "math_length": Reward(
-        math_length,
-        {"correctness": (0, 1), "length": (0, 1)},
-        lambda text: f"So the answer is $\\boxed{{{text}}}$.",
-        right="3",
-        truths=["3"],
-        pieces=[r"\boxed{", r"\frac", r"\}", r"\text{", *"}{3x\\^=,$é"],
-        examples=450,
-    ),
-    "tool_call": Reward(
-        tool_call,
-        {"format": (0, 1), "correctness": (-3, 3)},
-        tool_calls.calling,
-        right=tool_calls.ONE,
-        truths=[*tool_calls.OWN_ROWS, tool_calls.block("not json"), "", "<response>"],
-        pieces=tool_calls.SNIPPETS + tool_calls.OWN_ROWS + LONG,
-        examples=700,
-        graded="correctness",
-    ),
-    "code": Reward(
-        code,
-        {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
-        sandboxes.answer,
-        right=sandboxes.SCRIPT,
-        truths=[sandboxes.SCRIPTS],
-        pieces=sandboxes.PIECES,
-        examples=60,
-        settings=sandboxes.PATIENT | sandboxes.runs_none,
-        graded="pass",
-    ),
+RANGES = {
+    "gsm8k": {"correctness": (0, 1), "integer": (0, 1), "format": (0, 1)},
+    "math_length": {"correctness": (0, 1), "length": (0, 1)},
+    "tool_call": {"format": (0, 1), "correctness": (-3, 3)},
+    "code": {"pass": (0, 1), "length": (0, 1), "bug_free": (0, 1)},
 }
-RUN = [pytest.param(name, marks=HOLDS if name == "code" else ()) for name in REWARDS]
+GRADED = {("tool_call", "correctness"), ("code", "pass")}  # not only the lowest or the highest
+# An answer that is right, and its ground truth.
+RIGHT = {
+    "gsm8k": ("<think>6 times 7</think>\n<answer>42</answer>", "42"),
+    "math_length": (r"So the answer is $\boxed{3}$.", "3"),
+    "tool_call": (tool_calls.ANSWER, tool_calls.ASKED),
+    "code": (sandboxes.answer(sandboxes.SCRIPT), sandboxes.SCRIPTS),
+}
+SETTINGS = {"code": sandboxes.PATIENT | sandboxes.runs_none}
+RUN = [pytest.param(name, marks=HOLDS if name == "code" else ()) for name in RANGES]
 
 
-@pytest.mark.parametrize("name", REWARDS)
+def module(name: str) -> Any:
+    return importlib.import_module(f"gdpo_verl.rewards.{name}")
+
+
+def judged(name: str, answer: str, truth: object, tokens: int = 1, **changed: Any) -> dict:
+    """A verdict that has the declared keys, in range."""
+    given_ = {"extra_info": {"response_length": tokens}} | SETTINGS.get(name, {}) | changed
+    result = module(name).compute_score("mine", answer, truth, **given_)
+    assert list(result) == ["score", *RANGES[name], "parse_error"]
+    assert result["score"] == sum(result[component] for component in RANGES[name])
+    for component, (low, high) in RANGES[name].items():
+        assert result[component] in (low, high) or (name, component) in GRADED
+        assert math.isfinite(result[component])
+        assert low <= result[component] <= high
+    ParseError(result["parse_error"])
+    return result
+
+
+@pytest.mark.parametrize("name", RANGES)
 def test_it_declares_its_components_and_their_ranges(name):
-    declared = declared_components(REWARDS[name].module.compute_score)
-    assert {c.name: (c.low, c.high) for c in declared} == REWARDS[name].components
+    declared = declared_components(module(name).compute_score)
+    assert {c.name: (c.low, c.high) for c in declared} == RANGES[name]
+
+
+# ---------------------------------------------------------------- any text
+
+EXAMPLES = {"gsm8k": 1500, "math_length": 450, "tool_call": 700, "code": 60}
+IMPATIENT = {"math_length": {"deadline": 2.0}, "code": {"timeout": 2, "deadline": 9}}
+ODD = ["[" * 2000, "9" * 5000, "\0", "\ud800", "²", "\u2028"]
+
+
+def near(texts: list[str]) -> st.SearchStrategy[str]:
+    """Texts of which the beginning is one's and the end another's, and any text."""
+    cut = st.tuples(st.sampled_from(texts), st.integers(0, 400))
+    start = cut.map(lambda text_and_place: text_and_place[0][: text_and_place[1]])
+    end = cut.map(lambda text_and_place: text_and_place[0][text_and_place[1] :])
+    between = st.text(max_size=5) | st.sampled_from(ODD)
+    return st.tuples(start, between, end).map("".join) | st.text(st.characters())
 
 
 @pytest.mark.parametrize("name", RUN)
 def test_any_text_gives_the_declared_keys_in_range(name):
-    reward = REWARDS[name]
-    near = st.lists(st.sampled_from(reward.pieces) | st.text(max_size=5), max_size=12)
+    answers, truths = zip(
+        *((case["answer"], case["truth"]) for case in cases_of(name)), strict=True
+    )
+    truths = [truth for truth in truths if isinstance(truth, str)]
 
-    @given(st.text(st.characters()) | near.map("".join), st.sampled_from(reward.truths) | st.text())
-    @settings(max_examples=reward.examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(near(answers), st.sampled_from(truths) | near(truths))
+    @settings(max_examples=EXAMPLES[name], deadline=None, suppress_health_check=list(HealthCheck))
     def judge(text, truth):
-        right = reward.wrap(reward.right)
         for strict in (True, False):
-            given = {"strict": strict} | ({"deadline": 2.0} if name == "math_length" else {})
-            for answer, asked in ((text, truth), (reward.wrap(text), truth), (right, text)):
-                result = reward(answer, asked, **given)
+            given_ = {"strict": strict} | IMPATIENT.get(name, {})
+            for answer in (text, RIGHT[name][0]):
+                result = judged(name, answer, truth, **given_)
                 can_be_judged = result["parse_error"] != ParseError.GROUND_TRUTH
                 assert result.get("length", can_be_judged) == can_be_judged
 
@@ -122,11 +100,10 @@ def test_any_text_gives_the_declared_keys_in_range(name):
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 5))
 def test_every_spelling_of_an_integer_is_right_and_an_integer(number, zeros):
-    gsm8k_reward = REWARDS["gsm8k"]
     for spelling in (f"{number}", f"{number:,}", f"{number:+}", f"{number}.{'0' * zeros}"):
-        answer = gsm8k_reward.wrap(spelling)
-        assert gsm8k_reward(answer, f"#### {number}")["score"] == 3
-        other = gsm8k_reward(answer, f"{number + 1}")
+        answer = RIGHT["gsm8k"][0].replace("42", spelling)
+        assert judged("gsm8k", answer, f"#### {number}")["score"] == 3
+        other = judged("gsm8k", answer, f"{number + 1}")
         assert (other["correctness"], other["integer"], other["format"]) == (0, 1, 1)
 
 
@@ -137,14 +114,14 @@ def test_any_json_in_a_call_gives_the_declared_keys_in_range(values, strict):
     answer = tool_calls.calling(*calls)
     for truth in (tool_calls.ASKED, answer):
         for text in (answer, tool_calls.calling(json.dumps(values))):
-            REWARDS["tool_call"](text, truth, strict=strict)
+            judged("tool_call", text, truth, strict=strict)
 
 
 @pytest.mark.parametrize("depth", [100, 300, 400, 450, 490, 900, 980, 990])
 def test_values_nested_to_the_limit_are_counted_and_never_raise(depth):
     line = f'{{"name": "f", "parameters": {{"a": {"[" * depth}{"]" * depth}}}}}'
     for strict in (True, False):
-        REWARDS["tool_call"](tool_calls.calling(line), tool_calls.block(line), strict=strict)
+        judged("tool_call", tool_calls.calling(line), tool_calls.block(line), strict=strict)
 
 
 # ---------------------------------------------------------------- bad ground truths
@@ -172,16 +149,16 @@ BAD = [
 def test_a_bad_ground_truth_is_refused_and_in_training_counted_and_said_once(
     name, truth, caplog, monkeypatch
 ):
-    reward = REWARDS[name]
     with pytest.raises(ValueError, match=r"^ground_truth: "):
-        reward.module.parse_ground_truth(truth)
+        module(name).parse_ground_truth(truth)
     monkeypatch.setattr(parse_error, "_warned", set())
-    lowest = {component: low for component, (low, _) in reward.components.items()}
+    lowest = {component: low for component, (low, _) in RANGES[name].items()}
     lowest |= {"score": sum(lowest.values()), "parse_error": ParseError.GROUND_TRUTH}
-    answers = [reward.wrap(text) for text in (reward.right, str(truth)[:100].replace("{", ""))]
+    answer, asked = RIGHT[name]
+    answers = [answer, answer.replace(asked, str(truth)[:100])]
     # math-verify reads the ground truth together with a box.
-    for answer in answers if name == "math_length" else ["", *answers]:
-        assert reward(answer, truth) == lowest
+    for text in answers if name == "math_length" else ["", *answers]:
+        assert judged(name, text, truth) == lowest
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"{name}: a row gets the minimum" in caplog.text
 
@@ -191,16 +168,15 @@ def test_a_bad_ground_truth_is_refused_and_in_training_counted_and_said_once(
 
 @pytest.mark.parametrize("name", ["math_length", "code"])
 def test_the_limit_of_the_length_can_be_set(name):
-    reward = REWARDS[name]
-    found = [reward("", reward.truths[0], tokens, limit=100)["length"] for tokens in (100, 101)]
-    assert found == [1, 0]
+    for tokens, length in ((100, 1), (101, 0)):
+        assert judged(name, "", RIGHT[name][1], tokens, limit=100)["length"] == length
 
 
 @pytest.mark.parametrize("extra_info", [None, {}, {"response_length": None}], ids=str)
 @pytest.mark.parametrize("name", ["math_length", "code"])
 def test_without_the_response_length_the_error_names_the_manager(name, extra_info):
     with pytest.raises(ValueError, match="reward manager gdpo_components"):
-        REWARDS[name]("", REWARDS[name].truths[0], extra_info=extra_info)
+        judged(name, *RIGHT[name], extra_info=extra_info)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +191,6 @@ def test_without_the_response_length_the_error_names_the_manager(name, extra_inf
 )
 def test_a_setting_out_of_range_is_refused_by_its_key(name, key, value):
     with pytest.raises(ValueError, match=f"^{key}: ") as refused:
-        REWARDS[name]("", REWARDS[name].truths[0], **{key: value})
+        judged(name, *RIGHT[name], **{key: value})
     where = f"reward.custom_reward_function.reward_kwargs.{key}: "
     assert in_configuration(refused.value).startswith(where)
