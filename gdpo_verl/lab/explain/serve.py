@@ -16,27 +16,6 @@ from gdpo_verl.lab.text import pinned
 
 PAGE = Path(__file__).with_name("notebook.py")
 
-_STATIC = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>What GRPO takes for equal, and GDPO does not</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem; background: #fff;
-  color: #1f2328; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #0d1117; color: #e6edf3; }} }}
-</style>
-</head>
-<body>
-<p class="gx">The page of <code>gdpo-verl explain</code> as it opens. There, widgets change the
-numbers; here they are left out.</p>
-{body}
-</body>
-</html>
-"""
-
 
 def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
     """Run marimo's server on this machine until Ctrl-C; it prints the address.
@@ -89,13 +68,15 @@ def export(path: Path) -> Path:
     """
     _require_marimo()
     import marimo
+    from markupsafe import Markup
 
+    from gdpo_verl.lab.explain.charts import PARTS
     from gdpo_verl.lab.explain.notebook import app
 
     outputs: Any = app.run()[0]
     body = "\n".join(marimo.as_html(output).text for output in outputs if output is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_STATIC.format(body=body), encoding="utf-8")
+    path.write_text(PARTS.static(Markup(body)), encoding="utf-8")
     return path
 
 
