@@ -166,7 +166,7 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
 
 BAD_CODING = [
     (coding("leetcode", DOUBLE), "data_source", "found 'leetcode'"),
-    (coding("taco", "no JSON"), "ground_truth", "expected a JSON object"),
+    (coding("taco", "no JSON"), "ground_truth", "found 'no JSON'"),
     (coding("taco", None), "columns", "reward_model.ground_truth: expected text"),
     ({"data_source": "taco"}, "columns", "expected the column reward_model"),
     (coding("taco", DOUBLE, " "), "prompt", "prompt: expected a list"),

@@ -61,10 +61,7 @@ def measure(
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
-        try:
-            components, taught = _look_at_components(config, settings, scored, finished, found)
-        except ValueError as error:  # what is known so far is shown all the same
-            found.append((PROBLEM, str(error)))
+        components, taught = _look_at_components(config, settings, scored, finished, found)
     found += checks.complaints(tried, scored.declared, step_seconds)
     found += _constant(components)
     left = len(answers) - len(tried)
@@ -111,31 +108,27 @@ def _look_at_components(
     finished: Sequence[ScoredAnswer],
     found: list[Finding],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Summarise the components and what they can teach, and find faults of all answers together.
-
-    Raises:
-      ValueError: the settings and what the reward returns do not fit.
-    """
+    """Summarise the components and what they can teach, and find faults of all answers together."""
     dicts = [each for each in finished if not each.no_dict]
     # A key counts as returned where one answer has it.
     keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
-    objective = settings.resolve(scored.declared, keys or None)
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
-    batch = _read_components(dicts, objective, found)
-    if batch is not None:
-        readable = [each for each in dicts if each.weighted_sum is not None]
-        found += checks.no_variation(readable, batch)
-        found += checks.truth_not_preferred(readable, batch)
-        found += checks.failing_pays(batch)
-        components = _summarise(batch, scored.declared)
-        if not readable[0].answer.made_up:
-            taught = teaching(config, batch)
     try:
+        objective = settings.resolve(scored.declared, keys or None)
+        batch = _read_components(dicts, objective, found)
+        if batch is not None:
+            readable = [each for each in dicts if each.weighted_sum is not None]
+            found += checks.no_variation(readable, batch)
+            found += checks.truth_not_preferred(readable, batch)
+            found += checks.failing_pays(batch)
+            components = _summarise(batch, scored.declared)
+            if not readable[0].answer.made_up:
+                taught = teaching(config, batch)
         validation.check_estimator(config, objective)
         returned = {each.answer.name: each.result.info for each in finished}
         validation.check_filter(config, returned)
-    except ValueError as error:
+    except ValueError as error:  # what is known so far is shown all the same
         found.append((PROBLEM, str(error)))
     return components, taught
 

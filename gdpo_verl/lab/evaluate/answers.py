@@ -87,11 +87,9 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
       FileNotFoundError, ValueError: there is no dump, or a line is none of verl's.
     """
     dump = find_dump(path)
-    file = dump.parent.parent / CONFIG
-    loaded = OmegaConf.load(file) if file.is_file() else OmegaConf.create({})
-    assert isinstance(loaded, DictConfig)
-    questions = [] if by_text else questions_of(loaded)
-    highest = _highest(loaded)
+    config = config_of(dump.parent.parent)
+    questions = [] if by_text else questions_of(config)
+    highest = _highest(config)
     find = Finder(questions)
     sources: dict[str, str] = {}
     answers: dict[str, list[dict[str, float | None]]] = defaultdict(list)
@@ -123,7 +121,15 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
             errors[_name_of(code)] += 1
     if not answers:
         raise ValueError(f"{dump}: expected a line for each answer, found none")
-    return Evaluation(dump, loaded, questions, sources, answers, highest or {}, errors)
+    return Evaluation(dump, config, questions, sources, answers, highest or {}, errors)
+
+
+def config_of(run: Path | None) -> DictConfig:
+    """The configuration in a run's directory; empty where it was not kept."""
+    file = run and run / CONFIG
+    loaded = OmegaConf.load(file) if file and file.is_file() else OmegaConf.create({})
+    assert isinstance(loaded, DictConfig)
+    return loaded
 
 
 def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Example]:

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.rundir.layout import CHECKPOINTS, CONFIG
 from gdpo_verl.lab.tasks.source import hub_errors
@@ -106,12 +104,6 @@ def _checkpoint(given: str, folder: Path) -> Model:
             "train on: the same `gdpo-verl train` command resumes"
         )
     return Model(name, checkpoint=folder, run=run_of_ours)
-
-
-def model_of_run(run: Path) -> str | None:
-    """The model that a run began with, into whose shape its checkpoints fit."""
-    path = OmegaConf.select(OmegaConf.load(run / CONFIG), "actor_rollout_ref.model.path")
-    return None if path is None else str(path)
 
 
 def _from_hub(given: str) -> Model:

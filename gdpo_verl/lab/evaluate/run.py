@@ -11,11 +11,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.lab.evaluate import answers, result
-from gdpo_verl.lab.evaluate.model import Model, find_model, model_of_run
+from gdpo_verl.lab.evaluate.model import Model, find_model
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
-from gdpo_verl.lab.rundir.layout import CONFIG, DONE, LAUNCH, VALIDATION
+from gdpo_verl.lab.rundir.layout import DONE, LAUNCH, VALIDATION
 from gdpo_verl.lab.tasks.examples import Example
 
 NUMBERS = "evaluation.json"
@@ -156,8 +156,10 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
         yield "trainer.resume_mode=disable"
     if model.checkpoint is not None:
         # Into the shape of the model that the training began with.
-        if model.run is not None and (began_with := model_of_run(model.run)):
-            yield f"actor_rollout_ref.model.path={quoted(began_with)}"
+        path = "actor_rollout_ref.model.path"
+        began_with = OmegaConf.select(answers.config_of(model.run), path)
+        if began_with is not None:
+            yield f"{path}={quoted(began_with)}"
         yield "trainer.resume_mode=resume_path"
         yield f"trainer.resume_from_path={quoted(model.checkpoint)}"
         yield "actor_rollout_ref.actor.checkpoint.load_contents=[model]"
@@ -198,11 +200,8 @@ def _check_workers(config: DictConfig, model: Model) -> None:
 
 def _prompts_of_training(model: Model) -> set[str]:
     """The prompts that a run was trained on, each as one text; none where they are not known."""
-    if model.run is None:
-        return set()
-    config = OmegaConf.load(model.run / CONFIG)
-    assert isinstance(config, DictConfig)
-    return {_prompt(each) for each in answers.questions_of(config, "data.train_files")}
+    rows = answers.questions_of(answers.config_of(model.run), "data.train_files")
+    return {_prompt(each) for each in rows}
 
 
 def _prompt(question: Example) -> str:
