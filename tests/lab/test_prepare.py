@@ -17,6 +17,7 @@ from tokenizers import pre_tokenizers
 
 from gdpo_verl.lab import cli
 from gdpo_verl.lab.tasks import build, catalog, prompt
+from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
@@ -105,17 +106,14 @@ def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(t
 # --- DeepScaleR -----------------------------------------------------------------------
 
 
-def test_deepscaler_has_rows_held_out_and_rejects_missing_and_unreadable_answers(tmp_path):
+def test_deepscaler_has_a_tenth_held_out_of_what_is_left(tmp_path):
     rows = [{"problem": f"Halve {n}.", "answer": rf"\frac{{{n}}}{{2}}"} for n in range(20)]
-    rows[7]["answer"] = r"\frac{"
     del rows[9]["answer"]
-    (tmp_path / "deepscaler.json").write_text(json.dumps(rows))
-    provenance = deepscaler.prepare(tmp_path / "out", source=str(tmp_path))
-    assert rejected(provenance) == [(7, "ground_truth"), (9, "columns")]
-    assert {row["file"] for row in provenance["rejected"]} == {"deepscaler.json"}
-    assert (provenance["counts"]["read"], provenance["counts"]["kept"]) == (20, 18)
+    provenance = deepscaler.prepare(tmp_path / "out", source=write(tmp_path / "in.json", rows))
+    assert rejected(provenance) == [(9, "columns")]
+    assert (provenance["counts"]["read"], provenance["counts"]["kept"]) == (20, 19)
     train, (row,) = written(tmp_path / "out", "train"), written(tmp_path / "out", "validation")
-    assert [row["extra_info"]["index"] for row in train] == list(range(17))  # a tenth is held out
+    assert [row["extra_info"]["index"] for row in train] == list(range(18))
     assert "1 rows held out of train" in provenance["splits"]["validation"]
     source = rows[row["extra_info"]["row"]]
     assert row["reward_model"]["ground_truth"] == source["answer"]
@@ -164,26 +162,6 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
     assert call["content"].endswith("The tests call the function `double`.")
 
 
-BAD_CODING = [
-    (coding("leetcode", DOUBLE), "data_source", "found 'leetcode'"),
-    (coding("taco", "no JSON"), "ground_truth", "found 'no JSON'"),
-    (coding("taco", None), "columns", "reward_model.ground_truth: expected text"),
-    ({"data_source": "taco"}, "columns", "expected the column reward_model"),
-    (coding("taco", DOUBLE, " "), "prompt", "prompt: expected a list"),
-]
-
-
-def test_bad_coding_rows_are_rejected_with_file_row_and_reason(tmp_path):
-    good = [coding("taco", DOUBLE, f"Task {n}.") for n in range(8)]
-    bad = [row for row, _, _ in BAD_CODING]
-    source = write(tmp_path / "code.jsonl", [*good[:2], *bad, *good[2:]])
-    provenance = eurus2_code.prepare(tmp_path / "out", source=source)
-    assert rejected(provenance) == [(n, kind) for n, (_, kind, _) in enumerate(BAD_CODING, 2)]
-    for found, (_, _, reason) in zip(provenance["rejected"], BAD_CODING, strict=True):
-        assert found["file"] == "code.jsonl"
-        assert reason in found["reason"]
-
-
 # --- rlla -----------------------------------------------------------------------------
 
 
@@ -213,14 +191,11 @@ def published(number, split, ability="math"):
 def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
     rows = {"train": [published(7, "train"), published(3, "train")]}
     rows["test"] = [published(0, "test")]
-    foreign = {**published(1, "train"), "data_source": "gsm8k"}
-    broken = {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"}
-    write(tmp_path / "in/train.jsonl", [*rows["train"], foreign, broken])
-    write(tmp_path / "in/test.jsonl", rows["test"])
-    provenance = rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
+    for split in rows:
+        write(tmp_path / f"in/{split}.jsonl", rows[split])
+    rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
     assert written(tmp_path / "out", "train") == rows["train"]
     assert written(tmp_path / "out", "validation") == rows["test"]
-    assert rejected(provenance) == [(2, "data_source"), (3, "ground_truth")]
 
     (tmp_path / "raw.json").write_text(json.dumps([calling(n) for n in range(10)]))
     rlla.prepare(tmp_path / "raw", source=str(tmp_path / "raw.json"))
@@ -244,6 +219,28 @@ def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp
 
 
 # --- splits, checks, provenance -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "kind", "reason"),
+    [
+        (gsm8k, NO_NUMBER, "ground_truth", "expected a number"),
+        (deepscaler, {"problem": "?", "answer": r"\frac{"}, "ground_truth", "found"),
+        (deepscaler, {"problem": "?"}, "columns", "expected the column answer, found ['problem']"),
+        (eurus2_code, coding("leetcode", DOUBLE), "data_source", "found 'leetcode'"),
+        (eurus2_code, coding("taco", "no JSON"), "ground_truth", "found 'no JSON'"),
+        (eurus2_code, coding("taco", None), "columns", "reward_model.ground_truth: expected text"),
+        (eurus2_code, {"data_source": "taco"}, "columns", "expected the column reward_model"),
+        (eurus2_code, coding("taco", DOUBLE, " "), "prompt", "prompt: expected a list"),
+        (rlla, {**published(1, "train"), "data_source": "x"}, "data_source", "'rlla', found 'x'"),
+        (rlla, {**calling(1), "output": "<think> a </think>\n<tool_call>\n{\n</tool_call>"},
+         "ground_truth", "found"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_rejected_with_file_row_and_reason(task, row, kind, reason):
+    (bad,) = build.sort_rows([Record("a.jsonl", 3, "train", row)], task.convert).rejected
+    assert (bad["file"], bad["row"], bad["kind"]) == ("a.jsonl", 3, kind)
+    assert reason in bad["reason"]
 
 
 def rows_of(*prompts):
