@@ -115,7 +115,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
         """Run a program to its end; `setup` first in the same module, as imports are."""
         answer = self._ask({"start": "script", "setup": setup, "code": code, "stdin": stdin})
-        return Outcome(_status(answer, self.limits), answer.get("text", ""))
+        return Outcome(self._status(answer), answer.get("text", ""))
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
         """Start a program whose function `name`, or method of `Solution`, `call` then calls.
@@ -124,6 +124,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         """
         request = {"start": "function", "setup": setup, "code": code, "name": name}
         outcome = self._call(request)
+        # Of no interest is what the first message says.
         return Outcome(Status.OK) if outcome.status is Status.NOT_PLAIN else outcome
 
     def call(self, arguments: str) -> Outcome:
@@ -148,7 +149,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         answer = self._ask(request)
         if "message" in answer:
             return read_message(answer["message"])
-        status = _status(answer, self.limits)
+        status = self._status(answer)
         # It left before it answered, which is no success whatever it says.
         return Outcome(Status.EXCEPTION if status is Status.OK else status)
 
@@ -199,6 +200,17 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 raise SandboxError(f"{self.protection.name} does not start: {said}") from None
         return self.process
 
+    def _status(self, answer: dict[str, Any]) -> Status:
+        if answer["event"] != "exit":
+            return Status(answer["event"])
+        code = answer["status"]
+        # SIGKILL follows where the program does not listen. What the kernel reports as CPU time may
+        # be less than what it kills by, on a busy machine by more than a tick or two.
+        spent = answer.get("cpu", 0) >= 0.5 * self.limits.cpu_seconds
+        if code == -signal.SIGXCPU or (code == -signal.SIGKILL and spent):
+            return Status.TIMEOUT
+        return Status(code)
+
 
 def _unused_user() -> int:
     # Above every range that a distribution gives out, and one a process and sandbox.
@@ -213,15 +225,3 @@ def read_message(text: str) -> Outcome:
         known = {"ENotPlain": Status.NOT_PLAIN, "EMemoryError": Status.MEMORY}
         return Outcome(known.get(text.partition(" ")[0], Status.EXCEPTION), text)
     return Outcome(Status.NOT_PLAIN, text)
-
-
-def _status(answer: dict[str, Any], limits: Limits) -> Status:
-    if answer["event"] != "exit":
-        return Status(answer["event"])
-    code = answer["status"]
-    # SIGKILL follows where the program does not listen. What the kernel reports as CPU time may be
-    # less than what it kills by, on a busy machine by more than a tick or two.
-    spent = answer.get("cpu", 0) >= 0.5 * limits.cpu_seconds
-    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and spent):
-        return Status.TIMEOUT
-    return Status(code)
