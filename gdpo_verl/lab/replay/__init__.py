@@ -165,7 +165,7 @@ def _about(source: Source) -> Iterator[str]:
         yield f"{path}: trained with {trained_with}; recorded are then GRPO's advantages"
     if source.is_ours and source.algorithm is None:
         yield f"{path}: no config.yaml; the recorded settings are taken to be GDPO's defaults"
-    if not (source.named or source.scorer or source.is_ours):
+    if not (source.named or source.scorer or source.logged):
         names = ", ".join(each.name for each in source.components)
         yield (
             f"{path}: every column of numbers is taken for a component ({names}); --components "

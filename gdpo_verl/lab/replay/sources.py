@@ -211,12 +211,16 @@ class Source:
         """The names of the components where neither the user nor a reward function says them."""
         if self.scorer:
             return _numbers([self.scorer(self.first_rows[0], self.first_place)])
-        try:
-            logged = read_run(self.run).components
-        except RunError:
-            logged = []
         asked = () if self.is_ours else self.keys
-        return logged or asked or _numbers(self.first_rows)
+        return self.logged or asked or _numbers(self.first_rows)
+
+    @cached_property
+    def logged(self) -> Sequence[str]:
+        """The components in the metrics of the run, where there are any."""
+        try:
+            return read_run(self.run).components
+        except RunError:
+            return ()
 
     @cached_property
     def algorithm(self) -> dict[str, Any] | None:
