@@ -64,7 +64,7 @@ def test_it_declares_its_components_and_their_ranges(name):
 
 # ---------------------------------------------------------------- any text
 
-EXAMPLES = {"gsm8k": 1500, "math_length": 450, "tool_call": 700, "code": 60}
+EXAMPLES = {"gsm8k": 1500, "math_length": 200, "tool_call": 700, "code": 60}
 IMPATIENT = {"math_length": {"deadline": 2.0}, "code": {"timeout": 2, "deadline": 9}}
 ODD = ["[" * 2000, "9" * 5000, "\0", "\ud800", "²", "\u2028"]
 
@@ -80,10 +80,9 @@ def near(texts: list[str]) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("name", RUN)
 def test_any_text_gives_the_declared_keys_in_range(name):
-    answers, truths = zip(
-        *((case["answer"], case["truth"]) for case in cases_of(name)), strict=True
-    )
-    truths = [truth for truth in truths if isinstance(truth, str)]
+    cases = cases_of(name)
+    answers = [case["answer"] for case in cases]
+    truths = [case["truth"] for case in cases if isinstance(case["truth"], str)]
 
     @given(near(answers), st.sampled_from(truths) | near(truths))
     @settings(max_examples=EXAMPLES[name], deadline=None, suppress_health_check=list(HealthCheck))
