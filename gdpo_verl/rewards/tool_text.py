@@ -62,7 +62,10 @@ def read(text: str) -> Reading:
     error = ParseError.NONE
     for apart, end in _thought_ends(text):
         try:
-            return _read_behind(text, end)
+            calls, position, tidy = _read_calls(text, end)
+            has_response, tidy_tail = _read_tail(text[position:])
+            tidy = tidy and tidy_tail and _is_tidy_thought(text, end)
+            return Reading(calls, has_response, tidy)
         except Unreadable as failure:
             error = error or failure.code  # of the most likely end; the others are guesses
             if apart and failure.code is ParseError.OUT_OF_ORDER:
@@ -92,21 +95,13 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
     return ends
 
 
-def _read_behind(text: str, thought_end: int) -> Reading:
-    calls, position, tidy = _read_calls(text, thought_end)
-    has_response, tidy_tail = _read_tail(text[position:])
-    return Reading(calls, has_response, tidy and tidy_tail and _is_tidy_thought(text, thought_end))
-
-
 def _apart(gap: str) -> bool:
     return gap.isspace() and "\n" in gap
 
 
 def _is_tidy_thought(text: str, end: int) -> bool:
-    if not text.startswith(THINK):
-        return False
     inner = text[len(THINK) : end - len(END_THINK)]
-    return bool(inner) and not inner.isspace()
+    return text.startswith(THINK) and bool(inner.strip())
 
 
 def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
