@@ -25,23 +25,22 @@ class Batch(NamedTuple):
     mask: list[list[int]]
     weights: list[float]
 
-    def advantages(self, whiten: Whiten, epsilon: float = 1e-6) -> Tensor:
+    def advantages(self, whiten: Whiten) -> Tensor:
         return gdpo_advantages(
             torch.tensor(self.rewards, dtype=torch.float64),
             self.groups,
             torch.tensor(self.mask),
             weights=self.weights,
             whiten=whiten,
-            epsilon=epsilon,
         )
 
 
 @st.composite
-def batches(draw: st.DrawFn, min_components: int = 1, amplitudes: bool = False) -> Batch:
+def batches(draw: st.DrawFn, amplitudes: bool = False) -> Batch:
     """Groups of 1 to 5 in any order, some rewards unscored, masks with holes or empty."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     groups = draw(st.permutations([group for group, size in enumerate(sizes) for _ in range(size)]))
-    count = draw(st.integers(min_components, 3))
+    count = draw(st.integers(1, 3))
     scales = [10 ** draw(st.floats(-3, 6)) if amplitudes else 1.0 for _ in range(count)]
     offsets = [draw(st.integers(-5, 5)) for _ in range(count)]
     reward = st.one_of(st.integers(-4, 4), st.integers(0, 1), st.just(NAN))
@@ -140,22 +139,6 @@ def test_components_that_cancel_give_zero_at_any_size_and_epsilon(
     # Unequal weights leave the first component: ±0.866 before whitening, over sequences and after.
     found = gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), weights=[2.0, 1.0], **given)
     assert found.abs().min() > 0.8
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    batches(min_components=2),
-    st.sampled_from(WHITEN),
-    st.floats(0.01, 1e4),
-    st.floats(-10.0, 10.0),
-)
-def test_scale_and_shift_of_one_reward_leave_the_result_unchanged(
-    batch: Batch, whiten: Whiten, scale: float, shift: float
-) -> None:
-    moved = [[scale * (row[0] + shift), *row[1:]] for row in batch.rewards]
-    # Rewards that vary at all deviate by 1e-3 or more; epsilon stays far below.
-    found = batch._replace(rewards=moved).advantages(whiten, epsilon=1e-13)
-    close(found, batch.advantages(whiten, epsilon=1e-13), 1e-6)
 
 
 @settings(max_examples=50, deadline=None)

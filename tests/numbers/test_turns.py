@@ -13,6 +13,7 @@ from gdpo_verl import advantages_of
 from gdpo_verl.advantage import VARIANTS, Turns
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component, declared_components, declares
+from gdpo_verl.reward_dicts import as_written, turn_lists, with_sums
 
 CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
 # A policy that decides at each of two turns whether it goes on. Stopping at turn 1, going on and
@@ -198,6 +199,16 @@ def test_turns_are_the_runs_of_1_in_a_mask() -> None:
     assert turn_of_token.tolist() == [[0, 0, -1, 1, -1, -1], [-1, 2, -1, -1, 3, 3], [-1] * 6]
     assert turns.lists(turns.tokens) == [[2, 0], [1, 1], []]
     assert turns.numbers.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)
+def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns: Any) -> None:
+    objective = GdpoConfig().resolve([Component("calls", by_turn=True)])
+    written = with_sums({"calls": turns, "note": "kept"}, objective)
+    assert written["calls"] == (sum(each or 0 for each in turns) if turns and any(turns) else None)
+    assert written["note"] == "kept"
+    (read,) = turn_lists([written], objective, [""])["calls"]
+    assert (None if read is None else as_written(read)) == turns
 
 
 def test_a_declaration_by_turn() -> None:

@@ -294,34 +294,37 @@ def test_a_huge_advantage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
     assert "variant corr_grpo: an advantage of size 1.49e+04" in caplog.text
 
 
+PAIRS = [row // 2 for row in range(8)]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("argument", "options"),
     [
-        ({"variant": "dvoa"}, "variant: expected one of .* Did you mean 'dvao'"),
-        ({"variant": "dara", "wmax": 2.0}, "^wmax: the variant .* Did you mean 'w_max'"),
-        ({"variant": "dara", "w_max": 0.5}, r"^w_max: expected a finite number from 1 to 1e\+06"),
-        ({"variant": "dara", "symmetric": 1}, "symmetric: expected true or false, found 1"),
-        ({"variant": "sa_mrpo"}, r"ranges: .* needs .* none are known for \[0, 1\]"),
-        ({"variant": "sa_mrpo", "ranges": [(0, 1), None]}, r"none are known for \[1\]"),
-        ({"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}, "ranges: expected 2 pairs"),
-        ({"variant": "saw", "ranges": [(0, 1)]}, "ranges: expected 2 pairs"),
-        ({"variant": "rvpo", "weights": [1.0, 2.0]}, "weights: the variant 'rvpo' is undefined"),
-        ({"variant": "dvao", "weights": [1.0, -1.0]}, "weights: the variant 'dvao' is defined for"),
-        ({"gate": 2}, "gate: expected a column from 0 to 1, found 2"),
-        ({"gate": "correctness"}, "gate: expected the column of the outcome, found 'correctness'"),
-        ({"gate": Gate(0, "never")}, "gate: expected when to be one of"),
+        ("variant", {"variant": "dvoa"}),
+        ("wmax", {"variant": "dara", "wmax": 2.0}),
+        ("w_max", {"variant": "dara", "w_max": 0.5}),
+        ("symmetric", {"variant": "dara", "symmetric": 1}),
+        ("ranges", {"variant": "sa_mrpo"}),
+        ("ranges", {"variant": "sa_mrpo", "ranges": [(0, 1), None]}),
+        ("ranges", {"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}),
+        ("ranges", {"variant": "saw", "ranges": [(0, 1)]}),
+        ("weights", {"variant": "rvpo", "weights": [1.0, 2.0]}),
+        ("weights", {"variant": "dvao", "weights": [1.0, -1.0]}),
+        ("gate", {"gate": 2}),
+        ("gate", {"gate": "correctness"}),
+        ("gate", {"gate": Gate(0, "never")}),
+        ("group_ids", {"variant": "corr_grpo", "groups": PAIRS}),
     ],
 )
-def test_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_a_method_is_not_defined_for_is_refused(
+    argument: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"^{argument}: "):
         advantages(EXAMPLE, **options)
 
 
-def test_correlations_of_two_responses_are_refused() -> None:
-    pairs = [row // 2 for row in range(8)]
-    with pytest.raises(ValueError, match=r"group_ids: the variant 'corr_grpo' .* in groups of 2"):
-        advantages(EXAMPLE, pairs, variant="corr_grpo")
-    assert bool(advantages(EXAMPLE[:, :1], pairs, variant="corr_grpo").any())
+def test_one_component_has_no_correlations() -> None:
+    assert bool(advantages(EXAMPLE[:, :1], PAIRS, variant="corr_grpo").any())
 
 
 # Groups of two: the second reward varies; both, of opposite signs; none; one response.

@@ -106,9 +106,6 @@ STEPS = {
     "TRL, sum unscaled": trls(PARTLY_SCORED, scale_rewards="none"),
     "evaluated": step(num_generations=4, num_generations_eval=2)
     | {"group_size": 2, "evaluate": True},
-    "by name": step(
-        {"gdpo_reward_keys": [KEYS[2], KEYS[0]], "gdpo_reward_weights": {KEYS[0]: 0.25}},
-    ),
     "keys and TRL's weights": step(
         {"gdpo_reward_keys": [KEYS[2], KEYS[0]]}, reward_weights=[0.25, 7.0, 1.0]
     ),
@@ -119,7 +116,6 @@ STEPS = {
         {"gdpo": {"schedule": {key: {"from": 0.0, "to": 1.0, "steps": 4} for key in KEYS}}},
         num_generations_eval=1,
     ),
-    "conditions": step({"gdpo": {"conditions": CONDITION}, "gdpo_reward_weights": {KEYS[1]: 0.5}}),
     "derived": step(
         {
             "gdpo": {
@@ -230,11 +226,9 @@ def check(results: Path, name: str, conditions: Any = None, **options: Any) -> N
         ("evaluated", {}),  # in groups of another size
         ("settings", SETTINGS),
         ("of one name", {"weights": [1.0, 0.25, 1.0]}),
-        ("by name", {"weights": [0.25, 0.0, 1.0]}),
         ("keys and TRL's weights", {"weights": [0.25, 0.0, 1.0]}),
         ("scheduled", {"weights": [0.25] * 3}),  # of step 1 of 4
         ("no metrics", {}),  # nor has scale_rewards an effect
-        ("conditions", {"conditions": CONDITION, "weights": [1.0, 0.5, 1.0]}),
     ],
 )
 def test_it_trains_with_the_advantages_of_the_pure_function(
@@ -393,12 +387,12 @@ def test_what_a_subclass_makes_of_the_rewards_is_trained(results: Path) -> None:
 def test_its_reward_is_the_sum_that_is_trained(results: Path) -> None:
     weights = torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64)
     sums = apply_conditions(tensor(ROWS).float().double(), KEYS, CONDITION) @ weights
-    found = logged(results, "conditions")
+    found = logged(results, "settings")
     assert found["reward"] == pytest.approx(float(sums.mean()), rel=1e-6)
     assert found["reward_std"] == pytest.approx(float(sums.std()), rel=1e-6)
     by_name = tensor(ROWS) @ torch.tensor([0.25, 0.0, 1.0], dtype=torch.float64)
-    for name in ("by name", "keys and TRL's weights"):
-        assert logged(results, name)["reward"] == pytest.approx(float(by_name.mean()), rel=1e-5)
+    found = logged(results, "keys and TRL's weights")
+    assert found["reward"] == pytest.approx(float(by_name.mean()), rel=1e-5)
 
 
 def test_metrics_can_be_switched_off_and_scheduled_weights_are_among_them(results: Path) -> None:
