@@ -54,9 +54,16 @@ def two_rewards(rng):
 
 @pytest.fixture
 def replayed(capsys, tmp_path):
-    """Replay, and return what `--json` and `--rows` hold, with what was printed."""
+    """Replay rows, by step or of step 1, or what lies at a path.
 
-    def ask(*words):
+    Returns what `--json` and `--rows` hold, with what was printed.
+    """
+
+    def ask(where, *words):
+        steps = {1: where} if isinstance(where, list) else where
+        if isinstance(steps, dict):
+            where = dump(tmp_path / "dumps", steps)
+        words = [where, *words]
         files = ["--json", str(tmp_path / "all.json"), "--rows", str(tmp_path / "rows.jsonl")]
         status = main(["replay", *map(str, words), *files])
         printed = capsys.readouterr()
@@ -85,9 +92,9 @@ def summed(rows, **options):
     return grpo_advantages(matrix(rows), groups, torch.ones(len(rows), 1), **options)[:, 0].tolist()
 
 
-def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed, tmp_path):
+def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
     steps = {n: drawn(6, two_rewards, seed=n) for n in (1, 2)}
-    found = replayed(dump(tmp_path / "dumps", steps))
+    found = replayed(steps)
     assert LIMITS in found["printed"]
     assert (found["rows"], found["groups"], found["steps"]) == (96, 12, 2)
     assert found["settings"] == ["grpo", "gdpo"]
@@ -116,9 +123,9 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed, tmp_path):
     assert most[0]["components"].keys() == set(KEYS)
 
 
-def test_figures_are_the_metrics_of_a_training(replayed, tmp_path):
+def test_figures_are_the_metrics_of_a_training(replayed):
     rows = drawn(8, two_rewards)
-    found = replayed(dump(tmp_path / "dumps", {1: rows}))
+    found = replayed(rows)
     objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
     groups = [row["input"] for row in rows]
     settings = objective.settings_at(1)
@@ -211,17 +218,17 @@ def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed, t
     assert most["asked"] == pytest.approx(by_sequence(rows)[most["line"] - 1])
 
 
-def test_padding_is_no_answer_and_the_last_output_of_a_session_stands_for_all(replayed, tmp_path):
+def test_padding_is_no_answer_and_the_last_output_of_a_session_stands_for_all(replayed):
     rows = [row | {"uid": f"u{n // 8}_{n % 8}_1"} for n, row in enumerate(drawn(4, two_rewards))]
     filled = [rows[0] | {"uid": f"pad{'0f' * 16}_{n}_0", "length": 50.0 * n} for n in range(3)]
     earlier = [row | {"uid": row["uid"][:-1] + "0", "length": 50.0} for row in rows[::3]]
     mixed = sorted([*filled, *earlier, *rows], key=lambda row: row["uid"])
-    found = replayed(dump(tmp_path / "dumps", {1: mixed}))
+    found = replayed(mixed)
     assert (found["rows"], found["groups"]) == (32, 4)
     assert found["asked"] == pytest.approx(by_sequence(rows))
 
 
-def test_components_by_turn_and_derived_ones_are_read(replayed, tmp_path):
+def test_components_by_turn_and_derived_ones_are_read(replayed):
     rows = drawn(3, two_rewards)
     rng = random.Random(1)
     rewards = []
@@ -239,7 +246,7 @@ def test_components_by_turn_and_derived_ones_are_read(replayed, tmp_path):
     )
     settings = "{function: 'pkg://gdpo_verl.rewards.derived:relative_length', outcome: correctness}"
     found = replayed(
-        dump(tmp_path / "dumps", {1: rows}),
+        rows,
         "--components",
         "correctness,call_ok",
         f"+algorithm.gdpo.derived.shorter={settings}",
@@ -250,15 +257,15 @@ def test_components_by_turn_and_derived_ones_are_read(replayed, tmp_path):
     assert set(found["components"]) == {"correctness", "call_ok", "shorter"}
 
 
-def test_a_prompt_of_two_steps_is_two_groups(replayed, tmp_path):
+def test_a_prompt_of_two_steps_is_two_groups(replayed):
     rows = drawn(4, two_rewards)
-    assert replayed(dump(tmp_path / "dumps", {1: rows, 2: rows}))["groups"] == 8
+    assert replayed({1: rows, 2: rows})["groups"] == 8
 
 
 def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed, tmp_path):
     rows = [row | {"output": "é" * (n % 5 + n % 3)} for n, row in enumerate(drawn(6, two_rewards))]
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    found = replayed(dump(tmp_path / "dumps", {1: rows}), "--tokenizer", tmp_path / "model")
+    found = replayed(rows, "--tokenizer", tmp_path / "model")
     # Two bytes a letter, and the end.
     lengths = torch.tensor([1 + len(row["output"].encode()) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).double()
@@ -316,7 +323,7 @@ def test_a_reward_scores_the_stored_answers_anew(replayed, tmp_path):
         for n in range(24)
     ]
     function = f"{tmp_path}/reward.py:compute_score"
-    found = replayed(dump(tmp_path / "dumps", {1: rows}), "--function", function)
+    found = replayed(rows, "--function", function)
     scored = []
     for row in rows:
         right = float(row["output"].endswith(" 42"))
@@ -523,41 +530,41 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("name", ADVICE)
-def test_advice_has_an_override_and_its_evidence(replayed, tmp_path, name):
+def test_advice_has_an_override_and_its_evidence(replayed, name):
     draw, settings, override, because = ADVICE[name]
-    where = dump(tmp_path / "dumps", {n: drawn(20, draw, seed=n) for n in (1, 2, 3)})
-    found = replayed(where, *settings)
+    steps = {n: drawn(20, draw, seed=n) for n in (1, 2, 3)}
+    found = replayed(steps, *settings)
     (chosen,) = [each for each in found["advice"] if each["override"].startswith(override)]
     assert because in chosen["because"]
     assert len(found["advice"]) <= 5
     assert chosen["override"] in found["printed"]
     # Pasted, it has been followed.
-    after = replayed(where, *settings, chosen["override"].strip("'"))
+    after = replayed(steps, *settings, chosen["override"].strip("'"))
     assert chosen["because"] not in [each["because"] for each in after["advice"]]
     if name == "weights of a sum":
         influence = [each["influence"][1] for each in after["components"].values()]
         assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
 
 
-def test_small_spread_is_named_beside_the_range(replayed, tmp_path):
+def test_small_spread_is_named_beside_the_range(replayed):
     rows = drawn(40, narrow)
     for row in rows[:8]:
         row["similar"] = 0.0  # the range is seen to be 0 to .51
-    found = replayed(dump(tmp_path / "dumps", {1: rows}))
+    found = replayed(rows)
     (small,) = [each for each in found["advice"] if "deviates within groups" in each["because"]]
     assert "of its range 0 to 0.5" in small["because"]
     assert "noise floor" in small["because"]
     assert small["override"].startswith("'algorithm.gdpo_reward_weights={right: 1, similar: 0.")
 
 
-def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed, tmp_path):
-    where = dump(tmp_path / "dumps", {1: drawn(60, two_rewards)})
+def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
+    rows = drawn(60, two_rewards)
     condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
-    weights = replayed(where, condition)["advice"]
+    weights = replayed(rows, condition)["advice"]
     assert all("influence" in each["because"] for each in weights)
-    found = replayed(where, "algorithm.gdpo_reward_keys=[correctness]")
+    found = replayed(rows, "algorithm.gdpo_reward_keys=[correctness]")
     assert (found["advice"], found["conclusion"]) == ([], "nothing would change")
-    few = replayed(dump(tmp_path / "few", {1: drawn(12, dead)}))
+    few = replayed(drawn(12, dead))
     assert few["advice"] == []
     assert few["conclusion"].startswith("cannot be said from 12 groups")
     assert "cannot be said from 12 groups" in few["printed"]
@@ -587,12 +594,12 @@ def test_capacity_is_exact_and_says_what_may_never_start():
     assert (none["varies"], none["teaches"]) == ({}, None)
 
 
-@pytest.mark.parametrize("rate", [0.0023, 0.5])
-def test_a_rate_gives_the_formulas_share(rate):
-    answers = [1.0] * round(10_000 * rate) + [0.0] * round(10_000 * (1 - rate))
+def test_a_rate_gives_the_formulas_share():
+    rate = 0.0023
+    answers = [1.0] * 23 + [0.0] * 9977
     for size in (8, 16):
         formula = 1 - rate**size - (1 - rate) ** size
-        assert expected_to_vary(answers, size) == pytest.approx(formula, rel=1e-3)
+        assert expected_to_vary(answers, size) == pytest.approx(formula)
         assert varies(answers, size) == pytest.approx(formula, rel=1e-2)
     # Not scored is no third value, and no draw of them varies.
     assert varies([1.0, math.nan, math.nan, 0.0], 2) == pytest.approx(1 / 6)
