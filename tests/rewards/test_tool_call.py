@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verdicts import cases_of
 
 from gdpo_verl.rewards import parse_error, tool_call
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, parse_ground_truth
@@ -45,25 +46,15 @@ def bad(code):
     return (0.0, -3.0, code)
 
 
-OWN_ROWS = [
-    ANSWER,
-    calling(ONE, call("time")),
-    calling(call("f", a=1), call("f", a=2), call("g")),
-    calling(call("f", a=[1, 2.5, None], b={"c": True}), call("f", a=1, b=2)),
-    f"{THOUGHT}\n{RESPONSE}",
-    f"{ANSWER}\n{RESPONSE}",
-    f"<think>I use <tool_call> here.</think>\n{ASKED}",
-    THOUGHT,
-]
-TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<response>", "</response>"]
-WORDS = ["true", "1", "1.0", "null", "NaN", "1e999", '"name"', '"parameters"', '"arguments"']
-SIGNS = ["{", "}", "[", "]", ",", ":", '"', "\\u2028", "\u2028", "\ud800", "\n", " ", ""]
-SNIPPETS = [*TAGS, *WORDS, *SIGNS]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
 )
+
+
+def own_rows():
+    return [case["answer"] for case in cases_of("tool_call") if case["why"] == "a right answer"]
 
 
 def real_rows():
@@ -88,9 +79,8 @@ def test_the_published_rules_say_on_which_ground_truth_they_crash(caplog, monkey
         caplog.clear()
 
 
-@pytest.mark.parametrize("rows", [lambda: OWN_ROWS, real_rows], ids=["own", "real"])
-def test_every_right_answer_earns_everything_under_strict(rows):
-    for row in rows():
+def test_every_right_answer_of_a_real_dialogue_earns_everything_under_strict():
+    for row in real_rows():
         correctness = 3.0 if "</tool_call>" in row else 0.0
         assert verdict(row, row) == (1.0, correctness, ParseError.NONE)
 
