@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from gdpo_verl import __version__
 from gdpo_verl.cpu.settings import check_memory, memory
 from gdpo_verl.lab.run import launch
-from gdpo_verl.lab.run.composition import hardware_of, listed
+from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD, hardware_of, named
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.tasks.rows import tokenizer_of
@@ -120,16 +120,15 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
         )
         return
     model = config.actor_rollout_ref.model
-    key = "actor_rollout_ref.model.path"
     try:
-        tokenizer = tokenizer_of(model.get("tokenizer_path") or model.path, key)
+        tokenizer = tokenizer_of(model.get("tokenizer_path") or model.path, MODEL)
     except ValueError:  # the reward's trial needs one, and says so
         return
     highest = max(tokenizer.get_vocab().values())
     if highest >= shape.vocabulary:
         raise ValueError(
-            f"{key}: expected weights for every token, found {shape.vocabulary} rows of embeddings "
-            f"and the token {highest}. Give the tokenizer that the model was trained with."
+            f"{MODEL}: expected weights for every token, found {shape.vocabulary} rows of "
+            f"embeddings and the token {highest}. Give the tokenizer that the model was trained with."
         )
 
 
@@ -176,9 +175,8 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 def _files(config: DictConfig) -> list[str]:
     """The files of the data, and that of the reward where it is one."""
-    files = [*listed(config.data.train_files), *listed(config.data.val_files)]
-    reward = config.reward.custom_reward_function.path
-    return files if not reward or "://" in reward else [*files, reward]
+    data = [file for key in DATA for file in named(config, key)]
+    return [*data, *(file for file in named(config, REWARD) if "://" not in file)]
 
 
 def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None) -> Iterator[str]:

@@ -58,13 +58,11 @@ NOT_SCIENCE = (
     "*.enforce_eager",
     "*.checkpoint_engine.*",
 )
+DATA = ("data.train_files", "data.val_files")
+MODEL = "actor_rollout_ref.model.path"
+REWARD = "reward.custom_reward_function.path"
 # What a run learns from, where it is a local file or folder.
-SOURCES = (
-    "data.train_files",
-    "data.val_files",
-    "actor_rollout_ref.model.path",
-    "reward.custom_reward_function.path",
-)
+SOURCES = (*DATA, MODEL, REWARD)
 # Where Hydra looks for the parts of a recipe outside its folder.
 _VERLS = "pkg://verl.trainer.config"
 _OURS = "pkg://gdpo_verl.recipes"

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 import gdpo_verl
 from gdpo_verl import __version__
 from gdpo_verl.lab.run import cluster_nodes, composition, launch
+from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.plugin.model import check_model
 
@@ -33,11 +34,9 @@ _EXISTING_CLUSTER = [
     # Else TransferQueue wants storage units on nodes that have no CPU for them.
     "++transfer_queue.backend.SimpleStorage.required_node_resource=CPU",
 ]
-_DATA = ("data.train_files", "data.val_files")
-_MODEL = "actor_rollout_ref.model.path"
 # Files that are imported where a worker is; they may come with the job's working directory.
 _CODE = (
-    "reward.custom_reward_function.path",
+    REWARD,
     "reward.reward_manager.module.path",
     "data.custom_cls.path",
     "trainer.v1.sampler.custom_sampler.path",
@@ -88,9 +87,9 @@ def submit(
     config = composition.compose(recipe, overrides, config_dir)
     files = [
         f"{key}={file}"
-        for key in (*_DATA, *_CODE, _MODEL)
+        for key in (*DATA, *_CODE, MODEL)
         for file in composition.named(config, key)
-        if "://" not in file and (key != _MODEL or file.startswith("/"))
+        if "://" not in file and (key != MODEL or file.startswith("/"))
     ]
     # By this name a system without an environment has a Python too, which can say so.
     place = [f"--config-dir={config_dir}"] if config_dir else []
@@ -129,7 +128,7 @@ def absolute(
     config = composition.compose(recipe, overrides, config_dir)
     check_model(config, elsewhere=True)
     added = []
-    for key in (*_DATA, _MODEL, *_CODE):
+    for key in (*DATA, MODEL, *_CODE):
         files = composition.named(config, key)
         whole = [_from_here(key, file, working_dir) for file in files]
         if whole != files:
@@ -141,7 +140,7 @@ def absolute(
 
 def _from_here(key: str, file: str, working_dir: str | None) -> str:
     path = Path(file).expanduser()
-    if "://" in file or (key == _MODEL and not path.exists()):
+    if "://" in file or (key == MODEL and not path.exists()):
         return file
     if key in _CODE and not path.is_absolute():
         sent = working_dir or ""
