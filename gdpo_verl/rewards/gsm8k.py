@@ -19,7 +19,7 @@ from typing import Any
 
 from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
-from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text, behind_thought
+from gdpo_verl.rewards.thought import apart, assistant_text, behind_thought, has_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 
@@ -127,10 +127,8 @@ def _read_answer(text: str) -> tuple[str | None, bool, ParseError]:
     answer, tag, tail = behind.partition(CLOSE)
     if not tag:
         return None, False, ParseError.UNCLOSED
-    # Where the thought has no end, `rest` is all of it: a negative index would count from behind.
-    thought = text[len(THINK) : max(0, len(text) - len(rest) - len(END_THINK))]
-    thinks = text.startswith(THINK) and bool(thought.strip())
-    alone = gap.isspace() and "\n" in gap and not tail
+    thinks = has_thought(text, len(text) - len(rest))
+    alone = apart(gap) and not tail
     return answer, thinks and alone and bool(answer.strip()), ParseError.NONE
 
 

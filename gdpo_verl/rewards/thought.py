@@ -38,6 +38,26 @@ def behind_thought(text: str) -> str | None:
     return None if THINK in rest else rest
 
 
+def has_thought(text: str, end: int) -> bool:
+    """Return whether a thought that says something reaches from the text's beginning to `end`.
+
+    >>> has_thought("<think>2 + 2</think> 4", 20), has_thought("4", 0)
+    (True, False)
+    """
+    # Without an end, a negative index would count from behind.
+    thought = text[len(THINK) : max(0, end - len(END_THINK))]
+    return text.startswith(THINK) and bool(thought.strip())
+
+
+def apart(gap: str) -> bool:
+    """Return whether two parts of an answer stand on lines of their own: nothing else is between.
+
+    >>> apart(" \\n"), apart(" "), apart("\\nSo\\n")
+    (True, False, False)
+    """
+    return gap.isspace() and "\n" in gap
+
+
 def opened_thought(prompt: str) -> str:
     """The end of a prompt that opens the answer's thought, as many chat templates do; else ''.
 

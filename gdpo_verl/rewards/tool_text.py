@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gdpo_verl.rewards.parse_error import ParseError
-from gdpo_verl.rewards.thought import END_THINK, THINK
+from gdpo_verl.rewards.thought import END_THINK, THINK, apart, has_thought
 
 Call = dict[str, Any]
 
@@ -60,15 +60,15 @@ def read(text: str) -> Reading:
     """Read an answer that went through `assistant_text`. Never raises for any text."""
     text = text.replace("\r\n", "\n")
     error = ParseError.NONE
-    for apart, end in _thought_ends(text):
+    for likely, end in _thought_ends(text):
         try:
             calls, position, tidy = _read_calls(text, end)
             has_response, tidy_tail = _read_tail(text[position:])
-            tidy = tidy and tidy_tail and _is_tidy_thought(text, end)
+            tidy = tidy and tidy_tail and has_thought(text, end)
             return Reading(calls, has_response, tidy)
         except Unreadable as failure:
             error = error or failure.code  # of the most likely end; the others are guesses
-            if apart and failure.code is ParseError.OUT_OF_ORDER:
+            if likely and failure.code is ParseError.OUT_OF_ORDER:
                 break
     return Reading([], False, False, error or ParseError.UNCLOSED)
 
@@ -82,7 +82,7 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
     if none and (not thoughts or thoughts[0][0] == THINK):
         return none
     ends = [
-        (_apart(text[tag.end() : after.start()]), tag.end())
+        (apart(text[tag.end() : after.start()]), tag.end())
         for tag, after in pairwise(tags)
         if tag[0] == END_THINK and after[0] in (OPEN, RESPONSE)
     ]
@@ -93,15 +93,6 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
     if last >= 0:
         ends.append((False, last + len(END_THINK)))
     return ends
-
-
-def _apart(gap: str) -> bool:
-    return gap.isspace() and "\n" in gap
-
-
-def _is_tidy_thought(text: str, end: int) -> bool:
-    inner = text[len(THINK) : end - len(END_THINK)]
-    return text.startswith(THINK) and bool(inner.strip())
 
 
 def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
@@ -115,7 +106,7 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
         gap = text[position:start]
         if _TAG.search(gap):
             raise Unreadable(ParseError.OUT_OF_ORDER)
-        tidy = tidy and _apart(gap)
+        tidy = tidy and apart(gap)
         start += len(OPEN)
         position = _read_block(text, start, calls)
         tidy = tidy and text[start] == "\n" == text[position - len(CLOSE) - 1]
@@ -184,7 +175,7 @@ def _read_tail(tail: str) -> tuple[bool, bool]:
         raise Unreadable(ParseError.OUT_OF_ORDER)
     # A response that mentions its own tags is one, but which of them end it nobody can tell.
     once = RESPONSE not in inner and END_RESPONSE not in inner
-    tidy = bool(closed) and not after and once and _apart(gap) and bool(inner.strip())
+    tidy = bool(closed) and not after and once and apart(gap) and bool(inner.strip())
     return bool(opened), tidy
 
 

@@ -73,7 +73,7 @@ def encode(value: Any) -> Any:
     """
     if isinstance(value, int) and value.bit_length() > 2000:  # Python limits what decimals hold
         return {"int": hex(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (int, float, str)):
         return value
     if isinstance(value, list):
         return [encode(item) for item in value]

@@ -8,7 +8,6 @@ io_uring (which would do the others' work unseen), and shared memory that no lim
 from __future__ import annotations
 
 import errno
-import functools
 import tempfile
 
 _ALWAYS = """
@@ -39,7 +38,6 @@ _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
-@functools.lru_cache
 def compiled(*, threads: bool, own_files: bool) -> bytes:
     """The filter as the kernel takes it (classic BPF).
 
