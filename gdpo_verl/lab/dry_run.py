@@ -128,7 +128,8 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
     if highest >= shape.vocabulary:
         raise ValueError(
             f"{MODEL}: expected weights for every token, found {shape.vocabulary} rows of "
-            f"embeddings and the token {highest}. Give the tokenizer that the model was trained with."
+            f"embeddings and the token {highest}. Give the tokenizer that the model was trained "
+            "with."
         )
 
 
