@@ -1,4 +1,4 @@
-"""The judge as a component: what its answers are worth, its server at its worst, its settings."""
+"""The judge as a component: its server at its worst, its settings, in a training."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from fake_verl import compose, word_tokenizer
 from omegaconf import OmegaConf
 from servers import Handler, serving
+from test_judge_text import FIVE, answer, token
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -26,86 +27,7 @@ from gdpo_verl.plugin.validation import objective_of
 from gdpo_verl.rewards import judge as module
 from gdpo_verl.rewards.judge import Judge
 
-ASK = {"question": "Is {response} right? 1 to 5.", "scale": [1, 2, 3, 4, 5]}
-FIVE, TEN, WORDS = [1, 2, 3, 4, 5], [1, 5, 10], ["no", "partly", "yes"]
-
-
-def token(**logprobs: Any) -> dict[str, Any]:
-    """A token with its alternatives, the first of them chosen."""
-    tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
-    return {"token": tops[0]["token"], "top_logprobs": tops}
-
-
-def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
-    """A choice of a chat completion; of each token its alternatives with their probabilities."""
-    content = [token(**{name: math.log(p) for name, p in each.items()}) for each in tokens]
-    return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
-
-
-# ---------------------------------------------------------------- what probabilities are worth
-
-
-EXPECTED = {
-    # (0.6 · 0.75 + 0.2 · 1 + 0.2 · 0) / 1
-    "all of the scale": (FIVE, answer("4", {"4": 0.6, "5": 0.2, "1": 0.2}), 0.65),
-    # (0.3 · 0.25 + 0.1 · 0.75) / 0.4, whatever else the model would have said
-    "some of the scale": (FIVE, answer("2", {"2": 0.3, "The": 0.6, "4": 0.1}), 0.375),
-    # " yes", "Yes" and "yes" are one word: (0.5 · 1 + 0.25 · 0) / 0.75
-    "spellings": (WORDS, answer("Yes", {"Yes": 0.25, " yes": 0.25, "no": 0.25}), 2 / 3),
-    "a newline": (FIVE, answer("\n4", {"\n": 0.9}, {"4": 0.5, "5": 0.5}), 0.875),
-    "in a sentence": (FIVE, answer("Score: 4", {"Score": 0.9, "1": 0.1}), 0.75),
-    # A tokenizer that writes 10 as 1 and 0 ...
-    "in two pieces": (TEN, answer("10", {"1": 0.9, "5": 0.1}, {"0": 1.0}), 1.0),
-    "perhaps a piece": (TEN, answer("1", {"1": 0.9, "5": 0.1}), 0.0),
-    # ... and one that has it as a token: (0.5 · 0 + 0.25 · 0.5 + 0.25 · 1) / 1
-    "no piece": (TEN, answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}), 0.375),
-    "no piece, and cut off": (
-        TEN,
-        answer("1", {"1": 0.5, "5": 0.25, "10": 0.25}) | {"finish_reason": "length"},
-        0.375,
-    ),
-    # The tokens of a number that is not of the scale are.
-    "digits of another": (FIVE, answer("24", {"2": 1.0}, {"4": 1.0}), None),
-}
-
-
-@pytest.mark.parametrize(("scale", "choice", "expected"), EXPECTED.values(), ids=EXPECTED)
-def test_an_answers_value(scale: list[Any], choice: dict, expected: float | None) -> None:
-    found = Judge.read(ASK | {"scale": scale}).value_of(choice)
-    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
-
-
-FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
-ODD = [
-    {"4": FORCED},
-    {"4": FORCED, "5": -0.1},
-    {"4": -0.5, "5": FORCED},
-    {"4": -math.inf, "1": -math.inf},
-    {"4": math.nan},
-    {"4": -0.1, "5": math.nan},
-    {"4": math.inf},
-    {"4": 1e5},
-    {"4": None},
-]
-
-
-@pytest.mark.parametrize(
-    "logprobs",
-    [
-        *({"content": [token(**logprobs)]} for logprobs in ODD),
-        {"content": []},
-        {"content": [{"token": None, "top_logprobs": []}]},
-        {"content": [{"token": "4"}]},
-        {"content": [{"token": "4", "top_logprobs": [7]}]},
-        {"content": None},
-        {"tokens": ["4"], "top_logprobs": [{"4": -0.1}]},  # as of completions
-        None,
-    ],
-    ids=str,
-)
-def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
-    choice = {"message": {"content": "4"}, "logprobs": logprobs}
-    assert Judge.read(ASK).value_of(choice) == 0.75
+ASK = {"question": "Is {response} right? 1 to 5.", "scale": FIVE}
 
 
 # ---------------------------------------------------------------- its server

@@ -1,8 +1,9 @@
-"""A judge's reply in words: what ``docs/judge_cases.jsonl`` promises, and the time of any text."""
+"""A judge's reply, read: what ``docs/judge_cases.jsonl`` promises, odd replies, the clock."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,23 @@ import pytest
 from gdpo_verl.rewards.judge import Judge
 
 CASES = Path(__file__).parents[2] / "docs" / "judge_cases.jsonl"
+FIVE = [1, 2, 3, 4, 5]
 
 
-def value_of(scale: list[Any], text: str, finish_reason: str = "stop") -> float | None:
-    judge = Judge.read({"question": "{response}", "scale": scale})
-    return judge.value_of({"message": {"content": text}, "finish_reason": finish_reason})
+def token(**logprobs: Any) -> dict[str, Any]:
+    """A token with its alternatives, the first of them chosen."""
+    tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
+    return {"token": tops[0]["token"], "top_logprobs": tops}
+
+
+def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
+    """A choice of a chat completion; of each token its alternatives with their probabilities."""
+    content = [token(**{name: math.log(p) for name, p in each.items()}) for each in tokens]
+    return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
+
+
+def value_of(scale: list[Any], choice: dict[str, Any]) -> float | None:
+    return Judge.read({"question": "{response}", "scale": scale}).value_of(choice)
 
 
 @pytest.mark.parametrize("line", CASES.open(encoding="utf-8"))
@@ -24,7 +37,43 @@ def test_a_reply_has_the_value_that_a_person_would_take(line: str) -> None:
     case = json.loads(line)
     scale, word = case["scale"], case["expected"]
     value = None if word is None else scale.index(word) / (len(scale) - 1)
-    assert value_of(scale, case["answer"], case.get("finish_reason", "stop")) == value
+    choice = answer(case["answer"], *case.get("probabilities", ()))
+    choice["finish_reason"] = case.get("finish_reason", "stop")
+    expected = case.get("value", value)
+    assert value_of(scale, choice) == (expected and pytest.approx(expected, abs=1e-12))
+
+
+FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
+ODD = [
+    {"4": FORCED},
+    {"4": FORCED, "5": -0.1},
+    {"4": -0.5, "5": FORCED},
+    {"4": -math.inf, "1": -math.inf},
+    {"4": math.nan},
+    {"4": -0.1, "5": math.nan},
+    {"4": math.inf},
+    {"4": 1e5},
+    {"4": None},
+]
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        *({"content": [token(**logprobs)]} for logprobs in ODD),
+        {"content": []},
+        {"content": [{"token": None, "top_logprobs": []}]},
+        {"content": [{"token": "4"}]},
+        {"content": [{"token": "4", "top_logprobs": [7]}]},
+        {"content": None},
+        {"tokens": ["4"], "top_logprobs": [{"4": -0.1}]},  # as of completions
+        None,
+    ],
+    ids=str,
+)
+def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
+    choice = {"message": {"content": "4"}, "logprobs": logprobs}
+    assert value_of(FIVE, choice) == 0.75
 
 
 @pytest.mark.parametrize(
@@ -36,7 +85,7 @@ def test_reading_any_text_takes_linear_time(part: str) -> None:
     def seconds(length: int) -> float:
         text = part * (length // len(part)) + "4"
         begun = time.process_time()
-        value_of([1, 2, 3, 4, 5], text)
+        value_of(FIVE, answer(text))
         return time.process_time() - begun
 
     seconds(1000)  # compiles
