@@ -22,7 +22,7 @@ from processes import run_cli
 
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.lab.tasks.build import sort_rows
+from gdpo_verl.lab.tasks.build import sift
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import bfcl as reward
 from gdpo_verl.rewards.parse_error import ParseError
@@ -120,7 +120,7 @@ def test_every_question_of_version_3_is_asked_in_the_prompt_that_prepare_writes(
     everything = [row for rows in questions.values() for row in rows]
     assert len(everything) == 4441
     asked = {row["extra_info"]["id"]: row for row in everything}
-    splits = sort_rows(bfcl_data.questions(), bfcl_data.convert).by_split
+    splits = sift(bfcl_data.questions(), bfcl_data.convert).by_split
     for row in splits["train"] + splits["validation"]:
         question = asked[row["extra_info"]["id"]]
         assert question["prompt"] == row["prompt"]

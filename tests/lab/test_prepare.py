@@ -238,7 +238,7 @@ def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp
     ],
 )  # fmt: skip
 def test_a_bad_row_is_rejected_with_file_row_and_reason(task, row, kind, reason):
-    (bad,) = build.sort_rows([Record("a.jsonl", 3, "train", row)], task.convert).rejected
+    (bad,) = build.sift([Record("a.jsonl", 3, "train", row)], task.convert).rejected
     assert (bad["file"], bad["row"], bad["kind"]) == ("a.jsonl", 3, kind)
     assert reason in bad["reason"]
 

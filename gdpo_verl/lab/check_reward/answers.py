@@ -118,15 +118,15 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
             find = find or Finder(_examples(dataset))  # it tokenizes every row's prompt
-            found = find(line, by_truth_alone=False)
-            if found is None:
+            place = find(line, by_truth_alone=False)
+            if place is None:
                 raise ValueError(
                     f"{where}: no row of data.train_files has this line's ground truth and prompt. "
                     "Give the files from which the dump was made with --data, for a validation "
                     "dump data.val_files."
                 )
-            group = uid_of(str(line.get("uid", found)))
-            answers.append(CheckedAnswer(found, path.name, line["output"], group))
+            group = uid_of(str(line.get("uid", place)))
+            answers.append(CheckedAnswer(place, path.name, line["output"], group))
         else:
             raise ValueError(
                 f'{where}: expected {{"index": row, "answer": text}} or a line of a rollout dump '

@@ -18,7 +18,7 @@ from gdpo_verl.lab.policy.demonstrations import (
     next_turn,
 )
 from gdpo_verl.lab.tasks import prompt
-from gdpo_verl.lab.tasks.build import sort_rows
+from gdpo_verl.lab.tasks.build import sift
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.generated import draw_of, examples
 from gdpo_verl.recipes.gsm8k import reasoning_gym
@@ -91,7 +91,7 @@ class PolicyTask:
 def _bfcl_examples() -> dict[str | None, list[Example]]:
     """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
     short: dict[str | None, list[Example]] = {}
-    for split, rows in sort_rows(bfcl.questions(), bfcl.convert).by_split.items():
+    for split, rows in sift(bfcl.questions(), bfcl.convert).by_split.items():
         short[split] = []
         for row in rows:
             truth = row["reward_model"]["ground_truth"]

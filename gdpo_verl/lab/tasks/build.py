@@ -38,13 +38,18 @@ Splits = dict[str, list[Row]]
 
 
 @dataclass
-class Sorted:
+class Sifted:
     """What became of the rows of a source."""
 
     read: int = 0
     by_split: BySplit = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)  # rows of other tasks
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many rows were rejected for each kind of reason."""
+        return Counter(row["kind"] for row in self.rejected)
 
 
 def build(
@@ -80,15 +85,15 @@ def build(
     if validation < 1:
         raise ValueError(f"--validation: expected at least 1 row, found {validation}")
     records = tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None)
-    found = sort_rows(records, convert, length)
-    meant = found.read - found.others.total()
-    bad = len(found.rejected)
-    if bad == meant or bad > MOST_REJECTED * meant or not all(found.by_split.values()):
-        raise ValueError(_refusal(about["data_source"], source, found))
+    sifted = sift(records, convert, length)
+    meant = sifted.read - sifted.others.total()
+    bad = len(sifted.rejected)
+    if bad == meant or bad > MOST_REJECTED * meant or not all(sifted.by_split.values()):
+        raise ValueError(_refusal(about["data_source"], source, sifted))
     if trained:
-        splits, origin = _train_and_validation(found.by_split, validation, seed)
+        splits, origin = _train_and_validation(sifted.by_split, validation, seed)
     else:
-        splits, origin = _test_alone(found.by_split)
+        splits, origin = _test_alone(sifted.by_split)
     for split, rows in splits.items():
         for index, row in enumerate(rows):  # rlla has its own index and split, which stay
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
@@ -103,53 +108,49 @@ def build(
             "max_prompt_length": length.most if length else None,
         },
         "counts": {
-            "read": found.read,
+            "read": sifted.read,
             "kept": sum(map(len, splits.values())),
-            "rejected": dict(sorted(_kinds(found).items())),
-            "of_unused_splits": {str(split): len(rows) for split, rows in found.by_split.items()},
-            "other_tasks": dict(sorted(found.others.items())),
+            "rejected": dict(sorted(sifted.kinds.items())),
+            "of_unused_splits": {str(split): len(rows) for split, rows in sifted.by_split.items()},
+            "other_tasks": dict(sorted(sifted.others.items())),
         },
-        "rejected": found.rejected,
+        "rejected": sifted.rejected,
     }
     return write_dataset(out_dir, splits, provenance)
 
 
-def sort_rows(
+def sift(
     records: Iterable[Record], convert: Callable[[Record], Row], length: PromptLength | None = None
-) -> Sorted:
+) -> Sifted:
     """Convert the rows of a source; see `build`."""
-    found = Sorted()
+    sifted = Sifted()
     for record in records:
-        found.read += 1
+        sifted.read += 1
         try:
             row = convert(record)
             check_messages(row["prompt"])
             if length:
                 length.check(row["prompt"])
         except OtherTask as other:
-            found.others[str(other)] += 1
+            sifted.others[str(other)] += 1
         except ValueError as error:
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
             reason = {"kind": kind, "reason": str(error)}
-            found.rejected.append({"file": record.file, "row": record.row, **reason})
-            found.by_split.setdefault(record.split, [])  # without one good row it is refused
+            sifted.rejected.append({"file": record.file, "row": record.row, **reason})
+            sifted.by_split.setdefault(record.split, [])  # without one good row it is refused
         else:
-            found.by_split.setdefault(record.split, []).append(row)
-    return found
+            sifted.by_split.setdefault(record.split, []).append(row)
+    return sifted
 
 
-def _kinds(found: Sorted) -> Counter[str]:
-    return Counter(row["kind"] for row in found.rejected)
-
-
-def _refusal(name: str, source: RecordSource, found: Sorted) -> str:
+def _refusal(name: str, source: RecordSource, sifted: Sifted) -> str:
     given = source.provenance.get("path") or source.provenance.get("hub")
     where = f"--from: {given!r}" if given else name
-    how = ", ".join(f"{count} {kind}" for kind, count in _kinds(found).items()) or "none"
-    elsewhere = f" and {found.others.total()} belong to another task" if found.others else ""
-    shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in found.rejected[:3]]
+    how = ", ".join(f"{count} {kind}" for kind, count in sifted.kinds.items()) or "none"
+    elsewhere = f" and {sifted.others.total()} belong to another task" if sifted.others else ""
+    shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in sifted.rejected[:3]]
     return (
-        f"{where}: of {found.read} rows {len(found.rejected)} cannot be used ({how})"
+        f"{where}: of {sifted.read} rows {len(sifted.rejected)} cannot be used ({how})"
         f"{elsewhere}; more than half, or a whole split. Is it the right data? Nothing was written."
         + "".join(shown)
     )
