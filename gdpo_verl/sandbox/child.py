@@ -48,6 +48,8 @@ MEMORY = 71
 SYNTAX = 72
 MISSING = 73
 
+OUTPUT = 4 << 20  # bytes of a program's output, and of each file that it writes
+THREADS = 64  # of a program, where they can be counted
 _libc = ctypes.CDLL(None, use_errno=True)
 _exit = os._exit  # whatever a program puts in its place
 KINDS: dict[str, Callable[[Any], Any]] = {
@@ -146,7 +148,6 @@ class Program:
     """A forked process that runs one program, and the server's end of its channels."""
 
     def __init__(self, request: dict[str, Any], settings: dict[str, Any], host: int) -> None:
-        self.limit = settings["output"]
         self.deadline = time.monotonic() + request["wall"]
         self.script = request["start"] == "script"
         self.host = host
@@ -194,7 +195,7 @@ class Program:
                 if newline:
                     self.buffer = rest
                     return {"message": line.decode("utf-8", "replace")}
-                if len(self.buffer) > self.limit:
+                if len(self.buffer) > OUTPUT:
                     return self.end("output")
             elif self.handle in ready:
                 return self.end("exit")
@@ -222,8 +223,8 @@ class Program:
             "text": "",
         }
         if self.script:
-            output = os.pread(self.stdout, self.limit + 1, 0)
-            full = os.fstat(self.stdout).st_size >= self.limit
+            output = os.pread(self.stdout, OUTPUT + 1, 0)
+            full = os.fstat(self.stdout).st_size >= OUTPUT
             self.over["event"] = "output" if event == "exit" and full else event
             self.over["text"] = output.decode("utf-8", "replace")
         for descriptor in (self.handle, self.stdout, self.command, self.reply):
@@ -313,11 +314,11 @@ class _Program(ctypes.Structure):
 def _limit(settings: dict[str, Any]) -> None:
     limits = {
         resource.RLIMIT_CPU: settings["cpu"],
-        resource.RLIMIT_FSIZE: settings["output"],
+        resource.RLIMIT_FSIZE: OUTPUT,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_NPROC: settings["processes"],
+        resource.RLIMIT_NPROC: THREADS,
         resource.RLIMIT_AS: settings["memory"],
     }
     for limit, value in limits.items():

@@ -64,7 +64,7 @@ class FusionSandbox:
             raise _fault(self.url, answer.get("message") or answer)
         if result.get("status") == "TimeLimitExceeded":
             return Outcome(Status.TIMEOUT)
-        if len(output) > self.limits.output_bytes:
+        if len(output) > child.OUTPUT:
             return Outcome(Status.OUTPUT)
         return Outcome(Status(result.get("return_code")), output)
 

@@ -18,7 +18,6 @@ from gdpo_verl.config.arguments import check_positive
 from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.child_process import ChildProcess
 
-_MEGABYTE = 1 << 20
 _numbers = itertools.count()
 
 
@@ -62,18 +61,11 @@ class Limits:
     timeout: float = 4.0  # seconds of CPU time a test, rounded up; twice as many by the clock
     deadline: float = 15.0  # seconds by the clock for everything that one sandbox does
     memory_limit_mb: float = 1024  # address space of a program, in MiB
-    output_mb: float = 4  # of a program's output and of each file that it writes, in MiB
-    processes: int = 64  # threads of a program, where they can be counted
 
     def __post_init__(self) -> None:
         check_positive("timeout", self.timeout, "seconds")
         check_positive("deadline", self.deadline, "seconds")
         check_positive("memory_limit_mb", self.memory_limit_mb, "MiB")
-
-    @property
-    def output_bytes(self) -> int:
-        """The output limit in bytes."""
-        return int(self.output_mb * _MEGABYTE)
 
     @property
     def cpu_seconds(self) -> int:
@@ -157,7 +149,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         """The server's answer: a message, or an event."""
         wall = 2 * self.limits.timeout + 1
         # "\\u0000" for every character.
-        most = 6 * self.limits.output_bytes + 4096
+        most = 6 * child.OUTPUT + 4096
         used = self.process is not None
         try:
             server = self.process or self._started()
@@ -178,9 +170,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         settings = self.protection.settings | {
             "uid": _unused_user() if self.protection.own_user else None,
             "cpu": self.limits.cpu_seconds,
-            "memory": int(self.limits.memory_limit_mb * _MEGABYTE),
-            "output": self.limits.output_bytes,
-            "processes": self.limits.processes,
+            "memory": int(self.limits.memory_limit_mb * (1 << 20)),
             "imports": self.imports,
         }
         with tempfile.TemporaryFile() as errors:
