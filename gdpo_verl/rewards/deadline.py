@@ -11,6 +11,7 @@ pebble's pool of 5.2 is broken for good when a worker that waits is killed.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import resource
@@ -50,6 +51,7 @@ class DeadlinePool:
         self.size = size
         self._start_afresh()
         os.register_at_fork(after_in_child=self._start_afresh)
+        atexit.register(self.close)
 
     def _start_afresh(self) -> None:
         # Of each worker's place the worker, or None before it is started. The one used last comes
