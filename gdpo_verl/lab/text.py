@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
-from typing import Any
-
-from gdpo_verl.lab.rundir.metrics import is_number
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -22,18 +19,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         cells = [value.rjust(width) for value, width in zip(values, others, strict=True)]
         lines.append("   ".join([label.ljust(first), *cells]))
     return lines
-
-
-def scores_text(scores: Mapping[str, Any]) -> str:
-    """The rewards of an answer.
-
-    >>> scores_text({"format": 1.0, "style": None})
-    'format 1, style not scored'
-    """
-    texts = []
-    for name, value in scores.items():
-        texts.append(f"{name} {value:.4g}" if is_number(value) else f"{name} not scored")
-    return ", ".join(texts)
 
 
 def seconds_text(seconds: float) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.replay import Replay
 from gdpo_verl.lab.replay.advice import Verdict
-from gdpo_verl.lab.rundir.dumps import short_prompt, shorten
-from gdpo_verl.lab.text import columns, scores_text
+from gdpo_verl.lab.rundir.dumps import scores_text, short_prompt, shorten
+from gdpo_verl.lab.templates import templates
+from gdpo_verl.lab.text import columns
 
 LIMITS = (
     "This is the first step from these answers; what the policy would do afterwards it does not "
@@ -123,8 +124,6 @@ def table(result: Replay) -> list[Sequence[str]]:
 
 def write_page(result: Replay, folder: Path) -> Path:
     """Write index.html, which needs no other file; returns its path."""
-    from gdpo_verl.lab.templates import templates
-
     head, *rows = table(result)
     page = (
         templates("gdpo_verl.lab.report")

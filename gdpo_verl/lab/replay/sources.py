@@ -36,12 +36,13 @@ from gdpo_verl.lab.rundir.dumps import (
     SUFFIXES,
     Row,
     group_of,
+    is_number,
     is_padding,
     numbered_rows,
     step_files,
     step_of,
 )
-from gdpo_verl.lab.rundir.metrics import RunError, is_number
+from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import read_run
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin.row_key import RowKey

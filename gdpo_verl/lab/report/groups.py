@@ -18,13 +18,13 @@ from gdpo_verl.lab.rundir.dumps import (
     Row,
     evenly_spaced,
     group_of,
+    is_number,
     is_padding,
     numbered_rows,
     short_prompt,
     shorten,
     variant_of,
 )
-from gdpo_verl.lab.rundir.metrics import is_number
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its

@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
-from gdpo_verl.lab.rundir.dumps import DUMP_BYTES, Row, numbered_rows, short_prompt, shorten
-from gdpo_verl.lab.rundir.metrics import is_number
+from gdpo_verl.lab.rundir.dumps import (
+    DUMP_BYTES,
+    Row,
+    is_number,
+    numbered_rows,
+    scores_text,
+    short_prompt,
+    shorten,
+)
 from gdpo_verl.lab.rundir.run import Run
-from gdpo_verl.lab.text import scores_text
 
 MOST = 4000
 CHANGED = 4

@@ -12,8 +12,8 @@ from gdpo_verl.lab.report.groups import Vector
 from gdpo_verl.lab.report.survey import RunDumps, find_collapse
 from gdpo_verl.lab.report.tables import means_of_ends, number_of_ends
 from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
+from gdpo_verl.lab.rundir.dumps import scores_text
 from gdpo_verl.lab.rundir.run import Run
-from gdpo_verl.lab.text import scores_text
 from gdpo_verl.names import ADVANTAGE_SHARE, CONSTANT_GROUPS, MEAN
 
 # A component's logged steps that a trend needs: fewer say nothing against noise.

@@ -10,7 +10,7 @@ from statistics import fmean, median, stdev
 
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
 from gdpo_verl.lab.report.survey import RunDumps, find_collapse
-from gdpo_verl.lab.rundir.metrics import is_number
+from gdpo_verl.lab.rundir.dumps import is_number
 from gdpo_verl.lab.rundir.run import Run
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import (

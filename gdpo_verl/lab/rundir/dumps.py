@@ -19,6 +19,7 @@ ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
 _ADVANTAGE = "_advantage"
 SUFFIXES = (".jsonl", ".parquet")
 _STEP = re.compile(r"(?:completions_)?(\d+)")
+_LARGEST = sys.float_info.max
 _PADDING = re.compile("pad[0-9a-f]{32}")
 # What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
 # laptop and is read in seconds.
@@ -36,6 +37,16 @@ def parse_json(line: bytes | str) -> Any:
             return json.loads(text)
         except RecursionError:
             raise ValueError("nested too deeply") from None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value from JSON is a finite number.
+
+    >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, None, "1", True)]
+    [True, True, False, False, False, False, False]
+    """
+    kind = type(value)  # True is an instance of int
+    return (kind is float or kind is int) and -_LARGEST <= value <= _LARGEST
 
 
 def step_of(path: Path) -> int | None:
@@ -133,6 +144,18 @@ def group_of(row: Mapping[str, Any]) -> tuple[str, str]:
     if "uid" in row:
         return "uid", uid_of(str(row["uid"]))
     return "prompt", str(row.get("input", ""))
+
+
+def scores_text(scores: Mapping[str, Any]) -> str:
+    """The rewards of an answer.
+
+    >>> scores_text({"format": 1.0, "style": None})
+    'format 1, style not scored'
+    """
+    texts = []
+    for name, value in scores.items():
+        texts.append(f"{name} {value:.4g}" if is_number(value) else f"{name} not scored")
+    return ", ".join(texts)
 
 
 def short_prompt(prompt: str) -> str:

@@ -11,19 +11,17 @@ RUN/**/events.out.tfevents.*   the `tensorboard` tracker, or TRL's; only without
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.rundir.dumps import parse_json
+from gdpo_verl.lab.rundir.dumps import is_number, parse_json
 from gdpo_verl.lab.rundir.layout import METRICS
 
 STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents.*"
 Metrics = dict[str, float]
 Series = list[tuple[int, float]]
-_LARGEST = sys.float_info.max
 # TRL logs an evaluation's runtime before its rewards, under the name of one of several data sets.
 _EVALUATION = re.compile(r"eval_(?:(.+)_)?runtime")
 _EVALUATED = re.compile(r"eval_rewards/(.+)/mean")
@@ -107,16 +105,6 @@ def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
         return None
     # orjson writes NaN as null: such a value was not measured.
     return step, {key: float(value) for key, value in data if is_number(value)}
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value from JSON is a finite number.
-
-    >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, None, "1", True)]
-    [True, True, False, False, False, False, False]
-    """
-    kind = type(value)  # True is an instance of int
-    return (kind is float or kind is int) and -_LARGEST <= value <= _LARGEST
 
 
 def only_validation(data: Mapping[str, float]) -> bool:

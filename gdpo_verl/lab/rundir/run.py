@@ -19,7 +19,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.lab.rundir.dumps import parse_json, step_files
+from gdpo_verl.lab.rundir.dumps import is_number, parse_json, step_files
 from gdpo_verl.lab.rundir.layout import (
     CONFIG,
     DONE,
@@ -35,7 +35,6 @@ from gdpo_verl.lab.rundir.metrics import (
     Metrics,
     RunError,
     Series,
-    is_number,
     load_state,
     only_validation,
     read_metrics,
