@@ -15,7 +15,7 @@ ENDINGS = [case for case in cases_of("code") if case["why"].startswith("how it e
 
 
 def ending(sandbox: Sandbox, code: str, name: str) -> Status:
-    """How a program ends, or the call of its function."""
+    """The end of a program, or of a call of its function."""
     if not name:
         return sandbox.run(code).status
     outcome = sandbox.load("def f(): return 1", code, name)

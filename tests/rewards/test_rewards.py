@@ -44,8 +44,8 @@ def module(name: str) -> Any:
 
 def judged(name: str, answer: str, truth: object, tokens: int = 1, **changed: Any) -> dict:
     """A verdict that has the declared keys, in range."""
-    given_ = {"extra_info": {"response_length": tokens}} | SETTINGS.get(name, {}) | changed
-    result = module(name).compute_score("mine", answer, truth, **given_)
+    options = {"extra_info": {"response_length": tokens}} | SETTINGS.get(name, {}) | changed
+    result = module(name).compute_score("mine", answer, truth, **options)
     assert list(result) == ["score", *RANGES[name], "parse_error"]
     assert result["score"] == sum(result[component] for component in RANGES[name])
     for component, (low, high) in RANGES[name].items():
@@ -78,9 +78,9 @@ def test_any_text_gives_the_declared_keys_in_range(name):
     @settings(max_examples=EXAMPLES[name], deadline=None, suppress_health_check=list(HealthCheck))
     def judge(text, truth):
         for strict in (True, False):
-            given_ = {"strict": strict} | IMPATIENT.get(name, {})
+            options = {"strict": strict} | IMPATIENT.get(name, {})
             for answer in (text, RIGHT[name][0]):
-                result = judged(name, answer, truth, **given_)
+                result = judged(name, answer, truth, **options)
                 can_be_judged = result["parse_error"] != ParseError.GROUND_TRUTH
                 assert result.get("length", can_be_judged) == can_be_judged
 
