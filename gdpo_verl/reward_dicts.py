@@ -25,7 +25,7 @@ from gdpo_verl.advantage import (
 )
 from gdpo_verl.advantage.checks import LARGEST, read_number
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import BY_TURN, RESERVED, Component
+from gdpo_verl.config.components import BY_TURN, RESERVED, Component, as_components
 from gdpo_verl.config.wording import VERL, Wording
 
 # The key under which NeMo Gym and SkyRL hand over a dict of components.
@@ -100,7 +100,7 @@ def advantages_of(
         return []
     rows = [str(row) for row in range(len(rewards))]
     infos = _flat(rewards)
-    objective = _objective_of(rewards, config, components)
+    objective = _objective_of(rewards, infos, config, components)
     if objective.config.schedule and (step is None or step < 1):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
@@ -147,9 +147,12 @@ def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:
 
 
 def _objective_of(
-    rewards: Sequence[Mapping[str, Any]], config: Any, components: Sequence[Component | str]
+    rewards: Sequence[Mapping[str, Any]],
+    infos: Sequence[Mapping[str, Any]],
+    config: Any,
+    components: Sequence[Component | str],
 ) -> Objective:
-    """The objective of `advantages_of`; a component that is a list in some dict is by turn."""
+    """The objective of `advantages_of`; a component is by turn whose first value is a list."""
     if isinstance(config, GdpoConfig):
         settings = replace(config, wording=_DICTS)
     else:
@@ -158,7 +161,11 @@ def _objective_of(
     if not components and settings.reward_keys is None:
         names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
         components = list(dict.fromkeys(names))
-    listed = [k for info in rewards for k, value in unnested(info).items() if is_list(value)]
+    listed = []
+    for name in settings.reward_keys or [each.name for each in as_components(components)]:
+        first = next((info[name] for info in infos if info.get(name) is not None), None)
+        if is_list(first):
+            listed.append(name)
     return settings.resolve(components, listed=listed)
 
 

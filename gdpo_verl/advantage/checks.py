@@ -109,6 +109,8 @@ def type_name(value: Any) -> str:
 
 def read_number(value: Any) -> float:
     """A value as float64: NaN for None, infinite for what is no number of at most `LARGEST`."""
+    if isinstance(value, (int, float)) and abs(value) <= LARGEST:
+        return float(value)  # as most are, and a batch has thousands
     if value is None:
         return math.nan
     # Text is refused although float() would read "nan" and "1": a reward returns numbers.

@@ -243,13 +243,15 @@ def step(args: argparse.Namespace) -> None:
 # Rows that one put writes; verl's agent loops write one session at a time.
 PUT_ROWS = 512
 BASE = "grpo_vectorized"
-# By name: the estimator, algorithm.gdpo.metrics, dumps.
-COLUMNS = {
-    BASE: ("grpo_vectorized", True, False),
-    "control": ("grpo_vectorized", True, False),
-    "gdpo": ("gdpo", True, False),
-    "gdpo + dumps": ("gdpo", True, True),
-    "gdpo - metrics": ("gdpo", False, False),
+RANK = {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "correctness"}
+# By name: the estimator, algorithm.gdpo, dumps.
+COLUMNS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    BASE: ("grpo_vectorized", {}, False),
+    "control": ("grpo_vectorized", {}, False),
+    "gdpo": ("gdpo", {}, False),
+    "gdpo + dumps": ("gdpo", {}, True),
+    "gdpo - metrics": ("gdpo", {"metrics": False}, False),
+    "gdpo + derived": ("gdpo", {"derived": {"rank": RANK}}, False),
 }
 
 
@@ -257,8 +259,8 @@ def trainer(name: str) -> Any:
     """verl's default trainer with nothing set up but what its advantage step reads."""
     from fake_verl import recipe, trainer_of
 
-    estimator, metrics, dumps = COLUMNS[name]
-    config = recipe(estimator, metrics=metrics)
+    estimator, settings, dumps = COLUMNS[name]
+    config = recipe(estimator, **settings)
     if not dumps:
         config.trainer.rollout_data_dir = None
     return trainer_of(config, seam=name != BASE)  # without it verl's method runs alone
