@@ -77,79 +77,82 @@ def validate(config: DictConfig) -> None:
     validate_config(config, need_reference_policy(config), need_critic(config))
 
 
-# A key, its value, and how the message goes on behind the key (more: test_config.py).
-INVALID = [
-    ("algorithm.use_kl_in_reward", "true", ".*use_kl_loss"),
-    ("actor_rollout_ref.model.path", "/no/model", ": expected a model's directory.*in '/no/model'"),
-    ("reward.custom_reward_function.path", "null", ": not set.*gdpo_components has no default"),
-    ("algorithm.gdpo.variant", "pkg://math:isnan", ": 'isnan' failed on a batch of 9.*TypeError"),
-]
-INVALID_IN_A_CONTROL_TOO = [
-    ("algorithm.gdpo.conditoins", "{}", ": unknown key.*mean 'conditions'"),
-    ("gdpo", "{whiten: none}", r": unknown key\. .* under algorithm\.gdpo"),
-    ("algorithm.gdpo_reward_weights", "{fromat: 2}", r"\.fromat: .*mean 'format'"),
-    ("custom_reward_function.path", "mine.py", r": verl reads .*Set reward\.custom_reward"),
-    ("reward_model.reward_manager", "naive", r": verl reads .*Set reward\.reward_manager\.name in"),
-]
-ONE = "actor_rollout_ref.rollout.n=1"
-ONE_AND_DIVIDED = [
-    ONE,
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
-]
 RAMP = "{format: {from: 0.0, to: 1.0, steps: 5}}"
+ONE = "actor_rollout_ref.rollout.n=1"
+MICRO_BATCHES = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+)
+ONE_AND_DIVIDED = [ONE, *(f"{key}=16" for key in MICRO_BATCHES)]
+TWO = ["actor_rollout_ref.rollout.n=2", f"{MICRO_BATCHES[0]}=32"]
+# A recipe, what is set, and the message (of settings that are wrong by themselves: test_config.py).
+REFUSED = [
+    ("gdpo", ["algorithm.use_kl_in_reward=true"], r"algorithm\.use_kl_in_reward.*use_kl_loss"),
+    (
+        "gdpo",
+        ["actor_rollout_ref.model.path=/no/model"],
+        r"actor_rollout_ref\.model\.path: expected a model's directory.*in '/no/model'",
+    ),
+    (
+        "gdpo",
+        ["reward.custom_reward_function.path=null"],
+        r"reward\.custom_reward_function\.path: not set.*gdpo_components has no default",
+    ),
+    (
+        "gdpo",
+        ["++algorithm.gdpo.variant=pkg://math:isnan"],
+        r"algorithm\.gdpo\.variant: 'isnan' failed on a batch of 9.*TypeError",
+    ),
+    (
+        "gdpo",
+        ["reward.reward_manager.name=batch"],
+        r"reward\.reward_manager: Unknown reward manager: batch, only "
+        r"\['dapo', 'gdpo', 'gdpo_components', 'naive'",
+    ),
+    (
+        "gdpo",
+        ["+algorithm.gdpo.variant=corr_grpo", *TWO],
+        r"actor_rollout_ref\.rollout\.n: the variant 'corr_grpo' .* groups of 2",
+    ),
+    (
+        "gdpo",
+        [ONE],
+        r"actor_rollout_ref\.rollout\.n: expected at least 2 responses .* 'gdpo' compares them",
+    ),
+    ("gdpo", ["+algorithm.whiten=none"], r"algorithm\.whiten: .* Did you mean 'gdpo\.whiten'\?"),
+    ("grpo", ["++algorithm.gdpo.conditoins={}"], r"algorithm\.gdpo\.conditoins: .*'conditions'"),
+    ("grpo", ["++gdpo={whiten: none}"], r"gdpo: unknown key\. .* under algorithm\.gdpo"),
+    (
+        "grpo",
+        ["++algorithm.gdpo_reward_weights={fromat: 2}"],
+        r"algorithm\.gdpo_reward_weights\.fromat: .*mean 'format'",
+    ),
+    (
+        "grpo",
+        ["++custom_reward_function.path=mine.py"],
+        r"custom_reward_function\.path: verl reads .*Set reward\.custom_reward",
+    ),
+    (
+        "grpo",
+        ["++reward_model.reward_manager=naive"],
+        r"reward_model\.reward_manager: verl reads .*Set reward\.reward_manager\.name in",
+    ),
+    (
+        "grpo",
+        [f"++algorithm.gdpo.schedule={RAMP}"],
+        r"algorithm\.gdpo\.schedule: .*algorithm\.adv_estimator=grpo",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "key", "value", "message"),
-    [
-        *[("gdpo", *each) for each in INVALID],
-        *[("grpo", *each) for each in INVALID_IN_A_CONTROL_TOO],
-        ("grpo", "algorithm.gdpo.schedule", RAMP, r": .*algorithm\.adv_estimator=grpo"),
-    ],
+    ("recipe", "overrides", "message"), REFUSED, ids=[each[0] for _, each, _ in REFUSED]
 )
 def test_refused_before_ray_starts(
-    compose: Callable, recipe: str, key: str, value: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(key)}{message}"):
-        validate(compose(f"++{key}={value}", recipe=recipe))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["reward.reward_manager.name=batch"],
-            r"reward\.reward_manager: Unknown reward manager: batch, only "
-            r"\['dapo', 'gdpo', 'gdpo_components', 'naive'",
-        ),
-        (
-            [
-                *("+algorithm.gdpo.variant=corr_grpo", "actor_rollout_ref.rollout.n=2"),
-                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
-            ],
-            r"actor_rollout_ref\.rollout\.n: the variant 'corr_grpo' .* groups of 2",
-        ),
-        (
-            [ONE],
-            r"actor_rollout_ref\.rollout\.n: expected at least 2 responses .* 'gdpo' compares them",
-        ),
-        (
-            [ONE, "+algorithm.gdpo.variant=dvao"],
-            r"actor_rollout_ref\.rollout\.n: expected at least 2 .* 'dvao' compares them",
-        ),
-        (
-            ["+algorithm.whiten=none"],
-            r"algorithm\.whiten: unknown key.* Did you mean 'gdpo\.whiten'\?",
-        ),
-    ],
-    ids=["manager", "group size", "one response", "one response of a variant", "no section"],
-)
-def test_refused_under_another_key_than_the_one_that_was_set(
-    compose: Callable, overrides: list[str], message: str
+    compose: Callable, recipe: str, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        validate(compose(*overrides))
+        validate(compose(*overrides, recipe=recipe))
 
 
 ACTOR = "actor_rollout_ref.actor"
