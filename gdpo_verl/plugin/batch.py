@@ -47,7 +47,7 @@ def failed_judgement(info: Mapping[str, Any]) -> str:
 
 
 def judged(info: Mapping[str, Any], objective: Objective) -> Mapping[str, Any]:
-    """What the reward returned for a row, verl's `reward_extra_info`, with the components' names.
+    """Return what the reward gave a row, verl's `reward_extra_info`, under the components' names.
 
     A row without a judgement has none of them, which is no fault of the reward: they are None.
     """

@@ -13,7 +13,7 @@ LOWEST, HIGHEST = -3.0, 3.0
 Gains = list[list[float]]
 """The similarity of each call asked for, a row, and each call made."""
 Pairs = list[tuple[int, int]]
-"""Of a call asked for and a call made, by their numbers."""
+"""The numbers of a call asked for and of a call made."""
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:

@@ -13,13 +13,13 @@ from dataclasses import replace
 from itertools import islice
 
 import torch
-from gdpo_verl.recipes.gsm8k.reasoning_gym import SumExample
 from page import ROOT
 
 from gdpo_verl.lab.policy import evaluate, train
 from gdpo_verl.lab.policy.model import make_model, train_tokenizer
 from gdpo_verl.lab.policy.pretrained import save
 from gdpo_verl.lab.policy.tasks import TASKS
+from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
@@ -29,10 +29,10 @@ BOX = "\\boxed{"
 
 
 def demonstrate(
-    example: SumExample, rng: random.Random, flawed_format: float, flawed_content: float
+    example: Example, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
     """Answer a sum, ``9 + 8 - 7``, with its last step or all steps before the box."""
-    first, *rest = example.expression.split()
+    first, *rest = example.extra_info["expression"].split()
     result = int(first)
     steps = []
     for sign, number in zip(rest[::2], rest[1::2], strict=True):

@@ -107,7 +107,7 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
     for number, line in numbered_rows(path):
         where = f"--answers {path}, line {number}"
         if line is None:
-            raise ValueError(f"{where}: expected a JSON object, found something else")
+            raise ValueError(f"{where}: expected one JSON object, found none. Mend or remove it")
         if isinstance(line.get("answer"), str) and isinstance(line.get("index"), int):
             row = line["index"]
             if not 0 <= row < len(dataset):

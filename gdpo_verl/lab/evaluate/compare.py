@@ -118,7 +118,10 @@ def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
         difference = {question: a[question] - b[question] for question in scored}
         for row, parts in groups.items():
             mean_a = result.estimate_row(a, sources, parts)
-            rows[row][measure] = mean_a and {
+            if mean_a is None:
+                rows[row][measure] = None
+                continue
+            rows[row][measure] = {
                 "a": mean_a,
                 "b": result.estimate_row(b, sources, parts),
                 "difference": result.estimate_row(difference, sources, parts, paired=True),

@@ -138,7 +138,7 @@ class _Group:
 
     @property
     def anyone(self) -> Vector:
-        """Of each reward a value that it gave, where it gave one."""
+        """A value of each reward; None where it gave none."""
         return tuple(next(iter(each), None) for each in self.values)
 
     @property

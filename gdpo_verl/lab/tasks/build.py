@@ -39,7 +39,7 @@ Splits = dict[str, list[Row]]
 
 @dataclass
 class Sifted:
-    """What became of the rows of a source."""
+    """The rows of a source, converted or rejected."""
 
     read: int = 0
     by_split: BySplit = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Sifted:
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many rows were rejected for each kind of reason."""
+        """The number of rejected rows by kind of reason."""
         return Counter(row["kind"] for row in self.rejected)
 
 
