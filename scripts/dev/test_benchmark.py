@@ -41,6 +41,6 @@ def test_the_seam_is_timed_on_a_real_queue():
     assert "advantage: 16 rows of at most 8 tokens" in process.stdout
     for clock in ("wall", "CPU"):
         lines = [line for line in process.stdout.splitlines() if line.startswith(f"  {clock}")]
-        assert len(lines) == 5
+        assert len(lines) == 6
         assert "grpo_vectorized" in lines[0]
         assert "x  1.00 (1.00 to 1.00, 2 turns)" in lines[0]

@@ -362,7 +362,7 @@ def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(
         ({"index": 0, "text": ""}, "found the keys ['index', 'text']"),
         (DUMPED | {"gts": "45"}, "no row of data.train_files has this line's ground truth and "),
         (DUMPED | {"input": "what is 4 + 40?"}, "no row of data.train_files has this line's "),
-        ("text", "line 2: expected a JSON object, found"),
+        ("text", "line 2: expected one JSON object, found none"),
     ],
     ids=["no such row", "not an answer", "another truth", "another prompt", "not an object"],
 )  # fmt: skip
