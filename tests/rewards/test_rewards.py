@@ -64,7 +64,7 @@ def test_it_declares_its_components_and_their_ranges(name):
 
 # ---------------------------------------------------------------- any text
 
-EXAMPLES = {"gsm8k": 1500, "math_length": 200, "tool_call": 700, "code": 60}
+EXAMPLES = {"gsm8k": 1500, "math_length": 100, "tool_call": 700, "code": 60}
 IMPATIENT = {"math_length": {"deadline": 2.0}, "code": {"timeout": 2, "deadline": 9}}
 
 
